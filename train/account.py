@@ -22,6 +22,10 @@ if they draw people (`PrivacyPlan(unit="user")`) at the same noise on the mean g
 --plot draws them, accuracy against epsilon.
 """
 
+import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+
+# isort: split
+
 import dataclasses
 import io
 import math

@@ -12,6 +12,10 @@ and ends; --workdir=PATH --resume goes on. Progress bars show private metrics: d
 log. All flags: --helpfull, and docs/flags.md.
 """
 
+import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+
+# isort: split
+
 import time
 
 from absl import app, flags

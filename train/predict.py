@@ -10,6 +10,10 @@ model of a table the second writes a line for each row of a CSV or Parquet file.
 private images and rows are private.
 """
 
+import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+
+# isort: split
+
 import collections
 import csv
 import io

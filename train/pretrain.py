@@ -10,6 +10,10 @@ of `classify` reads, `record.json`, which the last line of the standard output s
 it resumes with --workdir=PATH --resume and no other flag. Training takes one device.
 """
 
+import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+
+# isort: split
+
 import dataclasses
 import math
 import sys

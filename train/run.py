@@ -196,15 +196,21 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
 
 def _run_on_table(settings, workdir):
     table = data_tables.load(settings)
+    measure.check_threshold(settings.threshold, table.class_names)
     columns = ", ".join(f"{name} ({kind})" for name, kind in table.kinds.items())
     print(f"{len(table.train)} rows to train on, {len(table.test)} to test on; {columns}")
+    num_protected, units = len(table.train.one_of_each_person()), "rows"
+    if settings.user:
+        units = "people"
+        print(f"People to train on, by --user={settings.user}: {num_protected}.")
     labels = f", the labels {', '.join(table.class_names)}" if table.class_names else ""
     print(
-        "Public, so not protected: how many rows there are to train on, names and types of "
+        f"Public, so not protected: how many {units} there are to train on, names and types of "
         f"columns{labels}."
     )
-    measure.check_threshold(settings.threshold, table.class_names)
-    data = identity.of(settings.dataset, len(table.train))
+    if table.note:
+        print(table.note)
+    data = identity.of(settings.dataset, num_protected)
     began = time.perf_counter()
     trained = tables.fit(table, settings)
     seconds = time.perf_counter() - began

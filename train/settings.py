@@ -244,11 +244,12 @@ class Settings(RunSettings):
         "--augment_mix; default 0.2.", POSITIVE, default=None)
     allow_seen_data: bool = setting("Start from weights that saw these images without an account: "
         "epsilon is infinite.", default=False)
-    user: str | None = setting("Of folder:PATH: protect people, not images. The person of an image "
-        "is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression for the "
-        "path below the folders of training images.", default=None)
-    examples_per_user: int = setting("Images of a person in an update, with --user; more are drawn "
-        "from.", FROM_ONE, default=4)
+    user: str | None = setting("Protect people, not images or rows. Of folder:PATH the person of "
+        "an image is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression "
+        "for the path below the folders of training images. Of tables: the column that says whose "
+        "a row is.", of=(IMAGES, TABLES), default=None)
+    examples_per_user: int = setting("Images or rows of a person in an update, with --user; more "
+        "are drawn from.", FROM_ONE, of=(IMAGES, TABLES), default=4)
     individual: bool = setting("Clip each image at its own last norm, and write an epsilon for "
         "each to a private folder.", default=False)
     individual_rounding: float = setting("Norms of --individual are rounded up to multiples of "

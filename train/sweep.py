@@ -30,6 +30,10 @@ keep to --epsilon:
         --grid="learning_rate=4,8,16" --workdir=runs/tuned
 """
 
+import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+
+# isort: split
+
 import contextlib
 import csv
 import dataclasses

@@ -18,7 +18,7 @@ from keras import ops
 
 import tfdpx
 from tfdpx import _files
-from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.train import model_files
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
@@ -75,11 +75,17 @@ def fit(table, settings):
     """
     if settings.seed is not None:
         keras.utils.set_random_seed(settings.seed % 2**32)
-    columns, y = table.train.columns, table.train.target
+    y, by_person = table.train.target, {}
+    # One row of a person, so that statistics change with all rows of one as with one row.
+    rows = table.train.one_of_each_person()
     with checking_flags():
-        preprocessing, spent = adapt(columns, table.kinds, settings)
-        name, plan, learning_rate = choose(settings, len(y), spent)
-    x = predict(preprocessing, columns)
+        preprocessing, spent = adapt(rows.columns, table.kinds, settings)
+        if settings.user:
+            spent = Ledger(tuple(dataclasses.replace(e, unit=USER) for e in spent.entries))
+            by_person = {"user_ids": table.train.people}
+            by_person["examples_per_user"] = settings.examples_per_user
+        name, plan, learning_rate = choose(settings, len(rows), spent)
+    x = predict(preprocessing, table.train.columns)
     head = keras.Sequential([keras.Input(x.shape[1:])], name="tfdpx.head")
     if name == "network":
         head.add(keras.layers.Dense(_HIDDEN, "tanh"))
@@ -95,7 +101,7 @@ def fit(table, settings):
     # Another model of the same layers, because a file of a compiled one would hold the optimizer.
     private = keras.Model(head.inputs[0], head.outputs[0])
     private.compile(optimizer, loss)
-    private.fit(plan.batches(x, y, optimizer=optimizer), shuffle=False, verbose=0)
+    private.fit(plan.batches(x, y, optimizer=optimizer, **by_person), shuffle=False, verbose=0)
     model = keras.Model(preprocessing.input, outputs, name=f"{name}_on_table")
     return Trained(model, plan, learning_rate, optimizer)
 
@@ -193,7 +199,7 @@ def choose(settings, num_rows, spent):
 
     Args:
         settings: The settings of the run.
-        num_rows: Int, of the rows to train on.
+        num_rows: Int, of the rows to train on, or people.
         spent: `tfdpx.accounting.Ledger` of the preprocessing.
 
     Returns:
@@ -212,6 +218,7 @@ def choose(settings, num_rows, spent):
         delta=settings.delta,
         accountant=settings.accountant,
         spent=spent,
+        unit=USER if settings.user else EXAMPLE,
     )
     if settings.task == "regression":
         rate = min(plan.suggested_learning_rate, 0.1)

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason="another env
 
 
 def run(*arguments):
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    """Runs a command without the setting of TensorFlow's log that tests have."""
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
 
 
 def test_help_and_version_name_all_programs_without_tensorflow():
@@ -35,7 +37,7 @@ def test_help_and_version_name_all_programs_without_tensorflow():
 def test_a_program_says_what_its_module_says():
     module = run(sys.executable, "-m", "tfdpx.train.account", *ACCOUNT.split())
     mine = run(PROGRAM, "account", *ACCOUNT.split())
-    assert mine.returncode == 0, mine.stderr
+    assert mine.returncode == 0 and not mine.stderr
     assert mine.stdout == module.stdout and '"epsilon": ' in mine.stdout
 
 
@@ -51,4 +53,4 @@ def test_other_names_are_refused_in_one_line():
 def test_every_program_starts_and_lists_its_flags(program):
     done = run(PROGRAM, program, "--help")
     assert done.returncode == 1 and "--" in done.stdout, done.stderr[-2000:]
-    assert "Traceback" not in done.stderr
+    assert not done.stderr

@@ -120,6 +120,13 @@ REFUSALS = [
     (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' becomes '_'"),
     (GOOD | {"none": [""] * 40}, {}, "'none' is empty.*--drop=none"),
     (GOOD | {"": [1] * 40}, {}, "name of its own"),
+    (
+        GOOD | {"none": [""] * 40, "id": list(range(40))},
+        dict(bounds=["t:0:1"]),
+        "'t'.*'none' is empty.*'id' numbers the rows.*all of them: --drop=none,id",
+    ),
+    (GOOD | {"id": ["a", ""] * 20}, dict(user="id"), "Some rows have no name"),
+    (GOOD | {"id": ["p1", "P1"] * 20}, dict(user="id"), "upper and lower case alone"),
     ({n: v[:1] for n, v in GOOD.items()}, {}, "two to 100 labels"),
     ({n: [] for n in GOOD}, {}, "no row"),
     (GOOD | {"t": ["a", ""] * 20}, {}, "no value in the column --target=t"),
@@ -177,6 +184,51 @@ def test_a_row_moves_no_other(tmp_path):
     assert train <= more[0] and test <= more[1]
     assert rows_of(path, columns, test_seed=1)[1] != test
     assert 40 <= len(load(path, {"x": [1, 2] * 200, "t": ["a", "b"] * 200}).test) <= 120
+
+
+def test_a_person_moves_no_other_and_adds_one_row(tmp_path):
+    """Statistics are of one row of each person, so all rows of one change them as one row does."""
+    rng, path = np.random.default_rng(0), tmp_path / "t.csv"
+    people = rng.integers(0, 40, 200)
+    columns = {"id": people, "x": rng.normal(size=200), "t": rng.choice(["b", "c"], 200)}
+
+    def sides(left_out=None):
+        kept = {name: values[people != left_out] for name, values in columns.items()}
+        table = load(path, kept, user="id", test_fraction=0.5)
+        one = table.train.one_of_each_person()
+        assert len(one) == len(set(one.people)) == len(set(table.train.people)) > 1
+        return *(set(rows.columns["x"]) for rows in (table.train, table.test, one)), table
+
+    train, test, one, table = sides()
+    assert set(table.kinds) == {"x"} and len(train) + len(test) == 200
+    for person in (2, 3, 5, 7):
+        owned = set(columns["x"][people == person])
+        assert owned <= train or owned <= test
+        fewer = sides(person)
+        assert (fewer[0], fewer[1]) == (train - owned, test - owned)
+        assert fewer[2] == one - owned and len(one & owned) == (owned <= train)
+
+
+def test_a_column_of_people_is_asked_about(tmp_path):
+    columns = {"customerID": np.arange(40) // 2, "valid": np.arange(40) % 3 + 0.5, **GOOD}
+    note = load(tmp_path / "t.csv", columns).note
+    assert "20 values in 40 rows" in note and note.endswith("add --user=customerID.")
+    assert not load(tmp_path / "t.csv", columns, user="customerID").note
+    assert not load(tmp_path / "t.csv", columns, drop=["customerID"]).note
+
+
+@pytest.mark.slow
+def test_a_run_protects_people(run, tmp_path):
+    columns = own_tables.people(2_000) | {"owner": [i // 4 for i in range(2_000)]}
+    path = own_tables.write(tmp_path / "t.csv", columns)
+    report, _ = run(
+        classify, dataset=f"csv:{path}", target="bought", user="owner", epsilon=8.0, steps=3,
+        bounds=["*:0:100"], workdir=tmp_path / "run",
+    )  # fmt: skip
+    assert report["neighbours"] == "add_or_remove_user" and report["epsilon"] <= 8
+    assert 350 <= report["num_examples"] <= 450
+    text = " ".join((tmp_path / "run" / "privacy_statement.txt").read_text().split())
+    assert "all rows of one person" in text
 
 
 def test_whole_numbers_are_categories_on_demand(tmp_path):

@@ -33,6 +33,8 @@ UNIT = 2.0**-24
 EXTRA = 8
 # Terms of a matrix product or convolution of long rows that kernels add one after the other.
 _BLOCK = 512
+# Inner products of more terms are formed in parts of so many, or their allowance would be visible.
+_LONG, _PART = 4096, 1024
 # The least l2 norm that clips: its square is far above what float32 loses to underflow.
 SMALLEST_CLIP = 1e-9
 _LARGEST_CANCELLATION = 32.0
@@ -70,6 +72,25 @@ def blocked(terms):
     return min(terms, _BLOCK + terms / _BLOCK)
 
 
+def is_long(vectors):
+    """Whether inner products of float32 vectors [..., d] are formed in parts."""
+    return vectors.shape[-1] > _LONG
+
+
+def in_parts(vectors):
+    """Long vectors [..., d] as parts [..., n, m], the last one filled up with zeros."""
+    length, rank = vectors.shape[-1], vectors.shape.rank
+    padded = tf.pad(vectors, [[0, 0]] * (rank - 1) + [[0, -length % _PART]])
+    parts = [-(-length // _PART), _PART]
+    return tf.reshape(padded, tf.concat([tf.shape(vectors)[:-1], parts], axis=0))
+
+
+def terms_in_line(vectors):
+    """Int: the terms that an inner product of two vectors [..., d] adds one after the other."""
+    length = vectors.shape[-1]
+    return _PART - (-length // _PART) if is_long(vectors) else length
+
+
 def sum_by_axis(tensor, axes, keepdims=False):
     """`tf.reduce_sum`, the last of `axes` first: errs by the sum of their sizes, not the product.
 
@@ -96,6 +117,9 @@ def squared_norms(gradients):
     _, vectors, others = in_line(gradients)
     norms = []
     for gradient in others if vectors is None else [_in_rows(vectors), *others]:
+        shape = gradient.shape[1:]
+        if shape.is_fully_defined() and max(shape) > _LONG:
+            gradient = _in_rows(tf.reshape(gradient, [-1, math.prod(shape)]))
         axes = list(range(1, gradient.shape.rank))
         squares = sum_by_axis(tf.square(gradient), axes)
         norms.append(raised(squares, [size_of(gradient, axis) for axis in axes]))
@@ -104,7 +128,11 @@ def squared_norms(gradients):
 
 def squared_lengths(vectors):
     """float32 [...]: squared l2 norms of float32 vectors [..., d], never too small."""
-    return raised(tf.reduce_sum(tf.square(vectors), axis=-1), [vectors.shape[-1]])
+    squares = tf.square(vectors)
+    if not is_long(vectors):
+        return raised(tf.reduce_sum(squares, axis=-1), [vectors.shape[-1]])
+    squares = in_parts(squares)
+    return raised(sum_by_axis(squares, [-2, -1]), squares.shape[-2:])
 
 
 def raised(squares, sizes):

@@ -180,12 +180,15 @@ def numbered(user_ids, count):
         )
     numbers_of, spelled = {}, {}
     for value in dict.fromkeys(values):
-        other = spelled.setdefault(spelling(value), value)
+        spelled_alike = spelling(value)
+        if isinstance(spelled_alike, str):
+            spelled_alike = spelled_alike.casefold()
+        other = spelled.setdefault(spelled_alike, value)
         if other != value:
             raise ValueError(
                 "Argument `user_ids` must spell the id of a person in one way: a person with two "
-                f"would be protected less. Received: {other!a} and {value!a}. Strip and normalize "
-                "all ids, or rename one of these."
+                f"would be protected less. Received: {other!a} and {value!a}. Strip all ids and "
+                "write them in lower case, or rename one of these."
             )
     owners = [numbers_of.setdefault(value, len(numbers_of)) for value in values]
     return np.array(owners, "int64"), len(numbers_of)

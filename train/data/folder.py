@@ -17,10 +17,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from rich import console, progress
 
-from tfdpx.sampling.users import numbered
-from tfdpx.train.data.people import People
+from tfdpx.train.data.people import People, suggestion
 from tfdpx.train.data.tfds import FOLDER, Features
-from tfdpx.train.errors import UserError, checking_flags, printable
+from tfdpx.train.errors import UserError, printable
 
 # In any case; formats that Pillow reads without a plugin. HEIC, which telephones write, is not one.
 SUFFIXES = (
@@ -214,13 +213,13 @@ class ImageFolder:
                 f"PATH/test/CLASS/NAME. Received: PATH={path}, with classes: "
                 f"{' '.join([', '.join(names) or 'none', *passed_over])}"
             )
-        people = user and People(user, train_folder)
+        people = People(user, train_folder).of(list(train)) if user else None
         digests = {image.file: image.digest for image in readable}
         tested = 0.0 if test_folder else 0.2 if test_fraction is None else test_fraction
         held_out = tested + (1 - tested) * validation
         splits = {"train": {}, "validation": {}, "test": test}
         for file, name in train.items():
-            place = _place(people.of(file) if people else digests[file], test_seed)
+            place = _place(people[file] if people else digests[file], test_seed)
             split = "test" if place < tested else "validation" if place < held_out else "train"
             splits[split][file] = name
         if alone := sorted(set(names) - set(splits["train"].values())):
@@ -251,11 +250,11 @@ class ImageFolder:
         if test and untested:
             self.notes.insert(2, f"Classes without a test image: {', '.join(untested)}.")
         if people:
-            ids = np.array([people.of(file) for file in train], object)
-            with checking_flags():
-                count = numbered(ids, len(ids))[1]  # Refuses names that mean nobody.
+            ids = np.array([people[file] for file in train], object)
             self._splits["train"].people = ids
-            self.notes.insert(2, f"People to train on, by --user={user}: {count}.")
+            self.notes.insert(2, f"People to train on, by --user={user}: {len(set(ids))}.")
+        elif several := suggestion(list(train), train_folder, len(names)):
+            self.notes.append(several)
 
     def records(self, split):
         """Returns the `Files` of a split.

@@ -1,12 +1,19 @@
 """The person of each image of a folder, by the names of files."""
 
+import collections
 import os
 import re
+import shlex
 
-from tfdpx.sampling.users import spelling
-from tfdpx.train.errors import UserError, printable
+import numpy as np
+
+from tfdpx.sampling.users import numbered, spelling
+from tfdpx.train.errors import UserError, checking_flags, printable
 
 PARENT_FOLDER = "parent_folder"
+# The names of files up to their first separator, and up to the last.
+_PREFIXES = (r"([^-_. /]+)[-_. ][^/]*\.[^./]*$", r"([^/]+)[-_. ][^-_. /]*\.[^./]*$")
+_MOST_NAMES = 20  # Of paths in an error.
 
 
 class People:
@@ -36,24 +43,71 @@ class People:
                 f"--user={user}. Write other groups as (?:...)."
             )
 
-    def of(self, file):
-        """Returns the person of a file, bytes; names that are spelled alike are one person.
+    def of(self, files):
+        """Returns a dict from each file to its person, bytes, spelled in one way.
+
+        Args:
+            files: List of `pathlib.Path`.
 
         Raises:
-            UserError: If its path does not say.
+            UserError: If a path does not say, or two names differ in the case of letters alone.
         """
-        relative = file.relative_to(self._path)
+        persons = {file: self._name(file) for file in files}
+        if nameless := [file for file, name in persons.items() if not name]:
+            paths = [printable(self._relative(file)) for file in nameless[:_MOST_NAMES]]
+            paths += ["..."] if len(nameless) > _MOST_NAMES else []
+            why = "do not match it" if self._pattern else "are not CLASS/PERSON/NAME"
+            raise UserError(
+                f"Flag --user must say whose each image is. Received: --user={self._user}, and "
+                f"{len(nameless)} of {len(files)} paths {why}: {', '.join(paths)}."
+                f"{self._hint(nameless)}"
+            )
+        persons = {file: os.fsencode(spelling(name)) for file, name in persons.items()}
+        with checking_flags():
+            numbered(np.array(list(persons.values()), object), len(persons))
+        return persons
+
+    def _relative(self, file):
+        return file.relative_to(self._path)
+
+    def _name(self, file):
+        """The person of a file, a string; None or empty if its path does not say."""
+        relative = self._relative(file)
         if self._pattern:
             match = self._pattern.search(relative.as_posix())
-            person = match and match[self._pattern.groups]
-            why = "its path does not match"
-        else:
-            # Deeper down it is unknown which of the folders is the person.
-            person = relative.parent.name if len(relative.parts) == 3 else None
-            why = "the path is not CLASS/PERSON/NAME"
-        if not person:
-            raise UserError(
-                f"Flag --user must say whose each image is. Received: --user={self._user}, and of "
-                f"{printable(relative)} {why}."
+            return match and match[self._pattern.groups]
+        # Deeper down it is unknown which of the folders is the person.
+        return relative.parent.name if len(relative.parts) == 3 else None
+
+    def _hint(self, nameless):
+        """A sentence on an expression that ignores the case of letters, where it would do."""
+        if not self._pattern:
+            return ""
+        any_case = re.compile(self._user, self._pattern.flags | re.IGNORECASE)
+        matching = sum(bool(any_case.search(self._relative(f).as_posix())) for f in nameless)
+        if not matching:
+            return ""
+        return f" Upper and lower case differ in {matching}: --user='(?i){self._user}' takes both."
+
+
+def suggestion(files, path, num_classes):
+    """Returns a sentence for people if several images seem to be of one person; empty if not.
+
+    Args:
+        files: List of `pathlib.Path`, images of people that --user does not name.
+        path: `pathlib.Path` of the folder that holds a folder for each class.
+        num_classes: Int.
+    """
+    for user in (PARENT_FOLDER, *_PREFIXES):
+        people = People(user, path)
+        names = collections.Counter(filter(None, map(people._name, files)))
+        shared = {name: count for name, count in names.items() if count > 1}
+        # Names that number the images of each class or of all begin alike, too.
+        if len(names) > 2 * num_classes and sum(shared.values()) > len(files) / 2:
+            name, count = max(shared.items(), key=lambda item: item[1])
+            return (
+                f"Several images may be of one person, such as {count} of {printable(name)!r}. "
+                "Epsilon then protects one of them alone: to protect people, add "
+                f"--user={shlex.quote(user)}."
             )
-        return os.fsencode(spelling(person))
+    return ""

@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from tfdpx.sampling.users import numbered
 from tfdpx.train.errors import UserError, did_you_mean
 
 NUMBER, BOOLEAN, CATEGORY = "number", "boolean", "category"
@@ -23,6 +24,8 @@ _MOST_NAMES = 30  # Of columns in an error.
 # A column of at least so many texts that nearly all differ names the rows. A column of texts that
 # are nearly all dates is of dates.
 _FEWEST_NAMES, _NEARLY_ALL = 20, 0.9
+# Names of columns that say whose a row is, and the last words of others.
+_PERSONS = ("id", "user", "person", "patient", "customer", "client", "member", "subject", "email")
 _DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})\b")
 
 
@@ -33,17 +36,32 @@ class Rows:
     Attributes:
         columns: Dict from a name to an array `[rows]`: float64 with NaN, or texts.
         target: float32 numbers, or int64 classes `[rows]`.
+        people: int64 `[rows]`, the number of the person of each row; None without `--user`.
+        hashes: uint64 `[rows]`, of each row with its person; None without `--user`.
     """
 
     columns: dict
     target: np.ndarray
+    people: np.ndarray | None = None
+    hashes: np.ndarray | None = None
 
     def __len__(self):
         return len(self.target)
 
     def __getitem__(self, index):
         columns = {name: values[index] for name, values in self.columns.items()}
-        return Rows(columns, self.target[index])
+        by_person = (None if a is None else a[index] for a in (self.people, self.hashes))
+        return Rows(columns, self.target[index], *by_person)
+
+    def one_of_each_person(self):
+        """Returns a row of each person, `Rows`; all rows where nobody has several.
+
+        Which row it is follows from the rows of that person alone, so that no person moves another.
+        """
+        if self.people is None:
+            return self
+        order = np.lexsort((self.hashes, self.people))
+        return self[order[np.unique(self.people[order], return_index=True)[1]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +73,14 @@ class Table:
         class_names: Tuple with a label for each class; empty for a regression.
         train: `Rows` to train on.
         test: `Rows` to test on.
+        note: A sentence if a column seems to say whose a row is; else empty.
     """
 
     kinds: dict
     class_names: tuple
     train: Rows
     test: Rows
+    note: str = ""
 
 
 def load(settings):
@@ -81,9 +101,12 @@ def load(settings):
         raise UserError(
             f"Name a file parquet:PATH if it ends in .parquet, else csv:PATH. Received: {where}."
         )
-    drop, categorical = settings.drop or (), settings.categorical or ()
+    drop, categorical = list(settings.drop or ()), settings.categorical or ()
+    users = [settings.user] if settings.user else []
+    drop += users
     bounded = [name for name in settings.ranges if name != "*"]
-    source = read(path, dict.fromkeys(categorical, CATEGORY), where)
+    # Names of people are read as texts, so that 01 and 1 are two.
+    source = read(path, dict.fromkeys([*categorical, *users], CATEGORY), where)
     _require([settings.target, *drop, *bounded], source.column_names, where)
     names = [name for name in source.column_names if name not in (settings.target, *drop)]
     if not names or settings.target in drop:
@@ -91,38 +114,95 @@ def load(settings):
             f"There is nothing to learn from: columns except --target={settings.target} and "
             f"--drop={','.join(drop)} are: {', '.join(names) or 'none'}."
         )
-    input_names = collections.Counter(map(input_name, names))
-    for name in names:
-        if name.startswith("tfdpx.") or "\0" in name or input_names[input_name(name)] > 1:
-            raise UserError(
-                f"Column {name!r} needs another name. In a model '/' becomes '_', and names must "
-                f"differ and not begin with 'tfdpx.'. Rename it, or --drop={name}."
-            )
-    kinds = {name: _kind_of(name, source[name]) for name in names}
-    for name in bounded:
-        if kinds.get(name) != NUMBER:
-            raise UserError(
-                f"Flag --bounds is for columns of numbers that the model takes. Received: {name!r}."
-            )
-    columns = {name: _values(source[name], kind) for name, kind in kinds.items()}
-    for name, kind in kinds.items():
-        if kind == CATEGORY:
-            _check_texts(name, columns[name], name in categorical)
-        elif name not in bounded:
-            _check_numbers(name, columns[name])
+    kinds, columns = _usable(source, names, bounded, categorical)
     column = source[settings.target]
     target_kind = _kind_of(settings.target, column)
     values = _values(column, target_kind)
     target, class_names = _encode(column, values, target_kind, settings)
-    is_test = _is_test([*columns.values(), values], settings.test_fraction, settings.test_seed)
-    rows = Rows(columns, target)
-    table = Table(kinds, class_names, rows[~is_test], rows[is_test])
+    hashed = [*columns.values(), values]
+    if settings.user is None:
+        hashes, rows = _hashes(hashed, settings.test_seed), Rows(columns, target)
+    else:
+        names = [text or "" for text in source[settings.user].to_pylist()]
+        try:
+            people = numbered(np.array(names, object), len(names))[0]
+        except ValueError as error:
+            raise UserError(
+                f"Column --user={settings.user} must name the person of every row in one way. Some "
+                "rows have no name, or one that differs from another in spaces or in upper and "
+                "lower case alone: correct them."
+            ) from error
+        of_rows = _hashes([np.array(names), *hashed], settings.test_seed)
+        rows = Rows(columns, target, people, of_rows)
+        different, places = np.unique(names, return_inverse=True)
+        hashes = _hashes([different], settings.test_seed)[places]
+    is_test = hashes < settings.test_fraction * 2**64
+    note = "" if settings.user else _suggestion(columns)
+    table = Table(kinds, class_names, rows[~is_test], rows[is_test], note)
     if not len(table.train) or (settings.test_fraction and not len(table.test)):
         raise UserError(
             f"There are too few rows: {len(table.train)} to train on, {len(table.test)} to test "
             f"on. Received: {where} --test_fraction={settings.test_fraction}."
         )
     return table
+
+
+def _usable(source, names, bounded, categorical):
+    """The kinds and the values of columns, two dicts.
+
+    Args:
+        source: `pyarrow.Table`.
+        names: List of the columns that the model takes.
+        bounded: Columns with `--bounds`.
+        categorical: Columns of `--categorical`.
+
+    Raises:
+        UserError: Names all columns that cannot be used.
+    """
+    input_names = collections.Counter(map(input_name, names))
+    kinds, columns = {}, {}
+    problems = {
+        name: f"Flag --bounds is for columns that the model takes. Received: {name!r}."
+        for name in bounded
+        if name not in names
+    }
+    for name in names:
+        try:
+            if name.startswith("tfdpx.") or "\0" in name or input_names[input_name(name)] > 1:
+                raise UserError(
+                    f"Column {name!r} needs another name. In a model '/' becomes '_', and names "
+                    f"must differ and not begin with 'tfdpx.'. Rename it, or --drop={name}."
+                )
+            kind = kinds[name] = _kind_of(name, source[name])
+            if name in bounded and kind != NUMBER:
+                raise UserError(f"Flag --bounds is for columns of numbers. Received: {name!r}.")
+            columns[name] = _values(source[name], kind)
+            if kind == CATEGORY:
+                _check_texts(name, columns[name], name in categorical)
+            elif name not in bounded:
+                _check_numbers(name, columns[name])
+        except UserError as error:
+            problems[name] = str(error)
+    if problems:
+        unusable = [name for name in names if name in problems]
+        together = f" To leave out all of them: --drop={','.join(unusable)}."
+        raise UserError(" ".join(problems.values()) + (together if len(unusable) > 1 else ""))
+    return kinds, columns
+
+
+def _suggestion(columns):
+    """A sentence if the name of a column says whose a row is, and values come several times."""
+    for name, values in columns.items():
+        words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
+        is_named = words in _PERSONS or re.split(r"[\W_]+", words)[-1] == "id"
+        people = len(np.unique(values))
+        if is_named and 2 < people < len(values):
+            return (
+                f"Column {name!r} has {people} values in {len(values)} rows. If it says whose a "
+                "row is, epsilon protects one row of a person alone: to protect people, add "
+                f"--user={name}."
+            )
+    return ""
 
 
 def read_columns(path, kinds, flag):
@@ -301,8 +381,8 @@ def _encode(column, values, kind, settings):
     return np.array([index[label] for label in labels], "int64"), class_names
 
 
-def _is_test(columns, fraction, seed):
-    """Splits by a hash of each row's values, bool `[rows]`, so that no row moves another.
+def _hashes(columns, seed):
+    """Keyed hashes of each row's values, uint64 `[rows]`, so that no row moves another.
 
     Equal rows are told apart by a running number. Of these it does not matter which is which.
     """
@@ -312,4 +392,4 @@ def _is_test(columns, fraction, seed):
         counts[text] += 1
         digest = hashlib.blake2b(f"{text}{counts[text]}".encode(), salt=salt, digest_size=8)
         hashes.append(int.from_bytes(digest.digest(), "little"))
-    return np.array(hashes, "uint64") < fraction * 2**64
+    return np.array(hashes, "uint64")

@@ -234,6 +234,22 @@ def test_the_oracle_rejects_planted_bugs(monkeypatch, rule, attribute, bug, name
         test_rules(name)
 
 
+@pytest.mark.parametrize("views", [1, 4])
+@pytest.mark.parametrize("length", [4_097, 41_665])
+def test_norms_of_long_rows_are_raised_by_little(length, views):
+    """The features of a colour image of 64x64: their norms were raised by 0.2%, and refused."""
+    rng = np.random.default_rng(0)
+    inputs, gradients = (
+        tf.constant(rng.normal(size=(2, 1, views, size)), tf.float32) for size in (length, 3)
+    )
+    whole = np.einsum("bgti,bgto->bio", *(t.numpy().astype("float64") for t in (inputs, gradients)))
+    exact = np.sqrt(np.sum(whole**2, axis=(1, 2)))
+    ghost = rounding.add_up([contraction.ghost_product_norms(inputs, gradients)])
+    kept = rounding.squared_norms([tf.constant(whole, tf.float32)])
+    for squares in (ghost, kept):
+        assert np.all((np.sqrt(squares) >= exact) & (np.sqrt(squares) < exact * (1 + 2e-4)))
+
+
 def test_a_subclass_that_changes_the_call_gets_the_generic_rule():
     class Scaled(layers.Dense):
         def call(self, inputs, training=None):

@@ -154,6 +154,7 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
         (["1 ", *map(str, IDS[1:])], "'1 ' and '1'|'1' and '1 '"),
         (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # Of a file's first line.
         (["\u00e9", "e\u0301", *map(str, IDS[2:])], "in one way"),
+        (["P1", "p1", *map(str, IDS[2:])], "in one way"),
         (iter(IDS), "one id an example"),
         (tf.sparse.from_dense(IDS), "one id an example"),
         (np.zeros(len(IDS), int), "1 people"),

@@ -68,11 +68,38 @@ def test_a_person_of_two_spellings_is_one_person(tmp_path):
 NOBODY = [
     ("parent_folder", "{person}_{i}.png", "not CLASS/PERSON/NAME"),
     ("parent_folder", "{person}/session 1/{i}.png", "not CLASS/PERSON/NAME"),
-    ("owner-(.+)-", "{person}_{i}.png", "does not match"),
+    ("owner-(.+)-", "{person}_{i}.png", "6 of 6 paths do not match it: dark/p0_0.png, dark/p1_0"),
+    (r"/(P\d+)_", "{person}_{i}.png", r"differ in 6: --user='\(\?i\)/\(P\\d\+\)_' takes both"),
     ("(", "{person}_{i}.png", "regular"),
     ("(p)([0-9]+)", "{person}_{i}.png", "one group at most"),
     ("parent_folder", "none/{person}_{i}.png", "the id b'none'"),
 ]
+
+
+def test_names_in_two_cases_are_refused(tmp_path):
+    write(tmp_path, people=range(6))
+    (tmp_path / "dark" / "p3").rename(tmp_path / "dark" / "P3")
+    with pytest.raises(UserError, match="spell the id of a person in one way.*lower case"):
+        load(tmp_path, test_fraction=0.0)
+
+
+@pytest.mark.parametrize(
+    "name, user",
+    [
+        ("{person}/{i}.png", "parent_folder"),
+        ("{person}_{i}.png", r"'([^-_. /]+)[-_. ][^/]*\.[^./]*$'"),
+        ("scan of {person} {i}.png", r"'([^/]+)[-_. ][^-_. /]*\.[^./]*$'"),
+        ("{i}{person}.png", None),
+    ],
+)
+def test_several_images_of_a_person_are_asked_about(tmp_path, name, user):
+    """By the names of files; the command that it gives protects people."""
+    several = [note for note in load(write(tmp_path, name), None).notes if "person" in note]
+    assert bool(several) == bool(user)
+    if user:
+        assert several[0].endswith(f"to protect people, add --user={user}.")
+        protected = load(tmp_path, user.strip("'"), test_fraction=0.5)
+        assert 0 < protected.num_protected < PEOPLE < protected.num_train
 
 
 def test_images_of_nobody_are_refused(tmp_path):

@@ -127,7 +127,6 @@ def ghost_product_norms(inputs, output_gradients):
         inputs: A, float32 [B, groups, T, in].
         output_gradients: G, float32 [B, groups, T, out].
     """
-    fan_in, fan_out = inputs.shape[3], output_gradients.shape[3]
     count = rounding.size_of(inputs, 2)
     if inputs.shape[2] == 1:
         lengths = [rounding.squared_lengths(t[:, :, 0]) for t in (inputs, output_gradients)]
@@ -135,7 +134,8 @@ def ghost_product_norms(inputs, output_gradients):
         magnitudes = tf.sqrt(squares)
     else:
         squares, magnitudes = rounding.squared_norms_of_products(
-            gram(inputs), gram(output_gradients), fan_in, fan_out
+            *(gram(vectors) for vectors in (inputs, output_gradients)),
+            *(rounding.terms_in_line(vectors) for vectors in (inputs, output_gradients)),
         )
     squares = tf.reduce_sum(squares, axis=1, keepdims=True)
     return rounding.Measured(squares, count, length(magnitudes))
@@ -150,7 +150,14 @@ def length(magnitudes):
 
 def gram(vectors):
     """Inner products of positions, [..., T, T], of [..., T, d]."""
-    return tf.matmul(vectors, vectors, transpose_b=True)
+    if not rounding.is_long(vectors):
+        return tf.matmul(vectors, vectors, transpose_b=True)
+    parts = rounding.in_parts(vectors)
+    rank = parts.shape.rank
+    parts = tf.transpose(parts, [*range(rank - 3), rank - 2, rank - 3, rank - 1])
+    products = tf.matmul(parts, parts, transpose_b=True)  # [..., n, T, T].
+    # The maximum changes nothing, but XLA could make one long product of all parts without it.
+    return tf.reduce_sum(tf.maximum(products, tf.float32.min), axis=-3)
 
 
 def sum_of_products(inputs, output_gradients):
