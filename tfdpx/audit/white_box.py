@@ -105,6 +105,8 @@ def check_optimizer(
     the bound, which is an attack's, it is looked whether the sum of clipped gradients is that of
     Eq. 4 of De et al. 2022 (arXiv:2204.13650), padding adds nothing, the noise of each variable has
     the standard deviation that is said, is drawn anew each time and is the same on all replicas.
+    With one output of classes the canaries have a large class weight, which must not let them add
+    more.
 
     Guarantee: an optimizer that does what it says fails with probability at most
     `1 - confidence`. That it passes proves no privacy. How batches are sampled, what the loss and
