@@ -6,6 +6,7 @@ One update is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
 
 with g_i the mean of an example's gradients over its K views, and B the declared batch size. With
 individual accounting each example has a clip f_i C of its own, f_i <= 1: it moves the sum by f_i/B.
+With class weights w each term is multiplied by clip(w_i / w_max, 0, 1), after the clip.
 
 Guarantee: adding or removing one example changes the sum before the noise by at most 1/B in l2
 norm, since each term is `clip_C(.)/C`, and B is a constant. So the update is one application of the
@@ -106,6 +107,17 @@ def counted(factors, squared_norms, present):
     """
     finite = tf.math.is_finite(squared_norms) & tf.math.is_finite(factors)
     return tf.where(finite & present, factors, 0.0)
+
+
+def weight_factors(weights, largest):
+    """float32 [n]: `clip(w / w_max, 0, 1)`, for gradients that are clipped; NaN for unfit weights.
+
+    Args:
+        weights: float32 [n], w. Those that are negative or not finite are unfit.
+        largest: Float, w_max. No bound depends on it, or on the weights.
+    """
+    is_valid = tf.math.is_finite(weights) & (weights >= 0)
+    return tf.where(is_valid, tf.clip_by_value(weights / largest, 0.0, 1.0), float("nan"))
 
 
 def bounded(factors, squared_norms, batch_size):

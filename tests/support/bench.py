@@ -18,6 +18,7 @@ class Bench:
     Attributes:
         model: The compiled `keras.Model`.
         optimizer: Its private optimizer.
+        class_weight: Dict of each step, or None.
     """
 
     def __init__(self, optimizer=None, layers=None, loss=None, shape=(6,), **arguments):
@@ -34,6 +35,7 @@ class Bench:
         self.model.build((None, *shape))
         self.optimizer = self.model.optimizer
         self.optimizer.build(self.model.trainable_variables)
+        self.class_weight = None
         self._start = [
             (variable, np.array(variable))
             for variable in (*self.model.variables, *self.optimizer.variables)
@@ -65,7 +67,7 @@ class Bench:
         """The change of the weights by an update that follows the last one; see `step`."""
         before = small.weights(self.model)
         weight = np.ones(len(x)) if sample_weight is None else np.asarray(sample_weight)
-        self.model.train_on_batch(x, y, sample_weight=weight.astype("float32"))
+        self.model.train_on_batch(x, y, weight.astype("float32"), self.class_weight)
         return small.weights(self.model) - before
 
     def influence(self, x, y, example):

@@ -53,10 +53,25 @@ def make_model(plan, accountant=None, views=0, compile_arguments=None, **argumen
     return model
 
 
-def train(plan, accountant=None, views=0, weight=None, callbacks=(), xy=None, **arguments):
+def train(
+    plan,
+    accountant=None,
+    views=0,
+    weight=None,
+    callbacks=(),
+    xy=None,
+    class_weight=None,
+    **arguments,
+):
     """A model after the plan's steps, on draws of `SEED`; the kernels before each and after all."""
     model, weights = make_model(plan, accountant, views, **arguments), Weights()
-    batches = plan.batches(*(xy or data(views)), weight, optimizer=model.optimizer, seed=SEED)
+    batches = plan.batches(
+        *(xy or data(views)),
+        weight,
+        class_weight=class_weight,
+        optimizer=model.optimizer,
+        seed=SEED,
+    )
     model.fit(batches, verbose=0, callbacks=[weights, *callbacks])
     return model, np.array(weights.seen, float)
 
@@ -82,10 +97,12 @@ def kernels_of_noise(plan, views):
     return train(plan, views=views, weight=np.zeros(COUNT))[1]
 
 
-def check(plan, accountant, views=0, **arguments):
+def check(plan, accountant, views=0, class_weight=None, **arguments):
     """Trains, and raises AssertionError unless each clip was the accounted one."""
     x, y = data(views)
-    model, seen = train(plan, accountant, views, **arguments)
+    model, seen = train(plan, accountant, views, class_weight=class_weight, **arguments)
+    weights = np.array([(class_weight or {}).get(label, 1.0) for label in range(CLASSES)])
+    weights = (weights / weights.max())[y]
     noise_alone = kernels_of_noise(plan, views)
     level, charged = np.ones(COUNT), []
     drawn = draws(plan)
@@ -94,12 +111,13 @@ def check(plan, accountant, views=0, **arguments):
         each = gradients(x, y, seen[step])
         norms = np.sqrt((each**2).sum((1, 2))) / CLIP
         charged.append(level.copy())
-        factors = np.minimum(1, level[ids] / norms[ids]) / CLIP
+        weighted = np.minimum(norms, 1) * weights
+        factors = np.minimum(weighted, level)[ids] / norms[ids] / CLIP
         expected = -RATE / plan.batch_size * np.einsum("n,nfc->fc", factors, each[ids])
         moved = (seen[step + 1] - seen[step]) - (noise_alone[step + 1] - noise_alone[step])
         np.testing.assert_allclose(moved, expected, atol=2e-6)
         for i in ids:
-            level[i] = next((f for f in accountant.fractions if f >= norms[i]), 1.0)
+            level[i] = next((f for f in accountant.fractions if f >= weighted[i]), 1.0)
     np.testing.assert_allclose(accountant.norms(), level)
     counts = accountant._record.counts()
     assert (counts.sum(axis=1) == plan.steps).all()

@@ -38,6 +38,7 @@ FEATURES = {
         "fit": {"user_ids": np.arange(ROWS) % 10, "examples_per_user": 2},
     },
     "`validation_split`": {"plan": {"num_examples": 30}, "fit": {"validation_split": 0.25}},
+    "`class_weight`": {"fit": {"class_weight": {0: 4.0}}},
     "`DPAdam`": {"make": tfdpx.DPAdam, "optimizer": lambda *_: {"bias_correction": "noise"}},
     "`make_private`": {"make": tfdpx.make_private(keras.optimizers.Lion)},
     '`"automatic"` clip': {"optimizer": lambda *_: {"l2_norm_clip": "automatic"}},

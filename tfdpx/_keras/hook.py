@@ -9,8 +9,8 @@ training needs doors that Keras does not have:
 - `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
   refuse first, takes the arguments that its `fit_arguments` names, learns what data are trained on,
   and gives the arguments for Keras; the step can tell that Keras has split the batch over replicas.
-- `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows, weights)`, a
-  context manager, accounts for such batches apart.
+- `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows,
+  sample_weight, class_weight)`, a context manager, accounts for such batches apart.
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
 - The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer: it hands
   Keras a data set of preprocessed batches, where a plan draws from arrays.
@@ -166,14 +166,14 @@ def _fit(original):
 
 
 def _train_on_batch(original):
-    def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
+    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, *args, **kwargs):
         unplanned_step = _method(self, "unplanned_step")
         if unplanned_step is None:
             with _changing_weights_of(self):
-                return original(self, x, y, sample_weight, *args, **kwargs)
+                return original(self, x, y, sample_weight, class_weight, *args, **kwargs)
         shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
-        with unplanned_step(self, shape[0] if shape else None, sample_weight):
-            return original(self, x, y, sample_weight, *args, **kwargs)
+        with unplanned_step(self, shape[0] if shape else None, sample_weight, class_weight):
+            return original(self, x, y, sample_weight, None, *args, **kwargs)
 
     return train_on_batch
 

@@ -271,7 +271,11 @@ class PrivacyPlan:
             y: Like `x`, or None.
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
                 weight 0 is absent.
-            class_weight: Optional dict from class to weight, instead of `sample_weight`.
+            class_weight: Optional dict from class (int) to weight, finite and >= 0, for one `y` of
+                class indices, `[num_examples]` or `[num_examples, 1]`, or one-hot,
+                `[num_examples, num_classes]`. Classes not in it weigh 1. A private optimizer
+                multiplies clipped gradients by the weights over the largest one; with `user_ids`,
+                or without such an optimizer, they multiply the `sample_weight`.
             user_ids: Array of `num_rows` ints or strings, whose each example is, for a plan with
                 `unit="user"`; its `num_examples` counts the different ones.
             examples_per_user: Int k, with `user_ids`; 4 if left out. Of a person with more, k are

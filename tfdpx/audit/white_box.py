@@ -24,6 +24,7 @@ from tfdpx.account import copy_weights
 from tfdpx.accounting.accountants import check_delta
 from tfdpx.audit.bounds import check_confidence, epsilon_of_mu, gdp_mu_lower_bound
 from tfdpx.per_example.rows import Rows
+from tfdpx.sampling.class_weights import ClassWeights, labels_of
 from tfdpx.training import replicas
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
@@ -37,6 +38,8 @@ _SLACK = 0.01
 _LEAST_SHARE = 0.75
 # How much longer than the clip a canary's gradient is: what is not clipped must show.
 _EXCESS = 1000.0
+# The class weight of the canaries, which divided by the largest is 1.
+_CLASS_WEIGHT = 8.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +105,8 @@ def check_optimizer(
     the bound, which is an attack's, it is looked whether the sum of clipped gradients is that of
     Eq. 4 of De et al. 2022 (arXiv:2204.13650), padding adds nothing, the noise of each variable has
     the standard deviation that is said, is drawn anew each time and is the same on all replicas.
+    With one output of classes the canaries have a large class weight, which must not let them add
+    more.
 
     Guarantee: an optimizer that does what it says fails with probability at most
     `1 - confidence`. That it passes proves no privacy. How batches are sampled, what the loss and
@@ -285,6 +290,9 @@ class Canaries:
         self._jit_compile = model.jit_compile and replicas_in_sync == 1
         self._x = Rows(specs).map(lambda t: _values(t, rows, optimizer.augment))
         self._y = self._targets()
+        self._class_weight = None
+        if tf.is_tensor(self._y) and self._y.shape.rank == 2:
+            self._class_weight = ClassWeights({int(labels_of(self._y)[0]): _CLASS_WEIGHT})
         views = optimizer.augmult
         if optimizer.augment is None and views:
             self._x = Rows(self._x).map(lambda t: tf.repeat(t[:, tf.newaxis], views, axis=1))
@@ -313,6 +321,7 @@ class Canaries:
             optimizer = _observed(type(self._optimizer)).from_config(config)
             # Each update starts at the same clip too.
             optimizer.clip_policy.update = lambda measured: None
+            optimizer.class_weight = self._class_weight
             loss = tf.nest.map_structure(lambda _: _linear, self._y)
             self._model.compile(optimizer, loss, jit_compile=self._jit_compile)
         model, strategy, variables = self._model, self._strategy, self.variables

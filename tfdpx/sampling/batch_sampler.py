@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx._keras import model_internals, tensorflow_internals
+from tfdpx.sampling.class_weights import multiply
 from tfdpx.sampling.inputs import FLAGS
 from tfdpx.sampling.users import Users
 
@@ -47,6 +48,8 @@ class BatchSampler:
         plan: The `PrivacyPlan` that made the data set, or None.
         examples: As given.
         held_out: Tuple of arrays to validate on, or None.
+        class_weight: `ClassWeights`, or None. They are in the weights of `dataset`, and not in
+            those of `fitted`, because the private step has them act after the clip.
         fitted: What `fit` trains on in place of the data set: of no asserted length, since the
             updates that were made before make it shorter. Where examples have no weights, the third
             part is `FLAGS` [rows] of which rows hold an example.
@@ -62,7 +65,7 @@ class BatchSampler:
     """
 
     def __init__(self, purpose, draw, examples, steps, shares, seed=None, start=0, optimizer=None):
-        self.plan = self.held_out = None
+        self.plan = self.held_out = self.class_weight = None
         self.examples, self._draw = examples, draw
         self.optimizer, self.session, self.is_seeded = optimizer, None, isinstance(seed, int)
         self.ends_at = None
@@ -84,7 +87,7 @@ class BatchSampler:
 
     def dataset(self):
         """A `tf.data.Dataset` of the draws that `sampler_of` recognises."""
-        dataset = self._pipeline(lambda rows, *batch: batch)
+        dataset = self._pipeline(self._weighted)
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
         if fixed and not self._shares.is_split:
             count = self._steps - int(self._start)
@@ -107,6 +110,11 @@ class BatchSampler:
             return *self._flagged(rows, *batch), tf.ensure_shape(ids, [size])
 
         return self._pipeline(with_ids)
+
+    def _weighted(self, rows, x, y, weights):
+        if self.class_weight is not None:
+            weights = multiply(weights, self.class_weight.of_labels(y))
+        return x, y, weights
 
     def _flagged(self, rows, x, y, weights):
         return x, y, weights if self.examples.is_weighted else tf.cast(weights != 0, FLAGS)

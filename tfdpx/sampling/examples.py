@@ -147,9 +147,6 @@ class Examples:
         y: Like `x`, or None.
         sample_weight: Optional array, or nest of arrays like `y`, finite and >= 0, of shape
             `[num_examples]` or with the axes of the losses that they multiply.
-        class_weight: Optional dict from class (int) to weight, finite and >= 0, for a single `y` of
-            class indices `[num_examples]` or `[num_examples, 1]`, or one-hot
-            `[num_examples, num_classes]`. Classes not in it weigh 1.
 
     Attributes:
         count: Int. Number of examples.
@@ -160,7 +157,7 @@ class Examples:
             weight is unfit.
     """
 
-    def __init__(self, x, y=None, sample_weight=None, *, class_weight=None):
+    def __init__(self, x, y=None, sample_weight=None):
         with tf.device("CPU:0"):  # The draws run there; a data set may not fit an accelerator.
             x, y = _tensors("x", x), None if y is None else _tensors("y", y)
         arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
@@ -172,13 +169,6 @@ class Examples:
                 "`fit`; of arrays that are one example each, `np.stack` makes one array."
             )
         self.count = counts.pop()
-        if class_weight is not None:
-            if sample_weight is not None:
-                raise ValueError(
-                    "Arguments `sample_weight` and `class_weight` exclude each other. "
-                    "Received both. Multiply them into one `sample_weight`."
-                )
-            sample_weight = _class_weights(y, class_weight)
         self.is_weighted = sample_weight is not None
         weights = np.ones(self.count) if sample_weight is None else sample_weight
         with tf.device("CPU:0"):
@@ -249,14 +239,13 @@ class Examples:
         return self._digest
 
 
-def as_examples(x, y=None, sample_weight=None, *, class_weight=None, num_examples=None):
+def as_examples(x, y=None, sample_weight=None, *, num_examples=None):
     """`x` if it is a `RandomAccess`, which holds targets too, and else the `Examples` of arrays.
 
     Args:
         x: `RandomAccess`, a `tf.data.Dataset` of known size, or as for `Examples`.
         y: As for `Examples`; None with one of the former, as `sample_weight`.
         sample_weight: As for `Examples`.
-        class_weight: As for `Examples`; None with a `RandomAccess`.
         num_examples: Optional int. A data set of so many elements is one of examples, any other
             one of batches.
 
@@ -271,8 +260,8 @@ def as_examples(x, y=None, sample_weight=None, *, class_weight=None, num_example
             )
         x, y, sample_weight = _arrays_of(x, num_examples)
     if not isinstance(x, RandomAccess):
-        return Examples(x, y, sample_weight, class_weight=class_weight)
-    given = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+        return Examples(x, y, sample_weight)
+    given = {"y": y, "sample_weight": sample_weight}
     given = [f"`{name}`" for name, value in given.items() if value is not None]
     if given:
         raise ValueError(
@@ -300,25 +289,6 @@ def _tensors(name, arrays):
         if arrays.dtype == np.float64:
             arrays = arrays.astype(keras.config.floatx())
     return tf.convert_to_tensor(arrays)
-
-
-def _class_weights(y, class_weight):
-    """The weight of each example, by its class."""
-    if not tf.is_tensor(y):
-        raise ValueError(
-            "Argument `class_weight` needs a single array `y` of classes. "
-            f"Received: y of type {type(y).__name__}. Pass `sample_weight` instead."
-        )
-    classes = y.numpy()
-    if classes.ndim == 2:
-        classes = classes.argmax(axis=1) if classes.shape[1] > 1 else classes[:, 0]
-    if classes.ndim != 1:
-        raise ValueError(
-            "Argument `class_weight` needs `y` of shape [num_examples], [num_examples, 1] or "
-            f"[num_examples, num_classes]. Received: shape {tuple(y.shape)}."
-        )
-    values, places = np.unique(classes, return_inverse=True)
-    return np.array([class_weight.get(int(value), 1.0) for value in values])[places]
 
 
 def _take(capacity, rows, *arrays):

@@ -22,6 +22,7 @@ from tfdpx._keras import tensorflow_internals
 from tfdpx.accounting.accountants import check_probability
 from tfdpx.accounting.ledger import USER
 from tfdpx.sampling.batch_sampler import BatchSampler, check_optimizer, finished
+from tfdpx.sampling.class_weights import read_class_weight
 from tfdpx.sampling.examples import Examples, as_examples
 from tfdpx.sampling.shares import Shares
 from tfdpx.sampling.users import DEFAULT_PER_USER, Users, check_order
@@ -78,11 +79,12 @@ def plan_sampler(
     if user_ids is not None:
         check_order(x, y, user_ids)
     count = plan.num_examples if user_ids is None else np.size(user_ids)
-    examples = as_examples(x, y, sample_weight, class_weight=class_weight, num_examples=count)
+    class_weight = read_class_weight(class_weight)
+    examples = as_examples(x, y, sample_weight, num_examples=count)
     examples, held_out = _without_held_out(examples, validation_split, sample_weight is not None)
     if user_ids is not None:
         per_user = DEFAULT_PER_USER if examples_per_user is None else examples_per_user
-        examples = Users(examples, user_ids, per_user)
+        examples, class_weight = Users(examples, user_ids, per_user, class_weight), None
         if examples.count != plan.num_examples:
             raise ValueError(
                 "Argument `user_ids` must name the plan's `num_examples` people, on whose number "
@@ -111,7 +113,7 @@ def plan_sampler(
     else:
         probability = plan.sampling_probability
         sampler = poisson_sampler(examples, sampling_probability=probability, **arguments)
-    sampler.plan, sampler.held_out = plan, held_out
+    sampler.plan, sampler.held_out, sampler.class_weight = plan, held_out, class_weight
     return sampler
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx._arguments import check_positive_integer
+from tfdpx.sampling.class_weights import multiply
 from tfdpx.sampling.inputs import present_of_users
 
 DEFAULT_PER_USER = 4
@@ -35,6 +36,8 @@ class Users:
         examples: `Examples` or `RandomAccess`.
         user_ids: Array [number of examples] of ints or strings: whose each is.
         per_user: Int k, examples of a person in an update.
+        class_weight: Optional `tfdpx.sampling.class_weights.ClassWeights`. They multiply the
+            weights of examples: a person has one gradient, and may have examples of all classes.
 
     Attributes:
         examples: As given.
@@ -47,10 +50,11 @@ class Users:
             are spelled alike.
     """
 
-    def __init__(self, examples, user_ids, per_user=DEFAULT_PER_USER):
+    def __init__(self, examples, user_ids, per_user=DEFAULT_PER_USER, class_weight=None):
         check_positive_integer("examples_per_user", per_user)
         self.examples, self.per_user = examples, int(per_user)
-        self.is_weighted = examples.is_weighted
+        self._class_weight = class_weight
+        self.is_weighted = examples.is_weighted or class_weight is not None
         owners, self.count = numbered(user_ids, examples.count)
         self._digest = hashlib.blake2b(owners.tobytes()).hexdigest()
         counts = np.bincount(owners)
@@ -75,7 +79,10 @@ class Users:
             Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, k, ...]`.
         """
         chosen, present = self._chosen(rows, key)
-        batch = self.examples.batch(tf.reshape(chosen, [-1]), capacity * self.per_user)
+        x, y, weights = self.examples.batch(tf.reshape(chosen, [-1]), capacity * self.per_user)
+        if self._class_weight is not None:
+            weights = multiply(weights, self._class_weight.of_labels(y))
+        batch = x, y, weights
         batch = tf.nest.map_structure(lambda t: None if t is None else self._by_person(t), batch)
         x, y, weights = batch
         present = tf.pad(present, [[0, capacity - tf.shape(rows)[0]], [0, 0]])

@@ -2,7 +2,8 @@
 
 In every update the private step calls the policy's methods in their order: `clips` before the
 gradients, `clip` for their factors, `measure` when all norms are known, and `update` after the
-noise. An optimizer takes a policy of your own as `l2_norm_clip=`.
+noise. An optimizer takes a policy of your own as `l2_norm_clip=`. Norms and clips are those before
+class weights; only `before_weights` and `after_weights` know of them.
 
 Guarantee, which every policy must keep: the factor of `clip` times an example's gradient has at
 most the norm 1/B, and all that it depends on besides the example's own norm is noisy or accounted
@@ -76,6 +77,19 @@ class ClipPolicy:
             count: Int or scalar tensor, examples.
         """
         return None
+
+    def before_weights(self, clips: Any, weights: tf.Tensor) -> Any:
+        """Returns `clips`, changed if class weights must not matter to what `clips` stand for.
+
+        Args:
+            clips: Of the method `clips`.
+            weights: float32 [count] in [0, 1], by which clipped gradients are multiplied; or NaN.
+        """
+        return clips
+
+    def after_weights(self, squared_norms: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """Returns the squared norms for `measure`, float32 [n]; `weights` as `before_weights`."""
+        return squared_norms
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
         """The factors of gradients, float32 [n]; see `mechanism.clip_factors`.
@@ -318,6 +332,17 @@ class IndividualClip(ClipPolicy):
         if ids is None:
             return tf.ones([count])
         return tf.gather(self._clips, tf.gather(self._held["levels"], ids) - 1)
+
+    def before_weights(self, clips, weights):
+        """Larger fractions for smaller weights, so that their product is `clips` at most."""
+        larger = tf.minimum(clips * _ROUNDED / weights, 1.0)
+        return tf.where(weights < 1, larger, clips)
+
+    def after_weights(self, squared_norms, weights):
+        """Of gradients as they are added up: clipped at C and weighted."""
+        norms = tf.minimum(tf.sqrt(squared_norms), self.l2_norm_clip) * weights
+        is_less = tf.math.is_finite(squared_norms) & (weights < 1)
+        return tf.where(is_less, tf.square(norms), squared_norms)
 
     def clip(self, squared_norms, present, batch_size, clips):
         """`mechanism.clip_factors` at the fractions."""

@@ -111,7 +111,7 @@ def fit(
     """
     optimizer, strategy = model.optimizer, model.distribute_strategy
     check_optimizer(optimizer, plan)
-    examples = as_examples(x, y, sample_weight, class_weight=class_weight)
+    examples = as_examples(x, y, sample_weight)
     check_validation_data(validation_data, x, optimizer)
     check_callbacks(callbacks, optimizer)
     shares.check_divides(strategy.num_replicas_in_sync, plan.batch_size, "examples of `batch_size`")

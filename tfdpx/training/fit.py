@@ -29,6 +29,7 @@ from tfdpx._keras import lora, model_internals
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.sampling.batch_sampler import BatchSampler, is_seeded, sampler_of
+from tfdpx.sampling.class_weights import read_class_weight
 from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.sampled_batches import plan_sampler
@@ -137,7 +138,10 @@ def training(optimizer, model, request):
         optimizer.clip_policy.check_examples(draws)
     count, probability = checked(optimizer, request, draws)
     callbacks = request.list_of_callbacks()
+    class_weight = read_class_weight(request.class_weight) if draws is None else draws.class_weight
+    request = request.with_(class_weight=None)
     with (
+        weighing(optimizer, model, class_weight),
         Session(optimizer, draws, probability, is_seeded(request.x), callbacks) as session,
         model_internals.keeping_first_epoch(model),
         checkpoint.kept(model, callbacks, session, count, lambda: build(model, request)),
@@ -150,7 +154,35 @@ def training(optimizer, model, request):
 
 
 @contextlib.contextmanager
-def unplanned_step(optimizer, model, rows, sample_weight):
+def weighing(optimizer, model, class_weight):
+    """Context manager in which the steps of a model weigh examples by their class.
+
+    A traced step has its class weights in it. The last train function of other ones is kept, so
+    that trainings with and without them may take turns.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
+        class_weight: `tfdpx.sampling.class_weights.ClassWeights`, or None.
+    """
+    before = optimizer.class_weight
+    if class_weight == before:
+        yield
+        return
+    traced_for = model_internals.compilation(model), class_weight
+    *last, function = optimizer.train_functions.get(model, (None, None, None))
+    other_function = model.train_function
+    optimizer.class_weight = class_weight
+    model.train_function = function if tuple(last) == traced_for else None
+    try:
+        yield
+    finally:
+        optimizer.train_functions[model] = *traced_for, model.train_function
+        optimizer.class_weight, model.train_function = before, other_function
+
+
+@contextlib.contextmanager
+def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
     """Context manager around `train_on_batch`, also inside of a `fit`: no plan drew such a batch.
 
     Args:
@@ -158,7 +190,9 @@ def unplanned_step(optimizer, model, rows, sample_weight):
         model: The `keras.Model`.
         rows: Int, examples of the batch, or None where unknown.
         sample_weight: The argument of `train_on_batch`, or None.
+        class_weight: The argument of `train_on_batch`, or None.
     """
+    class_weight = read_class_weight(class_weight)
     _refuse_unknown_people(optimizer)
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
@@ -179,7 +213,8 @@ def unplanned_step(optimizer, model, rows, sample_weight):
         probability, seeded = _guess_probability(optimizer, None), optimizer.seed is not None
         usual = account.open(probability, poisson_sampled=False, seeded=seeded)
         try:
-            yield
+            with weighing(optimizer, model, class_weight):
+                yield
         finally:
             account.open(**usual)
             if session is not None:

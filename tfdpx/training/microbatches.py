@@ -11,6 +11,7 @@ examples nor their clipping, so not its sensitivity.
 """
 
 import copy
+import dataclasses
 import math
 import typing
 
@@ -161,6 +162,8 @@ class Inputs(typing.NamedTuple):
         rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...] and None.
         present: bool [n], which examples count; None where all do.
         key: int64 [2], from which random layers draw; no other microbatch has it.
+        weights: float32 [n] in [0, 1], which multiply clipped gradients. An example of weight NaN
+            counts as one whose gradient is not finite.
         clips: float32 [n], of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
         shared: List of the tensors of a `tfdpx.per_example.engine.Update`.
         shares: float32 [n * K], the weight of each row in its example's gradient; None: 1 / K.
@@ -169,6 +172,7 @@ class Inputs(typing.NamedTuple):
     rows: tuple
     present: tf.Tensor | None
     key: tf.Tensor
+    weights: tf.Tensor
     clips: tf.Tensor | None = None
     shared: tuple = ()
     shares: tf.Tensor | None = None
@@ -202,15 +206,15 @@ def compute(optimizer, engine, update, inputs):
         inputs: `Inputs`.
     """
     found = engine(*inputs.rows, update, inputs.key, inputs.shares)
+    norms = tf.where(tf.math.is_nan(inputs.weights), inputs.weights, found.squared_norms)
     present = inputs.present
     if present is None:
-        present = tf.ones_like(found.squared_norms, tf.bool)
-    factors = optimizer.clip_policy.clip(
-        found.squared_norms, present, optimizer.batch_size, inputs.clips
-    )
+        present = tf.ones_like(norms, tf.bool)
+    factors = optimizer.clip_policy.clip(norms, present, optimizer.batch_size, inputs.clips)
     if optimizer.noise_multiplier:
-        factors = mechanism.bounded(factors, found.squared_norms, optimizer.batch_size)
-    return found, found.clipped_sums(mechanism.counted(factors, found.squared_norms, present))
+        factors = mechanism.bounded(factors, norms, optimizer.batch_size)
+    sums = found.clipped_sums(mechanism.counted(factors * inputs.weights, norms, present))
+    return dataclasses.replace(found, squared_norms=norms), sums
 
 
 class Microbatch:

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import model_internals
-from tfdpx.training.step import Views
+from tfdpx.training.step import Views, class_factors
 
 # First words of the keys of views and of masks; the batch's number is the second.
 _VIEWS, _MASKS = 0, 1
@@ -22,10 +22,13 @@ class GradientNorms:
         batch_size: Int.
         make_engine: Function of `Views` and of a batch `(x, y, sample_weight)` of the shapes to
             come, that returns the per-example engine.
+        finish: Function of squared norms [n], targets and outputs of examples, to what is returned;
+            by default the norms.
     """
 
-    def __init__(self, model, examples, batch_size, make_engine):
+    def __init__(self, model, examples, batch_size, make_engine, finish=None):
         self._model, self._examples, self._batch_size = model, examples, batch_size
+        self._finish = finish or (lambda squared_norms, y, y_pred: tf.sqrt(squared_norms))
         optimizer = model_internals.innermost(model.optimizer)
         augment, augmult = getattr(optimizer, "augment", None), getattr(optimizer, "augmult", 0)
         batch = self._batch(np.zeros([0], np.int64))
@@ -50,10 +53,10 @@ class GradientNorms:
     def _norms(self, data, number):
         x, y, weights = data
         choices = self._views.draw(self._batch_size, tf.stack([_VIEWS, number]))
-        y, weights = self._views.repeat((y, weights))
+        of_rows = self._views.repeat((y, weights))
         key = tf.stack([_MASKS, number])
-        output = self._engine(self._views.rows(x, choices), y, weights, key=key)
-        return tf.sqrt(output.squared_norms)
+        output = self._engine(self._views.rows(x, choices), *of_rows, key=key)
+        return self._finish(output.squared_norms, y, output.y_pred)
 
 
 class Refresh(keras.callbacks.Callback):
@@ -77,7 +80,14 @@ class Refresh(keras.callbacks.Callback):
         count = self._examples.count
         if self._norms is None:
             size, engine = min(optimizer.batch_size, count), optimizer.prepared[self.model].engine
-            self._norms = GradientNorms(self.model, self._examples, size, lambda *_: engine)
+
+            def finish(squared_norms, y, y_pred):
+                _, factors = class_factors(optimizer, y, y_pred)
+                if factors is not None:
+                    squared_norms = optimizer.clip_policy.after_weights(squared_norms, factors)
+                return tf.sqrt(squared_norms)
+
+            self._norms = GradientNorms(self.model, self._examples, size, lambda *_: engine, finish)
         optimizer.clip_policy.refresh(self._norms(np.arange(count)))
 
 

@@ -183,6 +183,7 @@ class _Preparation:
                     rows,
                     None if specs.present is None else tf.ones([count], tf.bool),
                     key,
+                    tf.ones([count]),
                     None if specs.clips is None else policy.clips(None, count),
                     update.tensors,
                     None if specs.shares is None else tf.fill([count * views], 1.0 / views),
@@ -223,6 +224,7 @@ class _Preparation:
             (_with_rows(views.row_specs(x), rows), *targets),
             None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
             tf.TensorSpec([2], tf.int64),
+            tf.TensorSpec([examples], tf.float32),
             tf.TensorSpec([examples], tf.float32) if self._batch.has_clips else None,
             shares=tf.TensorSpec([rows], tf.float32) if views.per_user else None,
         )

@@ -103,6 +103,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.training.session.Session` under way.
         self.per_user = None  # Examples of a person that the step was traced for.
+        self.class_weight = None  # The `ClassWeights` of the training under way.
+        self.train_functions = weakref.WeakKeyDictionary()  # Of `fit.weighing`.
         self.state = StepState()
         unit = EXAMPLE if plan is None else plan.unit
         self.account = account.Account(self.state, self.noise_multiplier, unit)
@@ -116,9 +118,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
         self.clip_policy.init(self)
 
-    def unplanned_step(self, model: keras.Model, rows: int | None, sample_weight: Any) -> Any:
+    def unplanned_step(self, model: keras.Model, rows: int | None, *weights: Any) -> Any:
         """A context around `model.train_on_batch`; see `fit.unplanned_step`."""
-        return fit.unplanned_step(self, model, rows, sample_weight)
+        return fit.unplanned_step(self, model, rows, *weights)
 
     def compiled(self, model: keras.Model) -> None:
         """Called after `model.compile`: what was spent on the model's weights counts here."""

@@ -21,6 +21,7 @@ from tfdpx.checks.state import check_update, without_metrics
 from tfdpx.per_example.layout import probe_batch
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.sampling import inputs
+from tfdpx.sampling.class_weights import multiply
 from tfdpx.training import microbatches, replicas
 from tfdpx.training.clipping import split_ids
 from tfdpx.training.microbatches import BatchTotals, Inputs
@@ -38,12 +39,16 @@ class _ByExample(typing.NamedTuple):
         views: Nest of tensors [B, ...], the random choices of its views; or None.
         clips: float32 [B], of the clip policy; or None.
         present_of_users: bool [B, k], the examples of each person that are there; or None.
+        class_weights: float32 [B], for the losses and metrics that Keras shows; or None.
+        factors: float32 [B] in [0, 1], by which its clipped gradient is multiplied.
     """
 
     number: tf.Tensor
     views: typing.Any
     clips: tf.Tensor | None
     present_of_users: tf.Tensor | None
+    class_weights: tf.Tensor | None
+    factors: tf.Tensor
 
 
 class _Released(typing.NamedTuple):
@@ -103,11 +108,15 @@ def _step(optimizer, model, data, ids):
     dealt = replicas.is_dealt(model, optimizer.session)
     choices = replicas.own_rows(choices, count, context, dealt)
     clips = policy.clips(ids, count)
-    by_example = _ByExample(tf.range(count), choices, clips, of_users)
     # Microbatches are counted over all replicas: no two have the same masks.
     masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
     batch = Batch(views, data, present is not None, clips is not None)
     microbatch, size = prepare(optimizer, model, batch)
+    weights, factors = class_factors(optimizer, y, microbatch.found.y_pred)
+    if weights is None:
+        factors = tf.ones([count])
+    clips = policy.before_weights(clips, factors)
+    by_example = _ByExample(tf.range(count), choices, clips, of_users, weights, factors)
     one_microbatch = _OneMicrobatch(optimizer, model, views, microbatch, count, masks)
 
     def all_passes(data, by_example, present):
@@ -122,7 +131,8 @@ def _step(optimizer, model, data, ids):
     totals, logs = all_passes(data, by_example, present)
 
     every = tf.ones([count], tf.bool) if present is None else present
-    measured = policy.measure(ids, every, totals.squared_norms, clips)
+    squared_norms = policy.after_weights(totals.squared_norms, factors)
+    measured = policy.measure(ids, every, squared_norms, clips)
     released = _Released(totals.sums, measured, totals.examples, totals.nonfinite)
     released = replicas.sum_over_replicas(released, context)
     # Without weights every row is an example, and the number of them is what was declared.
@@ -152,6 +162,24 @@ def _step(optimizer, model, data, ids):
         check_update(tf.compat.v1.get_default_graph(), model)
     check_log_names(logs, optimizer)
     return logs
+
+
+def class_factors(optimizer, y, y_pred):
+    """Weights of examples by their class, and the factors of their clipped gradients.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        y: Tensor [B], [B, 1] or [B, classes].
+        y_pred: The model's output; only shapes are read.
+
+    Returns:
+        Pair of float32 tensors [B]; or of None where there are no class weights.
+    """
+    class_weight = optimizer.class_weight
+    if class_weight is None:
+        return None, None
+    weights = class_weight.of_labels(y)
+    return weights, mechanism.weight_factors(weights, class_weight.largest(y_pred))
 
 
 def show_losses(model, loss, tracked, examples, penalty):
@@ -193,20 +221,26 @@ class _OneMicrobatch:
         x = without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
         # Where every row is present, Keras counts as it always does.
         counted = present if of_users is None else of_users
-        y, sample_weight, counted = views.repeat((y, sample_weight, counted))
+        weights = by_example.class_weights
+        if weights is not None and present is not None:
+            weights = tf.where(present, weights, 0.0)
+        y, sample_weight, counted, weights = views.repeat((y, sample_weight, counted, weights))
         shares = views.shares(of_users)
         result = self._microbatch(
             Inputs(
                 rows=(x, y, sample_weight),
                 present=present,
                 key=noise.fold_in(self._masks, index),
+                weights=by_example.factors,
                 clips=by_example.clips,
                 shared=self._microbatch.update.tensors,
                 shares=shares,
             )
         )
+        losses, norms = result.losses, result.squared_norms
+        if weights is not None:
+            losses, sample_weight = losses * weights, multiply(sample_weight, weights)
         logs = metric_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
-        norms = result.squared_norms
         if present is None:
             present = tf.ones([Rows(data).count], tf.bool)
 
@@ -217,7 +251,7 @@ class _OneMicrobatch:
         places = by_example.number[:, tf.newaxis]
         totals = BatchTotals(
             sums=result.sums,
-            loss=total(result.losses),
+            loss=total(losses),
             tracked=[total(losses) for losses in result.tracked],
             examples=tf.reduce_sum(tf.cast(present, "float32")),
             nonfinite=tf.reduce_sum(tf.cast(present & ~tf.math.is_finite(norms), "float32")),

@@ -86,6 +86,10 @@ def views_one_by_one(original, *arguments):
     return found, [4 * each for each in sums]
 
 
+def weights_not_divided(original, weights, largest):
+    return weights
+
+
 def padding_counts(original, optimizer, model, data):
     x, y, weights = data
     return original(optimizer, model, (x, y, tf.ones_like(weights)))
@@ -100,6 +104,10 @@ PLANTED = {
     "one layer": ((microbatches, "compute", forgotten_layer), "Clipping does not bound"),
     "whole batch": ((mechanism, "clip_factors", whole_batch), "clipped as a whole"),
     "views": ((microbatches, "compute", views_one_by_one), "Clipping does not bound"),
+    "class weights": (
+        (mechanism, "weight_factors", weights_not_divided),
+        "Clipping does not bound",
+    ),
     "padding": (None, "Padding counts"),
 }
 
@@ -141,7 +149,7 @@ def test_planted_bugs_fail(name):
     report = audit.check_optimizer(built(optimizer), optimizer, trials=trials, seconds=15.0)
     assert not report.passed, str(report)
     assert PLANTED[name][1] in str(report) and "FAILED" in str(report)
-    if name in ("half the noise", "two thirds", "one layer", "views"):
+    if name in ("half the noise", "two thirds", "one layer", "views", "class weights"):
         # The attack alone shows it.
         assert report.epsilon_lower_bound > report.epsilon
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdpx
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import Examples
+
+PLAN = tfdpx.PrivacyPlan(4, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3)
 
 
 def test_nests_and_dtypes():
@@ -32,20 +35,15 @@ def test_nests_and_dtypes():
         assert y[0][row] == (number % 2 == 0) and y[1][row] == f"label {number}"
 
 
-def weights_by_example(examples, count):
-    dataset = sampled_batches.poisson_sampler(
-        examples, sampling_probability=1.0, capacity=count, steps=1, seed=0
-    ).dataset()
-    return next(iter(dataset))[2].numpy()
-
-
 def test_weights_of_examples_and_of_classes():
     x, labels, weights = np.zeros([4, 2]), np.array([0, 1, 2, 1]), [0.0, 0.5, 2.0, 1.0]
-    examples = Examples(x, labels, weights)
-    np.testing.assert_array_equal(weights_by_example(examples, 4), weights)
+    [batch] = PLAN.batches(x, labels, weights)
+    np.testing.assert_array_equal(batch[2], weights)
     for y in (labels, labels[:, np.newaxis], np.eye(3)[labels], labels.astype("float32")):
-        examples = Examples(x, y, class_weight={0: 0.25, 1: 3.0})
-        np.testing.assert_array_equal(weights_by_example(examples, 4), [0.25, 3.0, 1.0, 3.0])
+        [batch] = PLAN.batches(x, y, class_weight={0: 0.25, 1: 3.0})
+        np.testing.assert_array_equal(batch[2], [0.25, 3.0, 1.0, 3.0])
+        [batch] = PLAN.batches(x, y, weights, class_weight={0: 0.25, 1: 3.0})
+        np.testing.assert_array_equal(batch[2], [0.0, 1.5, 2.0, 3.0])
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,7 @@ def test_weights_of_examples_and_of_classes():
         ({"sample_weight": [1.0, math.nan, 1.0, 1.0]}, "finite and >= 0"),
         ({"sample_weight": np.ones(3)}, r"`sample_weight` must have shape \(4,\).*\(3,\)"),
         ({"class_weight": {0: -1.0}}, "finite and >= 0"),
-        ({"class_weight": {0: 1.0}, "sample_weight": np.ones(4)}, "exclude each other"),
+        ({"class_weight": {0: math.nan}}, "finite and >= 0"),
         ({"class_weight": {0: 1.0}, "y": None}, "`class_weight` needs a single array `y`"),
         ({"class_weight": {0: 1.0}, "y": np.zeros([4, 2, 2])}, r"Received: shape \(4, 2, 2\)"),
         ({"y": np.zeros(5)}, r"arrays of one length, at least 1. Received: lengths \[4, 5\]"),
@@ -65,4 +63,4 @@ def test_weights_of_examples_and_of_classes():
 def test_unfit_examples(arguments, message):
     arguments = {"x": np.zeros([4, 2]), "y": np.zeros(4, int)} | arguments
     with pytest.raises(ValueError, match=message):
-        Examples(**arguments)
+        PLAN.batches(**arguments)

@@ -13,10 +13,11 @@ from tfdpx.accounting import IndividualAccountant
 from tfdpx.training.clipping import IndividualClip
 
 
-def test_each_example_is_clipped_at_what_it_is_charged_for():
+@pytest.mark.parametrize("class_weight", [None, {0: 4.0, 1: 0.5}])
+def test_each_example_is_clipped_at_what_it_is_charged_for(class_weight):
     plan = replay.make_plan()
     accountant = IndividualAccountant(plan, rounding=0.07)
-    replay.check(plan, accountant, views=2, microbatch_size=6)
+    replay.check(plan, accountant, views=2, microbatch_size=6, class_weight=class_weight)
 
 
 def clip_at_one(self, ids, count):
@@ -35,6 +36,10 @@ def factors_not_scaled(norms, present, clip, size, fractions=1.0, f=mechanism.cl
     return f(norms, present, clip, size, fractions) / fractions
 
 
+def weight_alone(self, clips, weights):
+    return tf.ones_like(clips)
+
+
 def charge_what_comes_next(self, ids, present, norms, original=IndividualClip._learn):
     original(self, ids, present, norms, tf.convert_to_tensor(self._held["steps"]))
     self._held["steps"].assign_add(1)
@@ -49,6 +54,7 @@ BUGS = [
     (IndividualClip, "clips", clip_of_neighbour),
     (mechanism, "clip_factors", factors_of_plain_clip),
     (mechanism, "clip_factors", factors_not_scaled),
+    (IndividualClip, "before_weights", weight_alone),
     (IndividualClip, "count_update", charge_what_comes_next),
     (IndividualClip, "_learn", forget_padding),
 ]
@@ -64,25 +70,29 @@ def test_a_clip_that_is_not_the_accounted_one_is_found(monkeypatch, owner, name,
     monkeypatch.setattr(owner, name, bug)
     plan = replay.make_plan()
     with pytest.raises(AssertionError):
-        replay.check(plan, IndividualAccountant(plan, rounding=0.07))
+        accountant = IndividualAccountant(plan, rounding=0.07)
+        replay.check(plan, accountant, class_weight={0: 4.0, 1: 0.5})
 
 
-def test_one_example_moves_an_update_by_its_own_clip():
+@pytest.mark.parametrize("weight", [None, 0.9, 0.35])
+def test_one_example_moves_an_update_by_its_own_clip(weight):
     plan = replay.make_plan(batch_size=replay.COUNT, steps=1)
     x, y = replay.data()
     level = 1 + np.arange(replay.COUNT) % 10
     kernels = []
-    for weight in (np.ones(replay.COUNT), np.arange(replay.COUNT) != 17):
+    for present in (np.ones(replay.COUNT), np.arange(replay.COUNT) != 17):
         accountant = IndividualAccountant(plan, rounding=0.1)
         model = replay.make_model(plan, accountant)
         accountant._record._held["levels"].assign(np.append(level, 10))
         batches = plan.batches(
-            50 * x, y, weight.astype(float), optimizer=model.optimizer, seed=replay.SEED
-        )
+            50 * x, y, present.astype(float), class_weight=weight and {y[17]: weight},
+            optimizer=model.optimizer, seed=replay.SEED,
+        )  # fmt: skip
         model.fit(batches, verbose=0)
         kernels.append(model.weights[0].numpy())
     change = np.linalg.norm(kernels[0] - kernels[1]) * plan.batch_size / replay.RATE
-    assert change == pytest.approx(accountant.fractions[level[17] - 1], rel=1e-4)
+    charged = accountant.fractions[level[17] - 1]
+    assert change == pytest.approx(min(charged, weight or 1.0), rel=1e-4)
 
 
 def test_a_gradient_that_is_not_finite_is_charged_in_full():
@@ -98,9 +108,11 @@ def test_a_gradient_that_is_not_finite_is_charged_in_full():
 def test_refreshed_norms_are_those_of_all_examples():
     plan = replay.make_plan(batch_size=20)
     accountant = IndividualAccountant(plan, refreshes_per_epoch=1)
-    model, _ = replay.train(plan, accountant)
-    each = replay.gradients(*replay.data(), model.weights[0].numpy())
+    model, _ = replay.train(plan, accountant, class_weight={0: 4.0, 1: 3.0})
+    x, y = replay.data()
+    each = replay.gradients(x, y, model.weights[0].numpy())
     norms = np.minimum(np.sqrt((each**2).sum((1, 2))) / replay.CLIP, 1)
+    norms *= np.array([1.0, 0.75, 0.25])[y]
     found = accountant.norms()
     assert ((found >= norms - 1e-6) & (found <= norms + accountant.rounding + 1e-6)).all()
     assert accountant._record.counts().sum(axis=1).tolist() == replay.COUNT * [plan.steps]

@@ -38,11 +38,11 @@ def make_model(plan=None, layers=None, compile_arguments=None, **arguments):
     return made
 
 
-def update(model, weights=None, k=MOST, x=X, y=Y, ids=IDS):
+def update(model, weights=None, k=MOST, x=X, y=Y, ids=IDS, class_weight=None):
     """The change of the weights by one update on all people; the weights return to their values."""
     before = [variable.numpy() for variable in model.trainable_variables]
     arguments = dict(user_ids=ids, examples_per_user=k, steps_per_epoch=1, verbose=0)
-    model.fit(x, y, sample_weight=weights, **arguments)
+    model.fit(x, y, sample_weight=weights, class_weight=class_weight, **arguments)
     after = small.weights(model)
     for variable, value in zip(model.trainable_variables, before, strict=True):
         variable.assign(value)
@@ -86,6 +86,9 @@ def test_examples_have_weights_of_their_own(model):
     x = np.where(weights[:, np.newaxis] == 0, np.float32("nan"), X)  # What is absent is not read.
     wanted = by_a_loop(model, weights)
     np.testing.assert_allclose(update(model, weights, x=x), wanted, rtol=1e-4, atol=1e-6)
+    wanted = by_a_loop(model, weights * np.array([1.0, 0.0, 4.0], "float32")[Y])
+    changed = update(model, weights, x=x, class_weight={1: 0.0, 2: 4.0})
+    np.testing.assert_allclose(changed, wanted, rtol=1e-4, atol=1e-6)
 
 
 def over_all_rows(self, given):  # Without the mask a person's first example counts again.

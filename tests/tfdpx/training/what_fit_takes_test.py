@@ -142,6 +142,19 @@ def test_fit_on_arrays_is_fit_on_the_batches_of_the_plan():
     assert optimizer.ledger.steps == 2 and not optimizer.epsilon_is_approximate
 
 
+def test_class_weights_are_those_of_any_form_of_the_data():
+    weights = {3: 4.0, 7: 0.5}
+    source, rows = tfdpx.RandomAccess(list(zip(X, Y, strict=True))), PLAN.batches
+    by_arrays, _ = trained(lambda model: model.fit(X, Y, class_weight=weights, verbose=0))
+    for fit in (
+        lambda model: model.fit(source, class_weight=weights, verbose=0),
+        lambda model: model.fit(rows(dataset(X, Y), class_weight=weights), verbose=0),
+        lambda model: tfdpx.distributed.fit(model, PLAN, X, Y, class_weight=weights, verbose=0),
+    ):
+        same(trained(fit)[0], by_arrays)
+    assert np.abs(by_arrays[0] - trained(lambda m: m.fit(X, Y, verbose=0))[0][0]).max() > 1e-4
+
+
 def test_random_access_needs_a_plan():
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile(tfdpx.DPSGD(0.1, batch_size=6, noise_multiplier=1.0), "mse")

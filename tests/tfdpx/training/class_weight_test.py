@@ -1,0 +1,142 @@
+"""`class_weight` acts after the clip: the formula, its bound, and the numbers that Keras shows."""
+
+import bench
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+from oracle import batch_of_one_gradients
+
+import tfdpx
+from tfdpx import mechanism
+from tfdpx.sampling.class_weights import ClassWeights
+from tfdpx.training import fit
+
+X, Y = small.data()
+ONE_HOT = np.eye(3, dtype="float32")[Y]
+BINARY = (Y > 1).astype("float32")
+pytestmark = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
+
+
+def make(outputs=3, loss=None, **arguments):
+    def layers():
+        return [keras.layers.Dense(5, "relu"), keras.layers.Dense(outputs)]
+
+    made = bench.Bench(None, layers, loss, noise_multiplier=0.0, **arguments)
+    return made
+
+
+@pytest.fixture(scope="module", name="made")
+def _made():
+    return make(microbatch_size=3, l2_norm_clip=0.3)
+
+
+def binary():
+    return make(1, keras.losses.BinaryCrossentropy(from_logits=True))
+
+
+def soft():
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    return make(loss=loss, l2_norm_clip="automatic")
+
+
+@pytest.mark.parametrize(
+    "maker, y, class_weight, factors",
+    [
+        (None, Y, {0: 4.0, 1: 0.5}, [1.0, 0.125, 0.25]),
+        (None, Y[:, np.newaxis], {0: 0.0, 1: 0.5}, [0.0, 0.5, 1.0]),
+        (soft, ONE_HOT, {0: 0.1, 1: 0.2, 2: 0.4}, [0.25, 0.5, 1.0]),
+        (binary, BINARY[:, np.newaxis], {1: 25.0}, [0.04, 1.0, 0.0]),
+        (binary, BINARY, {0: 0.0, 1: 0.0}, [0.0, 0.0, 0.0]),
+    ],
+    ids=["classes", "column", "one-hot, automatic", "binary", "all zero"],
+)
+def test_the_update_is_the_formula(made, maker, y, class_weight, factors):
+    made = maker() if maker else made
+    made.class_weight = class_weight
+    moved = made.step(X, y)
+    made.restore()
+    gradients = batch_of_one_gradients(made.model, tf.constant(X), tf.constant(y), None, 1)
+    norms, clip = np.linalg.norm(gradients, axis=1), made.optimizer.l2_norm_clip
+    is_automatic = maker is soft
+    clipped = 1 / (norms + 0.01) if is_automatic else 1 / np.maximum(norms, clip)
+    labels = Y if maker in (None, soft) else BINARY.astype(int)
+    wanted = -(np.array(factors)[labels] * clipped) @ gradients / 16
+    np.testing.assert_allclose(moved, wanted, atol=2e-6)
+
+
+def influence(made, monkeypatch, by_class):
+    """The largest influence of an example under class weights that nobody has looked at."""
+    monkeypatch.setattr(fit, "read_class_weight", lambda _: ClassWeights(by_class))
+    return max(made.influence(3 * X, Y, example) for example in (0, 1, 2, 4, 15))
+
+
+@pytest.mark.parametrize("by_class", [{0: 1e30}, {0: -1e30, 1: 1e-30}, {0: np.inf, 2: np.nan}])
+def test_no_weights_let_an_example_move_an_update_by_more_than_one(made, monkeypatch, by_class):
+    assert 0.9 < influence(made, monkeypatch, by_class) <= 1 + 1e-5
+    invalid = [label for label, weight in by_class.items() if not 0 <= weight < np.inf]
+    before = made.optimizer.nonfinite_examples
+    made.step(X, Y)
+    assert made.optimizer.nonfinite_examples - before == np.isin(Y, invalid).sum()
+
+
+@pytest.mark.planted("class weights that are not divided")
+def test_weights_that_are_not_divided_are_found(monkeypatch):
+    monkeypatch.setattr(mechanism, "weight_factors", lambda weights, largest: weights)
+    assert influence(make(), monkeypatch, {0: 4.0}) > 1.5
+
+
+def test_losses_and_metrics_are_those_of_keras():
+    metrics = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+    plan = tfdpx.PrivacyPlan(16, batch_size=16, steps=1, noise_multiplier=1.0, delta=1e-3)
+    private = tfdpx.DPSGD(1.0, plan=plan, microbatch_size=3)
+    logs = [
+        small.model(optimizer, compile_arguments=metrics)
+        .fit(X, Y, batch_size=16, class_weight={0: 4.0, 1: 0.5}, verbose=0)
+        .history
+        for optimizer in (private, keras.optimizers.SGD(1.0))
+    ]
+    assert len(logs[1]) == 3
+    for name, values in logs[1].items():
+        np.testing.assert_allclose(logs[0][name], values, rtol=1e-5)
+
+
+def test_trainings_with_and_without_them_take_turns(made):
+    moved = []
+    for class_weight in 2 * (None, {0: 4.0, 1: 0.5}):
+        made.class_weight = class_weight
+        moved.append(made.step(X, Y))
+    np.testing.assert_array_equal(moved[:2], moved[2:])
+    assert np.abs(moved[0] - moved[1]).max() > 1e-3
+
+
+def test_one_label_an_example():
+    model = small.model(layers=[keras.layers.Reshape([2, 3]), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match=r"one label an example.*\(16, 2, 3\)"):
+        model.train_on_batch(X, np.zeros([16, 2]), class_weight={0: 2.0})
+    with pytest.raises(ValueError, match="finite and >= 0"):
+        model.train_on_batch(X, Y, class_weight={0: -2.0})
+
+
+@pytest.mark.slow
+def test_weights_find_the_rare_class_and_come_off_the_logits():
+    rng = np.random.default_rng(0)
+    y = (rng.uniform(size=2000) < 0.047).astype("float32")
+    x = (rng.normal(size=[2000, 2]) + y[:, np.newaxis]).astype("float32")
+
+    def train(clip, rate, class_weight=None):
+        layers = [keras.Input([2]), keras.layers.Dense(1)]
+        optimizer = tfdpx.DPSGD(rate, batch_size=2000, noise_multiplier=0.0, l2_norm_clip=clip)
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        model = small.model(optimizer, layers, loss)
+        for _ in range(100):
+            model.train_on_batch(x, y, class_weight=class_weight)
+        return model.predict(x, verbose=0)[:, 0]
+
+    assert (train("automatic", 1.0) > 0).mean() == 0
+    assert 0.1 < (train("automatic", 1.0, {1: 25.0}) > 0).mean() < 0.7
+    # Without clipping the correction is exact, but for the data being few.
+    corrected = train(np.inf, 25.0, {1: 25.0}) - np.log(25.0)
+    assert tf.sigmoid(corrected).numpy().mean() == pytest.approx(y.mean(), rel=0.1)
+    np.testing.assert_allclose(corrected, train(np.inf, 3.0), atol=0.5)
