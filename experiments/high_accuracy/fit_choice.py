@@ -1,32 +1,38 @@
-"""Which steps and learning rate are best for a private linear classifier on fixed features.
+"""How good the automatic settings of a private linear classifier on fixed features are.
 
     python -m experiments.high_accuracy.fit_choice
 
-The rule of `tfdpx.train.defaults` was read off what this prints. The problems are
-generated: classes of distorted strokes and of distorted shapes, so that fitting a rule on them
-spends no privacy. For each number of images and epsilon, the best products of steps and learning
-rate.
+The rule of `tfdpx.train.defaults` was fitted on such problems. They are generated, so that fitting
+a rule on them spends no privacy: classes of distorted strokes and shapes, and scenes with classes
+of colours and stripes, in gray and colour, of images and of people with several. Prints a row for
+each problem: accuracy at each epsilon, by the rule and by multiples of its learning rate.
 """
 
+import dataclasses
 import functools
-import itertools
-import json
 
 import keras
 import numpy as np
 import scipy.ndimage
-import tensorflow as tf
 
 import tfdpx
 from experiments.free_features.drawings import Shapes
 from tfdpx import synthetic
 from tfdpx.models import ScatterLinear
+from tfdpx.train import defaults, settings
 
 CLASSES, TEST = 10, 2000
-SIZES, EPSILONS = (300, 1437, 6000), (0.5, 1.0, 3.0, 8.0)
-STEPS, MOVES = (10, 30, 100), (100, 200, 400, 800, 1600, 3200, 6400)
-CLIP, DELTA, SEEDS = 0.02, 1e-5, (0, 1)
+EPSILONS, SEEDS = (0.5, 1.0, 3.0, 8.0, 20.0), range(3)
+FACTORS = (1.0, 0.25, 4.0)
 _CANVAS = 48
+# Arguments of `scenes`. Without clutter all images share most of their features.
+SCENES = {
+    "gray": dict(side=28, channels=1, classes=10, colour=0.0, stripes=0.15, clutter=0.3, noise=0.1),
+    "smooth": dict(side=16, colour=0.05, stripes=0.06, clutter=0.1),
+    "colours": dict(side=32, colour=0.1, stripes=0.0, clutter=0.1),
+    "cluttered": dict(side=32, colour=0.12, stripes=0.12, clutter=0.3, noise=0.05),
+    "twenty": dict(side=16, classes=20, colour=0.12, stripes=0.1, clutter=0.3, noise=0.1),
+}
 
 
 def problem(kind, count, side, distortion, seed=0):
@@ -51,62 +57,161 @@ def problem(kind, count, side, distortion, seed=0):
     return np.clip(images, 0, 1)[..., np.newaxis].astype("float32"), labels
 
 
-@tf.function
-def logits(features, targets, test, steps, learning_rate, noise_multiplier, seed):
-    """Logits of `test` after private full-batch descent: the update of `tfdpx.DPSGD`.
+def scenes(people, side, colour, stripes, clutter, channels=3, classes=4, noise=0.01, seed=0):
+    """Images of classes with a mean colour and a direction of stripes, under fallen leaves.
 
-    For rows of norm one the gradient of an example has the norm of its errors.
+    Args:
+        people: Int. They have one to twelve images, some four on average, mostly of one class, and
+            a colour that is their own.
+        side: Int, pixels of a side.
+        colour: Float, the deviation of the classes' colours.
+        stripes: Float, their contrast.
+        clutter: Float in [0, 1], the share of the leaves.
+        channels: Int.
+        classes: Int.
+        noise: Float, the deviation of each pixel.
+        seed: Int.
+
+    Returns:
+        Images `[count, side, side, channels]`, labels `[count]` and people `[count]`.
     """
-    count = tf.cast(tf.shape(features)[0], "float32")
-    weights = tf.zeros([features.shape[1], CLASSES])
-    for step in tf.range(steps):
-        errors = tf.nn.softmax(features @ weights) - targets
-        clipped = errors / tf.maximum(tf.norm(errors, axis=1, keepdims=True), CLIP)
-        noise = tf.random.stateless_normal(weights.shape, [seed, step])
-        total = tf.matmul(features, clipped, transpose_a=True) + noise_multiplier * noise
-        weights -= learning_rate / count * total
-    return test @ weights
+    rng = np.random.default_rng(seed)
+    colours, turns = colour * rng.normal(size=(classes, channels)), rng.uniform(0, np.pi, classes)
+    owners = np.repeat(np.arange(people), np.clip(rng.geometric(0.22, people), 1, 12))
+    labels = np.where(
+        rng.random(len(owners)) < 0.8,
+        rng.integers(0, classes, people)[owners],
+        rng.integers(0, classes, len(owners)),
+    )
+    shades = colours[labels] + 0.04 * rng.normal(size=(people, channels))[owners]
+    shades += 0.1 * colour * rng.normal(size=shades.shape)
+    row, column = np.mgrid[:side, :side]
+    images = synthetic.DeadLeaves(side, channels, seed).images(len(owners))
+    for image, label, shade in zip(images, labels, shades, strict=True):
+        turn = turns[label] + 0.15 * rng.normal()
+        wave = (row * np.sin(turn) + column * np.cos(turn)) / rng.uniform(0.7, 1)
+        striped = 0.5 + shade + stripes * np.sin(wave + rng.uniform(0, 2 * np.pi))[..., np.newaxis]
+        image[:] = (1 - clutter) * striped + clutter * image + noise * rng.normal(size=image.shape)
+    return np.clip(images, 0, 1), labels, owners
+
+
+def features(images):
+    """The features `[count, features]` that `classify` trains on, turned to as few axes as rows."""
+    model = ScatterLinear(2, images.shape[1:])
+    rows = keras.Model(model.input, model.get_layer("unit_norm").output)
+    rows = rows.predict(images, batch_size=100, verbose=0)
+    # Noise is alike in all directions, so only the products of rows count.
+    return rows if len(rows) > rows.shape[1] else np.linalg.qr(rows.T, mode="r").T
 
 
 @functools.cache
-def noise_multiplier(count, epsilon, steps):
-    """What the budget asks for."""
-    plan = tfdpx.PrivacyPlan(count, batch_size=count, steps=steps, epsilon=epsilon, delta=DELTA)
-    return plan.noise_multiplier
+def noise_multiplier(epsilon, steps, delta=1e-5):
+    """The noise multiplier of full batches; it does not depend on how many examples they have."""
+    return tfdpx.PrivacyPlan(
+        100, batch_size=100, steps=steps, epsilon=epsilon, delta=delta
+    ).noise_multiplier
 
 
-def accuracy(features, labels, count, epsilon, steps, move):
-    """Mean accuracy on the last `TEST` rows after training on the first `count`."""
-    numbers = [move / steps, noise_multiplier(count, epsilon, steps)]
-    numbers = [tf.constant(number, "float32") for number in numbers]
-    data = tf.constant(features[:count]), tf.one_hot(labels[:count], CLASSES), features[-TEST:]
-    found = [
-        np.argmax(logits(*data, tf.constant(steps), *numbers, tf.constant(seed)), axis=1)
-        for seed in SEEDS
-    ]
-    return float(np.mean(np.array(found) == labels[-TEST:]))
+def train(rows, labels, values, seed, owners=None):
+    """Private full-batch descent from zero, the updates of `tfdpx.DPSGD` in NumPy.
+
+    Args:
+        rows: Features `[count, features]` of the training images.
+        labels: Ints `[count]`.
+        values: `settings.Settings` of the run.
+        seed: Int.
+        owners: Ints `[count]`, the person of each image; by default everybody has one.
+
+    Returns:
+        The averaged weights `[features, classes]`.
+    """
+    rng = np.random.default_rng(seed)
+    owners = np.arange(len(rows)) if owners is None else np.unique(owners, return_inverse=True)[1]
+    most = min(values.examples_per_user, np.bincount(owners).max())
+    people = owners.max() + 1
+    targets = np.eye(labels.max() + 1, dtype="float32")[labels]
+    weights = average = np.zeros([rows.shape[1], targets.shape[1]], "float32")
+    noise = noise_multiplier(values.epsilon, values.steps, values.delta)
+    for step in range(values.steps):
+        chosen = _draw(owners, most, rng)
+        shares = (chosen >= 0) / np.sum(chosen >= 0, axis=1, keepdims=True, dtype="float32")
+        logits = rows @ weights
+        exponentials = np.exp(logits - logits.max(1, keepdims=True))
+        errors = exponentials / exponentials.sum(1, keepdims=True) - targets
+        errors = shares[..., np.newaxis].astype("float32") * errors[chosen]
+        products = np.ones([people, 1, 1], "float32")
+        if most > 1:
+            products = rows[chosen] @ rows[chosen].transpose(0, 2, 1)
+        norms = np.einsum("pab,pak,pbk->p", products, errors, errors) ** 0.5
+        errors /= np.maximum(norms, np.float32(values.l2_norm_clip))[:, np.newaxis, np.newaxis]
+        total = rows[chosen.ravel()].T @ errors.reshape(-1, targets.shape[1])
+        total += np.float32(noise) * rng.standard_normal(weights.shape, "float32")
+        weights = weights - np.float32(values.learning_rate / people) * total
+        kept = min(values.ema_momentum, (1 + step) / (10 + step)) if step else 0.0
+        average = kept * average + (1 - kept) * weights
+    return average
+
+
+def accuracy(rows, labels, test, *settings_seed_and_owners):
+    """The accuracy on the features and labels `test` of weights that `train` makes."""
+    weights = train(rows, labels, *settings_seed_and_owners)
+    return float(np.mean((test[0] @ weights).argmax(1) == test[1]))
+
+
+def _draw(owners, most, rng):
+    """Ints `[people, most]`: images of each person, at random; -1 where there are fewer."""
+    if most == 1 and len(owners) == owners.max() + 1:
+        return np.arange(len(owners))[:, np.newaxis]
+    order = np.lexsort([rng.random(len(owners)), owners])
+    counts = np.bincount(owners)
+    place = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    chosen = np.full([len(counts), most], -1)
+    is_drawn = place < most
+    chosen[owners[order][is_drawn], place[is_drawn]] = order[is_drawn]
+    return chosen
+
+
+def automatic(epsilon, num_protected, factor=1.0, **flags):
+    """The settings that `classify` chooses, with `factor` times the learning rate."""
+    values = settings.resolve("digits", {"epsilon": epsilon, **flags})
+    values, _ = defaults.complete(values, num_protected)
+    return dataclasses.replace(values, learning_rate=factor * values.learning_rate)
+
+
+def problems():
+    """Yields name, features, labels, owners or None, and how many to test on."""
+    for kind, side, distortion, count in (
+        (synthetic.Strokes, 8, 1.3, 300),
+        (synthetic.Strokes, 8, 1.3, 6000),
+        (synthetic.Strokes, 24, 1.5, 4000),
+        (Shapes, 8, 1.3, 400),
+    ):
+        images, labels = problem(kind, count + TEST, side, distortion)
+        yield f"{kind.__name__} {side}x{side}", features(images), labels, None, TEST
+    for name, arguments in SCENES.items():
+        images, labels, owners = scenes(700, **arguments)
+        rows, held_out = features(images), int(np.sum(owners >= 548))
+        yield f"{name}, people", rows, labels, owners, held_out
+        yield f"{name}, images", rows, labels, None, held_out
 
 
 def main():
-    """Prints the best products for every problem."""
-    record = []
-    problems = (synthetic.Strokes, 8, 1.3), (Shapes, 8, 1.3), (synthetic.Strokes, 16, 1.5)
-    for kind, side, distortion in problems:
-        images, labels = problem(kind, max(SIZES) + TEST, side, distortion)
-        model = ScatterLinear(CLASSES, images.shape[1:])
-        rows = keras.Model(model.input, model.get_layer("unit_norm").output)
-        features = rows.predict(images, batch_size=500, verbose=0)
-        for count, epsilon in itertools.product(SIZES, EPSILONS):
-            tested = [
-                (accuracy(features, labels, count, epsilon, steps, move), steps, move)
-                for steps, move in itertools.product(STEPS, MOVES)
-            ]
-            best = sorted(tested, reverse=True)[:3]
-            shown = ", ".join(f"{a:.3f} ({steps} steps, {move})" for a, steps, move in best)
-            size = epsilon * count
-            print(f"{kind.__name__} {side}: epsilon * images = {size:g}: {shown}", flush=True)
-            record.append([kind.__name__, side, count, epsilon, *best[0]])
-    print(json.dumps({"best": record}))
+    """Prints a table, accuracies in percent."""
+    print(f"| problem | protected | rate | {' | '.join(f'epsilon {e:g}' for e in EPSILONS)} |")
+    for name, rows, labels, owners, held_out in problems():
+        train, test = slice(-held_out), (rows[-held_out:], labels[-held_out:])
+        owners = owners if owners is None else owners[train]
+        protected = len(rows) - held_out if owners is None else int(owners.max()) + 1
+        for factor in FACTORS:
+            cells = []
+            for epsilon in EPSILONS:
+                values = automatic(epsilon, protected, factor)
+                reached = [
+                    accuracy(rows[train], labels[train], test, values, seed, owners)
+                    for seed in SEEDS
+                ]
+                cells.append(f"{100 * np.mean(reached):.1f}")
+            print(f"| {name} | {protected} | {factor:g} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

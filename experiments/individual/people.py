@@ -17,7 +17,6 @@ from absl import app, flags
 
 import tfdpx
 from tfdpx.accounting import group_epsilon
-from tfdpx.train import defaults
 from tfdpx.train.data import images
 from tfdpx.train.output import print_table
 
@@ -72,8 +71,7 @@ def main(argv):
     train, test = features_of(data)
     count, rows = len(train[1]), []
     for epsilon in map(float, _EPSILONS.value):
-        size = epsilon * WRITERS
-        steps, move = defaults.steps_and_move(size, of_people=True)
+        steps, move = 50, max(0.3 * epsilon * WRITERS, 100)
         for way, (plan, per_writer) in plans(epsilon, steps, count).items():
             found = []
             for seed in range(_RUNS.value):

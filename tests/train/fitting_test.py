@@ -91,7 +91,7 @@ def test_features_are_those_of_the_file_and_computed_once(run_folder, data):
     assert both.input.dtype == "uint8" and both.output_shape == (None, 3)
     values, text = defaults.complete(start(f"{run_folder}/model.keras").settings, 100)
     assert values.model == "linear_on_features" and "--model=linear_on_features" in text
-    assert values.l2_norm_clip == 0.02
+    assert values.l2_norm_clip == 0.1
     whole = start(f"{run_folder}/model.keras").build(DATA)
     head, features = fitting.head_and_features(values, whole, data)
     assert len(head.trainable_variables) == 1 and features.train_x.shape == (COUNT, 257)
