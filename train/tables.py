@@ -32,8 +32,8 @@ _SHARE_OF_RELEASES = 0.1
 _LARGEST = 4.0  # Numbers are clipped to so many deviations.
 _NOISIEST_MEAN = 0.05  # As a part of the range; noisier means are not worth their budget.
 # As a part of the rows: counts that are noisier narrow no bounds, and find no rare label.
-_NOISIEST_CELL, _NOISIEST_LABEL = 0.09, 1 / 3
-_RARE_LABEL = 0.4  # Of an even share, which is 20% of two labels.
+_NOISIEST_CELL, _NOISIEST_LABEL = 0.12, 1 / 3
+_RARE_LABEL = 0.5  # Of an even share, which is 25% of two labels.
 _NOISE_OF_LABELS = 2  # Times that of the other releases.
 # Ranges are found from the counts of powers of two. The fullest bin of a column has about a third
 # of the rows, and should stand out.
@@ -226,10 +226,11 @@ def _noise_of(settings, num_rows, unbounded, bounded, rough, texts, num_classes)
     takes_moments = narrows or (bool(bounded) and of_mean < _NOISIEST_MEAN)
     noise_multiplier = of_one * math.sqrt(releases + takes_moments + narrows)
     if unbounded:
-        noise_of_bins = noise_multiplier * math.sqrt(len(unbounded))
-        largest = noise_of_bins * math.sqrt(2 * math.log(10 * _BINS * len(unbounded)))
-        needed = math.ceil(largest / _FULLEST_BIN)
-        if needed > num_rows:
+        of_bin = math.sqrt(len(unbounded) * 2 * math.log(10 * _BINS * len(unbounded)))
+        if of_bin * noise_multiplier > _FULLEST_BIN * num_rows:
+            # More rows or a larger epsilon may buy the other releases, too.
+            most = releases + (num_classes > 1) / _NOISE_OF_LABELS**2 + 2 * bool(bounded)
+            needed = math.ceil(of_bin * of_one * math.sqrt(most) / _FULLEST_BIN)
             enough = plan.noise_multiplier * num_rows / needed
             cost = tfdpx.PrivacyPlan(num_rows, num_rows, 1, noise_multiplier=enough, **budget)
             raise UserError(
