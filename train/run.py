@@ -231,7 +231,7 @@ def _run_on_table(settings, workdir):
             **measured.results(),
             "noise_multiplier": plan.noise_multiplier,
             "steps": plan.steps,
-            "preprocessing_noise_multiplier": max(
+            "preprocessing_noise_multiplier": min(
                 (entry.noise_multiplier for entry in plan.spent.entries), default=None
             ),
             "releases": plan.spent.steps,
@@ -240,7 +240,7 @@ def _run_on_table(settings, workdir):
             "sampling_probability": plan.sampling_probability,
             "model": trained.model.name,
             "learning_rate": trained.learning_rate,
-            "l2_norm_clip": "automatic",
+            "l2_norm_clip": trained.l2_norm_clip,
             "parameters": trained.model.count_params(),
         },
     )

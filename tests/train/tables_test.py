@@ -11,11 +11,13 @@ import own_tables
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from sklearn import metrics
 
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.train import classify, predict, tables
 from tfdpx.train.data import tables as data_tables
+from tfdpx.train.errors import UserError
 from tfdpx.train.settings import resolve
 
 
@@ -34,8 +36,9 @@ def test_a_run_learns_and_accounts_for_its_preprocessing(workdir):
     record = records.read(workdir / "record.json")
     assert record == records.read(workdir / "model.keras")
     assert record.results["test_accuracy"] > 0.85
-    assert record.results["releases"] == 4  # Ranges and moments; moments by bounds; city.
-    assert record.ledger.steps == record.results["steps"] + 4
+    # Ranges and moments; narrower bounds and moments; city; labels.
+    assert record.results["releases"] == 6
+    assert record.ledger.steps == record.results["steps"] + 6
     assert record.epsilon == pytest.approx(8.0, rel=1e-3) and record.epsilon <= 8.0
     assert record.is_releasable and record.unit == "row"
     statement = (workdir / "privacy_statement.txt").read_text()
@@ -92,7 +95,7 @@ def test_a_regression_of_a_parquet_file(run, tmp_path):
     limits = dict(target_lower=50.0, target_upper=150.0, bounds=["*:-1:1"])
     settings = dict(target="y", task="regression", epsilon=8.0, workdir=tmp_path / "run", **limits)
     report, _ = run(classify, dataset=f"parquet:{path}", **settings)
-    assert report["test_r2"] > 0.9 and report["releases"] == 1  # The ranges are public.
+    assert report["test_r2"] > 0.9 and report["releases"] == 2  # The ranges are public.
     lines = write_predictions(run, tmp_path / "out.csv", model=tmp_path / "run", rows=path)
     errors = np.array([float(line["y"]) for line in lines]) - table["y"]
     assert np.mean(errors**2) < 6**2
@@ -109,7 +112,7 @@ REFUSALS = [
     (GOOD, dict(target_lower=0.0), "belong to --task=regression"),
     (GOOD, dict(bounds=["x:2:1"]), "COLUMN:LOWER:UPPER"),
     (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
-    (GOOD, dict(epsilon=1.0), "too few to find the ranges.*--bounds=x"),
+    (GOOD, dict(epsilon=1.0), "too few to find the ranges.* rows, or --epsilon=.*--bounds=x"),
     (GOOD, dict(augmult=4), "--augmult belongs to images"),
     (GOOD, dict(resume=True), "--resume belongs to images"),
     (GOOD | {"day": ["2024-01-02"] * 40}, {}, "'day' is of type date.*--drop=day"),
@@ -239,20 +242,71 @@ def test_whole_numbers_are_categories_on_demand(tmp_path):
     assert set(table.train.columns["zip"]) == {"01234", "99999"}
 
 
-def test_the_share_of_the_preprocessing():
-    """A tenth of the squared mu of the budget, by Gaussian differential privacy."""
+def make_table(rows, share, bounds=("*:-40:40",), epsilon=3.0):
+    """A table of numbers, a category and a label of this share, with settings of a run."""
     rng = np.random.default_rng(0)
-    columns = {"a": rng.normal(size=10_000), "b": rng.choice(["x", "y"], 10_000)}
-    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=3.0))
-    _, spent = tables.adapt(columns, {"a": "number", "b": "category"}, settings)
-    squared_mu = sum(entry.steps / entry.noise_multiplier**2 for entry in spent.entries)
+    numbers = {f"number {i}": rng.normal(size=rows) for i in range(8)}
+    score = 1.5 * sum(numbers.values()) / 8**0.5 + rng.logistic(size=rows)
+    target = (score > np.quantile(score, 1 - share)).astype("int64")
+    kinds = dict.fromkeys(numbers, "number") | {"city": "category"}
+    data = data_tables.Rows(numbers | {"city": rng.choice(["x", "y"], rows)}, target)
+    settings = dict(dataset="csv:x", target="t", epsilon=epsilon, bounds=list(bounds))
+    return data_tables.Table(kinds, ("no", "yes"), data, data), resolve(None, settings)
+
+
+@pytest.mark.parametrize("share, bounds", [(0.05, ["*:-40:40"]), (0.5, []), (0.5, ["*:-4:4"])])
+def test_the_share_of_the_preprocessing(share, bounds):
+    """A tenth of the squared mu of the budget, by Gaussian differential privacy."""
+    table, settings = make_table(10_000, share, bounds)
+    _, spent, shares = tables.adapt(table.train, table, settings)
+    noises = sorted(entry.noise_multiplier for entry in spent.entries for _ in range(entry.steps))
+    # Ranges or narrower bounds, moments and the category; the labels at twice the noise.
+    assert noises == pytest.approx([noises[0]] * 3 + [2 * noises[0]])
+    squared_mu = sum(noise**-2 for noise in noises)
     noise = (10 * squared_mu) ** -0.5
     alone = dataclasses.replace(spent.entries[0], noise_multiplier=noise, steps=1)
     assert Ledger((alone,)).epsilon(1e-5) == pytest.approx(3.0, rel=5e-3)
+    assert shares is None if share == 0.5 else shares[1] == pytest.approx(share, abs=0.01)
+
+
+def test_a_row_moves_bounds_and_labels_by_their_sensitivity(monkeypatch):
+    table, settings = make_table(2000, 0.05)
+    released = []
+    monkeypatch.setattr(
+        tables.Releases, "gaussian", lambda self, *release: released.append(release) or release[1]
+    )
+    for rows in (table.train, table.train[1:]):
+        tables.adapt(rows, table, settings)
+    one, other = ({r[0]: r for r in half} for half in np.array_split(np.array(released, object), 2))
+    for name, bound in (("cells", 8**0.5), ("labels", 1.0)):
+        moved = np.linalg.norm(one[name][1] - other[name][1])
+        assert 0.99 * moved <= bound == one[name][2]
+
+
+def test_the_epsilon_that_finds_ranges_is_named():
+    table, settings = make_table(200, 0.5, bounds=[])
+    with pytest.raises(UserError) as error:
+        tables.adapt(table.train, table, settings)
+    enough = float(re.search(r"or --epsilon=([0-9.]+)\. ", str(error.value))[1])
+    assert 3 < enough < 10
+    tables.adapt(table.train, table, dataclasses.replace(settings, epsilon=enough))
+
+
+@pytest.mark.slow
+def test_a_rare_label_has_its_probability():
+    """By automatic clipping all probabilities would be near 0."""
+    table, settings = make_table(20_000, 0.03)
+    trained = tables.fit(table, settings)
+    outputs = tables.predict(trained.model, table.train.columns)
+    yes = keras.ops.convert_to_numpy(keras.ops.softmax(outputs))[:, 1]
+    assert np.mean(yes) == pytest.approx(0.03, rel=0.2)
+    assert metrics.roc_auc_score(table.train.target, yes) > 0.82
 
 
 def test_the_rule_of_epsilon_times_rows():
     settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=1.0))
     for rows, *choice in ((142, "linear", 60), (400, "linear", 180), (5000, "network", 180)):
-        name, plan, _ = tables.choose(settings, rows, Ledger())
-        assert [name, plan.steps] == choice
+        name, plan, _, clip = tables.choose(settings, rows, Ledger())
+        assert [name, plan.steps, clip] == [*choice, "automatic"]
+    _, _, rate, clip = tables.choose(settings, 400, Ledger(), 7)
+    assert clip == 4 and 0 < rate < clip  # The norm of seven columns and a bias, times sqrt(2).

@@ -74,12 +74,45 @@ def test_a_row_moves_a_release_by_at_most_its_sensitivity(rows, row):
     for compute in (
         lambda data, released: tables.bounds(data, released),
         lambda data, released: tables.moments(data, *limits, released),
+        lambda data, released: tables.narrow(data, *limits, released),
         lambda data, released: tables.quantiles(data[:, 0], -1.0, 3.0, 4, released),
     ):
         seen = [exact(functools.partial(compute, data))[1] for data in (x, more)]
         for (one, bound), (other, same) in zip(*seen, strict=True):
             assert bound == same
             assert np.linalg.norm(np.asarray(one) - other) <= bound * (1 + 1e-9)
+
+
+def test_a_row_moves_the_cells_of_every_column():
+    """A sensitivity without sqrt(d), as if the columns of a row were one count, is too small."""
+    limits = np.full(9, -1.0), np.full(9, 3.0)
+    x = np.random.default_rng(0).normal(size=(5, 9))
+    [(fewer, bound)], [(more, _)] = (
+        exact(lambda released, data=data: tables.narrow(data, *limits, released))[1]
+        for data in (x[1:], x)
+    )
+    moved = np.linalg.norm(more - fewer)
+    assert moved <= bound and moved > bound / math.sqrt(9) * 1.01
+
+
+def test_rough_bounds_are_narrowed():
+    rng = np.random.default_rng(0)
+    x = np.exp(rng.normal(size=(2000, 4))) * [1, 1000, 1, 1] + [0, 0, 40, 0]
+    x[:, 3] = rng.uniform(-1, 1, 2000)
+    x[::3] = np.nan
+    inside = np.nanquantile(x, [0.1, 0.8], axis=0)
+    for factor in (3, 10, 100):
+        lower = np.array([0.0, -1e4 * factor, 0.0, -factor])
+        upper = np.array([30.0, 3e4, 70.0, 1.0]) * factor
+        (least, most), [(cells, _)] = exact(
+            lambda released, limits=(lower, upper): tables.narrow(x, *limits, released)
+        )
+        assert np.all((lower <= least) & (least <= inside[0]) & (inside[1] <= most))
+        assert np.all(most <= upper) and np.all(cells.sum(axis=0) == 2000)
+        assert np.all(most - least <= [13, 25_000, 60, 2.5])
+    bounds = np.zeros(1), np.ones(1)
+    (least, most), _ = exact(lambda released: tables.narrow(x[:0, :1], *bounds, released))
+    assert 0 <= least < most <= 1
 
 
 @pytest.mark.parametrize(
