@@ -94,10 +94,10 @@ class Measured:
         more = f" and {len(missing) - _MOST_NAMES} more" * (len(missing) > _MOST_NAMES)
         text = f"The model never predicts {', '.join(names)}{more}"
         if len(self.class_names) == 2:
-            return [f"{text}: accuracy says nothing here. See AUC, --threshold and class_weight."]
+            return [f"{text}: accuracy says nothing here. See AUC and --threshold."]
         if len(predicted) == 1:
             text = f'The model always predicts "{self.class_names[predicted[0]]}"'
-        return [f"{text}: accuracy hides it. See macro F1, recall by class and class_weight."]
+        return [f"{text}: accuracy hides it. See macro F1 and recall by class."]
 
     def _of_values(self):
         pair = self.targets, self.outputs
