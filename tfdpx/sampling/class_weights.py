@@ -105,6 +105,7 @@ def multiply(sample_weight: Any, weights: tf.Tensor) -> Any:
         return weights
 
     def product(tensor):
-        return tensor * tf.reshape(weights, [-1] + [1] * (tensor.shape.rank - 1))
+        shape = [-1] + [1] * (tensor.shape.rank - 1)
+        return tf.cast(tensor, weights.dtype) * tf.reshape(weights, shape)
 
     return tf.nest.map_structure(product, sample_weight)

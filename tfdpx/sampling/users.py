@@ -189,7 +189,8 @@ def numbered(user_ids, count):
     for value in dict.fromkeys(values):
         spelled_alike = spelling(value)
         if isinstance(spelled_alike, str):
-            spelled_alike = spelled_alike.casefold()
+            # Lower case may have letters composed that upper case has not.
+            spelled_alike = unicodedata.normalize("NFKC", spelled_alike.casefold())
         other = spelled.setdefault(spelled_alike, value)
         if other != value:
             raise ValueError(
@@ -215,9 +216,6 @@ def spelling(value):
         value = value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str):
         return value
-    seen = (
-        c
-        for c in unicodedata.normalize("NFKC", value)
-        if c.isspace() or unicodedata.category(c) not in _UNSEEN
-    )
-    return " ".join("".join(seen).split())
+    # First, because a mark between a letter and its accent keeps them from being composed.
+    seen = (c for c in value if c.isspace() or unicodedata.category(c) not in _UNSEEN)
+    return " ".join(unicodedata.normalize("NFKC", "".join(seen)).split())

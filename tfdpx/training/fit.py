@@ -166,7 +166,7 @@ def weighing(optimizer, model, class_weight):
         class_weight: `tfdpx.sampling.class_weights.ClassWeights`, or None.
     """
     before = optimizer.class_weight
-    if class_weight == before:
+    if class_weight is None and before is None:
         yield
         return
     traced_for = model_internals.compilation(model), class_weight

@@ -111,6 +111,28 @@ def test_trainings_with_and_without_them_take_turns(made):
     assert np.abs(moved[0] - moved[1]).max() > 1e-3
 
 
+def test_a_step_within_the_training_of_another_model_has_its_own_weights(made):
+    weights, moved = {0: 4.0, 1: 0.5}, {}
+    for class_weight in (weights, None):
+        made.class_weight = class_weight
+        moved[class_weight is None] = made.step(X, Y)
+    other = keras.Sequential(made.model.layers)
+    other.compile(made.optimizer, made.model.loss)
+    with fit.weighing(made.optimizer, other, ClassWeights(weights)):
+        for class_weight in (weights, None):
+            made.class_weight = class_weight
+            np.testing.assert_array_equal(made.step(X, Y), moved[class_weight is None])
+
+
+def test_sample_weights_of_any_type_go_with_them(made):
+    made.class_weight = {0: 4.0, 1: 0.5}
+    expected = made.step(X, Y)
+    made.restore()
+    before = small.weights(made.model)
+    made.model.train_on_batch(X, Y, np.ones(16, "float64"), made.class_weight)
+    np.testing.assert_allclose(small.weights(made.model) - before, expected, atol=1e-6)
+
+
 def test_one_label_an_example():
     model = small.model(layers=[keras.layers.Reshape([2, 3]), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match=r"one label an example.*\(16, 2, 3\)"):

@@ -157,6 +157,8 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
         (["1 ", *map(str, IDS[1:])], "'1 ' and '1'|'1' and '1 '"),
         (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # Of a file's first line.
         (["\u00e9", "e\u0301", *map(str, IDS[2:])], "in one way"),
+        (["\u00e9", "e\u200d\u0301", *map(str, IDS[2:])], "in one way"),
+        (["\u0390", "\u03aa\u0301", *map(str, IDS[2:])], "in one way"),  # In upper case.
         (["P1", "p1", *map(str, IDS[2:])], "in one way"),
         (iter(IDS), "one id an example"),
         (tf.sparse.from_dense(IDS), "one id an example"),

@@ -57,7 +57,7 @@ def test_one_person_less_moves_no_other(tmp_path):
 
 def test_a_person_of_two_spellings_is_one_person(tmp_path):
     for person in range(PEOPLE):
-        for label, name in (("dark", f"\u00e9{person}"), ("light", f"e\u0301{person}")):
+        for label, name in (("dark", f"\u00e9{person}"), ("light", f"e\u200d\u0301{person}")):
             path = tmp_path / label / name / "0.png"
             path.parent.mkdir(parents=True)
             Image.new("L", (12, 12), 9).save(path)
