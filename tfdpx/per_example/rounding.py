@@ -119,7 +119,7 @@ def squared_norms(gradients):
     for gradient in others if vectors is None else [_in_rows(vectors), *others]:
         shape = gradient.shape[1:]
         if shape.is_fully_defined() and max(shape) > _LONG:
-            gradient = _in_rows(tf.reshape(gradient, [-1, math.prod(shape)]))
+            gradient = _in_rows(tf.reshape(gradient, [tf.shape(gradient)[0], math.prod(shape)]))
         axes = list(range(1, gradient.shape.rank))
         squares = sum_by_axis(tf.square(gradient), axes)
         norms.append(raised(squares, [size_of(gradient, axis) for axis in axes]))

@@ -141,8 +141,8 @@ def training(optimizer, model, request):
     class_weight = read_class_weight(request.class_weight) if draws is None else draws.class_weight
     request = request.with_(class_weight=None)
     with (
-        weighing(optimizer, model, class_weight),
         Session(optimizer, draws, probability, is_seeded(request.x), callbacks) as session,
+        weighing(optimizer, model, class_weight),
         model_internals.keeping_first_epoch(model),
         checkpoint.kept(model, callbacks, session, count, lambda: build(model, request)),
     ):
