@@ -5,8 +5,8 @@
     python -m experiments.comparison.table_rules --part=rare
 
 Rules were fitted on tables as `make_rough` and `make_rare` draw them, with other keys, and checked
-on tables with tight bounds, so that these lose little. Each line has means over seeds: accuracy, or the area under the curve
-(AUC) and the mean probability of the rare label beside its share.
+on tables with tight bounds, so that these lose little. Each line has means over seeds: accuracy, or
+the area under the curve (AUC) and the mean probability of the rare label beside its share.
 """
 
 import argparse
