@@ -44,7 +44,8 @@ def test_errors_of_the_user(kind, tpu, environment, message, monkeypatch):
         devices.make(kind, tpu)
 
 
-GIVEN = dict(epsilon=1, seed=0, batch_size=1436, report_every=5)  # Two replicas share it evenly.
+# Two replicas share a batch evenly.
+GIVEN = dict(epsilon=1, seed=0, steps=10, batch_size=1436, report_every=5)
 
 
 def start(workdir, data_dir, *flags, **environment):
