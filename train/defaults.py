@@ -18,7 +18,7 @@ MOST_IMAGES = 20_000
 # As if the budget were that, where the noise is given and not epsilon, or the run is not private.
 _EPSILON = 8.0
 # Of epsilon * N: the product of steps and learning rate, up to a bound.
-_MOVE, _LARGEST_MOVE = 0.28, 2800.0
+_MOVE, _LARGEST_MOVE = 0.28, 3600.0
 # Of networks; with less noise the updates themselves are what is too large.
 _LARGEST_RATE = 4.0
 
@@ -87,7 +87,7 @@ def _for_features(epsilon, num_examples):
         steps=steps,
         learning_rate=float(f"{move / steps:.2g}"),
         l2_norm_clip=0.1,
-        ema_momentum=0.95,
+        ema_momentum=0.9,
     )
     return values, (
         "fixed features cost no privacy; full batches; steps * learning_rate = "

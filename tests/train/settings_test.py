@@ -60,12 +60,12 @@ def test_the_arm_without_privacy_keeps_everything_else():
 
 @pytest.mark.parametrize(
     ("epsilon", "num_examples", "move"),
-    [(3, 1437, 1207), (0.1, 300, 8.4), (8, 20_000, 2800)],
+    [(3, 1437, 1207), (0.1, 300, 8.4), (8, 20_000, 3600)],
 )
 def test_the_rule_of_epsilon_times_images(epsilon, num_examples, move):
     values, text = chosen(num_examples, epsilon=epsilon)
     assert values.model == "scatter_linear" and values.batch_size == num_examples
-    assert (values.l2_norm_clip, values.ema_momentum, values.steps) == (0.1, 0.95, 200)
+    assert (values.l2_norm_clip, values.ema_momentum, values.steps) == (0.1, 0.9, 200)
     assert values.steps * values.learning_rate == pytest.approx(move, rel=0.02)
     for shown in ("--model=scatter_linear", "--steps=200", "0.28 * epsilon * N"):
         assert shown in text
