@@ -2,6 +2,6 @@
 
 import os
 
-# Hides TensorFlow's log, of which the line on a missing GPU reads like a failure. `quiet_start`
-# hides what comes before this is read.
+# Hides TensorFlow's log, because its line on a missing GPU reads like a failure. `quiet_start`
+# hides the lines that are written before this setting is read.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -246,8 +246,8 @@ class Settings(RunSettings):
         "epsilon is infinite.", default=False)
     user: str | None = setting("Protect people, not images or rows. Of folder:PATH the person of "
         "an image is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression "
-        "for the path below the folders of training images. Of tables: the column that says whose "
-        "a row is.", of=(IMAGES, TABLES), default=None)
+        "for the path below the folders of training images. Of tables: the column with the "
+        "person of each row.", of=(IMAGES, TABLES), default=None)
     examples_per_user: int = setting("Images or rows of a person in an update, with --user; more "
         "are drawn from.", FROM_ONE, of=(IMAGES, TABLES), default=4)
     individual: bool = setting("Clip each image at its own last norm, and write an epsilon for "

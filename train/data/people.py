@@ -58,8 +58,8 @@ class People:
             paths += ["..."] if len(nameless) > _MOST_NAMES else []
             why = "do not match it" if self._pattern else "are not CLASS/PERSON/NAME"
             raise UserError(
-                f"Flag --user must say whose each image is. Received: --user={self._user}, and "
-                f"{len(nameless)} of {len(files)} paths {why}: {', '.join(paths)}."
+                f"Flag --user must name the person of each image. Received: --user={self._user}, "
+                f"and {len(nameless)} of {len(files)} paths {why}: {', '.join(paths)}."
                 f"{self._hint(nameless)}"
             )
         persons = {file: os.fsencode(spelling(name)) for file, name in persons.items()}

@@ -24,7 +24,7 @@ _MOST_NAMES = 30  # Of columns in an error.
 # A column of at least so many texts that nearly all differ names the rows. A column of texts that
 # are nearly all dates is of dates.
 _FEWEST_NAMES, _NEARLY_ALL = 20, 0.9
-# Names of columns that say whose a row is, and the last words of others.
+# Names of columns that hold the person of a row, and the last words of others.
 _PERSONS = ("id", "user", "person", "patient", "customer", "client", "member", "subject", "email")
 _DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})\b")
 
@@ -54,7 +54,7 @@ class Rows:
         return Rows(columns, self.target[index], *by_person)
 
     def one_of_each_person(self):
-        """Returns a row of each person, `Rows`; all rows where nobody has several.
+        """Returns a row of each person, `Rows`; all rows without `--user`.
 
         Which row it is follows from the rows of that person alone, so that no person moves another.
         """
@@ -73,7 +73,7 @@ class Table:
         class_names: Tuple with a label for each class; empty for a regression.
         train: `Rows` to train on.
         test: `Rows` to test on.
-        note: A sentence if a column seems to say whose a row is; else empty.
+        note: A sentence if a column seems to hold the person of a row; else empty.
     """
 
     kinds: dict
@@ -191,16 +191,16 @@ def _usable(source, names, bounded, categorical):
 
 
 def _suggestion(columns):
-    """A sentence if the name of a column says whose a row is, and values come several times."""
+    """A sentence if the name of a column is like that of a person, and values come several times."""
     for name, values in columns.items():
         words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
         is_named = words in _PERSONS or re.split(r"[\W_]+", words)[-1] == "id"
         people = len(np.unique(values))
         if is_named and 2 < people < len(values):
             return (
-                f"Column {name!r} has {people} values in {len(values)} rows. If it says whose a "
-                "row is, epsilon protects one row of a person alone: to protect people, add "
-                f"--user={name}."
+                f"Column {name!r} has {people} values in {len(values)} rows. If it names the "
+                "person of a row, epsilon protects one row of a person alone: to protect people, "
+                f"add --user={name}."
             )
     return ""
 

@@ -67,7 +67,7 @@ def test_the_update_is_the_formula(made, maker, y, class_weight, factors):
 
 
 def influence(made, monkeypatch, by_class):
-    """The largest influence of an example under class weights that nobody has looked at."""
+    """The largest influence of an example under class weights that were not checked."""
     monkeypatch.setattr(fit, "read_class_weight", lambda _: ClassWeights(by_class))
     return max(made.influence(3 * X, Y, example) for example in (0, 1, 2, 4, 15))
 
