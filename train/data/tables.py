@@ -191,7 +191,7 @@ def _usable(source, names, bounded, categorical):
 
 
 def _suggestion(columns):
-    """A sentence if the name of a column is like that of a person, and values come several times."""
+    """A sentence if a column is named like one of people, and its values come several times."""
     for name, values in columns.items():
         words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
         is_named = words in _PERSONS or re.split(r"[\W_]+", words)[-1] == "id"
