@@ -1,8 +1,9 @@
 """Epsilon of Poisson-sampled Gaussian steps, by the accountants of dp_accounting."""
 
+import contextlib
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import dp_accounting
@@ -20,6 +21,7 @@ from tfdpx.accounting.gaussian import (
     LARGEST_RADIUS,
     FullBatchAccountant,
     added_delta,
+    exact_delta,
     exact_epsilon,
     zcdp_epsilon,
 )
@@ -121,11 +123,18 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
         and min(losses, default=0) > _LEAST_RDP_LOSS
     ):
         accountant = "rdp"
-    target = delta * (1 - RESERVED_SHARE) - _beyond_share(runs, delta)
+    target = delta - kept_back(runs, delta)
     if target <= 0:
         return math.inf
+    with _in_memory(runs, accountant):
+        return float(_composed_once(runs, accountant).get_epsilon(target))
+
+
+@contextlib.contextmanager
+def _in_memory(runs, accountant):
+    """Turns a MemoryError into an error that says why and what to do."""
     try:
-        return float(composed(runs, accountant).get_epsilon(target))
+        yield
     except MemoryError:
         least = min(noise_multiplier for noise_multiplier, _, _ in runs)
         raise ValueError(
@@ -135,16 +144,46 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
         ) from None
 
 
-def _beyond_share(runs, delta):
-    """The delta of the noise's largest value that its half of `RESERVED_SHARE` does not cover.
+def kept_back(runs: Sequence[Run], delta: float) -> float:
+    """The part of delta that no accountant spends: for batches that overflow and the noise's tail.
 
-    Next to nothing, but where there is little noise or delta is tiny.
+    It is `RESERVED_SHARE` of it, and more where there is little noise or delta is tiny: then the
+    noise's largest value adds more than its half of that.
+
+    Args:
+        runs: Tuples `(noise_multiplier, sampling_probability, steps)`, all with noise.
+        delta: Float in (0, 1).
     """
     added = sum(
         added_delta(noise, probability, _MOST_PARAMETERS, steps, LARGEST_RADIUS)
         for noise, probability, steps in runs
     )
-    return max(0.0, added - RESERVED_SHARE / 2 * delta)
+    return delta * RESERVED_SHARE + max(0.0, added - RESERVED_SHARE / 2 * delta)
+
+
+@functools.lru_cache(maxsize=4)
+def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]:
+    """The least delta of runs as a function of epsilon, by privacy loss distributions.
+
+    It is the larger of those of adding and of removing one example; exact for full batches.
+
+    Args:
+        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, all with steps.
+
+    Returns:
+        The epsilon at which delta is 1e-9, below which rounding counts, and a function from a
+        float64 array of epsilons >= 0 to their deltas, not too low.
+    """
+    if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
+        return 0.0, np.ones_like
+    if all(probability == 1 for _, probability, _ in runs):
+        mu = math.sqrt(sum(steps / noise_multiplier**2 for noise_multiplier, _, steps in runs))
+        mu = max(mu, 1e-12)
+        return exact_epsilon(mu, _LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
+    with _in_memory(runs, "pld"):
+        accountant: Any = _composed_once(runs, "pld")
+        largest = float(accountant.get_epsilon(_LEAST_PLD_DELTA))
+    return largest, accountant.get_delta
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:
@@ -158,6 +197,9 @@ def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccou
     for run in runs:
         privacy_accountant.compose(event_of(*run))
     return privacy_accountant
+
+
+_composed_once = functools.lru_cache(maxsize=4)(composed)
 
 
 def event_of(

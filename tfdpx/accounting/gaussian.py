@@ -51,6 +51,17 @@ class FullBatchAccountant(dp_accounting.PrivacyAccountant):
         return loss.get_delta_for_epsilon([target_epsilon])[0]
 
 
+def exact_delta(mu: Any, epsilon: Any) -> Any:
+    """Returns the least delta of the Gaussian mechanism (Balle and Wang 2018, Theorem 8).
+
+    Args:
+        mu: Float > 0, or an array of these. Sensitivity over the standard deviation of the noise.
+        epsilon: Float, or an array of these.
+    """
+    tail = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
+    return scipy.special.ndtr(mu / 2 - epsilon / mu) - np.exp(tail)
+
+
 def exact_epsilon(mu: float, delta: float) -> float:
     """The least epsilon of the Gaussian mechanism at `delta` (Balle and Wang 2018, Theorem 8).
 
@@ -75,8 +86,7 @@ def exact_epsilons(mus: np.ndarray, delta: float) -> np.ndarray:
     spent = np.where(np.isfinite(mus), np.maximum(mus, 1e-12), 1.0)
 
     def is_within(epsilon):
-        tail = epsilon + scipy.special.log_ndtr(-spent / 2 - epsilon / spent)
-        return scipy.special.ndtr(spent / 2 - epsilon / spent) - np.exp(tail) <= delta
+        return exact_delta(spent, epsilon) <= delta
 
     low, high = np.zeros(len(mus)), zcdp_epsilon(spent, delta)
     high = np.where(is_within(low), low, high)

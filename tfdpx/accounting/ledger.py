@@ -16,7 +16,7 @@ import numpy as np
 from tfdpx import _files as files
 from tfdpx._arguments import check_choice, check_positive_integer, is_integer, require
 from tfdpx._warnings import warn
-from tfdpx.accounting import accountants, selection, statement
+from tfdpx.accounting import accountants, attack, selection, statement
 
 if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
@@ -322,15 +322,52 @@ class Ledger:
         """
         if not self.has_noise:
             return math.inf
-        spent = math.fsum(
-            selection.selection_epsilon(run, run[0].delta, run[0].mean_runs)
-            for run in self.selections
-        )
+        spent = math.fsum(epsilon for epsilon, _ in self._searches())
         entries = tuple(entry for entry in self.entries if entry.kind != SELECTION)
         if delta is None and not entries:
             return spent
         runs = dataclasses.replace(self, entries=entries).runs
         return accountants.composed_epsilon(runs, delta, accountant) + spent
+
+    def attack_bounds(self, delta: float | None = None) -> attack.AttackBounds:
+        """Bounds on how well anyone can find out whether an example, or person, was in the data.
+
+        Args:
+            delta: Float in (0, 1), a share of which is kept back for what no accountant sees. The
+                ledger's if left out.
+
+        Returns:
+            `AttackBounds` of one `unit`. Paid searches count as any mechanism of their epsilon and
+            delta.
+
+        Raises:
+            ValueError: If no bound is known: the ledger is not complete, a batch was not drawn by a
+                plan's Poisson sampling, or `delta` or a sampling probability is missing.
+        """
+        delta = self.delta if delta is None else delta
+        accountants.check_delta(delta)
+        if not self.is_complete:
+            raise ValueError(
+                "No bound on attacks is known: a part of what the weights have spent is unknown. "
+                "Train again from weights with a ledger."
+            )
+        if self.is_approximate:
+            raise ValueError(
+                "No bound on attacks is known: some batches were not drawn by Poisson sampling. "
+                "Train with `fit(x, y)`, which draws by the plan."
+            )
+        if not self.has_noise:
+            return attack.attack_bounds(((0.0, 1.0, 1),), delta, self.unit or EXAMPLE)
+        entries = tuple(entry for entry in self.entries if entry.kind != SELECTION)
+        runs = dataclasses.replace(self, entries=entries).runs
+        return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, self._searches())
+
+    def _searches(self):
+        """Returns a tuple of the epsilon and delta of each paid search."""
+        return tuple(
+            (selection.selection_epsilon(run, run[0].delta, run[0].mean_runs), run[0].delta)
+            for run in self.selections
+        )
 
     def total_delta(self, delta: float | None) -> float | None:
         """The delta of `epsilon(delta)`, a float, to which paid searches add their own.

@@ -20,6 +20,7 @@ from tfdpx._arguments import (
 )
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration, statement
+from tfdpx.accounting.attack import AttackBounds
 from tfdpx.accounting.ledger import EXAMPLE, UNITS, USER, Entry, Ledger
 
 SAMPLINGS = ("poisson", "shuffle")
@@ -350,6 +351,17 @@ class PrivacyPlan:
         return self.spent + Ledger(
             (Entry(*run, poisson_sampled=not self.is_approximate, unit=self.unit),)
         )
+
+    def attack_bounds(self) -> AttackBounds:
+        """Bounds on how well anyone can find out whether an example, or person, was in the data.
+
+        Returns:
+            `tfdpx.accounting.AttackBounds` after all steps, what was spent before included.
+
+        Raises:
+            ValueError: If no bound is known, as of `Ledger.attack_bounds`.
+        """
+        return self.ledger_at(self.steps).attack_bounds(self.delta)
 
     def statement(
         self,

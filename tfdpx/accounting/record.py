@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import importlib.metadata
 import io
+import json
 import math
 import os
 import pathlib
@@ -25,6 +26,7 @@ import numpy as np
 
 from tfdpx import _files as files
 from tfdpx.accounting import statement
+from tfdpx.accounting.attack import AttackBounds
 from tfdpx.accounting.groups import Sampling
 from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
 
@@ -172,6 +174,21 @@ class Record:
         )
         return dataclasses.replace(self.ledger, entries=entries)
 
+    def attack_bounds(self) -> AttackBounds | None:
+        """Bounds on attacks on one example, or person; None where no bound is known."""
+        ledger = self.ledger_as_drawn()
+        if not ledger.is_complete or ledger.is_approximate:
+            return None
+        # Without a delta nothing is private.
+        return ledger.attack_bounds(self.delta or self.total_delta or 0.5)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the whole record, the same in `record.json` and in the model file."""
+        content = plain(dataclasses.asdict(dataclasses.replace(self, weights=None)))
+        digits = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+        return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
+
     def statement(self) -> str:
         """The guarantee in words that can be cited (`tfdpx.accounting.statement`)."""
         not_covered = []
@@ -228,13 +245,14 @@ class Record:
         return {**self.results, **self._derived(), **own}
 
     def _derived(self) -> dict[str, Any]:
-        epsilon = self.epsilon
+        epsilon, bounds = self.epsilon, self.attack_bounds()
         return {
             "dataset": self.data and self.data.name,
             "num_examples": self.data and self.data.num_examples,
             "private": epsilon < math.inf,
             "epsilon": epsilon,
             "delta": self.total_delta if epsilon < math.inf else None,
+            "attack_bounds": bounds and bounds.to_dict(),
             "accountant": self.accountant,
             "sampling": self.sampling,
             "neighbours": self.neighbours,

@@ -98,6 +98,7 @@ def text(facts: Facts) -> str:
         "Neighbours": f"two data sets that differ in {who.difference}, added or removed, at the "
         f"same sampling probability and expected batch size. {caution or who.caution}",
         "Epsilon, delta": f"epsilon = {rounded_up(epsilon, 6)}, delta = {facts.total_delta}.",
+        **({"Attack": attack} if (attack := _attack(facts, who)) else {}),
         "Mechanism": _mechanism(facts, who),
         facts.steps.capitalize(): steps(ledger),
         "Accountant": f"{facts.accountant.upper()} of {_named('dp-accounting')}, "
@@ -213,6 +214,14 @@ def _claim(facts, who):
             "assumes."
         )
     return claim
+
+
+def _attack(facts, who):
+    """Returns a sentence on the largest success of an attack; None where no bound is known."""
+    if facts.ledger.is_approximate:
+        return None
+    bounds = facts.ledger.attack_bounds(facts.delta)
+    return f"{bounds.sentence(who.one)} By privacy loss distributions."
 
 
 def _of_group(facts):

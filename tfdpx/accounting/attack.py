@@ -1,0 +1,216 @@
+"""Bounds on attacks: how well anyone can find out whether an example was in the data.
+
+An attack is a test of two hypotheses, with the example and without it, by someone who knows all
+other examples, the settings and every update. The privacy profile of a run, delta as a function of
+epsilon, bounds the true positive rate of every test at every false positive rate a:
+
+    min over epsilon >= 0 of  exp(epsilon) a + delta(epsilon)
+                         and  1 - exp(-epsilon) (1 - a - delta(epsilon))
+
+(Dong, Roth, Su 2022, "Gaussian Differential Privacy", Proposition 6.1: the convex hull of the
+trade-off curves of adding and of removing the example). The profile is computed by privacy loss
+distributions, and in closed form for full batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tfdpx._arguments import require
+from tfdpx.accounting import accountants, gaussian
+
+# The false positive rates of tables: one accusation in so many hits someone who was not there.
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+# Below it rounding counts in privacy loss distributions.
+_LEAST_DELTA = 1e-9
+_POINTS = 4000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttackBounds:
+    """Upper bounds on every attack on one example, or on one person, of a training.
+
+    Guarantee: an attack that knows everything but whether the one example was in the data, and that
+    sees every update, does not exceed any of these. They hold for adding and for removing one
+    `unit` under the assumptions of `epsilon`, and are tight but for `kept_back` and the rounding of
+    the privacy loss distribution. An attack on several examples of one person may do better.
+
+    Args:
+        epsilons: float64 array [n], ascending from 0.
+        deltas: float64 array [n], the least delta of the training at each of these.
+        delta: Float in (0, 1), the delta of the training.
+        unit: "example" or "user".
+        kept_back: Float, added to every true positive rate: the part of delta for batches that
+            overflow and for the noise's finite tail.
+    """
+
+    epsilons: np.ndarray = dataclasses.field(repr=False)
+    deltas: np.ndarray = dataclasses.field(repr=False)
+    delta: float
+    unit: str
+    kept_back: float
+
+    def true_positive_rate(self, false_positive_rate: ArrayLike) -> Any:
+        """Returns the largest share of present examples that an attack can recognise.
+
+        Args:
+            false_positive_rate: Float in [0, 1], or an array of these: the share of absent examples
+                that the attack wrongly takes for present.
+
+        Returns:
+            Float, or a float64 array of the same shape.
+
+        Raises:
+            ValueError: If a rate is not in [0, 1].
+        """
+        rates = np.asarray(false_positive_rate, "float64")
+        is_valid = bool(np.all((rates >= 0) & (rates <= 1)))
+        require(is_valid, "false_positive_rate", false_positive_rate, "lie in [0, 1]")
+        bounds = [self._hull(part) for part in np.array_split(rates.ravel(), 1 + rates.size // 500)]
+        bound = np.minimum(np.concatenate(bounds) + self.kept_back, 1.0).reshape(rates.shape)
+        return bound if bound.ndim else float(bound)
+
+    def _hull(self, rates):
+        """Returns the bound without `kept_back` at false positive rates [m]: the least of lines."""
+        slopes, intercepts = self._lines
+        return np.min(rates[:, np.newaxis] * slopes + intercepts, axis=1, initial=1.0)
+
+    @functools.cached_property
+    def _lines(self):
+        """Slopes and intercepts of the tangents of the curve, steepest first."""
+        with np.errstate(over="ignore"):
+            steep = np.exp(self.epsilons[::-1])
+        keep = steep < np.inf
+        flat = np.exp(-self.epsilons)
+        intercepts = self.deltas[::-1][keep], 1 - flat * (1 - self.deltas)
+        return np.concatenate([steep[keep], flat]), np.concatenate(intercepts)
+
+    @functools.cached_property
+    def advantage(self) -> float:
+        """Float in [0, 1]: the largest true positive rate minus false positive rate."""
+        return min(1.0, float(self.deltas[0]) + self.kept_back)
+
+    @property
+    def right_guesses(self) -> float:
+        """Float in [0.5, 1]: the largest share of right guesses, if a coin chose who is present."""
+        return (1 + self.advantage) / 2
+
+    @functools.cached_property
+    def auc(self) -> float:
+        """Float in [0.5, 1]: the largest area under the ROC curve of an attack."""
+        slopes, intercepts = self._lines
+        falls = np.diff(slopes)
+        corners = np.diff(intercepts)[falls < 0] / -falls[falls < 0]
+        corners = np.unique(np.concatenate([[0.0, 1.0], np.clip(corners, 0.0, 1.0)]))
+        heights = self.true_positive_rate(corners)
+        return float(np.diff(corners) @ (heights[:-1] + heights[1:]) / 2)
+
+    @functools.cached_property
+    def mu(self) -> float:
+        """Float: the least mu of a Gaussian mechanism that is no more private than the training.
+
+        It holds at every delta from `mu_from_delta` on: no mu bounds a sampled run at all deltas.
+        """
+        deltas = np.minimum(self.deltas + self.kept_back, 1.0)
+        is_covered = deltas >= self.mu_from_delta
+        epsilons, deltas = self.epsilons[is_covered], deltas[is_covered]
+        if np.any(deltas >= 1):
+            return math.inf
+        low, high = np.zeros(len(deltas)), np.full(len(deltas), 1e3)
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_enough = gaussian.exact_delta(middle, epsilons) >= deltas
+            low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+        return float(np.max(high, initial=0.0))
+
+    @property
+    def mu_from_delta(self) -> float:
+        """Float: `delta`, or 1e-9 if that is more."""
+        return max(self.delta, _LEAST_DELTA)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the bounds as a dict of JSON values."""
+        rates = self.true_positive_rate(FALSE_POSITIVE_RATES)
+        return {
+            "right_guesses": self.right_guesses,
+            "advantage": self.advantage,
+            "auc": self.auc,
+            "true_positive_rate": {
+                f"{rate:g}": float(bound)
+                for rate, bound in zip(FALSE_POSITIVE_RATES, rates, strict=True)
+            },
+            "mu": self.mu,
+            "mu_from_delta": self.mu_from_delta,
+        }
+
+    def sentence(self, who: str) -> str:
+        """Returns the bound on guesses as a sentence for people outside the field.
+
+        Args:
+            who: String, the one whose presence is guessed, such as "person" or "image".
+        """
+        finds = f"Anyone who tries to find out whether one given {who} was in the data, and knows"
+        finds += " everything else,"
+        right = math.ceil(1e4 * self.right_guesses - 1e-6) / 100
+        if right >= 100:
+            return f"{finds} may be right every time."
+        if right <= 99:
+            right = math.ceil(right)
+        found = math.ceil(100 * self.true_positive_rate(0.01) - 1e-6)
+        return (
+            f"{finds} is right at most {right:g} times of 100 (50 is guessing); where 1 absent "
+            f"{who} of 100 is wrongly taken for present, at most {found} present ones of 100 are "
+            "recognised."
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def attack_bounds(
+    runs: tuple[accountants.Run, ...],
+    delta: float,
+    unit: str,
+    selections: tuple[tuple[float, float], ...] = (),
+) -> AttackBounds:
+    """Returns the `AttackBounds` of runs of DP-SGD on the same data, one after another.
+
+    Args:
+        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, Poisson sampled.
+        delta: Float in (0, 1).
+        unit: "example" or "user".
+        selections: Tuple of pairs of an epsilon and a delta, of mechanisms of which no more is
+            known. They count as the worst of these: randomised response that fails at delta.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    runs = tuple(run for run in runs if run[2] > 0)
+    largest, deltas = accountants.privacy_profile(runs)
+    extra = math.fsum(epsilon for epsilon, _ in selections)
+    epsilons = np.linspace(0.0, largest + extra, _POINTS)
+    for epsilon, delta_of_selection in selections:
+        deltas = _with_selection(deltas, epsilon, delta_of_selection)
+    kept_back = min(1.0, accountants.kept_back(runs, delta))
+    return AttackBounds(epsilons, np.clip(deltas(epsilons), 0.0, 1.0), delta, unit, kept_back)
+
+
+def _with_selection(deltas, epsilon, delta):
+    """Returns the profile of a mechanism composed with the worst (epsilon, delta)-private one.
+
+    That one fails with probability `delta`, and otherwise has a loss of plus or minus `epsilon`.
+    """
+    share = 1 / (1 + math.exp(-epsilon))
+
+    def composed(at):
+        below = at - epsilon
+        # The profile is symmetric, which gives it below 0.
+        mirrored = -np.expm1(below) + np.exp(below) * deltas(np.abs(below))
+        gained = np.where(below < 0, np.minimum(mirrored, 1.0), deltas(np.abs(below)))
+        return delta + (1 - delta) * (share * gained + (1 - share) * deltas(at + epsilon))
+
+    return composed
