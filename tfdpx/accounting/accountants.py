@@ -183,7 +183,12 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
     with _in_memory(runs, "pld"):
         accountant: Any = _composed_once(runs, "pld")
         largest = float(accountant.get_epsilon(_LEAST_PLD_DELTA))
-    return largest, accountant.get_delta
+
+    def deltas(epsilons):
+        distinct, places = np.unique(epsilons, return_inverse=True)  # It wants them ascending.
+        return np.asarray(accountant.get_delta(distinct))[places]
+
+    return largest, deltas
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:
