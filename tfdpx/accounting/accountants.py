@@ -151,9 +151,11 @@ def kept_back(runs: Sequence[Run], delta: float) -> float:
     noise's largest value adds more than its half of that.
 
     Args:
-        runs: Tuples `(noise_multiplier, sampling_probability, steps)`, all with noise.
+        runs: Tuples `(noise_multiplier, sampling_probability, steps)`; without noise it is all.
         delta: Float in (0, 1).
     """
+    if not all(noise for noise, *_ in runs):
+        return delta
     added = sum(
         added_delta(noise, probability, _MOST_PARAMETERS, steps, LARGEST_RADIUS)
         for noise, probability, steps in runs
@@ -178,7 +180,7 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
         return 0.0, np.ones_like
     if all(probability == 1 for _, probability, _ in runs):
         mu = math.sqrt(sum(steps / noise_multiplier**2 for noise_multiplier, _, steps in runs))
-        mu = max(mu, 1e-12)
+        mu = min(max(mu, 1e-12), 1e6)  # At the latter delta is 1 in floats.
         return exact_epsilon(mu, _LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
     with _in_memory(runs, "pld"):
         accountant: Any = _composed_once(runs, "pld")

@@ -30,6 +30,7 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 # Below it rounding counts in privacy loss distributions.
 _LEAST_DELTA = 1e-9
 _POINTS = 4000
+_LARGEST_EPSILON = 700.0  # Of which the exponential is a float.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,12 +85,9 @@ class AttackBounds:
     @functools.cached_property
     def _lines(self):
         """Slopes and intercepts of the tangents of the curve, steepest first."""
-        with np.errstate(over="ignore"):
-            steep = np.exp(self.epsilons[::-1])
-        keep = steep < np.inf
-        flat = np.exp(-self.epsilons)
-        intercepts = self.deltas[::-1][keep], 1 - flat * (1 - self.deltas)
-        return np.concatenate([steep[keep], flat]), np.concatenate(intercepts)
+        steep, flat = np.exp(self.epsilons[::-1]), np.exp(-self.epsilons)
+        intercepts = self.deltas[::-1], 1 - flat * (1 - self.deltas)
+        return np.concatenate([steep, flat]), np.concatenate(intercepts)
 
     @functools.cached_property
     def advantage(self) -> float:
@@ -192,7 +190,7 @@ def attack_bounds(
     runs = tuple(run for run in runs if run[2] > 0)
     largest, deltas = accountants.privacy_profile(runs)
     extra = math.fsum(epsilon for epsilon, _ in selections)
-    epsilons = np.linspace(0.0, largest + extra, _POINTS)
+    epsilons = np.linspace(0.0, min(largest + extra, _LARGEST_EPSILON), _POINTS)
     for epsilon, delta_of_selection in selections:
         deltas = _with_selection(deltas, epsilon, delta_of_selection)
     kept_back = min(1.0, accountants.kept_back(runs, delta))
