@@ -76,8 +76,9 @@ def record_in(path):
         ledger = Ledger.load(path)
     else:
         raise ValueError(
-            f"The file {path} is neither a record, a model nor a ledger. A page or a text is for "
-            f"people: name the folder of its run, {path.parent}."
+            f"The file {path} is neither a record, a model nor a ledger. Pages and texts are for "
+            f"people: give {records.FILE} or {MODEL} of its run, or the folder {path.parent} if "
+            "it holds them."
         )
     return Record("a file of a ledger", None, ledger, None)
 
