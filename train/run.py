@@ -188,7 +188,8 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     report.write(record, whole, data, measured, curve.rows, workdir)
     if settings.individual:
         worst = ledger.composed_epsilon(plan.delta, plan.accountant)
-        private = individual.write(epsilons, worst, history, model, examples, workdir)
+        of_run = (epsilons, worst, history, model, examples, workdir, record.attack_bounds())
+        private = individual.write(*of_run)
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()
     return {**record.view(), "workdir": str(workdir)}
