@@ -120,7 +120,7 @@ def limits(record: Record) -> list[str]:
         counted = ", which is counted here" * record.counts(seen)
         texts.append(f"The training began with weights of {seen.data.name}: {spent}{counted}.")
     if public := results.get("num_public"):
-        texts.append(f"Not covered: {public:,} public {unit}s. The weights may tell all of them.")
+        texts.append(f"Not covered: {public:,} public {unit}s: the weights may tell all of them.")
     if results.get("individual_mean") is not None:
         texts.append("Not covered: the folder individual_PRIVATE, which must not be published.")
     return texts
