@@ -23,12 +23,13 @@ FILE = "report.html"
 CURVE, CONFUSION, WRONG = "learning_curve.png", "confusion_matrix.png", "wrong_predictions.png"
 CALIBRATION, ATTACK = "calibration.png", "attack.png"
 
-_PICTURES = {  # Titles, under "Measured".
+_MEASURED = {
     CONFUSION: "How often each class was taken for another",
     CALIBRATION: "Predicted probabilities and observed shares",
     WRONG: "Wrong predictions, on public test images",
     CURVE: "Accuracy during the training",
 }
+_TITLES = {ATTACK: "The limit on every attack, and guessing", **_MEASURED}
 _MOST_CLASSES = 20
 # Settings that a command always names.
 _ALWAYS = ("dataset", *PRIVACY, "delta")
@@ -89,11 +90,11 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         f'<p class="note">{_escaped(caution)}</p>',
         "<h2>Protected from what</h2>",
         f"<p>{_escaped(plain_words.attack(record))}</p>",
-        *_picture(pictures, ATTACK, "The limit on every attack, and guessing"),
+        *_picture(pictures, ATTACK, _TITLES[ATTACK]),
         "<h2>Measured</h2>",
         f"<p>{_escaped(plain_words.measured(record))}</p>",
         *([f'<p class="note">Caution: {_escaped(exact)}</p>'] if exact else []),
-        *(part for name, title in _PICTURES.items() for part in _picture(pictures, name, title)),
+        *(part for name, title in _MEASURED.items() for part in _picture(pictures, name, title)),
         "<h2>What would void this</h2>\n<ul>",
         *(f"<li>{_escaped(text)}</li>" for text in plain_words.limits(record)),
         "</ul>\n<h2>How to check this</h2>",
@@ -118,8 +119,29 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
 
 def pictures_of(folder: str | os.PathLike) -> dict[str, bytes]:
     """Returns the pictures in a run's folder that its page shows, a dict from names to files."""
-    paths = (pathlib.Path(folder) / name for name in (ATTACK, *_PICTURES))
+    paths = (pathlib.Path(folder) / name for name in _TITLES)
     return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+
+def take_apart(content: bytes) -> tuple[bytes, dict[str, bytes], bytes]:
+    """Returns the record in a page as JSON, the pictures in it by name, and all but the record.
+
+    Args:
+        content: Bytes of the page.
+
+    Raises:
+        ValueError: If there is no record in it.
+    """
+    match = _RECORD.search(content)
+    if match is None:
+        raise ValueError("The page holds no record: tfdpx did not make it, or an older version.")
+    shown = {
+        name: re.search(rf'<img alt="{title}" src="data:image/png;base64,(.*?)">'.encode(), content)
+        for name, title in _TITLES.items()
+    }
+    pictures = {name: base64.b64decode(found[1]) for name, found in shown.items() if found}
+    record = html.unescape(match[1].decode("utf-8", "replace")).encode()
+    return record, pictures, content[: match.start()] + content[match.end() :]
 
 
 def record_in(content: bytes) -> Record:
@@ -131,10 +153,7 @@ def record_in(content: bytes) -> Record:
     Raises:
         ValueError: If there is none, or it was edited.
     """
-    match = _RECORD.search(content)
-    if match is None:
-        raise ValueError("The page holds no record: tfdpx did not make it, or an older version.")
-    return Record.from_json(html.unescape(match[1].decode("utf-8", "replace")).encode())
+    return Record.from_json(take_apart(content)[0])
 
 
 def command_again(record):
