@@ -267,7 +267,7 @@ def _difference(ours, theirs, file, verdict):
     pairs = enumerate(itertools.zip_longest(ours, theirs))
     at = next(i for i, (one, other) in pairs if one != other)
     says, expected = (" ".join(t[max(0, at - 40) : at + 40].split()) for t in (theirs, ours))
-    claims = [tuple(map(float, claim)) for claim in _CLAIM.findall(theirs)]
+    claims = [tuple(map(float, claim)) for claim in _CLAIM.findall(" ".join(theirs.split()))]
     true = record.epsilon, record.total_delta
     is_true = all(math.isclose(*p, rel_tol=1e-3) for c in claims for p in zip(c, true, strict=True))
     if here == there or not is_true:

@@ -336,7 +336,7 @@ def read(path: str | os.PathLike) -> Record | None:
                 if _ENTRY not in archive.namelist():
                     return None
                 record = Record.from_json(archive.read(_ENTRY))
-                if record.weights not in (None, _weights_digest(archive)):
+                if record.weights != _weights_digest(archive):
                     raise ValueError(
                         "Its weights are not those that its record speaks of, so nobody knows what "
                         "was spent on them: restore it from a copy. (This finds accidents, and no "
