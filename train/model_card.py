@@ -55,16 +55,11 @@ def text(record: Record) -> str:
 
 def _header(record: Record, model: str, name: str) -> dict[str, Any]:
     """Returns the metadata, a dict of JSON values."""
-    is_public = not record.results.get("not_protected")
-    scores = {
-        f"{split}_{metric}": (metric, record.results.get(f"{split}_{metric}"))
-        for split in ("test", "validation")
-        for metric in _METRICS
-    }
+    scores = {} if record.results.get("not_protected") else record.results
     metrics = [
-        {"type": metric, "name": key.replace("_", " "), "value": score}
-        for key, (metric, score) in scores.items()
-        if is_public and score is not None
+        {"type": metric, "name": f"test {metric}", "value": scores[f"test_{metric}"]}
+        for metric in _METRICS
+        if scores.get(f"test_{metric}") is not None
     ]
     header: dict[str, Any] = {"library_name": "keras", "tags": ["keras", "tfdpx"]}
     if record.ledger.steps and record.epsilon < float("inf"):

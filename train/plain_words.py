@@ -42,8 +42,8 @@ def protected(record: Record) -> tuple[str, str]:
         )
     return (
         f"Protected: only each single {unit} of {name}, not a person with several {unit}s.",
-        f"Caution: a person, such as a patient, with several {unit}s is protected less than this "
-        f"page says, because the account counts single {unit}s.",
+        f"Caution: a person, such as a patient, with several {unit}s is protected less than the "
+        f"numbers here say, because they are of single {unit}s.",
     )
 
 
@@ -83,8 +83,8 @@ def measured(record: Record) -> str:
         sentences.append(f"Of {rows}, {shown['accuracy']:.1%} are classified correctly.")
         if interval := results.get(f"{split}_accuracy_interval"):
             low, high = (100 * end for end in interval)
-            sentences.append(f"The 95% interval is {low:.1f} to {high:.1f}%.")
             sentences.append(
+                f"The 95% interval is {low:.1f} to {high:.1f}%. "
                 f'The answer "{results[f"{split}_most_frequent_class"]}" for all of them would be '
                 f"right for {results[f'{split}_base_rate']:.1%}."
             )
