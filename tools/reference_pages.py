@@ -49,7 +49,8 @@ def flags_page():
     parts = []
     for program in PROGRAMS:
         summary = inspect.getdoc(importlib.import_module(f"tfdpx.train.{program}")).split("\n")[0]
-        parts.append(f"\n## {program}\n\n{summary}\n\n| flag | |\n|---|---|\n")
+        table = "\n| flag | |\n|---|---|\n" * bool(flags_of(program))
+        parts.append(f"\n## {program}\n\n{summary}\n{table}")
         settings = SETTINGS.get(program)
         defaults = {f.name: f.default for f in dataclasses.fields(settings)} if settings else {}
         for name, flag in sorted(flags_of(program).items()):

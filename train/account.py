@@ -26,22 +26,15 @@ import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
 
 # isort: split
 
-import dataclasses
-import io
 import math
-import os
 import pathlib
 import re
 import sys
 import textwrap
-import zipfile
-import zlib
 
-import h5py
-import numpy as np
 from absl import app, flags
 
-from tfdpx.accounting import groups, saved
+from tfdpx.accounting import groups
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import SELECTION, Ledger
 from tfdpx.accounting.plan import plan_warnings
@@ -51,14 +44,15 @@ from tfdpx.accounting.statement import steps as describe_steps
 from tfdpx.train import account_question as question
 from tfdpx.train.errors import checking_flags, in_one_line
 from tfdpx.train.output import print_table, to_json
+from tfdpx.train.spent import (
+    MODEL,
+    UNFINISHED,
+    UNREADABLE,
+    check_model,
+    files_below,
+    record_in,
+)
 
-_MODEL = "model.keras"  # Of a run, beside its record.
-_CHECKPOINT = "tfdpx-checkpoint.zip"  # Of `tfdpx.callbacks.Checkpoint`.
-_FEATURES = "features.json"  # It tells of features, which are not released; heads tell of theirs.
-# Folders that a run and a tuning leave behind where they were cut off.
-_UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error)
-_UNREADABLE += (zipfile.BadZipFile,)
 _NEIGHBOURS = {
     "add_or_remove_one": "adding or removing one example",
     "add_or_remove_user": "adding or removing all examples of one person",
@@ -307,20 +301,20 @@ def _read(path, flag):
     received = f"Received: --{flag}={path}."
     try:
         path = pathlib.Path(path).expanduser()
-        files, unfinished = ([path], []) if path.is_file() else _files_below(path)
+        files, unfinished = ([path], []) if path.is_file() else files_below(path)
         finished = {file.parent for file in files if file.name == records.FILE}
         if flag == "compare" and path.is_dir():
-            of_run = (records.FILE, _MODEL)
+            of_run = (records.FILE, MODEL)
             files = [file for file in files if file.name in of_run and file.parent in finished]
             unfinished = [] if files else unfinished
-        found = {file: _record_in(file) for file in files}
+        found = {file: record_in(file) for file in files}
         for folder in finished:
-            _check_model(folder, found)
-    except _UNREADABLE as error:
+            check_model(folder, found)
+    except UNREADABLE as error:
         raise ValueError(f"{received} {error}") from error
     for folder in unfinished:
         remedy = f"finish it with --resume, or name {folder} for what it has spent so far"
-        if folder.name != _UNFINISHED:
+        if folder.name != UNFINISHED:
             remedy = f"no file says what its tuning has spent, so delete {folder}"
         elif folder.parent in finished:
             continue
@@ -331,102 +325,6 @@ def _read(path, flag):
             f"and no ledger. {received} Name the folder of a finished run."
         )
     return found
-
-
-def _files_below(path):
-    """Files of a folder that may say what was spent, and folders of unfinished work: sorted."""
-    files, unfinished, walked = [], [], set()
-    for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
-        folder, there = pathlib.Path(parent), os.path.realpath(parent)
-        if there in walked:  # A link that leads back.
-            folders.clear()
-            continue
-        walked.add(there)
-        unfinished += [
-            folder / name for name in folders if name == _UNFINISHED or name.startswith(_TUNING)
-        ]
-        files += [folder / name for name in names if _says_what_was_spent(folder / name)]
-    return sorted(files), sorted(unfinished)
-
-
-def _refuse(error):
-    if not isinstance(error, FileNotFoundError):
-        raise error
-
-
-def _says_what_was_spent(path):
-    if _is_model(path) or path.name == records.FILE:
-        return True
-    is_json = path.is_file() and (_is(path, "Ledger") or _is(path, "Record"))
-    return is_json and path.name != _FEATURES
-
-
-def _is_model(path):
-    return path.name.endswith((".keras", ".weights.h5", _CHECKPOINT))
-
-
-def _is(path, kind):
-    """Whether a file is JSON of a `Ledger` or a `Record`, be it whole or not."""
-    form = rf'"format"\s*:\s*"tfdpx\.{kind}/'.encode()
-    with path.open("rb") as file:
-        return file.read(1) == b"{" and re.search(form, file.read()) is not None
-
-
-def _record_in(path):
-    """The `Record` in a file; of a ledger alone one that names no data."""
-    if path.suffix == ".keras" or path.name == records.FILE or _is(path, "Record"):
-        record = records.read(path)
-        if record is not None:
-            return record
-    if _is_model(path):
-        ledger = _ledger_in(path)
-    elif _is(path, "Ledger"):
-        ledger = Ledger.load(path)
-    else:
-        raise ValueError(
-            f"The file {path} is neither a record, a model nor a ledger. A page or a text is for "
-            f"people: name the folder of its run, {path.parent}."
-        )
-    return Record("a file of a ledger", None, ledger, None)
-
-
-def _ledger_in(path):
-    """The `Ledger` that Keras saved with a private optimizer, read without Keras."""
-    weights = path
-    if path.suffix != ".h5":
-        with zipfile.ZipFile(path) as archive:
-            weights = io.BytesIO(archive.read("model.weights.h5"))
-    with h5py.File(weights) as file:
-        arrays = file.get("optimizer/vars", {})
-        ledger = saved.read({name: np.array(arrays[name]) for name in arrays})
-    if ledger is None:
-        raise ValueError(
-            f"The file {path} holds neither the record of a run nor a private optimizer, so what "
-            "its weights have spent is unknown. Save the compiled model, with its optimizer."
-        )
-    return ledger
-
-
-def _check_model(folder, found):
-    """Holds the model of a run against its record, and raises ValueError if it is of another run.
-
-    The same record counts once. A model that was trained on and saved in place has a ledger alone:
-    it counts as another training on the same data.
-    """
-    about, path = found[folder / records.FILE], folder / _MODEL
-    record = found.pop(path, about)
-    if record == about or record.ledger == about.ledger:
-        return
-    both = (about.ledger + record.ledger).entries
-    if record.data is not None or not set(both) <= set(record.ledger.entries):
-        raise ValueError(
-            f"The files {path} and {folder / records.FILE} are not of one run: the model does not "
-            "hold what the record says was spent. Put the run's own file back, or name each file "
-            "alone, which adds up both."
-        )
-    found[path] = dataclasses.replace(
-        about, program="trained on since", ledger=record.ledger, results={}
-    )
 
 
 if __name__ == "__main__":

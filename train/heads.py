@@ -121,13 +121,7 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
     )
     folder = features.new_head()
     record.save(folder / records.FILE)  # First: no weights exist without a record.
-    text = record.statement()
-    if num_public:
-        text += (
-            f"\nThe {num_public} public images get no guarantee: the weights may tell all of "
-            "them.\n"
-        )
-    files.write(folder / report.STATEMENT, text.encode(), mode=0o644)
+    files.write(folder / report.STATEMENT, record.statement().encode(), mode=0o644)
     with files.replacing(folder / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)
     if features.extractor is not None:

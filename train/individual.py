@@ -8,6 +8,7 @@ import json
 
 import keras
 import numpy as np
+from sklearn import metrics
 
 import tfdpx
 from tfdpx import _files as files
@@ -128,7 +129,7 @@ def release(accountant, noise_multiplier):
     return epsilons, released, statistics.ledger
 
 
-def write(epsilons, worst, history, model, data, workdir):
+def write(epsilons, worst, history, model, data, workdir, bounds=None):
     """Writes arrays, pictures and the report of the classes to `workdir / FOLDER`.
 
     Args:
@@ -138,6 +139,7 @@ def write(epsilons, worst, history, model, data, workdir):
         model: The trained `keras.Model`.
         data: `images.ImageData`.
         workdir: `pathlib.Path`.
+        bounds: `tfdpx.accounting.AttackBounds`, drawn with the attack by losses; or None.
 
     Returns:
         Path of the folder.
@@ -169,6 +171,11 @@ def write(epsilons, worst, history, model, data, workdir):
     attacked = sorted(at_the_end["groups"], key=lambda group: group["mean_epsilon"])
     label = "membership attack, share right"
     pictures.individual_groups(attacked, "attack_success", label, folder / "attacks.png")
+    if bounds is not None:
+        present = np.repeat([1, 0], [len(final), len(held_out)])
+        false_positives, true_positives, _ = metrics.roc_curve(present, -np.append(final, held_out))
+        measured = {"by low loss (private data)": (false_positives, true_positives)}
+        pictures.attack_curve({"no attack is above": bounds}, folder / "roc.png", measured)
     return folder
 
 

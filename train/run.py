@@ -188,7 +188,9 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     report.write(record, whole, data, measured, curve.rows, workdir)
     if settings.individual:
         worst = ledger.composed_epsilon(plan.delta, plan.accountant)
-        private = individual.write(epsilons, worst, history, model, examples, workdir)
+        bounds = dataclasses.replace(record, ledger=ledger).attack_bounds()
+        of_training = (epsilons, worst, history, model, examples, workdir, bounds)
+        private = individual.write(*of_training)
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()
     return {**record.view(), "workdir": str(workdir)}

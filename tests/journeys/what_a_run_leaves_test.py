@@ -79,9 +79,9 @@ def test_the_page_is_made_of_the_folder_and_shows_no_private_image(left, tmp_pat
     made = (workdir / "report.html").read_bytes()
     report.write_page(workdir)
     assert (workdir / "report.html").read_bytes() == made
-    assert made.count(b"data:image/png") == 1 and b"Wrong predictions" not in made
+    assert made.count(b"data:image/png") == 2 and b"Wrong predictions" not in made
     assert not (workdir / "wrong_predictions.png").exists()
-    assert b"<b>Not releasable</b>: the run had a seed" in made
+    assert b"Do not release: the run had a seed" in made
 
 
 def test_accuracy_while_training_is_nowhere_without_public_test(left):

@@ -204,7 +204,10 @@ DAMAGED = [
     ("ledger.json", '{"format": "tfdpx.Ledger/7"', "ledger.json.*not a whole ledger"),
     ("record.json", "{}", "no whole record"),
     ("m.keras", "weights", "Cannot read"),
-    ("report.html", "<html>", "report.html.*A page or a text is for people: name the folder"),
+    *(
+        (name, text, f"{name} is neither .* for people: give record.json or model.keras of its run")
+        for name, text in {"report.html": "<html>", "table.csv": "a,b", "card.md": "---"}.items()
+    ),
     ("missing/notes.txt", None, "Nothing in .*notes.txt says what was spent"),
     ("run", None, "not finished.*finish it with --resume"),
 ]

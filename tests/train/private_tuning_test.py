@@ -47,9 +47,10 @@ def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(run, refusal, tmp_p
     report, _ = run(sweep, workdir=tmp_path, **GIVEN)
     assert report["run"] == 2  # 400 images ahead; the noise is of some 30.
     [best] = tmp_path.iterdir()
-    files = ["model.keras", "privacy_statement.txt", "record.json", "report.html"]
-    assert sorted(path.name for path in best.iterdir()) == files
-    for name in ("report.html", "privacy_statement.txt"):
+    texts = ["model_card.md", "privacy_statement.txt", "report.html"]
+    files = {"attack.png", "model.keras", "record.json", *texts}
+    assert {path.name for path in best.iterdir()} == files
+    for name in texts:
         text = " ".join((best / name).read_text().split())
         assert "differential privacy" in text and "5 on average" in text
     assert not {"runs", "number_of_runs", "epsilon_of_a_run"} & set(report)

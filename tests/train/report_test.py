@@ -1,6 +1,7 @@
 """The report of a run: strict JSON, and a page that loads nothing and shows no private image."""
 
 import html.parser
+import json
 import shlex
 import types
 
@@ -9,7 +10,7 @@ import pytest
 
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import measure, report, settings
+from tfdpx.train import measure, model_card, page, report, settings
 from tfdpx.train.start_from import not_private, without_secrets
 
 ATTACK = "\"'><script>alert(1)</script><img src=https://x.invalid/a onerror=b>&amp;$a\udcff\n \n\n"
@@ -41,7 +42,7 @@ def record(name="photos", **changed):
 
 def page_of(folder, record):
     record.save(folder / "record.json")
-    (folder / report.STATEMENT).write_text(record.statement(), errors="backslashreplace")
+    (folder / report.STATEMENT).write_text("epsilon = 0.100")  # The page is of the record alone.
     (folder / report.CONFUSION).write_bytes(b"\x89PNG")
     report.write_page(folder)
     return Page((folder / report.FILE).read_text())
@@ -58,8 +59,8 @@ def test_names_of_a_user_are_text_and_nothing_is_loaded_or_run(tmp_path):
         tag: set(attrs) for tag, attrs in usual.tags
     }
     assert not {"script", "link", "iframe", "object", "a", "base"} & {tag for tag, _ in page.tags}
-    [url] = [attrs[name] for _, attrs in page.tags for name in ("src", "href") if name in attrs]
-    assert url.startswith("data:image/png;base64,")
+    urls = [attrs[name] for _, attrs in page.tags for name in ("src", "href") if name in attrs]
+    assert len(urls) == 2 and all(url.startswith("data:image/png;base64,") for url in urls)
     [policy] = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
     assert policy.startswith("default-src 'none'")
 
@@ -67,25 +68,72 @@ def test_names_of_a_user_are_text_and_nothing_is_loaded_or_run(tmp_path):
 RARE = {"test_accuracy": 0.966, "test_accuracy_interval": [0.949, 0.978]}
 RARE |= {"test_base_rate": 0.97, "test_most_frequent_class": "<no>", "not_protected": "Exact."}
 RARE |= {"warnings": ['The model never predicts "<yes>".']}
-HEADLINES = [
-    ({}, "75.0% test accuracy, at ("),
-    ({}, ")-differential privacy for the images of folder:photos."),
-    ({}, "Releasable: epsilon"),
-    (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Not releasable: the run had a"),
-    (dict(ledger=not_private(3)), "accuracy, trained without privacy on the images"),
-    (dict(searched="30 trials"), "Not releasable: arguments were searched"),
-    (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "Not measured, nothing was spent"),
-    (dict(results={"test_r2": 0.0}, unit="row"), "R² 0.000 on test rows, at"),
-    (dict(results=RARE), '96.6% test accuracy (95% interval 94.9 to 97.8; 97.0% are "<no>"), at ('),
+PEOPLE = Ledger((Entry(5.0, 0.1, 20, unit="user"),))
+SENTENCES = [
+    ({}, "Protected: only each single image of folder:photos, not a person with several images."),
+    (dict(unit="text"), "a patient, with several texts is protected less"),
+    ({}, "whether one given image was in the data, and knows everything else, is right at most"),
+    (dict(unit="row"), "where 1 absent row of 100 is wrongly taken for present, at most"),
+    (dict(ledger=PEOPLE), "Protected: each person in folder:photos, with all their images."),
+    (dict(ledger=PEOPLE), "whether one given person was in the data"),
+    (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Do not release: the run had a"),
+    (dict(ledger=not_private(3), delta=None), "Not private: the weights may tell everything about"),
+    (dict(ledger=not_private(3), delta=None), "Nobody in folder:photos is protected."),
+    (dict(ledger=Ledger((Entry(5.0, 0.1, 20),), is_complete=False)), "It is unknown how well"),
+    (dict(sampling="shuffle"), "Epsilon is an approximation, because batches were shuffled; the"),
+    (dict(searched="30 trials"), "Do not release: arguments were searched"),
+    (dict(searched="30 trials"), "Would be protected: only each single image"),
+    (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "Nothing was measured."),
+    (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "No training on folder:photos is"),
+    (dict(results={"test_r2": 0.0}, unit="row"), "On test rows, R² is 0.000: 1 is perfect"),
+    (
+        dict(results=RARE),
+        "96.6% are classified correctly. The 95% interval is 94.9 to 97.8",
+    ),
+    (dict(results=RARE), 'The answer "<no>" for all of them would be right for 97.0%.'),
 ]
 
 
-def test_the_page_says_what_is_guaranteed(tmp_path):
-    for changed, text in HEADLINES:
-        assert text in page_of(tmp_path, record(**changed)).text
-    text = page_of(tmp_path, record(results=RARE)).text
-    places = [text.index(part) for part in (*RARE["warnings"], "96.6%", "Exact.", "Releasable")]
-    assert places == sorted(places) and text.index("Exact.", text.index("Confusion matrix"))
+def test_the_page_says_who_is_protected_and_from_what(tmp_path):
+    for changed, text in SENTENCES:
+        shown = Page(page.page(record(**changed), {}).decode()).text
+        assert text in " ".join(shown.split()) and "Releasable" not in shown
+    rare = record(results=RARE)
+    text = page_of(tmp_path, rare).text
+    parts = (*RARE["warnings"], "Protected: only", "right at most", "96.6%", "Exact.", "A seed:")
+    places = [text.index(part) for part in (*parts, "tfdpx verify", "For specialists")]
+    assert places == sorted(places) and text.index("Statement of differential") > places[-1]
+    assert rare.fingerprint in text
+
+
+def test_the_page_holds_the_record_and_follows_from_it_alone(tmp_path):
+    expected = record(ATTACK, results=RARE)
+    page_of(tmp_path, expected)
+    content = (tmp_path / report.FILE).read_bytes()
+    assert page.record_in(content) == expected and b"= 0.100" not in content
+    assert page.page(expected, page.pictures_of(tmp_path)) == content
+    (tmp_path / report.ATTACK).unlink()
+    assert page.page(expected, page.pictures_of(tmp_path)) != content
+    for edited, reason in ((b"", "holds no record"), (content.replace(b"0.966", b"0.999"), "edit")):
+        with pytest.raises(ValueError, match=reason):
+            page.record_in(edited)
+
+
+def test_a_model_card_has_the_header_of_hubs_and_no_private_metrics():
+    _, header, text = model_card.text(record(ATTACK)).split("---\n", 2)
+    lines = dict(line.split(": ", 1) for line in header.splitlines())
+    lines = {name: json.loads(value) for name, value in lines.items()}
+    assert lines["library_name"] == "keras" and "differential-privacy" in lines["tags"]
+    assert lines["pipeline_tag"] == "image-classification" and "datasets" not in lines
+    [run] = lines["model-index"]
+    assert run["name"] == ATTACK and run["results"][0]["metrics"][0]["value"] == 0.75
+    assert "75.0%" in text and "right at most" in text and "<script>" not in text.split("## St")[0]
+    public = record("", data=Data("cifar10"), unit="row", results={"test_r2": 0.5})
+    assert 'datasets: ["cifar10"]' in model_card.text(public)
+    assert 'pipeline_tag: "tabular-regression"' in model_card.text(public)
+    private = model_card.text(record(results=RARE, ledger=not_private(3), delta=None))
+    assert "96.6" not in private and "0.966" not in private and "never" not in private
+    assert "differential-privacy" not in private and "**Not private:" in private
 
 
 WHERE_SHOWN = [
@@ -129,8 +177,8 @@ def test_the_command_asks_for_the_same():
     for asked, arguments in COMMANDS:
         asked = dict(asked, dataset="folder:/a/my photos", seed=7)
         recorded = without_secrets(settings.resolve(None, asked))
-        command = report.command_again(record(program="classify", settings=recorded))
+        command = page.command_again(record(program="classify", settings=recorded))
         words = set(shlex.split(command.replace("\\\n", "")))
         expected = {"tfdpx", "classify", "--dataset=folder:my photos", *arguments.split()}
         assert words - {"--delta=1e-05"} == expected
-    assert report.command_again(record(program="classify", searched="30 trials")) is None
+    assert page.command_again(record(program="classify", searched="30 trials")) is None

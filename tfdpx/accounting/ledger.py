@@ -432,6 +432,12 @@ class Ledger:
         Raises:
             ValueError: If `text` is not a whole ledger.
         """
+        if text and not text.startswith("{"):
+            raise ValueError(
+                f"Argument `text` is no ledger, because it is no JSON. Received: {text[:80]!r}. "
+                "Give a file of `Ledger.save`, or the record.json or .keras file of a run: pages "
+                "and other texts are for people."
+            )
         try:
             content = json.loads(text)
             if content["format"] not in _READABLE:
@@ -480,7 +486,7 @@ class Ledger:
         try:
             return cls.from_json(pathlib.Path(path).read_bytes().decode("utf-8"))
         except ValueError as error:
-            raise ValueError(f"Damaged ledger file {os.fspath(path)!r}. {error}") from error
+            raise ValueError(f"Cannot read ledger file {os.fspath(path)!r}. {error}") from error
 
 
 EMPTY = Ledger()

@@ -196,6 +196,8 @@ class Record:
             not_covered.append(f"how the arguments were searched: {self.searched}")
         if self.results.get("individual_mean") is not None:
             not_covered.append("the folder individual_PRIVATE")
+        if public := self.results.get("num_public"):
+            not_covered.append(f"{public:,} public {self.unit}s: the weights may tell all of them")
         facts = statement.Facts(
             self.ledger,
             self.delta or 0.5,  # Without a delta epsilon is infinite, and no text names it.
@@ -208,6 +210,7 @@ class Record:
             independence=self.independence
             and f"no example influences another's gradient. Examples are {self.independence}.",
             not_covered=not_covered,
+            versions=self.versions,
         )
         return statement.text(facts)
 
@@ -333,7 +336,7 @@ def read(path: str | os.PathLike) -> Record | None:
                 if _ENTRY not in archive.namelist():
                     return None
                 record = Record.from_json(archive.read(_ENTRY))
-                if record.weights not in (None, _weights_digest(archive)):
+                if record.weights != _weights_digest(archive):
                     raise ValueError(
                         "Its weights are not those that its record speaks of, so nobody knows what "
                         "was spent on them: restore it from a copy. (This finds accidents, and no "

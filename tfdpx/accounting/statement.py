@@ -7,7 +7,7 @@ import decimal
 import importlib.metadata
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfdpx._arguments import is_number, require
@@ -41,6 +41,7 @@ class Facts:
         independence: Optional string, a whole sentence: whether examples can influence each other.
         not_covered: Strings: what else the guarantee does not cover, such as the files of a run.
         is_planned: Bool. Whether the updates are still to be made: nobody knows of seeds yet.
+        versions: Dict from packages to the versions that trained; by default those installed.
     """
 
     ledger: Ledger
@@ -55,6 +56,7 @@ class Facts:
     independence: str | None = None
     not_covered: Sequence[str] = ()
     is_planned: bool = False
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def epsilon(self) -> float:
@@ -101,8 +103,8 @@ def text(facts: Facts) -> str:
         **({"Attack": attack} if (attack := _attack(facts, who)) else {}),
         "Mechanism": _mechanism(facts, who),
         facts.steps.capitalize(): steps(ledger),
-        "Accountant": f"{facts.accountant.upper()} of {_named('dp-accounting')}, "
-        f"{_named('tfdpx')}.",
+        "Accountant": f"{facts.accountant.upper()} of {_named('dp-accounting', facts)}, "
+        f"{_named('tfdpx', facts)}.",
         "Sampling": _sampling(facts, who),
         "Covers": "the weights after every update, their averages, and whatever is computed from "
         f"these without the training {unit}s, such as predictions on other {unit}s.",
@@ -205,8 +207,8 @@ def _claim(facts, who):
         f"{'will have' if facts.is_planned else 'have'} ({rounded_up(facts.epsilon)}, "
         f"{facts.total_delta})-differential privacy after {facts.ledger.steps:,} noisy "
         f"{facts.steps}, for data sets that differ in {who.difference}, added or removed "
-        f"({facts.accountant.upper()} accountant of {_named('dp-accounting')}; "
-        f"{_named('tfdpx')})."
+        f"({facts.accountant.upper()} accountant of {_named('dp-accounting', facts)}; "
+        f"{_named('tfdpx', facts)})."
     )
     if facts.ledger.is_approximate:
         claim += (
@@ -307,9 +309,10 @@ def _release(facts):
     return "noise and draws came from the operating system's random numbers, not kept."
 
 
-def _named(package):
+def _named(package, facts):
     try:
-        return f"{package} {importlib.metadata.version(package)}"
+        version = facts.versions.get(package) or importlib.metadata.version(package)
+        return f"{package} {version}"
     except importlib.metadata.PackageNotFoundError:  # Of a checkout that is not installed.
         return package
 

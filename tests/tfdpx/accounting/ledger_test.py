@@ -126,5 +126,12 @@ def damages():
 def test_a_damaged_file_is_an_error_that_names_it(damage, content, tmp_path):
     path = tmp_path / "spent.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=r"Damaged ledger file .*spent\.json"):
+    with pytest.raises(ValueError, match=r"Cannot read ledger file .*spent\.json"):
         Ledger.load(path)
+
+
+def test_a_page_or_a_text_is_no_damaged_ledger(tmp_path):
+    for content in ("<!doctype html>", "Statement of differential privacy", "step,epsilon"):
+        (tmp_path / "page").write_text(content)
+        with pytest.raises(ValueError, match=r"it is no JSON.*Give a file of `Ledger.save`, or"):
+            Ledger.load(tmp_path / "page")

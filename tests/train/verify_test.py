@@ -1,0 +1,323 @@
+"""Files of a run that were edited, damaged, mixed up or left out: `verify` notices and names it."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import shutil
+import zipfile
+
+import h5py
+import pytest
+
+from tfdpx import _files
+from tfdpx.accounting import Ledger
+from tfdpx.accounting import record as records
+from tfdpx.train import model_card, page, verify
+
+STATEMENT = "privacy_statement.txt"
+
+
+def ask(*paths):
+    """Returns the exit status, the first line, the last line, and all text without line breaks."""
+    output, status = io.StringIO(), 0
+    with contextlib.redirect_stdout(output):
+        try:
+            verify.main(["verify", *map(str, paths)])
+        except SystemExit as error:
+            status = error.code
+    lines = output.getvalue().splitlines() or ["", "null"]
+    return status, lines[0], json.loads(lines[-1]), " ".join(output.getvalue().split())
+
+
+def edit(path, old, new):
+    """Replaces text in a file that has it."""
+    content = path.read_bytes()
+    assert old.encode() in content, (path, old)
+    path.write_bytes(content.replace(old.encode(), new.encode()))
+
+
+def edit_record(path, change):
+    """Changes the JSON of a record, and makes its digest anew."""
+    content = json.loads(path.read_bytes())
+    del content["digest"]
+    change(content)
+    path.write_bytes(_files.sealed(content, indent=1))
+
+
+def rewrite(path, change, without=()):
+    """Writes a `.keras` archive again: `change` is given its weights, an open h5py file."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist() if name not in without}
+    weights = io.BytesIO(entries["model.weights.h5"])
+    with h5py.File(weights, "r+") as file:
+        change(file)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (entries | {"model.weights.h5": weights.getvalue()}).items():
+            archive.writestr(name, content)
+
+
+def add_one(file):
+    """Changes a weight of an open h5py file."""
+    names = []
+    file.visit(names.append)
+    name = next(name for name in names if isinstance(file[name], h5py.Dataset))
+    file[name][...] = file[name][...] + 1
+
+
+def make_anew(folder, **changed):
+    """Makes all files of a run anew from a changed record, without pictures."""
+    record = dataclasses.replace(records.read(folder / records.FILE), **changed)
+    for name in ("model.keras", records.FILE):
+        record.save(folder / name)
+    for name in page.pictures_of(folder):
+        (folder / name).unlink()
+    (folder / STATEMENT).write_text(record.statement())
+    (folder / model_card.FILE).write_text(model_card.text(record))
+    (folder / page.FILE).write_bytes(page.page(record, {}))
+
+
+def entries(folder, **changed):
+    """Returns the ledger of a run with changed entries."""
+    ledger = records.read(folder / records.FILE).ledger
+    changed_entries = tuple(dataclasses.replace(entry, **changed) for entry in ledger.entries)
+    return dataclasses.replace(ledger, entries=changed_entries)
+
+
+def other_run(folder):
+    """Makes another run of the same settings: other weights and other random numbers."""
+    other = shutil.copytree(folder, folder.with_name("other"))
+    rewrite(other / "model.keras", add_one)
+    make_anew(other, ledger=entries(folder, run=5), date="2026-01-01")
+    return other
+
+
+def take(name):
+    """Returns a mix-up: one file is that of another run of the same settings."""
+    return lambda folder: shutil.copy(other_run(folder) / name, folder / name)
+
+
+def flip(name, place):
+    """Returns a damage: one bit at a place between 0 (the start of a file) and 1."""
+
+    def damage(folder):
+        content = bytearray((folder / name).read_bytes())
+        content[int(place * len(content))] ^= 4
+        (folder / name).write_bytes(bytes(content))
+
+    return damage
+
+
+def spent(content):
+    """Changes the noise that a record states."""
+    content["ledger"]["entries"][0]["noise_multiplier"] *= 2
+
+
+def swapped(folder):
+    shutil.copy(folder / page.CURVE, folder / page.CONFUSION)
+
+
+def save_ledgers(folder, *runs):
+    for run in runs:
+        entries(folder, run=run).save(folder / f"ledger{run}.json")
+
+
+def saved_by_keras(folder):
+    rewrite(folder / "model.keras", lambda file: None, without=["tfdpx_record.json"])
+
+
+def digest_taken_out(folder):
+    """Puts other weights in, and takes the digest out of the record beside them."""
+    path, record = folder / "model.keras", records.read(folder / records.FILE)
+    rewrite(path, add_one, without=["tfdpx_record.json"])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("tfdpx_record.json", record.to_json())
+
+
+def unfinished(folder):
+    (folder / "checkpoint").mkdir()
+    (folder / records.FILE).unlink()
+
+
+# What is done to a run, and the file and reason that are named.
+TAMPERED = {
+    "weights": (lambda f: rewrite(f / "model.keras", add_one), "model.keras .*weights are not"),
+    "weights without digest": (digest_taken_out, "model.keras .*weights are not those"),
+    "a byte of the model": (flip("model.keras", 0.5), "model.keras is damaged"),
+    "a byte of the record": (flip(records.FILE, 0.3), "record.json is damaged"),
+    "noise in the record": (
+        lambda f: edit(f / records.FILE, '"noise_multiplier": 0.82', '"noise_multiplier": 1.82'),
+        "record.json is damaged, edited.*does not fit its digest",
+    ),
+    "unit in the record": (
+        lambda f: edit(f / records.FILE, '"unit": "example"', '"unit": "user"'),
+        "record.json is damaged, edited.*does not fit its digest",
+    ),
+    "people in the record, with its digest": (
+        lambda f: edit_record(f / records.FILE, lambda c: c.update(unit="person")),
+        "model.keras and record.json are of different runs, or one was edited: .* in unit",
+    ),
+    "noise in the record, with its digest": (
+        lambda f: edit_record(f / records.FILE, spent),
+        "model.keras and record.json are of different runs, .* in ledger",
+    ),
+    "epsilon in the record, with its digest": (
+        lambda f: edit_record(f / records.FILE, lambda c: c["derived"].update(epsilon=0.1)),
+        "record.json states numbers that do not follow from its ledger: epsilon",
+    ),
+    "size in the record, with its digest": (
+        lambda f: edit_record(f / records.FILE, lambda c: c["data"].update(num_examples=10**6)),
+        "model.keras and record.json .* differ in data",
+    ),
+    "epsilon in the statement": (
+        lambda f: edit(f / STATEMENT, "have (1.99", "have (0.19"),
+        r"privacy_statement.txt was edited, .*have \(0.19.* for .*have \(1.99",
+    ),
+    "statement of another run": (
+        lambda f: (f / STATEMENT).write_text("There is no differential privacy for x."),
+        "privacy_statement.txt was edited, or is of another run",
+    ),
+    "epsilon on the page": (
+        lambda f: edit(f / page.FILE, "epsilon, 1.99", "epsilon, 0.19"),
+        "report.html was edited, .*epsilon, 0.19.* for .*epsilon, 1.99",
+    ),
+    "people on the page": (
+        lambda f: edit(f / page.FILE, "Protected: only each single image of", "Protected: all of"),
+        "report.html was edited, .*Protected: all of",
+    ),
+    "record in the page": (
+        lambda f: edit(f / page.FILE, "noise_multiplier&quot;: 0.82", "noise_multiplier&quot;: 9"),
+        "report.html is damaged, edited",
+    ),
+    "a picture": (swapped, "report.html does not show the pictures beside it: confusion_matrix"),
+    "page of another run": (take(page.FILE), "report.html and record.json are of different runs"),
+    "model of another run": (take("model.keras"), "model.keras and record.json .* differ in ledg"),
+    "record of another run": (take(records.FILE), "model.keras and record.json are of different"),
+    "model saved again by Keras": (saved_by_keras, "model.keras .*holds neither the record"),
+    "card": (
+        lambda f: edit(f / model_card.FILE, "Caution: a person", "A person"),
+        "model_card.md was edited",
+    ),
+    "ledger of another run": (lambda f: save_ledgers(f, 5), "ledger5.json has another ledger than"),
+    "ledgers of two runs": (lambda f: save_ledgers(f, 5, 6), "ledger6.json has another ledger"),
+    "record removed": (lambda f: (f / records.FILE).unlink(), "record.json is missing"),
+    "unfinished": (unfinished, "checkpoint is left of unfinished work.*record.json is missing"),
+    "a seed": (lambda f: make_anew(f, ledger=entries(f, seeded=True)), "the run had a seed"),
+    "no noise": (
+        lambda f: make_anew(f, ledger=entries(f, noise_multiplier=0.0)),
+        "epsilon is infinite",
+    ),
+    "incomplete ledger": (
+        lambda f: make_anew(f, ledger=Ledger(entries(f).entries, is_complete=False)),
+        "a part of what its weights have spent is unknown",
+    ),
+    "unpaid search": (lambda f: make_anew(f, searched="9 runs"), "searched .*, which nobody paid"),
+    "other weights beside": (
+        lambda f: (f / "extra.weights.h5").write_bytes(b"\x89HDF"),
+        "extra.weights.h5 is damaged, edited, or no file of a run",
+    ),
+    "another run below": (
+        lambda f: shutil.move(other_run(f), f / "other"),
+        "other/record.json and record.json are of different runs",
+    ),
+}
+
+
+@pytest.fixture
+def folder(finished_runs, tmp_path):
+    return shutil.copytree(finished_runs("private").workdir, tmp_path / "run")
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_tampering_is_noticed_and_named(folder, case):
+    tamper, named = TAMPERED[case]
+    tamper(folder)
+    status, first, last, text = ask(folder)
+    assert status == 1 and first.startswith("NO: ") and last["verified"] is False
+    assert re.search(named, "; ".join(last["problems"])), last["problems"]
+    assert re.search(named.partition(".*")[0], text)
+
+
+def test_a_whole_run_and_each_of_its_files(folder):
+    record = records.read(folder / records.FILE)
+    status, first, last, text = ask(folder)
+    assert status == 0 and first.startswith("YES: the 5 files agree") and not last["problems"]
+    assert (last["epsilon"], last["delta"], last["unit"]) == (record.epsilon, 1e-5, "image")
+    assert last["attack_bounds"] == record.attack_bounds().to_dict()
+    assert last["fingerprint"] == record.fingerprint and record.fingerprint in text
+    assert set(last["files"].values()) == {"agrees"} and "a person with several images" in text
+    assert record.attack_bounds().sentence("image") in text and "Other files: curve.jsonl" in text
+    for name in last["files"]:
+        status, first, last, _ = ask(folder / name)
+        is_text = name.endswith((".txt", ".md"))
+        assert status == is_text and list(last["files"]) == [name]
+        assert "a text alone" in first if is_text else last["fingerprint"] == record.fingerprint
+
+
+def test_known_limits_of_what_is_noticed(folder):
+    # A forger who makes all files anew; the fingerprint is another.
+    before = ask(folder)[2]
+    make_anew(folder, ledger=entries(folder, noise_multiplier=50.0))
+    status, first, last, text = ask(folder)
+    assert status == 0 and last["epsilon"] < 0.1 and "a forger could make all anew" in first
+    assert last["fingerprint"] != before["fingerprint"]
+    # A record alone whose digest was made anew; weights of other kinds beside are named alone.
+    alone = folder / "alone"
+    alone.mkdir()
+    (folder / records.FILE).rename(alone / records.FILE)
+    edit_record(alone / records.FILE, lambda content: content.update(unit="person"))
+    (alone / "model.h5").write_bytes(b"weights")
+    status, first, last, text = ask(alone)
+    assert status == 0 and "for each single person" in first
+    assert "Other files: model.h5" in text and "there is no model.keras" in text
+
+
+def test_other_versions_may_word_texts_otherwise_but_not_claim_otherwise(folder):
+    make_anew(folder, versions={"tfdpx": "9.9", "dp-accounting": "9.9"})
+    assert ask(folder)[0] == 0
+    edit(folder / STATEMENT, "Anybody can write", "Everybody can write")
+    status, _, last, text = ask(folder)
+    assert status == 0 and "The words of privacy_statement.txt: tfdpx 9.9" in text
+    assert "Everybody can write" in text
+    edit(folder / STATEMENT, "have (1.99", "have (0.19")
+    assert ask(folder)[0] == 1
+
+
+def malformed(folder):
+    """Yields files with contents that are none of tfdpx's."""
+    record = json.loads((folder / records.FILE).read_bytes())
+    deep = b"[" * 100_000
+    for content in (b"", b"\xff\x00", b"{}", b"null", deep, b'{"format": "tfdpx.Record/2"}'):
+        for name in (records.FILE, "ledger.json", "model.keras", "report.html", "a.weights.h5"):
+            yield name, content
+    wrong = {"data": 3, "delta": "x", "results": {"test_accuracy": "x"}, "seen": 1}
+    wrong |= {"versions": [], "settings": None, "inputs": "x", "delta ": -1.0, "results ": []}
+    for name, value in wrong.items():
+        content = {key: value for key, value in record.items() if key != "digest"}
+        content[name.strip()] = value
+        yield records.FILE, _files.sealed(content)
+
+
+def test_malformed_files_are_named_in_one_line(folder, tmp_path):
+    for name, content in malformed(folder):
+        path = tmp_path / name
+        path.write_bytes(content)
+        status, first, last, text = ask(path)
+        if name == "ledger.json" and status == 0:
+            pytest.fail(text)
+        assert status == 1 and first.startswith(f"NO: {name} "), (name, content[:40], first)
+        assert len(first) < 500 and last["verified"] is False
+
+
+def test_errors_of_the_user(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for paths, reason in [
+        ([], "Give one path: tfdpx verify PATH. Received: nothing."),
+        ([folder, folder], "Give one path"),
+        ([tmp_path / "nowhere"], "There is no file or folder .*nowhere"),
+        ([tmp_path / "empty"], "Nothing in .*empty can be checked"),
+        ([tmp_path], "is of several runs. Give one: .*run"),
+    ]:
+        status, _, last, _ = ask(*paths)
+        assert re.search(f"^tfdpx.train.verify: .*{reason}", status) and last is None

@@ -1,0 +1,219 @@
+"""The page of a run, for readers who know no machine learning: made from its record and pictures.
+
+It is one file that loads nothing and runs nothing. Pictures and the whole record are inside.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import os
+import pathlib
+import re
+import shlex
+import string
+
+from tfdpx.accounting.record import Record, plain
+from tfdpx.train import plain_words, presets, settings
+from tfdpx.train.output import readable
+from tfdpx.train.settings import OF_FILE, PRIVACY
+
+FILE = "report.html"
+CURVE, CONFUSION, WRONG = "learning_curve.png", "confusion_matrix.png", "wrong_predictions.png"
+CALIBRATION, ATTACK = "calibration.png", "attack.png"
+
+_MEASURED = {
+    CONFUSION: "How often each class was taken for another",
+    CALIBRATION: "Predicted probabilities and observed shares",
+    WRONG: "Wrong predictions, on public test images",
+    CURVE: "Accuracy during the training",
+}
+_TITLES = {ATTACK: "The limit on every attack, and guessing", **_MEASURED}
+_MOST_CLASSES = 20
+# Settings that a command always names.
+_ALWAYS = ("dataset", *PRIVACY, "delta")
+# The policy allows neither scripts nor the network, should an escape ever fail.
+_PAGE = string.Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2733; background: #fff;
+  max-width: 46rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; font-weight: normal; line-height: 1.3; margin: .3rem 0 1rem; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
+h3 { font-size: 1rem; font-weight: normal; margin: 1.2rem 0 .3rem; }
+.warning { border-left: .3rem solid #c92a2a; background: #fff5f5; padding: .4rem .8rem; }
+.note { border-left: .3rem solid #868e96; background: #f3f5f7; padding: .4rem .8rem; }
+.title, th, summary { color: #5b6875; margin: .3rem 0; font-weight: normal; }
+img { max-width: 100%; }
+pre { background: #f3f5f7; padding: .8rem; white-space: pre-wrap; margin: .3rem 0; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0;
+  border-top: 1px solid #dfe4e8; }
+</style>
+</head>
+<body>
+<p class="title">$title</p>
+$body
+</body>
+</html>
+""")
+_RECORD = re.compile(rb'<pre id="record">(.*?)</pre>', re.DOTALL)
+
+
+def page(record: Record, pictures: dict[str, bytes]) -> bytes:
+    """Returns the page of a run: the same bytes for the same record and pictures.
+
+    Names that a user chose are shown as text.
+
+    Args:
+        record: `tfdpx.accounting.record.Record`.
+        pictures: Dict from names of files to PNG files, see `pictures_of`.
+    """
+    record = dataclasses.replace(record, weights=None)  # Only the model file has their digest.
+    view = record.view()
+    protected, caution = plain_words.protected(record)
+    warnings = [f"Warning: {text}" for text in record.results.get("warnings") or ()]
+    warnings += plain_words.reasons_against_release(record)
+    exact = record.results.get("not_protected")
+    names = (record.inputs or {}).get("class_names") or []
+    classes = {"classes": names[:_MOST_CLASSES], "number of classes": len(names) or None}
+    parts = [
+        *(f'<p class="warning"><b>{_escaped(warning)}</b></p>' for warning in warnings),
+        f"<h1>{_escaped(protected)}</h1>",
+        f'<p class="note">{_escaped(caution)}</p>',
+        "<h2>Protected from what</h2>",
+        f"<p>{_escaped(plain_words.attack(record))}</p>",
+        *_picture(pictures, ATTACK, _TITLES[ATTACK]),
+        "<h2>Measured</h2>",
+        f"<p>{_escaped(plain_words.measured(record))}</p>",
+        *([f'<p class="note">Caution: {_escaped(exact)}</p>'] if exact else []),
+        *(part for name, title in _MEASURED.items() for part in _picture(pictures, name, title)),
+        "<h2>What would void this</h2>\n<ul>",
+        *(f"<li>{_escaped(text)}</li>" for text in plain_words.limits(record)),
+        "</ul>\n<h2>How to check this</h2>",
+        f"<p>{_escaped(plain_words.check(record))}</p>",
+        "<h2>For specialists</h2>",
+        _fold("The statement", f"<pre>{_escaped(record.statement())}</pre>"),
+        _fold("Results", _table(view)),
+        _fold("Settings", _table(record.settings | classes)),
+        _fold("Versions", _table({"date": record.date, **record.versions})),
+    ]
+    if command := command_again(record):
+        note = "Other random numbers, the same guarantee. Paths and the seed are in no file."
+        parts.append(_fold("The command", f"<pre>{_escaped(command)}</pre>\n<p>{note}</p>"))
+    content = _escaped(record.to_json().decode())
+    parts.append(_fold("The record", f'<pre id="record">{content}</pre>'))
+    model = view.get("model") or view.get("method") or record.program
+    title = _escaped(f"{model} on {plain_words.data_name(record)}")
+    text = _PAGE.substitute(title=title, body="\n".join(parts))
+    # The name of a file may hold bytes that are no characters.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def pictures_of(folder: str | os.PathLike) -> dict[str, bytes]:
+    """Returns the pictures in a run's folder that its page shows, a dict from names to files."""
+    paths = (pathlib.Path(folder) / name for name in _TITLES)
+    return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+
+def take_apart(content: bytes) -> tuple[bytes, dict[str, bytes], bytes]:
+    """Returns the record in a page as JSON, the pictures in it by name, and all but the record.
+
+    Args:
+        content: Bytes of the page.
+
+    Raises:
+        ValueError: If there is no record in it.
+    """
+    match = _RECORD.search(content)
+    if match is None:
+        raise ValueError("The page holds no record: tfdpx did not make it, or an older version.")
+    shown = {
+        name: re.search(rf'<img alt="{title}" src="data:image/png;base64,(.*?)">'.encode(), content)
+        for name, title in _TITLES.items()
+    }
+    pictures = {name: base64.b64decode(found[1]) for name, found in shown.items() if found}
+    record = html.unescape(match[1].decode("utf-8", "replace")).encode()
+    return record, pictures, content[: match.start()] + content[match.end() :]
+
+
+def record_in(content: bytes) -> Record:
+    """Returns the record inside a page.
+
+    Args:
+        content: Bytes of the page.
+
+    Raises:
+        ValueError: If there is none, or it was edited.
+    """
+    return Record.from_json(take_apart(content)[0])
+
+
+def command_again(record):
+    """Returns the command that trains the same again, a flag a line; None if there is none.
+
+    A record has neither the seed nor paths, so files and folders are named by their ends. No
+    command repeats a search.
+    """
+    if record.searched or record.program not in ("classify", "pretrain"):
+        return None
+    recorded = plain(record.settings)
+    usual = _defaults(settings.RunSettings)
+    if record.program == "classify":
+        usual = _defaults(settings.Settings) | _usual_settings(recorded)
+        recorded = {name: recorded.get(name) for name in usual}  # The record of a head has more.
+    lines = [f"tfdpx {record.program}"]
+    for name, value in recorded.items():
+        is_asked = value != usual.get(name) or (value and name in _ALWAYS)
+        if is_asked and value not in (None, [], OF_FILE):
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = text.lower() if isinstance(value, bool) else text
+            lines.append(f"--{name}={shlex.quote(text)}")
+    return " \\\n  ".join(lines)
+
+
+def _defaults(kind):
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
+def _usual_settings(recorded):
+    """Returns the settings that data and budget alone give a run of `classify`, a dict."""
+    dataset = recorded.get("dataset")  # A folder of features may have none.
+    kind = settings.kind_of(dataset, recorded.get("head"))
+    if kind != settings.IMAGES:
+        return presets.OF_KIND[kind]
+    preset = presets.default_for(dataset)
+    usual = presets.values_of(preset, recorded["epsilon"])
+    return usual if recorded["private"] else usual | {"noise_multiplier": 0, "l2_norm_clip": "inf"}
+
+
+def _picture(pictures, name, title):
+    """Returns a picture with its title, in a list; an empty one if there is none."""
+    if name not in pictures:
+        return []
+    pixels = base64.b64encode(pictures[name]).decode()
+    return [f'<h3>{title}</h3>\n<img alt="{title}" src="data:image/png;base64,{pixels}">']
+
+
+def _fold(title, content):
+    return f"<details><summary>{title}</summary>\n{content}\n</details>"
+
+
+def _table(values):
+    rows = "\n".join(
+        f"<tr><th>{_escaped(name.replace('_', ' '))}</th><td>{_escaped(readable(value))}</td></tr>"
+        for name, value in plain(values).items()
+        if value not in (None, [], "")
+    )
+    return f"<table>\n{rows}\n</table>"
+
+
+def _escaped(text):
+    return html.escape(str(text))

@@ -1,0 +1,122 @@
+"""Files that say what was spent: records, models, ledgers and checkpoints, read without Keras."""
+
+import dataclasses
+import io
+import os
+import pathlib
+import re
+import zipfile
+import zlib
+
+import h5py
+import numpy as np
+
+from tfdpx.accounting import record as records
+from tfdpx.accounting import saved
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.record import Record
+
+MODEL = "model.keras"  # Of a run, beside its record.
+CHECKPOINT = "tfdpx-checkpoint.zip"  # Of `tfdpx.callbacks.Checkpoint`.
+_FEATURES = "features.json"  # It tells of features, which are not released; heads tell of theirs.
+# Folders that a run and a tuning leave behind where they were cut off.
+UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error)
+UNREADABLE += (zipfile.BadZipFile,)
+
+
+def files_below(path):
+    """Files of a folder that may say what was spent, and folders of unfinished work: sorted."""
+    files, unfinished, walked = [], [], set()
+    for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
+        folder, there = pathlib.Path(parent), os.path.realpath(parent)
+        if there in walked:  # A link that leads back.
+            folders.clear()
+            continue
+        walked.add(there)
+        unfinished += [
+            folder / name for name in folders if name == UNFINISHED or name.startswith(_TUNING)
+        ]
+        files += [folder / name for name in names if _says_what_was_spent(folder / name)]
+    return sorted(files), sorted(unfinished)
+
+
+def _refuse(error):
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _says_what_was_spent(path):
+    if _is_model(path) or path.name == records.FILE:
+        return True
+    is_json = path.is_file() and (_is(path, "Ledger") or _is(path, "Record"))
+    return is_json and path.name != _FEATURES
+
+
+def _is_model(path):
+    return path.name.endswith((".keras", ".weights.h5", CHECKPOINT))
+
+
+def _is(path, kind):
+    """Whether a file is JSON of a `Ledger` or a `Record`, be it whole or not."""
+    form = rf'"format"\s*:\s*"tfdpx\.{kind}/'.encode()
+    with path.open("rb") as file:
+        return file.read(1) == b"{" and re.search(form, file.read()) is not None
+
+
+def record_in(path):
+    """The `Record` in a file; of a ledger alone one that names no data."""
+    if path.suffix == ".keras" or path.name == records.FILE or _is(path, "Record"):
+        record = records.read(path)
+        if record is not None:
+            return record
+    if _is_model(path):
+        ledger = _ledger_in(path)
+    elif _is(path, "Ledger"):
+        ledger = Ledger.load(path)
+    else:
+        raise ValueError(
+            f"The file {path} is neither a record, a model nor a ledger. Pages and texts are for "
+            f"people: give {records.FILE} or {MODEL} of its run, or the folder {path.parent} if "
+            "it holds them."
+        )
+    return Record("a file of a ledger", None, ledger, None)
+
+
+def _ledger_in(path):
+    """The `Ledger` that Keras saved with a private optimizer, read without Keras."""
+    weights = path
+    if path.suffix != ".h5":
+        with zipfile.ZipFile(path) as archive:
+            weights = io.BytesIO(archive.read("model.weights.h5"))
+    with h5py.File(weights) as file:
+        arrays = file.get("optimizer/vars", {})
+        ledger = saved.read({name: np.array(arrays[name]) for name in arrays})
+    if ledger is None:
+        raise ValueError(
+            f"The file {path} holds neither the record of a run nor a private optimizer, so what "
+            "its weights have spent is unknown. Save the compiled model, with its optimizer."
+        )
+    return ledger
+
+
+def check_model(folder, found):
+    """Holds the model of a run against its record, and raises ValueError if it is of another run.
+
+    The same record counts once. A model that was trained on and saved in place has a ledger alone:
+    it counts as another training on the same data.
+    """
+    about, path = found[folder / records.FILE], folder / MODEL
+    record = found.pop(path, about)
+    if record == about or record.ledger == about.ledger:
+        return
+    both = (about.ledger + record.ledger).entries
+    if record.data is not None or not set(both) <= set(record.ledger.entries):
+        raise ValueError(
+            f"The files {path} and {folder / records.FILE} are not of one run: the model does not "
+            "hold what the record says was spent. Put the run's own file back, or name each file "
+            "alone, which adds up both."
+        )
+    found[path] = dataclasses.replace(
+        about, program="trained on since", ledger=record.ledger, results={}
+    )

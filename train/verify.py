@@ -1,0 +1,296 @@
+"""Checks whether the files of a run that you received agree, and says who is protected.
+
+    tfdpx verify PATH
+
+PATH is the folder of a run or one of its files: record.json, model.keras, another file of weights
+with a ledger, a ledger, report.html, model_card.md, or privacy_statement.txt. The first line is YES
+or NO. Then come the files and what disagrees, who is protected, how well, what is not covered, and
+the fingerprint of the record. The last line is one JSON object. The exit status is 0 for YES and 1
+for NO. Nothing is signed, so this finds accidents and edits, and no forger who makes all files
+anew. No model is run or loaded by Keras: files are read only.
+"""
+
+import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+
+# isort: split
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import re
+import sys
+import textwrap
+import zipfile
+
+from absl import app
+
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import EMPTY, EXAMPLE, USER
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.statement import rounded_up
+from tfdpx.train import model_card, page, plain_words
+from tfdpx.train.errors import UserError, in_one_line, printable
+from tfdpx.train.output import to_json
+from tfdpx.train.report import STATEMENT
+from tfdpx.train.spent import MODEL, files_below, record_in
+
+_TEXTS = {STATEMENT: Record.statement, model_card.FILE: model_card.text}
+_AGREES = "agrees"
+# Texts name the versions that made them, and other versions may word them otherwise.
+_WORDING = ("tfdpx", "dp-accounting")
+_CLAIM = re.compile(r"\(([\d.]+), ([\d.e-]+)\)-differential privacy")
+_HERE = Record("verify", None, EMPTY, None)
+_MOST_NAMES = 12
+
+
+@dataclasses.dataclass
+class Verdict:
+    """The answer to whether the files of a run agree.
+
+    Attributes:
+        record: The `Record` that all files are held against; None if none could be read.
+        files: Dict from names of files to "agrees" or what disagrees.
+        problems: List of reasons for NO.
+        unchecked: List of sentences on what was not checked.
+    """
+
+    record: Record | None = None
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+
+    def first_line(self) -> str:
+        """Returns YES or NO in a sentence."""
+        if self.problems:
+            others = f" ({len(self.problems) - 1} more below)" * (len(self.problems) > 1)
+            return f"NO: {self.problems[0]}{others}."
+        record, count = self.record, len(self.files)
+        agree = f"the {count} files agree with each other" if count > 1 else "the file is whole"
+        who = "each person" if record.ledger.unit == USER else f"each single {record.unit}"
+        about = "about " * record.is_approximate
+        return (
+            f"YES: {agree}, epsilon is {about}{rounded_up(record.epsilon)} for {who}, and nothing "
+            "recorded forbids a release. But nothing is signed: a forger could make all anew."
+        )
+
+    def lines(self) -> list[str]:
+        """Returns what follows, a sentence or an empty string a line."""
+        lines = ["", "Files:", *(f"- {name}: {text}." for name, text in self.files.items())]
+        if self.problems:
+            lines += ["", "Problems:", *(f"- {text}." for text in self.problems)]
+            lines += ["Do not rely on what follows before the sender has explained them."]
+        if record := self.record:
+            lines += ["", "Who is protected, as recorded:", *plain_words.protected(record)]
+            lines += ["", "How well:", plain_words.attack(record)]
+            lines += ["", "Not covered, or would void this:"]
+            lines += [f"- {text}" for text in plain_words.limits(record)]
+            lines += ["", f"Fingerprint of the record: {record.fingerprint}"]
+            lines += ["Have the sender read theirs to you by another way, such as by telephone."]
+        return [*lines, "", "Not checked:", *(f"- {text}." for text in self.unchecked), ""]
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the last line, a dict of JSON values."""
+        record = self.record
+        view = record.view() if record else {}
+        units = {USER: "person", EXAMPLE: record and record.unit}
+        return {
+            "verified": not self.problems,
+            "problems": self.problems,
+            "unit": units.get(record and record.ledger.unit),
+            **{name: view.get(name) for name in ("epsilon", "delta", "attack_bounds")},
+            "fingerprint": record and record.fingerprint,
+            "files": self.files,
+            "not_checked": self.unchecked,
+        }
+
+
+def main(argv):
+    """Checks the path that is given, prints the answer, and exits with 1 where it is NO."""
+    with in_one_line("tfdpx.train.verify"):
+        if len(argv) != 2:
+            received = " ".join(argv[1:]) or "nothing"
+            raise UserError(f"Give one path: tfdpx verify PATH. Received: {received}.")
+        verdict = check(pathlib.Path(argv[1]).expanduser())
+    print(printable(verdict.first_line()))
+    for line in verdict.lines():
+        print(textwrap.fill(printable(line), 88, subsequent_indent="  ", break_long_words=False))
+    print(to_json(verdict.to_dict()), flush=True)
+    if verdict.problems:
+        sys.exit(1)
+
+
+def check(path: pathlib.Path) -> Verdict:
+    """Holds the files of a run against each other.
+
+    Args:
+        path: A folder, or one file.
+
+    Raises:
+        UserError: If there is nothing to check, or the folder holds several runs.
+    """
+    files, left_over = _files(path)
+    root, verdict, read = path if path.is_dir() else path.parent, Verdict(), {}
+    for file in files:
+        try:
+            read[file] = _read(file)
+        except Exception as error:  # The file may hold anything.
+            reason = " ".join(str(error).split())[:300]
+            verdict.files[_name(file, root)] = f"is damaged, edited, or no file of a run: {reason}"
+    whole = {file: record for file, record in read.items() if record and record.data}
+    first = [root / name for name in (records.FILE, MODEL) if root / name in whole]
+    against = next(iter([*first, *whole]), None)
+    verdict.record = whole.get(against)
+    for file, record in read.items():
+        try:
+            reason = _disagreement(file, record, against, verdict)
+        except Exception as error:
+            reason = f"cannot be compared: {error}"
+        verdict.files[_name(file, root)] = reason or _AGREES
+    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why != _AGREES]
+    verdict.problems += [
+        f"{_name(folder, root)} is left of unfinished work" for folder in left_over
+    ]
+    if path.is_dir():
+        if root / records.FILE not in files:
+            verdict.problems.append(f"{records.FILE} is missing: ask for the whole folder")
+        _note_others(path, files, verdict)
+    else:
+        verdict.unchecked.append("The other files of the run: only this one was given")
+    if root / MODEL in files:
+        verdict.unchecked.append(f"The architecture in {MODEL}: only its weights have a digest")
+    verdict.problems += [f"{text}" for text in (verdict.record.problems if verdict.record else [])]
+    return verdict
+
+
+def _files(path):
+    """Returns the files to check, and the folders of unfinished work."""
+    if path.is_file():
+        return [path], []
+    if not path.is_dir():
+        raise UserError(f"There is no file or folder {path}. Give the folder of a run, or a file.")
+    files, left_over = files_below(path)
+    files += [path / name for name in (*_TEXTS, page.FILE) if (path / name).exists()]
+    runs = [str(file.parent) for file in files if file.name == records.FILE]
+    if runs and path / records.FILE not in files:
+        raise UserError(f"The folder {path} is of several runs. Give one: {', '.join(runs)}.")
+    if not files and not left_over:
+        raise UserError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
+    return sorted(set(files)), left_over
+
+
+def _name(file, root):
+    return str(file.relative_to(root))
+
+
+def _read(file):
+    """Returns the `Record` in a file; None of a text. Raises anything at all if it is damaged."""
+    if file.suffix in (".txt", ".md"):
+        return None
+    record = page.record_in(file.read_bytes()) if file.suffix == ".html" else record_in(file)
+    if file.suffix == ".keras":
+        with zipfile.ZipFile(file) as archive:
+            if (entry := archive.testzip()) is not None:
+                raise ValueError(f"Its entry {entry} is not what was saved.")
+    if record.data is not None:
+        page.page(record, {})  # Raises if a value is of another type than its words need.
+    return record
+
+
+def _disagreement(file, record, against, verdict):
+    """Returns what is wrong with a file; None if it agrees with the record of `against`."""
+    held = verdict.record
+    if held is None:
+        what = "is a text alone" if record is None else "has a ledger alone, without data and delta"
+        return f"{what}, so that nothing can be checked: ask for the folder of its run"
+    if record is None:
+        text = file.read_bytes().decode("utf-8", "replace")
+        return _difference(_TEXTS[file.name](held), text, file, verdict)
+    if record.data is None:
+        if record.ledger == held.ledger:
+            return None
+        return f"has another ledger than {against.name}: it is of another run, or was trained on"
+    if record != held:
+        names = [field.name for field in dataclasses.fields(Record) if field.compare]
+        differing = [name for name in names if getattr(record, name) != getattr(held, name)]
+        return (
+            f"and {against.name} are of different runs, or one was edited: they differ in "
+            f"{', '.join(differing)}"
+        )
+    if file.suffix == ".json":
+        return _misstated(file.read_bytes(), held)
+    if file.suffix != ".html":
+        return None
+    recorded, shown, text = page.take_apart(file.read_bytes())
+    beside = {} if against == file else page.pictures_of(file.parent)
+    if changed := [name for name in beside if beside[name] != shown.get(name)]:
+        return f"does not show the pictures beside it: {', '.join(changed)}"
+    ours = page.take_apart(page.page(held, shown))[2].decode("utf-8", "replace")
+    text = text.decode("utf-8", "replace")
+    return _misstated(recorded, held) or _difference(ours, text, file, verdict)
+
+
+def _misstated(content, record):
+    """Returns which numbers of a record as JSON do not follow from it; None if all do."""
+    stated, ours = (json.loads(text)["derived"] for text in (content, record.to_json()))
+    names = ours if _versions(_HERE) == _versions(record) else ("epsilon", "delta")
+    wrong = [n for n in names if n in stated and not _is_close(stated[n], ours[n])]
+    if not wrong:
+        return None
+    return f"states numbers that do not follow from its ledger: {', '.join(wrong)}"
+
+
+def _is_close(one, other):
+    """Whether two JSON values are equal but for rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_close(one[k], other[k]) for k in one)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-3)
+    return one == other
+
+
+def _versions(record):
+    return {name: record.versions.get(name, "") for name in _WORDING}
+
+
+def _difference(ours, theirs, file, verdict):
+    """Returns where a text is not the one that the record gives; None if it is.
+
+    A text by another version may be worded otherwise: it disagrees if it claims another epsilon.
+    """
+    record = verdict.record
+    here, there = _versions(_HERE), _versions(record)
+    theirs = theirs.replace("\r\n", "\n")
+    if ours == theirs:
+        return None
+    pairs = enumerate(itertools.zip_longest(ours, theirs))
+    at = next(i for i, (one, other) in pairs if one != other)
+    says, expected = (" ".join(t[max(0, at - 40) : at + 40].split()) for t in (theirs, ours))
+    claims = [tuple(map(float, claim)) for claim in _CLAIM.findall(" ".join(theirs.split()))]
+    true = record.epsilon, record.total_delta
+    is_true = all(math.isclose(*p, rel_tol=1e-3) for c in claims for p in zip(c, true, strict=True))
+    if here == there or not is_true:
+        return f"was edited, or is of another run: it has '{says}' for '{expected}'"
+    made_by = ", ".join(f"{name} {version}" for name, version in there.items())
+    verdict.unchecked.append(
+        f"The words of {file.name}: {made_by} made it, and this is another version. It has "
+        f"'{says}' for '{expected}'"
+    )
+    return None
+
+
+def _note_others(folder, files, verdict):
+    """Notes the files of a folder that were not checked."""
+    if folder / MODEL not in files:
+        verdict.unchecked.append(f"Weights: there is no {MODEL}")
+    compared = {folder / name for name in page.pictures_of(folder) if folder / page.FILE in files}
+    others = [file for file in folder.rglob("*") if file.is_file()]
+    names = sorted(_name(file, folder) for file in {*others} - {*files} - compared)
+    if names:
+        more = f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
+        verdict.unchecked.append(f"Other files: {', '.join(names[:_MOST_NAMES])}{more}")
+
+
+if __name__ == "__main__":
+    app.run(main)
