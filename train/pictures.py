@@ -1,4 +1,4 @@
-"""Pictures of runs: accuracy, mistakes, runs side by side, and individual epsilons.
+"""Pictures of runs: accuracy, mistakes, bounds on attacks, and individual epsilons.
 
 matplotlib is imported when something is drawn, because most runs of `account` draw nothing. Class
 names may be in any script.
@@ -147,6 +147,31 @@ def wrong_predictions(images, labels, predictions, class_names, path):
         title = f"{names[labels[index]]}\ntaken for {names[predictions[index]]}"
         axes.set_title(title, fontfamily=fonts, fontsize=9)
     fig.savefig(path)
+
+
+def attack_curve(curves, path, measured=None):
+    """Draws the largest true positive rate of an attack against its false positive rate.
+
+    Args:
+        curves: Dict from names of runs to `tfdpx.accounting.AttackBounds`.
+        path: PNG file to write.
+        measured: Dict from names of attacks that were made to pairs of arrays [n], false and true
+            positive rates; or None. The rates of an attack on private data are private.
+    """
+    names, fonts = readable([*curves, *(measured or {})])
+    axes = _axes((6, 5.5))
+    rates = np.unique([*np.geomspace(1e-6, 1e-2, 100), *np.linspace(0, 1, 201)])
+    lines = [(rates, bounds.true_positive_rate(rates), "-") for bounds in curves.values()]
+    lines += [(*pair, ".:") for pair in (measured or {}).values()]
+    for name, (false_positives, true_positives, style) in zip(names, lines, strict=True):
+        percent = 100 * np.array([false_positives, true_positives])
+        axes.plot(*percent, style, label=name)
+    axes.plot([0, 100], [0, 100], color="gray", linestyle="--", label="guessing")
+    axes.set(xlim=(-1, 101), ylim=(-1, 101), aspect="equal")
+    axes.set_xlabel("absent ones that are taken for present, %")
+    axes.set_ylabel("present ones that are recognised, %")
+    axes.legend(loc="lower right", prop={"family": fonts})
+    axes.figure.savefig(path)
 
 
 # Figures 1, 2, 5, 6 and 7 of Yu et al. 2022. They show private data.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import figure, image
 
+from tfdpx import PrivacyPlan
 from tfdpx.train import pictures
 
 
@@ -70,3 +71,16 @@ def test_the_confusion_matrix_counts(tmp_path, drawn):
     assert axes.get_title() == "3 of 5 right"
     pictures.confusion_matrix([3, 7], [3, 99], range(100), path)
     assert not drawn[1].axes[0].texts  # There are too many classes.
+
+
+def test_the_attack_curve_is_the_bound_with_guessing_and_measured_attacks(tmp_path, drawn):
+    asked = dict(num_examples=100, batch_size=10, steps=20, delta=1e-5)
+    plans = {f"{noise}": PrivacyPlan(**asked, noise_multiplier=noise) for noise in (1, 2)}
+    curves = {name: plan.attack_bounds() for name, plan in plans.items()}
+    measured = {"measured": ([0.0, 0.5], [0.25, 1.0])}
+    pictures.attack_curve(curves, tmp_path / "attack.png", measured)
+    less, more, attack, guessing = (line.get_xydata() for line in drawn[0].axes[0].lines)
+    assert np.all(less[:, 1] >= more[:, 1]) and np.all(more[:, 1] >= more[:, 0])
+    bound = 100 * curves["1"].true_positive_rate(less[:, 0] / 100)
+    np.testing.assert_allclose(less[:, 1], bound)
+    np.testing.assert_allclose([*attack, *guessing], [(0, 25), (50, 100), (0, 0), (100, 100)])
