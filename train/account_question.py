@@ -39,7 +39,7 @@ _COMPARED = (
 
 _NO_BOUNDS = (
     "No bound on attacks is known: it needs a privacy loss distribution, and none is known for "
-    "batches of a fixed size, for batches of unknown sampling and for an unknown past."
+    "batches of a fixed size or of unknown sampling, for an unknown past and for very little noise."
 )
 # Neighbours that keep the number of examples.
 _ABSENT = {
