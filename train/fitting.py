@@ -290,7 +290,7 @@ def head_and_features(settings, model, data):
     Returns:
         The `keras.Model` to train, and the `ImageData` of its inputs.
     """
-    features = _features(model)
+    features = features_of(model)
     arrays = [data.train_x, data.eval_x]
     in_memory = all(isinstance(images, np.ndarray) for images in arrays)
     if settings.augmult or settings.head_steps or not in_memory or features is None:
@@ -309,8 +309,12 @@ def head_and_features(settings, model, data):
     return head, dataclasses.replace(data, train_x=train_x, eval_x=eval_x, image_shape=shape)
 
 
-def _features(model):
-    """A model from images to the inputs of the last layer, if that alone trains; else None."""
+def features_of(model):
+    """Returns a model from images to the inputs of the last layer, if that alone trains, or None.
+
+    Args:
+        model: The classifier of `start_from.Start.build`.
+    """
     last, inner = last_layer(model), model.layers[-1]
     trained = {id(v) for v in model.trainable_variables}
     if not trained or trained != {id(v) for v in last.trainable_variables}:

@@ -172,6 +172,8 @@ ERRORS = [
     (dict(eval_split="validation"), "--validation=0.0"),
     (dict(seconds_per_update=1.0), "--seconds_per_update=1.0 --dry_run=False"),
     (dict(seconds_per_update=-1.0, dry_run=True), "--seconds_per_update=-1.0"),
+    (dict(measure=3), "--measure=3.*--dry_run=False"),
+    (dict(measure=3, seconds_per_update=1.0, dry_run=True), "takes the place of --seconds"),
     (dict(init_from="model.keras"), "--init_from=model.keras, which does not exist"),
     (dict(init_from="/etc/hostname"), "or a file that ends in .keras"),
     (dict(preset="table16/eps1"), "trained on 'imagenet32': name its file with --init_from"),
@@ -228,6 +230,8 @@ def test_dry_run_prints_one_json_object_and_makes_no_folder(run, tmp_path):
     given = dict(workdir=tmp_path / "run", dry_run=True)
     record, _ = run(classify, **given, seconds_per_update=36.0)
     assert (record["steps"], record["estimated_hours"]) == (200, 2.0)
+    record, _ = run(classify, **given, measure=2)  # On fixed features, as the run itself.
+    assert 3600 * record["estimated_hours"] == pytest.approx(200 * record["seconds_per_update"])
     # `--final` trains on what the preset holds out.
     counts = [
         run(classify, **given, preset="table12/eps8", final=final)[0]["num_examples"]
