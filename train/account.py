@@ -19,7 +19,7 @@ and noise against batch size. The last line is one JSON object.
 if they draw people (`PrivacyPlan(unit="user")`) at the same noise on the mean gradient.
 
 --compare=PATH,PATH is a table of finished runs: the settings that differ, accuracy and epsilon.
---plot draws them, accuracy against epsilon.
+--plot draws them: accuracy against epsilon, and the bounds on attacks.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -109,7 +109,10 @@ def _of_question(values):
         of_people, about_people = question.people(answer, values.rows_per_user)
         record, text = record | of_people, f"{about_people}\n\n{text}"
     print_table(record, title=f"{answer['solved']} solved")
-    print(f"Epsilon is {sampling.about}.\n\n{text}")
+    print(f"Epsilon is {sampling.about}.\n")
+    bounds = question.attack_bounds(answer, sampling)
+    record |= question.print_attack_bounds(bounds, sampling.neighbours, values.rows_per_user)
+    print(text)
     about = ("epsilon", "delta", "num_examples", "noise_multiplier")
     for warning in plan_warnings(*(answer[name] for name in about)):
         print(f"Warning: {warning}", file=sys.stderr)
@@ -162,7 +165,7 @@ def _of_runs(values):
         print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
     print()
     print_table(found, title="what was spent")
-    return found
+    return found | question.print_attack_bounds(together.attack_bounds(), found["neighbours"])
 
 
 def _together(read, delta, same_data):
@@ -266,7 +269,13 @@ def _of_comparison(values):
         left_out = [run for run in compared["runs"] if run["accuracy"] is None]
         if len(left_out) == len(runs):
             raise ValueError("Flag --plot needs an accuracy, and no run has recorded one.")
-        _plot("The runs are", values.plot, lambda p: question.draw_comparison(compared, p))
+        drawn = [
+            (run["name"], record.attack_bounds())
+            for run, record in zip(compared["runs"], runs.values(), strict=True)
+            if run["accuracy"] is not None
+        ]
+        curves = {name: bounds for name, bounds in drawn if bounds is not None}
+        _plot("The runs are", values.plot, lambda p: question.draw_comparison(compared, curves, p))
         if left_out:
             print(f"Runs without an accuracy are left out of the picture: {len(left_out)}.")
     return compared

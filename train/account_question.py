@@ -13,13 +13,14 @@ from rich import console, table
 from rich.text import Text
 
 from tfdpx._arguments import exactly_one_missing
-from tfdpx.accounting import accountants, calibration
+from tfdpx.accounting import accountants, attack, calibration
 from tfdpx.accounting import record as records
 from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.accounting.groups import Sampling, group_epsilon
-from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.ledger import EXAMPLE, USER, Entry, Ledger
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.train.output import readable
+from tfdpx.train import pictures
+from tfdpx.train.output import print_table, readable
 
 # Other parts of tensorflow_privacy fail to import on TensorFlow >= 2.16, and this skips them.
 sys.skip_tf_privacy_import = True
@@ -35,6 +36,16 @@ _COMPARED = (
     *("accuracy", "measured_on", "epsilon", "delta", "accountant", "noise_multiplier", "steps"),
     *("epsilon_is_approximate", "epsilon_is_lower_bound", "releasable"),
 )
+
+_NO_BOUNDS = (
+    "No bound on attacks is known: it needs a privacy loss distribution, and none is known for "
+    "batches of a fixed size or of unknown sampling, for an unknown past and for very little noise."
+)
+# Neighbours that keep the number of examples.
+_ABSENT = {
+    "zero_out": " Absent means that an empty example is in its place.",
+    "replace_one": " Absent means that any other example is in its place.",
+}
 
 _WHY = (
     "Why these differ from the figures above: `assuming Poisson sampling` is as tfdpx draws, which "
@@ -170,6 +181,62 @@ def people(answer: dict[str, Any], rows: int) -> tuple[dict[str, Any], str]:
     )
     record = {"rows_per_user": rows, "epsilon_of_user": by_rows}
     return record | {"epsilon_of_user_drawing_people": by_people}, textwrap.fill(text, 88)
+
+
+def attack_bounds(answer: dict[str, Any], sampling: Sampling) -> attack.AttackBounds | None:
+    """Returns bounds on attacks on one example.
+
+    Args:
+        answer: Dict that `answer` returned.
+        sampling: `Sampling`.
+
+    Returns:
+        `AttackBounds` under the neighbours of the sampling, of full batches if it is "shuffle".
+        None for batches of a fixed size, or where the loss cannot be resolved.
+    """
+    if sampling.name == "without_replacement":
+        return None
+    try:
+        return attack.attack_bounds((sampling.run(*_run(answer)),), answer["delta"], EXAMPLE)
+    except ValueError:  # Less noise than the privacy loss distribution resolves.
+        return None
+
+
+def print_attack_bounds(
+    bounds: attack.AttackBounds | None, neighbours: str, rows_per_user: int | None = None
+) -> dict[str, Any]:
+    """Prints bounds on attacks, rounded up, as a table and a sentence.
+
+    Args:
+        bounds: `AttackBounds`, or None where none is known.
+        neighbours: String, the neighbours that they hold for.
+        rows_per_user: Optional int, the most examples of a person, of which the bounds are not.
+
+    Returns:
+        Dict of JSON values: `attack_bounds`, None where none is known.
+    """
+    if bounds is None:
+        print(f"{textwrap.fill(_NO_BOUNDS, 88)}\n")
+        return {"attack_bounds": None}
+    values, who = bounds.to_dict(), "person" if bounds.unit == USER else EXAMPLE
+    rows = {
+        f"recognised, if {100 * float(rate):g}% of absent ones are taken for present": _percent(one)
+        for rate, one in values["true_positive_rate"].items()
+    }
+    rows["right guesses (50% by guessing)"] = _percent(values["right_guesses"])
+    rows["AUC (0.5 by guessing)"] = rounded_up(values["auc"], 3)
+    rows["advantage"] = rounded_up(values["advantage"], 3)
+    rows[f"mu, at every delta from {values['mu_from_delta']:g}"] = _rounded(values["mu"])
+    print_table(rows, title=f"attacks on one {who}, at most")
+    sentence = bounds.sentence(who) + _ABSENT.get(neighbours, "")
+    if rows_per_user:
+        sentence += " All examples of a person together are easier to find."
+    print(f"{textwrap.fill(sentence, 88)}\n")
+    return {"attack_bounds": values}
+
+
+def _percent(share):
+    return f"{rounded_up(100 * share, 3)}%"
 
 
 def _rounded(epsilon):
@@ -335,11 +402,16 @@ def print_comparison(compared: dict[str, Any]) -> None:
     )
 
 
-def draw_comparison(compared: dict[str, Any], path: str) -> None:
-    """Draws accuracy against epsilon, a point a run; runs without privacy stand at the right.
+def draw_comparison(
+    compared: dict[str, Any], curves: dict[str, attack.AttackBounds], path: str
+) -> None:
+    """Draws accuracy against epsilon, a point a run, and beside it the bounds on attacks.
+
+    Runs without privacy stand at the right of the former.
 
     Args:
         compared: Dict that `compare` returned. Runs without an accuracy are left out.
+        curves: Dict from names of runs to their `AttackBounds`.
         path: PNG file to write.
     """
     from matplotlib import figure  # It takes as long to import as all else.
@@ -347,8 +419,8 @@ def draw_comparison(compared: dict[str, Any], path: str) -> None:
     runs = [run for run in compared["runs"] if run["accuracy"] is not None]
     epsilons = [float(run["epsilon"]) for run in runs]
     right = 1.25 * max((e for e in epsilons if e < math.inf), default=1.0) or 1.0
-    fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
-    axes = fig.add_subplot()
+    fig = figure.Figure(figsize=(12, 5), layout="constrained", dpi=120)
+    axes, right_axes = fig.subplots(1, 2, width_ratios=(7, 5))
     for run, epsilon in zip(runs, epsilons, strict=True):
         place = min(epsilon, right), 100 * run["accuracy"]
         axes.plot(*place, marker="o" if epsilon < math.inf else "s")
@@ -362,4 +434,4 @@ def draw_comparison(compared: dict[str, Any], path: str) -> None:
     axes.set(xlabel="privacy spent, epsilon", ylabel=f"{measured_on} accuracy, %")
     axes.margins(0.15)
     axes.grid(alpha=0.3)
-    fig.savefig(path, dpi=120)
+    pictures.attack_curve(curves, path, axes=right_axes)

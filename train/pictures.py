@@ -149,7 +149,7 @@ def wrong_predictions(images, labels, predictions, class_names, path):
     fig.savefig(path)
 
 
-def attack_curve(curves, path, measured=None):
+def attack_curve(curves, path, measured=None, axes=None):
     """Draws the largest true positive rate of an attack against its false positive rate.
 
     Args:
@@ -157,9 +157,10 @@ def attack_curve(curves, path, measured=None):
         path: PNG file to write.
         measured: Dict from names of attacks that were made to pairs of arrays [n], false and true
             positive rates; or None. The rates of an attack on private data are private.
+        axes: matplotlib axes to draw on, the picture of which is written; or None, for new ones.
     """
     names, fonts = readable([*curves, *(measured or {})])
-    axes = _axes((6, 5.5))
+    axes = axes or _axes((6, 5.5))
     rates = np.unique([*np.geomspace(1e-6, 1e-2, 100), *np.linspace(0, 1, 201)])
     lines = [(rates, bounds.true_positive_rate(rates), "-") for bounds in curves.values()]
     lines += [(*pair, ".:") for pair in (measured or {}).values()]

@@ -34,14 +34,15 @@ def protected(record: Record) -> tuple[str, str]:
         return f"It is unknown how well anyone in {name} is protected.", record.statement()
     if not record.ledger.steps:
         return f"No training on {name} is recorded.", record.statement()
+    is_so = "Would be protected" if record.problems else "Protected"
     if record.ledger.unit == "user":
         return (
-            f"Protected: each person in {name}, with all their {unit}s.",
+            f"{is_so}: each person in {name}, with all their {unit}s.",
             f"Names or numbers given with the data tell which {unit}s belong to one person. A "
             "person under several of them is protected less.",
         )
     return (
-        f"Protected: only each single {unit} of {name}, not a person with several {unit}s.",
+        f"{is_so}: only each single {unit} of {name}, not a person with several {unit}s.",
         f"Caution: a person, such as a patient, with several {unit}s is protected less than the "
         f"numbers here say, because they are of single {unit}s.",
     )

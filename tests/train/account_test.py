@@ -1,9 +1,11 @@
 """`account` by its flags: what is solved, what runs have spent together, and what is refused."""
 
 import io
+import math
 import re
 import shutil
 import zipfile
+from unittest import mock
 
 import dp_accounting
 import h5py
@@ -12,11 +14,12 @@ import pytest
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 from PIL import Image
+from scipy import stats
 
 from tfdpx.accounting import Ledger, group_epsilon
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import account, account_question
+from tfdpx.train import account, account_question, pictures
 
 PHOTOS = Data("folder:photos", 500, "01")
 SMALL = dict(noise_multiplier=4.0, batch_size=50, num_examples=500, steps=60, delta=1e-5)
@@ -92,6 +95,35 @@ def test_epochs_and_pld_and_what_is_said_of_both(ask, capsys, monkeypatch):
     assert "Warning: delta=0.01 exceeds 1/num_examples=0.002" in capsys.readouterr().err
     assert "tensorflow-privacy is not installed" in text
     assert found["epsilon_tensorflow_privacy_poisson"] is None and found["is_exact"] is True
+
+
+def test_bounds_on_attacks_are_printed_rounded_up(ask, tmp_path):
+    full = {**SMALL, "batch_size": 500}
+    for asked, steps, remark in [
+        ({**full, "rows_per_user": 3}, 60, "All examples of a person together are easier to find"),
+        ({**SMALL, "sampling": "shuffle"}, 6, "an empty example is in its place"),
+        ({**full, "noise_multiplier": 2.0, "sampling": "shuffle"}, 60, "Absent means"),
+    ]:
+        answer, text = ask(**asked)
+        mu = math.sqrt(steps) / asked["noise_multiplier"]
+        bounds, right = answer["attack_bounds"], stats.norm.cdf(mu / 2)
+        true = stats.norm.cdf(mu + stats.norm.ppf(0.01))
+        values = (bounds["right_guesses"], bounds["true_positive_rate"]["0.01"], bounds["mu"])
+        assert values == pytest.approx((right, true, mu), abs=1e-4) and remark in text
+        printed = re.findall(r"(?:if 1% of[^│]*|right guesses[^│]*)│ ([\d.]+)%", text)
+        true, right = (float(number) / 100 for number in printed)
+        assert 0 <= true - values[1] < 1e-3 and 0 <= right - values[0] < 1e-3
+        assert f"right at most {math.ceil(100 * values[0])} times of 100" in text
+    answer, text = ask(**SMALL, sampling="without_replacement")
+    assert answer["attack_bounds"] is None and "No bound on attacks is known" in text
+    # Two runs together, and one of people.
+    leave(tmp_path / "a"), leave(tmp_path / "b", run=2)
+    both = Ledger((Entry(4.0, 0.1, 120),)).attack_bounds(1e-5)
+    answer, text = ask(workdir=tmp_path)
+    assert answer["attack_bounds"]["mu"] == pytest.approx(both.mu, rel=1e-6)
+    assert both.sentence("example") in text
+    people = Ledger((Entry(4.0, 0.1, 60, run=1, unit="user"),))
+    assert "one given person" in ask(workdir=leave(tmp_path / "c", ledger=people))[1]
 
 
 NO_STEPS = dict(noise_multiplier=1, sampling_probability=0.1, delta=1e-5, accountant="rdp")
@@ -267,7 +299,10 @@ def test_runs_are_compared(ask, refusal, tmp_path):
     # In a picture, with one that is not private, one of the same name and two without an accuracy.
     leave(tmp_path / "$c$", noise=0.0, delta=None, run=3, results={"test_accuracy": 0.9})
     lacking = leave(tmp_path / "d" / "a", run=4), leave(tmp_path / "e", run=5)
-    found, text = ask(compare=tmp_path, plot=tmp_path / "new" / "runs.png")
+    with mock.patch.object(pictures, "attack_curve", wraps=pictures.attack_curve) as drawn:
+        found, text = ask(compare=tmp_path, plot=tmp_path / "new" / "runs.png")
+    with_accuracy = [run["name"] for run in found["runs"] if run["accuracy"] is not None]
+    assert list(drawn.call_args.args[0]) == with_accuracy
     assert "d/a" in [run["name"] for run in found["runs"]]
     assert "Runs without an accuracy are left out of the picture: 2." in text
     with Image.open(tmp_path / "new" / "runs.png") as picture:

@@ -82,6 +82,7 @@ SENTENCES = [
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20),), is_complete=False)), "It is unknown how well"),
     (dict(sampling="shuffle"), "Epsilon is an approximation, because batches were shuffled; the"),
     (dict(searched="30 trials"), "Do not release: arguments were searched"),
+    (dict(searched="30 trials"), "Would be protected: only each single image"),
     (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "Nothing was measured."),
     (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "No training on folder:photos is"),
     (dict(results={"test_r2": 0.0}, unit="row"), "On test rows, R² is 0.000: 1 is perfect"),

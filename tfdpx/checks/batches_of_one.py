@@ -16,9 +16,9 @@ from tfdpx._warnings import warn
 from tfdpx.per_example.layout import probe_batch, probe_targets, restored
 from tfdpx.per_example.rows import Rows
 
-# The rows in all, for products were wrong from five rows on; and the examples in them that differ:
-# with K views, a batch of one is run K times for each.
-_ROWS, _EXAMPLES, _FEWEST = 8, 3, 2
+# The rows in all, for products were wrong from five rows on; and the examples in them that differ,
+# few because each is run alone.
+_ROWS, _EXAMPLES = 8, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
 _WRONG = (
     "A layer treats the views of an example and a single row differently (one that compares rows "
@@ -42,9 +42,8 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace
     """
     if examples == 0:
         return
-    compared = max(_EXAMPLES // views, _FEWEST)
-    count = max(_ROWS // views, compared) if examples is None else examples
-    compared = min(compared, count)
+    count = max(_ROWS // views, _EXAMPLES) if examples is None else examples
+    compared = min(_EXAMPLES, count)
     x = probe_batch(model, specs[0], compared * views)
     few = Rows((x, *probe_targets(specs[1:], compared * views)))
     # All rows are filled with the same examples again, in an order without a period.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import audit, mechanism
+from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.audit import white_box
 from tfdpx.training import microbatches, preflight
 
@@ -152,6 +153,16 @@ def test_planted_bugs_fail(name):
     if name in ("half the noise", "two thirds", "one layer", "views", "class weights"):
         # The attack alone shows it.
         assert report.epsilon_lower_bound > report.epsilon
+
+
+@pytest.mark.slow
+def test_only_too_little_noise_exceeds_the_bounds_on_attacks():
+    bounds = Ledger((Entry(1.0, 1.0, 1),)).attack_bounds(1e-5)
+    for kind, is_broken in ((tfdpx.DPSGD, False), (broken("half the noise"), True)):
+        optimizer = kind(0.5, batch_size=16, noise_multiplier=1.0)
+        settings = dict(trials=1500, seconds=40.0, confidence=1 - 1e-6)
+        report = audit.check_optimizer(built(optimizer), optimizer, **settings)
+        assert (1 / report.noise_multiplier_upper_bound > bounds.mu) is is_broken, str(report)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tfdpx.per_example.rows import (
 )
 from tfdpx.per_example.rule import BeforeActivation, register
 from tfdpx.per_example.rules.contraction import FLOAT, gram, length
-from tfdpx.per_example.rules.window import Window, split_channels
+from tfdpx.per_example.rules.window import Window
 
 
 @register(keras.layers.Conv2D)
@@ -272,11 +272,15 @@ class Conv2DRule(BeforeActivation):
         return self.sum_positions(lengths)
 
     def _of_inner_products(self):
-        gradients = self.by_group(self.scaled_gradients)
-        parts = split_channels(self.inputs, self.groups)
-        grams = [self.window.gram(part, self.num_views, self.call.jit_compile) for part in parts]
+        gradients, images = self.by_group(self.scaled_gradients), self.inputs
+        if self.groups > 1:  # A group of channels is an image of its own here.
+            _, *area, channels = images.shape
+            split = [-1, self.num_views, *area, self.groups, channels // self.groups]
+            images = tf.transpose(tf.reshape(images, split), [0, 4, 1, 2, 3, 5])
+            images = tf.reshape(images, [-1, *area, channels // self.groups])
+        products = self.window.gram(images, self.num_views, self.call.jit_compile)
         squares, magnitudes = rounding.squared_norms_of_products(
-            tf.expand_dims(grams[0], 1) if len(grams) == 1 else tf.stack(grams, axis=1),
+            tf.reshape(products, [-1, self.groups, *products.shape[1:]]),
             gram(gradients),
             self.window.gram_terms(self.kernel_shape[2]),
             gradients.shape[-1],

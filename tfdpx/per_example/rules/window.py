@@ -81,7 +81,7 @@ class Window:
             inputs, output_gradients = self.by_phase(inputs, output_gradients)
             padding = "VALID"
         groups = inputs.shape[-1] // kernel_shape[2]
-        both = (split_channels(images, groups) for images in (inputs, output_gradients))
+        both = (tf.split(images, groups, axis=-1) for images in (inputs, output_gradients))
         of_groups = [
             tf.raw_ops.Conv2DBackpropFilter(
                 input=part,
@@ -203,8 +203,3 @@ def _sum_of_shifts(products, axes, taps, length):
     size = tf.constant([length if axis in axes else -1 for axis in range(rank)])
     starts = [[tap.start if axis in axes else 0 for axis in range(rank)] for tap in taps]
     return tf.add_n([tf.slice(products, start, size) for start in starts])
-
-
-def split_channels(images, groups):
-    """`images` [..., c] as a list of one tensor [..., c / groups] a group."""
-    return [images] if groups == 1 else tf.split(images, groups, axis=-1)

@@ -1,0 +1,136 @@
+"""Tests of bounds on attacks: closed forms, simulated attacks, dp_accounting, and refusals."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from dp_accounting.pld import common, privacy_loss_distribution
+from scipy import stats
+
+import tfdpx
+from tfdpx.accounting import Ledger, attack
+from tfdpx.accounting.ledger import Entry
+
+RATES = np.array([0.0, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0])
+
+
+def _bounds(noise, probability=1.0, steps=1, selections=()):
+    return attack.attack_bounds(((noise, probability, steps),), 1e-5, "example", selections)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 4.0])
+def test_full_batches_have_the_closed_forms_of_gaussians(mu):
+    bounds = _bounds(noise=np.sqrt(7) / mu, steps=7)
+    exact = stats.norm.cdf(stats.norm.ppf(RATES) + mu)
+    np.testing.assert_allclose(bounds.true_positive_rate(RATES), exact, atol=1e-5)
+    assert np.all(bounds.true_positive_rate(RATES) >= exact)
+    assert bounds.advantage == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1, abs=1e-8)
+    assert bounds.right_guesses == pytest.approx(stats.norm.cdf(mu / 2), abs=1e-8)
+    assert bounds.auc == pytest.approx(stats.norm.cdf(mu / np.sqrt(2)), abs=1e-5)
+    assert bounds.mu == pytest.approx(mu, rel=1e-4)
+
+
+def _scores(noise, probability, steps, is_present, runs, rng, assumed=None):
+    """Log likelihood ratios, the scores of the best attack, that assumes noise of `assumed`."""
+    scores = np.zeros(runs)
+    for _ in range(steps):
+        drawn = is_present & (rng.random(runs) < probability)
+        outcomes = drawn + noise * rng.standard_normal(runs)
+        scores += np.log1p(probability * np.expm1((outcomes - 0.5) / (assumed or noise) ** 2))
+    return scores
+
+
+@pytest.mark.parametrize(("noise", "probability", "steps"), [(1.0, 0.1, 40), (0.6, 0.02, 60)])
+def test_the_best_attack_on_poisson_samples_comes_near_and_not_beyond(noise, probability, steps):
+    rng, runs = np.random.default_rng(1), 100_000
+    present = _scores(noise, probability, steps, True, runs, rng)
+    absent = _scores(noise, probability, steps, False, runs, rng)
+    bounds = _bounds(noise, probability, steps)
+    for one, other in ((present, absent), (-absent, -present)):  # Of presence, and of absence.
+        share = np.mean(one[:, np.newaxis] > np.quantile(other, 1 - RATES[3:6]), axis=0)
+        assert np.all(share <= bounds.true_positive_rate(RATES[3:6]) + 0.006)
+    largest = stats.ks_2samp(present, absent).statistic
+    assert bounds.advantage - 0.01 < largest < bounds.advantage + 0.01
+    measured = stats.mannwhitneyu(present, absent).statistic / runs**2
+    # The curve is of presence and absence together, so its area is more than of each.
+    assert bounds.auc - 0.02 < measured < bounds.auc + 0.005
+
+
+def test_noise_that_is_too_small_by_a_third_is_beyond_the_bounds():
+    rng, runs = np.random.default_rng(2), 50_000
+    present, absent = (_scores(2 / 3, 0.1, 40, is_in, runs, rng, 1.0) for is_in in (True, False))
+    bounds = _bounds(1.0, 0.1, 40)
+    measured = stats.mannwhitneyu(present, absent).statistic / runs**2
+    assert measured > bounds.auc + 0.02
+    assert np.mean(present > np.quantile(absent, 0.99)) > bounds.true_positive_rate(0.01) + 0.02
+
+
+def test_the_curve_is_concave_and_grows_with_every_update():
+    rates = np.linspace(0, 1, 201)
+    shorter, longer = (_bounds(1.2, 0.05, steps) for steps in (10, 200))
+    curve = longer.true_positive_rate(rates)
+    assert np.all(np.diff(curve) >= 0)
+    assert np.all(np.diff(curve, 2) <= 1e-12)
+    assert np.all(curve >= shorter.true_positive_rate(rates))
+    # An (epsilon, delta) of the account is one of the curve's tangents.
+    for delta in (1e-8, 1e-5, 1e-2):
+        epsilon = tfdpx.accounting.epsilon(1.2, 0.05, 200, delta)
+        assert np.all(curve <= np.exp(epsilon) * rates + delta + longer.kept_back + 1e-12)
+
+
+def test_mu_depends_on_the_delta_from_which_it_holds():
+    bounds = _bounds(1.0, 0.01, 1000)
+    of = {delta: dataclasses.replace(bounds, delta=delta).mu for delta in (0.12, 2.7e-6)}
+    assert of == {0.12: pytest.approx(0.41, abs=0.005), 2.7e-6: pytest.approx(0.47, abs=0.005)}
+
+
+def test_a_paid_search_counts_as_the_worst_of_its_epsilon_and_delta():
+    bounds = _bounds(2.0, selections=((0.7, 1e-3),))
+    gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+        2.0, value_discretization_interval=1e-3, use_connect_dots=True
+    )
+    search = privacy_loss_distribution.from_privacy_parameters(
+        common.DifferentialPrivacyParameters(0.7, 1e-3), value_discretization_interval=1e-3
+    )
+    expected = gaussian.compose(search).get_delta_for_epsilon(bounds.epsilons)
+    np.testing.assert_allclose(bounds.deltas, expected, atol=5e-5)
+    entry = Entry(9.0, 1.0, 30)
+    ledger = Ledger((entry,)) + Ledger.selected((entry,), 5.0, 1e-6)
+    alone = Ledger((entry,)).attack_bounds(1e-5)
+    assert ledger.attack_bounds(1e-5).auc > alone.auc
+    rate = np.exp(ledger.epsilon(1e-5)) * 1e-3 + ledger.total_delta(1e-5)
+    assert ledger.attack_bounds(1e-5).true_positive_rate(1e-3) <= rate
+
+
+@pytest.mark.parametrize("runs", [((0.02, 0.5, 10),), ((1e-60, 1.0, 1),), ((0.0, 1.0, 1),)])
+def test_without_noise_to_speak_of_an_attack_may_be_right_every_time(runs):
+    bounds = attack.attack_bounds(runs, 1e-5, "example")
+    assert (bounds.right_guesses, bounds.auc, bounds.mu) == (1.0, 1.0, np.inf)
+    assert "right every time" in bounds.sentence("image")
+
+
+def test_a_plan_and_its_ledger_have_the_bounds_of_their_unit():
+    plan = tfdpx.PrivacyPlan(1000, batch_size=100, steps=50, epsilon=2.0, delta=1e-5, unit="user")
+    bounds = plan.attack_bounds()
+    assert bounds.unit == "user"
+    assert bounds.to_dict() == plan.ledger_at(50).attack_bounds(1e-5).to_dict()
+    assert "whether one given person was" in " ".join(plan.statement().split())
+    assert Ledger().attack_bounds(1e-5).auc == pytest.approx(0.5, abs=1e-8)
+    mixed = Ledger((Entry(5.0, 0.1, 5), Entry(5.0, 0.1, 5, unit="user")))
+    assert mixed.attack_bounds(1e-5).auc == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Ledger(is_complete=False).attack_bounds(1e-5), "weights have spent is unknown"),
+        (lambda: Ledger((Entry(1.0, 0.1, 5, False),)).attack_bounds(1e-5), "not drawn by Poisson"),
+        (lambda: Ledger((Entry(1.0, None, 5),)).attack_bounds(1e-5), "probability is unknown"),
+        (lambda: Ledger().attack_bounds(), "delta"),
+        (lambda: _bounds(1.0).true_positive_rate([0.5, 1.1]), r"lie in \[0, 1\]"),
+        (lambda: _bounds(1.0).true_positive_rate(float("nan")), r"lie in \[0, 1\]"),
+    ],
+)
+def test_it_is_refused_by_name(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()
