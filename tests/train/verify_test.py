@@ -268,10 +268,10 @@ def test_known_limits_of_what_is_noticed(folder):
     alone = folder / "alone"
     alone.mkdir()
     (folder / records.FILE).rename(alone / records.FILE)
-    edit_record(alone / records.FILE, lambda content: content.update(unit="person"))
+    edit_record(alone / records.FILE, lambda content: content.update(unit="scan"))
     (alone / "model.h5").write_bytes(b"weights")
     status, first, last, text = ask(alone)
-    assert status == 0 and "for each single person" in first
+    assert status == 0 and "all their scans" in text
     assert "Other files: model.h5" in text and "there is no model.keras" in text
 
 
