@@ -42,7 +42,6 @@ _AGREES = "agrees"
 _WORDING = ("tfdpx", "dp-accounting")
 _CLAIM = re.compile(r"\(([\d.]+), ([\d.e-]+)\)-differential privacy")
 _HERE = Record("verify", None, EMPTY, None)
-_MOST_NAMES = 12
 
 
 @dataclasses.dataclass
@@ -65,10 +64,10 @@ class Verdict:
         """Returns the whole answer for people, one paragraph a string; the first is YES or NO."""
         lines = [self._first(), "", "Files:"]
         for name, text in self.files.items():
-            lines.append(f"- {name}: {_AGREES if text == _AGREES else 'does not agree'}.")
+            lines.append(f"- {name}: {_AGREES if text == _AGREES else 'see Problems'}.")
         if self.problems:
-            lines += ["", "Problems:", *(f"- {text}." for text in self.problems)]
-            lines += ["Do not rely on what follows before the sender has explained them."]
+            lines += ["", "Problems, to be explained by the sender before you rely on the rest:"]
+            lines += [f"- {text}." for text in self.problems]
         if record := self.record:
             lines += ["", "Who is protected, as recorded:", *plain_words.protected(record)]
             lines += ["", "How well:", plain_words.attack(record)]
@@ -293,11 +292,10 @@ def _note_others(folder, files, verdict):
     if folder / MODEL not in files:
         verdict.unchecked.append(f"Weights: there is no {MODEL}")
     compared = {folder / name for name in page.pictures_of(folder) if folder / page.FILE in files}
-    there = {file for file in folder.rglob("*") if file.is_file()}
-    names = sorted(_name(file, folder) for file in there - compared - {*files})
-    if names:
-        more = f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
-        verdict.unchecked.append(f"Other files: {', '.join(names[:_MOST_NAMES])}{more}")
+    others = {file for file in folder.rglob("*") if file.is_file()} - compared - {*files}
+    if others:
+        names = sorted({file.relative_to(folder).parts[0] for file in others})
+        verdict.unchecked.append(f"Other files or folders: {', '.join(names)}")
 
 
 if __name__ == "__main__":

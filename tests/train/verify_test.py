@@ -248,7 +248,10 @@ def test_a_whole_run_and_each_of_its_files(folder):
     assert last["attack_bounds"] == record.attack_bounds().to_dict()
     assert last["fingerprint"] == record.fingerprint and record.fingerprint in text
     assert set(last["files"].values()) == {"agrees"} and "a person with several images" in text
-    assert record.attack_bounds().sentence("image") in text and "Other files: curve.jsonl" in text
+    assert (
+        record.attack_bounds().sentence("image") in text
+        and "Other files or folders: curve.jsonl, tensorboard." in text
+    )
     for name in last["files"]:
         status, first, last, _ = ask(folder / name)
         is_text = name.endswith((".txt", ".md"))
@@ -272,7 +275,7 @@ def test_known_limits_of_what_is_noticed(folder):
     (alone / "model.h5").write_bytes(b"weights")
     status, first, last, text = ask(alone)
     assert status == 0 and "all their scans" in text
-    assert "Other files: model.h5" in text and "there is no model.keras" in text
+    assert "Other files or folders: model.h5." in text and "there is no model.keras" in text
 
 
 def test_other_versions_may_word_texts_otherwise_but_not_claim_otherwise(folder):
