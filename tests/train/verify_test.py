@@ -252,6 +252,8 @@ def test_a_whole_run_and_each_of_its_files(folder):
         record.attack_bounds().sentence("image") in text
         and "Other files or folders: curve.jsonl, tensorboard." in text
     )
+    record.ledger.save(folder / "ledger.json")
+    assert ask(folder)[1].startswith("YES: the 6 files agree")
     for name in last["files"]:
         status, first, last, _ = ask(folder / name)
         is_text = name.endswith((".txt", ".md"))
