@@ -15,7 +15,7 @@ EPSILON = 8.0
 # Values that are left open are chosen by tfdpx.train.defaults.
 _CHOSEN = dict(
     model="auto", epsilon=EPSILON, delta=1e-5, learning_rate=None, l2_norm_clip=None,
-    ema_momentum=None, report_every=10,
+    ema_momentum=None, report_every=20,
 )  # fmt: skip
 _DIGITS_CNN = dict(
     model="small_cnn", delta=1e-5, l2_norm_clip=0.1, ema_momentum=0.9999, report_every=10

@@ -42,7 +42,6 @@ _AGREES = "agrees"
 _WORDING = ("tfdpx", "dp-accounting")
 _CLAIM = re.compile(r"\(([\d.]+), ([\d.e-]+)\)-differential privacy")
 _HERE = Record("verify", None, EMPTY, None)
-_MOST_NAMES = 12
 
 
 @dataclasses.dataclass
@@ -61,8 +60,24 @@ class Verdict:
     problems: list[str] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
 
-    def first_line(self) -> str:
-        """Returns YES or NO in a sentence."""
+    def sentences(self) -> list[str]:
+        """Returns the whole answer for people, one paragraph a string; the first is YES or NO."""
+        lines = [self._first(), "", "Files:"]
+        for name, text in self.files.items():
+            lines.append(f"- {name}: {_AGREES if text == _AGREES else 'see Problems'}.")
+        if self.problems:
+            lines += ["", "Problems, to be explained by the sender before you rely on the rest:"]
+            lines += [f"- {text}." for text in self.problems]
+        if record := self.record:
+            lines += ["", "Who is protected, as recorded:", *plain_words.protected(record)]
+            lines += ["", "How well:", plain_words.attack(record)]
+            lines += ["", "Not covered, or would void this:"]
+            lines += [f"- {text}" for text in plain_words.limits(record)]
+            lines += ["", f"Fingerprint of the record: {record.fingerprint}"]
+            lines += ["Have the sender read theirs to you by another way, such as by telephone."]
+        return [*lines, "", "Not checked:", *(f"- {text}." for text in self.unchecked), ""]
+
+    def _first(self):
         if self.problems:
             others = f" ({len(self.problems) - 1} more below)" * (len(self.problems) > 1)
             return f"NO: {self.problems[0]}{others}."
@@ -74,21 +89,6 @@ class Verdict:
             f"YES: {agree}, epsilon is {about}{rounded_up(record.epsilon)} for {who}, and nothing "
             "recorded forbids a release. But nothing is signed: a forger could make all anew."
         )
-
-    def lines(self) -> list[str]:
-        """Returns what follows, a sentence or an empty string a line."""
-        lines = ["", "Files:", *(f"- {name}: {text}." for name, text in self.files.items())]
-        if self.problems:
-            lines += ["", "Problems:", *(f"- {text}." for text in self.problems)]
-            lines += ["Do not rely on what follows before the sender has explained them."]
-        if record := self.record:
-            lines += ["", "Who is protected, as recorded:", *plain_words.protected(record)]
-            lines += ["", "How well:", plain_words.attack(record)]
-            lines += ["", "Not covered, or would void this:"]
-            lines += [f"- {text}" for text in plain_words.limits(record)]
-            lines += ["", f"Fingerprint of the record: {record.fingerprint}"]
-            lines += ["Have the sender read theirs to you by another way, such as by telephone."]
-        return [*lines, "", "Not checked:", *(f"- {text}." for text in self.unchecked), ""]
 
     def to_dict(self) -> dict[str, object]:
         """Returns the last line, a dict of JSON values."""
@@ -112,10 +112,15 @@ def main(argv):
         if len(argv) != 2:
             received = " ".join(argv[1:]) or "nothing"
             raise UserError(f"Give one path: tfdpx verify PATH. Received: {received}.")
-        verdict = check(pathlib.Path(argv[1]).expanduser())
-    print(printable(verdict.first_line()))
-    for line in verdict.lines():
-        print(textwrap.fill(printable(line), 88, subsequent_indent="  ", break_long_words=False))
+        try:
+            verdict = check(pathlib.Path(argv[1]).expanduser())
+        except OSError as error:
+            raise UserError(f"Cannot read {argv[1]}: {error}.") from error
+    # Names in a file may hold line breaks, and characters that a terminal obeys.
+    texts = (printable(" ".join(text.split())) for text in verdict.sentences())
+    print(next(texts))
+    for text in texts:
+        print(textwrap.fill(text, 88, subsequent_indent="  ", break_long_words=False))
     print(to_json(verdict.to_dict()), flush=True)
     if verdict.problems:
         sys.exit(1)
@@ -160,7 +165,8 @@ def check(path: pathlib.Path) -> Verdict:
         verdict.unchecked.append("The other files of the run: only this one was given")
     if root / MODEL in files:
         verdict.unchecked.append(f"The architecture in {MODEL}: only its weights have a digest")
-    verdict.problems += [f"{text}" for text in (verdict.record.problems if verdict.record else [])]
+    if verdict.record and not verdict.record.is_releasable:
+        verdict.problems += verdict.record.problems or ["epsilon is infinite"]
     return verdict
 
 
@@ -174,7 +180,7 @@ def _files(path):
     files += [path / name for name in (*_TEXTS, page.FILE) if (path / name).exists()]
     runs = [str(file.parent) for file in files if file.name == records.FILE]
     if runs and path / records.FILE not in files:
-        raise UserError(f"The folder {path} is of several runs. Give one: {', '.join(runs)}.")
+        raise UserError(f"The runs lie in folders of {path}. Give one: {', '.join(runs)}.")
     if not files and not left_over:
         raise UserError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
     return sorted(set(files)), left_over
@@ -261,6 +267,7 @@ def _difference(ours, theirs, file, verdict):
     """
     record = verdict.record
     here, there = _versions(_HERE), _versions(record)
+    ours = ours.encode("utf-8", "backslashreplace").decode()  # As it is written.
     theirs = theirs.replace("\r\n", "\n")
     if ours == theirs:
         return None
@@ -285,11 +292,10 @@ def _note_others(folder, files, verdict):
     if folder / MODEL not in files:
         verdict.unchecked.append(f"Weights: there is no {MODEL}")
     compared = {folder / name for name in page.pictures_of(folder) if folder / page.FILE in files}
-    others = [file for file in folder.rglob("*") if file.is_file()]
-    names = sorted(_name(file, folder) for file in {*others} - {*files} - compared)
-    if names:
-        more = f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
-        verdict.unchecked.append(f"Other files: {', '.join(names[:_MOST_NAMES])}{more}")
+    others = {file for file in folder.rglob("*") if file.is_file()} - compared - {*files}
+    if others:
+        names = sorted({file.relative_to(folder).parts[0] for file in others})
+        verdict.unchecked.append(f"Other files or folders: {', '.join(names)}")
 
 
 if __name__ == "__main__":

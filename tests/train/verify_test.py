@@ -14,6 +14,7 @@ import pytest
 from tfdpx import _files
 from tfdpx.accounting import Ledger
 from tfdpx.accounting import record as records
+from tfdpx.accounting.record import Data
 from tfdpx.train import model_card, page, verify
 
 STATEMENT = "privacy_statement.txt"
@@ -247,7 +248,12 @@ def test_a_whole_run_and_each_of_its_files(folder):
     assert last["attack_bounds"] == record.attack_bounds().to_dict()
     assert last["fingerprint"] == record.fingerprint and record.fingerprint in text
     assert set(last["files"].values()) == {"agrees"} and "a person with several images" in text
-    assert record.attack_bounds().sentence("image") in text and "Other files: curve.jsonl" in text
+    assert (
+        record.attack_bounds().sentence("image") in text
+        and "Other files or folders: curve.jsonl, tensorboard." in text
+    )
+    record.ledger.save(folder / "ledger.json")
+    assert ask(folder)[1].startswith("YES: the 6 files agree")
     for name in last["files"]:
         status, first, last, _ = ask(folder / name)
         is_text = name.endswith((".txt", ".md"))
@@ -258,19 +264,20 @@ def test_a_whole_run_and_each_of_its_files(folder):
 def test_known_limits_of_what_is_noticed(folder):
     # A forger who makes all files anew; the fingerprint is another.
     before = ask(folder)[2]
-    make_anew(folder, ledger=entries(folder, noise_multiplier=50.0))
+    make_anew(folder, ledger=entries(folder, noise_multiplier=50.0, unit="user"))
     status, first, last, text = ask(folder)
-    assert status == 0 and last["epsilon"] < 0.1 and "a forger could make all anew" in first
+    assert status == 0 and last["epsilon"] < 0.1 and last["unit"] == "person"
+    assert "for each person" in first and "a forger could make all anew" in first
     assert last["fingerprint"] != before["fingerprint"]
     # A record alone whose digest was made anew; weights of other kinds beside are named alone.
     alone = folder / "alone"
     alone.mkdir()
     (folder / records.FILE).rename(alone / records.FILE)
-    edit_record(alone / records.FILE, lambda content: content.update(unit="person"))
+    edit_record(alone / records.FILE, lambda content: content.update(unit="scan"))
     (alone / "model.h5").write_bytes(b"weights")
     status, first, last, text = ask(alone)
-    assert status == 0 and "for each single person" in first
-    assert "Other files: model.h5" in text and "there is no model.keras" in text
+    assert status == 0 and "all their scans" in text
+    assert "Other files or folders: model.h5." in text and "there is no model.keras" in text
 
 
 def test_other_versions_may_word_texts_otherwise_but_not_claim_otherwise(folder):
@@ -304,10 +311,11 @@ def test_malformed_files_are_named_in_one_line(folder, tmp_path):
         path = tmp_path / name
         path.write_bytes(content)
         status, first, last, text = ask(path)
-        if name == "ledger.json" and status == 0:
-            pytest.fail(text)
         assert status == 1 and first.startswith(f"NO: {name} "), (name, content[:40], first)
         assert len(first) < 500 and last["verified"] is False
+    make_anew(folder, data=Data("\x1b[2J\nYES: all is well", 400))
+    _, first, _, text = ask(folder)
+    assert first.startswith("YES: the 5 files") and "\x1b" not in text
 
 
 def test_errors_of_the_user(folder, tmp_path):
@@ -317,7 +325,7 @@ def test_errors_of_the_user(folder, tmp_path):
         ([folder, folder], "Give one path"),
         ([tmp_path / "nowhere"], "There is no file or folder .*nowhere"),
         ([tmp_path / "empty"], "Nothing in .*empty can be checked"),
-        ([tmp_path], "is of several runs. Give one: .*run"),
+        ([tmp_path], "The runs lie in folders of .*. Give one: .*run"),
     ]:
         status, _, last, _ = ask(*paths)
         assert re.search(f"^tfdpx.train.verify: .*{reason}", status) and last is None
