@@ -30,7 +30,7 @@ import keras
 import tensorflow as tf
 
 import tfdpx
-from experiments.benchmark import measures, steps
+from experiments.benchmark import gpu_table, measures, steps
 from tfdpx.layers.private_model import WHAT
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.output import print_table, to_json
@@ -107,6 +107,12 @@ def parse(arguments=None):
     add("--num_examples", type=int, default=50_000, help="Of --end_to_end and --individual.")
     add("--microbatch_size", type=int, help="Examples a pass; default: the predicted fastest.")
     add("--jit", action="store_true", help="Compile the steps with XLA.")
+    add("--precision", default="float32", choices=steps.PRECISIONS, help="Of the model.")
+    add(
+        "--gpu_table",
+        action="store_true",
+        help="Fill the table of docs/gpus.md on this machine's first GPU, and nothing else.",
+    )
     add("--norms", default="auto", choices=steps.NORMS, help="How per-example norms are formed.")
     add("--repeats", type=int, default=10, help="Runs of each step; medians are over them.")
     add("--nomemory", dest="memory", action="store_false", help="Leave peak memory out.")
@@ -123,7 +129,9 @@ def main(arguments=None):
         settings = read_settings(values)
         if values.workdir is not None:
             values.workdir.mkdir(parents=True, exist_ok=True)
-        if values.end_to_end or values.individual or values.users:
+        if values.gpu_table:
+            record = {**_given(values), **gpu_table.measure(values.repeats)}
+        elif values.end_to_end or values.individual or values.users:
             record = {**_given(values), **_one_comparison(settings, values)}
         else:
             record = benchmark(settings, values)

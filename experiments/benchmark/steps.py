@@ -157,6 +157,7 @@ KINDS = {
 }
 
 NORMS = ("auto", "instantiate", "ghost")
+PRECISIONS = ("float32", "mixed_bfloat16")
 
 # Small, so that the weights hardly move: noise of many steps must not end in NaN or denormals.
 LEARNING_RATE = 1e-3
@@ -179,6 +180,7 @@ class Settings:
     jit: bool = False
     norms: str = "auto"
     trainable: str = "all"
+    precision: str = "float32"
 
     def __post_init__(self):
         for name in ("images", "augmult", "users", "image_size"):
@@ -207,6 +209,7 @@ def make_model(kind, settings, plan=None, individual=None):
         UserError: If the settings do not suit the model or the optimizer.
     """
     keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(settings.precision)
     model = build_model(settings.model, settings.image_size)
     if settings.trainable != "all":
         with checking_flags():
