@@ -81,10 +81,7 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
     protected, caution = plain_words.protected(record)
     warnings = [f"Warning: {text}" for text in record.results.get("warnings") or ()]
     warnings += plain_words.reasons_against_release(record)
-    exact = record.results.get("not_protected") and (
-        f"Caution: results and pictures of private test {record.unit}s are exact, not protected. "
-        "Do not publish this page."
-    )
+    exact = record.results.get("not_protected")
     names = (record.inputs or {}).get("class_names") or []
     classes = {"classes": names[:_MOST_CLASSES], "number of classes": len(names) or None}
     parts = [
@@ -96,7 +93,7 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         *_picture(pictures, ATTACK, _TITLES[ATTACK]),
         "<h2>Measured</h2>",
         f"<p>{_escaped(plain_words.measured(record))}</p>",
-        *([f'<p class="note">{_escaped(exact)}</p>'] if exact else []),
+        *([f'<p class="note">Caution: {_escaped(exact)}</p>'] if exact else []),
         *(part for name, title in _MEASURED.items() for part in _picture(pictures, name, title)),
         "<h2>What undoes this, or is not protected</h2>\n<ul>",
         *(f"<li>{_escaped(text)}</li>" for text in plain_words.limits(record)),

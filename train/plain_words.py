@@ -101,8 +101,7 @@ def measured(record: Record) -> str:
             )
     if shown["auc"] is not None:
         sentences.append(
-            f"Of pairs of {record.unit}s, one of each class, {shown['auc']:.1%} are put in the "
-            "right order (AUC; 50% is guessing)."
+            f"Of pairs of both classes, {shown['auc']:.1%} are ranked right (AUC; 50% is guessing)."
         )
     if shown["r2"] is not None:
         sentences.append(
@@ -135,11 +134,8 @@ def limits(record: Record) -> list[str]:
         texts.append(f"The training began with weights of {seen.data.name}: {spent}{counted}.")
     if public := results.get("num_public"):
         texts.append(f"Not protected: {public:,} public {unit}s. The weights may tell all of them.")
-    if results.get("not_protected"):
-        texts.append(
-            f"Not protected: the exact results on private test {unit}s, in page, record and "
-            "model.keras. Do not publish these; a model that Keras loads and saves has none."
-        )
+    if exact := results.get("not_protected"):
+        texts.append(f"{exact} Page, record and model.keras hold the results.")
     if results.get("individual_mean") is not None:
         texts.append("Not protected: the folder individual_PRIVATE. Do not publish it.")
     return texts

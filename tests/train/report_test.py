@@ -101,7 +101,7 @@ def test_the_page_says_who_is_protected_and_from_what(tmp_path):
         assert text in " ".join(shown.split()) and "Releasable" not in shown
     rare = record(results=RARE)
     text = page_of(tmp_path, rare).text
-    parts = (*RARE["warnings"], "Protected: only", "right at most", "96.6%", "are exact", "A seed:")
+    parts = (*RARE["warnings"], "Protected: only", "right at most", "96.6%", "Exact.", "A seed:")
     places = [text.index(part) for part in (*parts, "tfdpx verify", "For specialists")]
     assert places == sorted(places) and text.index("Statement of differential") > places[-1]
     assert rare.fingerprint in text
