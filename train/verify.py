@@ -66,15 +66,15 @@ class Verdict:
         for name, text in self.files.items():
             lines.append(f"- {name}: {_AGREES if text == _AGREES else 'see Problems'}.")
         if self.problems:
-            lines += ["", "Problems, to be explained by the sender before you rely on the rest:"]
+            lines += ["", "Problems. Rely on nothing below before the sender has explained them:"]
             lines += [f"- {text}." for text in self.problems]
         if record := self.record:
             lines += ["", "Who is protected, as recorded:", *plain_words.protected(record)]
-            lines += ["", "How well:", plain_words.attack(record)]
-            lines += ["", "Not covered, or would void this:"]
+            lines += ["", "How well, at worst:", plain_words.attack(record)]
+            lines += ["", "What undoes this, or is not protected:"]
             lines += [f"- {text}" for text in plain_words.limits(record)]
             lines += ["", f"Fingerprint of the record: {record.fingerprint}"]
-            lines += ["Have the sender read theirs to you by another way, such as by telephone."]
+            lines += ["Have the sender read theirs to you by telephone: it must be the same."]
         return [*lines, "", "Not checked:", *(f"- {text}." for text in self.unchecked), ""]
 
     def _first(self):
@@ -85,9 +85,11 @@ class Verdict:
         agree = f"the {count} files agree with each other" if count > 1 else "the file is whole"
         who = "each person" if record.ledger.unit == USER else f"each single {record.unit}"
         about = "about " * record.is_approximate
+        weak = ", which is weak" * plain_words.is_weak(record)
         return (
-            f"YES: {agree}, epsilon is {about}{rounded_up(record.epsilon)} for {who}, and nothing "
-            "recorded forbids a release. But nothing is signed: a forger could make all anew."
+            f"YES: {agree}, and nothing recorded forbids a release. Epsilon is {about}"
+            f"{rounded_up(record.epsilon)} for {who}{weak}: only you can decide if that is enough. "
+            "Nothing is signed: a forger could make all anew."
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -141,7 +143,7 @@ def check(path: pathlib.Path) -> Verdict:
         try:
             read[file] = _read(file)
         except Exception as error:  # The file may hold anything.
-            reason = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300].rstrip(".")
             verdict.files[_name(file, root)] = f"is damaged, edited, or no file of a run: {reason}"
     whole = {file: record for file, record in read.items() if record and record.data}
     first = [root / name for name in (records.FILE, MODEL) if root / name in whole]
@@ -164,7 +166,9 @@ def check(path: pathlib.Path) -> Verdict:
     else:
         verdict.unchecked.append("The other files of the run: only this one was given")
     if root / MODEL in files:
-        verdict.unchecked.append(f"The architecture in {MODEL}: only its weights have a digest")
+        verdict.unchecked.append(
+            f"How {MODEL} computes, its architecture: only its weights were compared"
+        )
     if verdict.record and not verdict.record.is_releasable:
         verdict.problems += verdict.record.problems or ["epsilon is infinite"]
     return verdict
@@ -278,11 +282,11 @@ def _difference(ours, theirs, file, verdict):
     true = record.epsilon, record.total_delta
     is_true = all(math.isclose(*p, rel_tol=1e-3) for c in claims for p in zip(c, true, strict=True))
     if here == there or not is_true:
-        return f"was edited, or is of another run: it has '{says}' for '{expected}'"
+        return f"was edited, or is of another run: it has '{says}' in place of '{expected}'"
     made_by = ", ".join(f"{name} {version}" for name, version in there.items())
     verdict.unchecked.append(
         f"The words of {file.name}: {made_by} made it, and this is another version. It has "
-        f"'{says}' for '{expected}'"
+        f"'{says}' in place of '{expected}'"
     )
     return None
 
