@@ -170,14 +170,13 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
     It is the larger of those of adding and of removing one example; exact for full batches.
 
     Args:
-        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, all with steps.
+        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and
+            steps.
 
     Returns:
         The epsilon at which delta is 1e-9, below which rounding counts, and a function from a
         float64 array of epsilons >= 0 to their deltas, not too low.
     """
-    if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
-        return 0.0, np.ones_like
     if all(probability == 1 for _, probability, _ in runs):
         mu = math.sqrt(sum(steps / noise_multiplier**2 for noise_multiplier, _, steps in runs))
         mu = min(max(mu, 1e-12), 1e6)  # At the latter delta is 1 in floats.
