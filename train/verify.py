@@ -37,7 +37,7 @@ from tfdpx.train.report import STATEMENT
 from tfdpx.train.spent import MODEL, files_below, record_in
 
 _TEXTS = {STATEMENT: Record.statement, model_card.FILE: model_card.text}
-_AGREES = "agrees"
+_AGREES, _SAME_EPSILON = "agrees", "states the same epsilon in other words"
 # Texts name the versions that made them, and other versions may word them otherwise.
 _WORDING = ("tfdpx", "dp-accounting")
 _CLAIM = re.compile(r"\(([\d.]+), ([\d.e-]+)\)-differential privacy")
@@ -50,7 +50,7 @@ class Verdict:
 
     Attributes:
         record: The `Record` that all files are held against; None if none could be read.
-        files: Dict from names of files to "agrees" or what disagrees.
+        files: Dict from names of files to "agrees" or another text about the file.
         problems: List of reasons for NO.
         unchecked: List of sentences on what was not checked.
     """
@@ -64,7 +64,8 @@ class Verdict:
         """Returns the whole answer for people, one paragraph a string; the first is YES or NO."""
         lines = [self._first(), "", "Files:"]
         for name, text in self.files.items():
-            lines.append(f"- {name}: {_AGREES if text == _AGREES else 'see Problems'}.")
+            is_fine = text in (_AGREES, _SAME_EPSILON)
+            lines.append(f"- {name}: {text if is_fine else 'see Problems'}.")
         if self.problems:
             lines += ["", "Problems, to be explained by the sender before you rely on the rest:"]
             lines += [f"- {text}." for text in self.problems]
@@ -83,6 +84,8 @@ class Verdict:
             return f"NO: {self.problems[0]}{others}."
         record, count = self.record, len(self.files)
         agree = f"the {count} files agree with each other" if count > 1 else "the file is whole"
+        if worded := [name for name, text in self.files.items() if text == _SAME_EPSILON]:
+            agree += f" but for the words of {', '.join(worded)}, which were not compared"
         who = "each person" if record.ledger.unit == USER else f"each single {record.unit}"
         about = "about " * record.is_approximate
         return (
@@ -141,7 +144,7 @@ def check(path: pathlib.Path) -> Verdict:
         try:
             read[file] = _read(file)
         except Exception as error:  # The file may hold anything.
-            reason = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300].rstrip(".")
             verdict.files[_name(file, root)] = f"is damaged, edited, or no file of a run: {reason}"
     whole = {file: record for file, record in read.items() if record and record.data}
     first = [root / name for name in (records.FILE, MODEL) if root / name in whole]
@@ -153,7 +156,8 @@ def check(path: pathlib.Path) -> Verdict:
         except Exception as error:
             reason = f"cannot be compared: {error}"
         verdict.files[_name(file, root)] = reason or _AGREES
-    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why != _AGREES]
+    fine = (_AGREES, _SAME_EPSILON)
+    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in fine]
     verdict.problems += [
         f"{_name(folder, root)} is left of unfinished work" for folder in left_over
     ]
@@ -192,7 +196,7 @@ def _name(file, root):
 
 def _read(file):
     """Returns the `Record` in a file; None of a text. Raises anything at all if it is damaged."""
-    if file.suffix in (".txt", ".md"):
+    if file.name in _TEXTS:
         return None
     record = page.record_in(file.read_bytes()) if file.suffix == ".html" else record_in(file)
     if file.suffix == ".keras":
@@ -217,9 +221,9 @@ def _disagreement(file, record, against, verdict):
         if record.ledger == held.ledger:
             return None
         return f"has another ledger than {against.name}: it is of another run, or was trained on"
-    if record != held:
-        names = [field.name for field in dataclasses.fields(Record) if field.compare]
-        differing = [name for name in names if getattr(record, name) != getattr(held, name)]
+    if record.fingerprint != held.fingerprint:
+        ours, theirs = dataclasses.asdict(held), dataclasses.asdict(record)
+        differing = [name for name in ours if ours[name] != theirs[name] and name != "weights"]
         return (
             f"and {against.name} are of different runs, or one was edited: they differ in "
             f"{', '.join(differing)}"
@@ -232,6 +236,10 @@ def _disagreement(file, record, against, verdict):
     beside = {} if against == file else page.pictures_of(file.parent)
     if changed := [name for name in beside if beside[name] != shown.get(name)]:
         return f"does not show the pictures beside it: {', '.join(changed)}"
+    if alone := ", ".join(name for name in shown if name not in beside):
+        verdict.unchecked.append(
+            f"Pictures on {file.name}, because they are not beside it: {alone}"
+        )
     ours = page.take_apart(page.page(held, shown))[2].decode("utf-8", "replace")
     text = text.decode("utf-8", "replace")
     return _misstated(recorded, held) or _difference(ours, text, file, verdict)
@@ -263,7 +271,7 @@ def _versions(record):
 def _difference(ours, theirs, file, verdict):
     """Returns where a text is not the one that the record gives; None if it is.
 
-    A text by another version may be worded otherwise: it disagrees if it claims another epsilon.
+    A text by another version may be worded otherwise, but must claim the same epsilon.
     """
     record = verdict.record
     here, there = _versions(_HERE), _versions(record)
@@ -274,17 +282,15 @@ def _difference(ours, theirs, file, verdict):
     pairs = enumerate(itertools.zip_longest(ours, theirs))
     at = next(i for i, (one, other) in pairs if one != other)
     says, expected = (" ".join(t[max(0, at - 40) : at + 40].split()) for t in (theirs, ours))
-    claims = [tuple(map(float, claim)) for claim in _CLAIM.findall(" ".join(theirs.split()))]
-    true = record.epsilon, record.total_delta
-    is_true = all(math.isclose(*p, rel_tol=1e-3) for c in claims for p in zip(c, true, strict=True))
-    if here == there or not is_true:
+    true, claimed = ({*_CLAIM.findall(" ".join(text.split()))} for text in (ours, theirs))
+    if here == there or true != claimed:
         return f"was edited, or is of another run: it has '{says}' for '{expected}'"
     made_by = ", ".join(f"{name} {version}" for name, version in there.items())
     verdict.unchecked.append(
         f"The words of {file.name}: {made_by} made it, and this is another version. It has "
         f"'{says}' for '{expected}'"
     )
-    return None
+    return _SAME_EPSILON
 
 
 def _note_others(folder, files, verdict):
