@@ -66,8 +66,8 @@ def attack(record: Record) -> str:
         )
     if record.is_approximate:
         sentences.append(
-            "Epsilon is an approximation, because batches were shuffled; the limit on right "
-            "guesses is not."
+            "Epsilon is an approximation, because batches were shuffled. The limit on right "
+            f"guesses is none, if absent means that an empty {record.unit} is in its place."
         )
     return " ".join(sentences)
 

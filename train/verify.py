@@ -37,11 +37,9 @@ from tfdpx.train.report import STATEMENT
 from tfdpx.train.spent import MODEL, files_below, record_in
 
 _TEXTS = {STATEMENT: Record.statement, model_card.FILE: model_card.text}
-_AGREES, _SAME_EPSILON = "agrees", "states the same epsilon in other words"
-# Texts name the versions that made them, and other versions may word them otherwise.
-_WORDING = ("tfdpx", "dp-accounting")
+_FINE = _AGREES, _SAME_EPSILON = "agrees", "states the same epsilon in other words"
 _CLAIM = re.compile(r"\(([\d.]+), ([\d.e-]+)\)-differential privacy")
-_HERE = Record("verify", None, EMPTY, None)
+_VERSIONS = Record("verify", None, EMPTY, None).versions
 
 
 @dataclasses.dataclass
@@ -64,8 +62,7 @@ class Verdict:
         """Returns the whole answer for people, one paragraph a string; the first is YES or NO."""
         lines = [self._first(), "", "Files:"]
         for name, text in self.files.items():
-            is_fine = text in (_AGREES, _SAME_EPSILON)
-            lines.append(f"- {name}: {text if is_fine else 'see Problems'}.")
+            lines.append(f"- {name}: {text if text in _FINE else 'see Problems'}.")
         if self.problems:
             lines += ["", "Problems, to be explained by the sender before you rely on the rest:"]
             lines += [f"- {text}." for text in self.problems]
@@ -156,8 +153,7 @@ def check(path: pathlib.Path) -> Verdict:
         except Exception as error:
             reason = f"cannot be compared: {error}"
         verdict.files[_name(file, root)] = reason or _AGREES
-    fine = (_AGREES, _SAME_EPSILON)
-    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in fine]
+    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in _FINE]
     verdict.problems += [
         f"{_name(folder, root)} is left of unfinished work" for folder in left_over
     ]
@@ -248,7 +244,7 @@ def _disagreement(file, record, against, verdict):
 def _misstated(content, record):
     """Returns which numbers of a record as JSON do not follow from it; None if all do."""
     stated, ours = (json.loads(text)["derived"] for text in (content, record.to_json()))
-    names = ours if _versions(_HERE) == _versions(record) else ("epsilon", "delta")
+    names = ours if _is_of_this_version(record) else ("epsilon", "delta")
     wrong = [n for n in names if n in stated and not _is_close(stated[n], ours[n])]
     if not wrong:
         return None
@@ -264,8 +260,9 @@ def _is_close(one, other):
     return one == other
 
 
-def _versions(record):
-    return {name: record.versions.get(name, "") for name in _WORDING}
+def _is_of_this_version(record):
+    """Whether the versions made it that word texts."""
+    return all(record.versions.get(n) == _VERSIONS[n] for n in ("tfdpx", "dp-accounting"))
 
 
 def _difference(ours, theirs, file, verdict):
@@ -273,8 +270,6 @@ def _difference(ours, theirs, file, verdict):
 
     A text by another version may be worded otherwise, but must claim the same epsilon.
     """
-    record = verdict.record
-    here, there = _versions(_HERE), _versions(record)
     ours = ours.encode("utf-8", "backslashreplace").decode()  # As it is written.
     theirs = theirs.replace("\r\n", "\n")
     if ours == theirs:
@@ -283,12 +278,11 @@ def _difference(ours, theirs, file, verdict):
     at = next(i for i, (one, other) in pairs if one != other)
     says, expected = (" ".join(t[max(0, at - 40) : at + 40].split()) for t in (theirs, ours))
     true, claimed = ({*_CLAIM.findall(" ".join(text.split()))} for text in (ours, theirs))
-    if here == there or true != claimed:
+    if _is_of_this_version(verdict.record) or true != claimed:
         return f"was edited, or is of another run: it has '{says}' for '{expected}'"
-    made_by = ", ".join(f"{name} {version}" for name, version in there.items())
     verdict.unchecked.append(
-        f"The words of {file.name}: {made_by} made it, and this is another version. It has "
-        f"'{says}' for '{expected}'"
+        f"The words of {file.name}: tfdpx {verdict.record.versions.get('tfdpx')} made it, not this "
+        f"version. It has '{says}' for '{expected}'"
     )
     return _SAME_EPSILON
 

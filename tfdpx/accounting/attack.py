@@ -73,21 +73,19 @@ class AttackBounds:
         rates = np.asarray(false_positive_rate, "float64")
         is_valid = bool(np.all((rates >= 0) & (rates <= 1)))
         require(is_valid, "false_positive_rate", false_positive_rate, "lie in [0, 1]")
-        bounds = [self._hull(part) for part in np.array_split(rates.ravel(), 1 + rates.size // 500)]
-        bound = np.minimum(np.concatenate(bounds) + self.kept_back, 1.0).reshape(rates.shape)
+        slopes, intercepts, crossings = self._lines
+        lowest = np.searchsorted(crossings, rates)  # Any other line is a bound too.
+        bound = np.minimum(rates * slopes[lowest] + intercepts[lowest] + self.kept_back, 1.0)
         return bound if bound.ndim else float(bound)
-
-    def _hull(self, rates):
-        """Returns the bound without `kept_back` at false positive rates [m]: the least of lines."""
-        slopes, intercepts = self._lines
-        return np.min(rates[:, np.newaxis] * slopes + intercepts, axis=1, initial=1.0)
 
     @functools.cached_property
     def _lines(self):
-        """Slopes and intercepts of the tangents of the curve, steepest first."""
-        steep, flat = np.exp(self.epsilons[::-1]), np.exp(-self.epsilons)
-        intercepts = self.deltas[::-1], 1 - flat * (1 - self.deltas)
-        return np.concatenate([steep, flat]), np.concatenate(intercepts)
+        """Slopes and intercepts of the curve's tangents, steepest first, and their crossings."""
+        flat = np.exp(-self.epsilons[1:])
+        slopes = np.append(np.exp(self.epsilons[::-1]), flat)
+        intercepts = np.append(self.deltas[::-1], 1 - flat * (1 - self.deltas[1:]))
+        crossings = np.diff(intercepts) / -np.diff(slopes)
+        return slopes, intercepts, np.clip(np.maximum.accumulate(crossings), 0.0, 1.0)
 
     @functools.cached_property
     def advantage(self) -> float:
@@ -102,10 +100,7 @@ class AttackBounds:
     @functools.cached_property
     def auc(self) -> float:
         """Float in [0.5, 1]: the largest area under the ROC curve of an attack."""
-        slopes, intercepts = self._lines
-        falls = np.diff(slopes)
-        corners = np.diff(intercepts)[falls < 0] / -falls[falls < 0]
-        corners = np.unique(np.concatenate([[0.0, 1.0], np.clip(corners, 0.0, 1.0)]))
+        corners = np.concatenate([[0.0], self._lines[-1], [1.0]])
         heights = self.true_positive_rate(corners)
         return float(np.diff(corners) @ (heights[:-1] + heights[1:]) / 2)
 
@@ -192,11 +187,11 @@ def attack_bounds(
     kept_back = accountants.kept_back(runs, delta)
     extra = math.fsum(epsilon for epsilon, _ in selections)
     # As of `epsilon`, nothing is known where nothing is left of delta.
-    profile = accountants.privacy_profile(runs) if kept_back < delta else (math.inf, None)
-    largest, deltas = profile
+    none: Any = (math.inf, None)
+    largest, deltas = accountants.privacy_profile(runs) if kept_back < delta else none
     if largest + extra > _LARGEST_EPSILON:
         return AttackBounds(np.zeros(1), np.ones(1), delta, unit, 1.0)
-    epsilons = np.linspace(0.0, largest + extra, _POINTS)
+    epsilons = np.unique(np.linspace(0.0, largest + extra, _POINTS))
     if selections:
         failure = min(1.0, math.fsum(failure for _, failure in selections))
         deltas = _with_selections(deltas, extra, failure)
