@@ -117,7 +117,9 @@ def limits(record: Record) -> list[str]:
     if record.epsilon == math.inf:
         texts = [f"Nothing is left to void: no {unit} is protected."]
     for seen in record.seen:
-        spent = "without privacy" if seen.epsilon == math.inf else f"epsilon {seen.epsilon:.4g}"
+        spent = (
+            "without privacy" if seen.epsilon == math.inf else f"epsilon {rounded_up(seen.epsilon)}"
+        )
         counted = ", which is counted here" * record.counts(seen)
         texts.append(f"The training began with weights of {seen.data.name}: {spent}{counted}.")
     if public := results.get("num_public"):

@@ -130,14 +130,12 @@ class AttackBounds:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the bounds as a dict of JSON values."""
-        rates = self.true_positive_rate(FALSE_POSITIVE_RATES)
         return {
             "right_guesses": self.right_guesses,
             "advantage": self.advantage,
             "auc": self.auc,
             "true_positive_rate": {
-                f"{rate:g}": float(bound)
-                for rate, bound in zip(FALSE_POSITIVE_RATES, rates, strict=True)
+                f"{rate:g}": self.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES
             },
             "mu": self.mu,
             "mu_from_delta": self.mu_from_delta,
