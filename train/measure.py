@@ -19,7 +19,7 @@ BATCH_SIZE = 500
 TOP = 5
 THRESHOLD = 0.5
 NOT_PROTECTED = (
-    "Metrics and pictures of private test examples are exact, without noise: do not publish them, "
+    "Results and pictures of private test examples are exact, not protected: do not publish them, "
     "or test on public examples."
 )
 _MOST_NAMES = 5

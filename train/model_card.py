@@ -39,7 +39,7 @@ def text(record: Record) -> str:
         "decisions rest on it: privacy says nothing about accuracy or fairness.",
         "## Privacy",
         *map(_escaped, (protected, caution, plain_words.attack(record))),
-        "What would void this:",
+        "What undoes this, or is not protected:",
         "\n".join(f"- {_escaped(limit)}" for limit in plain_words.limits(record)),
         "## Results",
         _escaped(measured),

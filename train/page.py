@@ -95,7 +95,7 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         f"<p>{_escaped(plain_words.measured(record))}</p>",
         *([f'<p class="note">Caution: {_escaped(exact)}</p>'] if exact else []),
         *(part for name, title in _MEASURED.items() for part in _picture(pictures, name, title)),
-        "<h2>What would void this</h2>\n<ul>",
+        "<h2>What undoes this, or is not protected</h2>\n<ul>",
         *(f"<li>{_escaped(text)}</li>" for text in plain_words.limits(record)),
         "</ul>\n<h2>How to check this</h2>",
         f"<p>{_escaped(plain_words.check(record))}</p>",
@@ -111,7 +111,7 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
     content = _escaped(record.to_json().decode())
     parts.append(_fold("The record", f'<pre id="record">{content}</pre>'))
     model = view.get("model") or view.get("method") or record.program
-    title = _escaped(f"{model} on {plain_words.data_name(record)}")
+    title = _escaped(f"Privacy of a model trained on {plain_words.data_name(record)} ({model})")
     text = _PAGE.substitute(title=title, body="\n".join(parts))
     # The name of a file may hold bytes that are no characters.
     return text.encode("utf-8", "backslashreplace")

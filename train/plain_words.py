@@ -10,6 +10,8 @@ import math
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up
 
+# From this share of right guesses on, texts call the protection weak.
+_WEAK = 0.75
 _SPLITS = {"test": "test {}s", "validation": "{}s that were held out of the training"}
 
 
@@ -25,6 +27,12 @@ def reasons_against_release(record: Record) -> list[str]:
     return [f"Do not release: {'; '.join(record.problems)}."] if record.problems else []
 
 
+def is_weak(record: Record) -> bool:
+    """Whether an attack may be right more than 75 times of 100."""
+    bounds = record.attack_bounds()
+    return bounds is not None and bounds.right_guesses > _WEAK
+
+
 def protected(record: Record) -> tuple[str, str]:
     """Returns a sentence on who is protected, and a caution on those who are protected less."""
     name, unit = data_name(record), record.unit
@@ -34,17 +42,18 @@ def protected(record: Record) -> tuple[str, str]:
         return f"It is unknown how well anyone in {name} is protected.", record.statement()
     if not record.ledger.steps:
         return f"No training on {name} is recorded.", record.statement()
-    is_so = "Would be protected" if record.problems else "Protected"
+    is_so = "Weakly protected" if is_weak(record) else "Protected"
+    is_so = "Would be protected" if record.problems else is_so
     if record.ledger.unit == "user":
         return (
             f"{is_so}: each person in {name}, with all their {unit}s.",
-            f"Names or numbers given with the data tell which {unit}s belong to one person. A "
-            "person under several of them is protected less.",
+            f"Names or numbers in the data tell which {unit}s belong to one person. A person who "
+            "has two of them is protected less.",
         )
     return (
         f"{is_so}: only each single {unit} of {name}, not a person with several {unit}s.",
         f"Caution: a person, such as a patient, with several {unit}s is protected less than the "
-        f"numbers here say, because they are of single {unit}s.",
+        f"numbers here say, because they count for one {unit} only.",
     )
 
 
@@ -54,15 +63,16 @@ def attack(record: Record) -> str:
     if bounds is None or not record.ledger.steps:
         return "No limit is known to what someone can find out about the data from the weights."
     sentences = [bounds.sentence("person" if bounds.unit == "user" else record.unit)]
+    as_here = ", as here" * is_weak(record)
+    sentences.append(f"Up to about 55 the protection is strong; above 75 it is weak{as_here}.")
     if record.ledger.is_seeded:
         sentences.append("This does not hold against someone who knows the seed.")
     if record.epsilon < math.inf:
         epsilon, delta = rounded_up(record.epsilon), rounded_up(record.total_delta)
         about = "about " * record.is_approximate
         sentences.append(
-            f"Specialists state the limit as epsilon, {about}{epsilon} here, and delta, "
-            f"{float(delta):g} here: at 0 and 0 an attack is guessing, and the larger they are, "
-            "the more an attack can find out."
+            f"Specialists state this as epsilon, {about}{epsilon} here, and delta, "
+            f"{float(delta):g} here: the larger, the weaker."
         )
     if record.is_approximate:
         sentences.append(
@@ -85,12 +95,14 @@ def measured(record: Record) -> str:
         if interval := results.get(f"{split}_accuracy_interval"):
             low, high = (100 * end for end in interval)
             sentences.append(
-                f"The 95% interval is {low:.1f} to {high:.1f}%. "
+                f"On many more of the same kind it may be {low:.1f} to {high:.1f}% (95% interval). "
                 f'The answer "{results[f"{split}_most_frequent_class"]}" for all of them would be '
                 f"right for {results[f'{split}_base_rate']:.1%}."
             )
     if shown["auc"] is not None:
-        sentences.append(f"The area under the ROC curve is {shown['auc']:.3f} (0.5 is guessing).")
+        sentences.append(
+            f"Of pairs of both classes, {shown['auc']:.1%} are ranked right (AUC; 50% is guessing)."
+        )
     if shown["r2"] is not None:
         sentences.append(
             f"On {rows}, R² is {shown['r2']:.3f}: 1 is perfect, and 0 is no better than the mean "
@@ -107,12 +119,12 @@ def limits(record: Record) -> list[str]:
     search = f"Recorded: {record.searched}" if record.searched else "None is recorded"
     paid = ", which epsilon counts" * bool(record.searched and record.is_search_paid)
     texts = [
-        f"A seed: someone who knows it can take the noise away. {seed}",
-        f"Other trainings or statistics on the same {unit}s: what they tell adds up.",
-        f"A search for good settings on the same {unit}s that is not counted. {search}{paid}.",
+        f"A seed: someone who knows it can repeat the random numbers that protect. {seed}",
+        f"Other models or statistics from the same {unit}s: together they tell more.",
+        f"Many settings tried on the same {unit}s, and not counted. {search}{paid}.",
         "Edited files: nothing here is signed, so a forger can change all of them alike.",
-        f"Not covered: {unit}s that results were measured on; results on {unit}s of the training; "
-        f"{names}, sizes, and how many {unit}s or people there are.",
+        f"Not protected: test {unit}s, on which results are measured; results on the {unit}s "
+        f"trained on, such as in a log; {names}, sizes, and how many {unit}s or people there are.",
     ]
     if record.epsilon == math.inf:
         texts = [f"Nothing is left to void: no {unit} is protected."]
@@ -123,16 +135,18 @@ def limits(record: Record) -> list[str]:
         counted = ", which is counted here" * record.counts(seen)
         texts.append(f"The training began with weights of {seen.data.name}: {spent}{counted}.")
     if public := results.get("num_public"):
-        texts.append(f"Not covered: {public:,} public {unit}s: the weights may tell all of them.")
+        texts.append(f"Not protected: {public:,} public {unit}s. The weights may tell all of them.")
+    if exact := results.get("not_protected"):
+        texts.append(f"{exact} Page, record and model.keras hold the results.")
     if results.get("individual_mean") is not None:
-        texts.append("Not covered: the folder individual_PRIVATE, which must not be published.")
+        texts.append("Not protected: the folder individual_PRIVATE. Do not publish it.")
     return texts
 
 
 def check(record: Record) -> str:
     """Returns sentences on how to find out whether files belong to the record."""
     return (
-        "The command tfdpx verify FOLDER compares the model, the record, the statement and the "
-        f"page with each other. The fingerprint of the record is {record.fingerprint}: have the "
-        "sender read theirs to you by telephone."
+        "The command tfdpx verify FOLDER checks that model, record, statement and page belong "
+        f"together. The fingerprint of the record is {record.fingerprint}. Have the sender read "
+        "theirs to you by telephone: it must be the same."
     )

@@ -64,15 +64,15 @@ class Verdict:
         for name, text in self.files.items():
             lines.append(f"- {name}: {text if text in _FINE else 'see Problems'}.")
         if self.problems:
-            lines += ["", "Problems, to be explained by the sender before you rely on the rest:"]
+            lines += ["", "Problems. Rely on nothing below before the sender has explained them:"]
             lines += [f"- {text}." for text in self.problems]
         if record := self.record:
             lines += ["", "Who is protected, as recorded:", *plain_words.protected(record)]
-            lines += ["", "How well:", plain_words.attack(record)]
-            lines += ["", "Not covered, or would void this:"]
+            lines += ["", "How well, at worst:", plain_words.attack(record)]
+            lines += ["", "What undoes this, or is not protected:"]
             lines += [f"- {text}" for text in plain_words.limits(record)]
             lines += ["", f"Fingerprint of the record: {record.fingerprint}"]
-            lines += ["Have the sender read theirs to you by another way, such as by telephone."]
+            lines += ["Have the sender read theirs to you by telephone: it must be the same."]
         return [*lines, "", "Not checked:", *(f"- {text}." for text in self.unchecked), ""]
 
     def _first(self):
@@ -85,9 +85,11 @@ class Verdict:
             agree += f" but for the words of {', '.join(worded)}, which were not compared"
         who = "each person" if record.ledger.unit == USER else f"each single {record.unit}"
         about = "about " * record.is_approximate
+        weak = ", which is weak" * plain_words.is_weak(record)
         return (
-            f"YES: {agree}, epsilon is {about}{rounded_up(record.epsilon)} for {who}, and nothing "
-            "recorded forbids a release. But nothing is signed: a forger could make all anew."
+            f"YES: {agree}, and nothing recorded forbids a release. Epsilon is {about}"
+            f"{rounded_up(record.epsilon)} for {who}{weak}: only you can decide if that is enough. "
+            "Nothing is signed: a forger could make all anew."
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -164,7 +166,9 @@ def check(path: pathlib.Path) -> Verdict:
     else:
         verdict.unchecked.append("The other files of the run: only this one was given")
     if root / MODEL in files:
-        verdict.unchecked.append(f"The architecture in {MODEL}: only its weights have a digest")
+        verdict.unchecked.append(
+            f"How {MODEL} computes, its architecture: only its weights were compared"
+        )
     if verdict.record and not verdict.record.is_releasable:
         verdict.problems += verdict.record.problems or ["epsilon is infinite"]
     return verdict
@@ -281,10 +285,10 @@ def _difference(ours, theirs, file, verdict):
     pairs = itertools.zip_longest(*(map(float, claim) for claim in claims), fillvalue=0.0)
     is_same = all(math.isclose(*pair, rel_tol=1e-3) for pair in pairs)
     if _is_of_this_version(verdict.record) or not is_same:
-        return f"was edited, or is of another run: it has '{says}' for '{expected}'"
+        return f"was edited, or is of another run: it has '{says}' in place of '{expected}'"
     verdict.unchecked.append(
         f"The words of {file.name}: tfdpx {verdict.record.versions.get('tfdpx')} made it, not this "
-        f"version. It has '{says}' for '{expected}'"
+        f"version. It has '{says}' in place of '{expected}'"
     )
     return _SAME_EPSILON
 

@@ -73,7 +73,8 @@ SENTENCES = [
     ({}, "Protected: only each single image of folder:photos, not a person with several images."),
     (dict(unit="text"), "a patient, with several texts is protected less"),
     ({}, "whether one given image was in the data, and knows everything else, is right at most"),
-    (dict(unit="row"), "where 1 absent row of 100 is wrongly taken for present, at most"),
+    (dict(unit="row"), "If they are wrong on only 1 absent row of 100, they recognise at most"),
+    (dict(ledger=Ledger((Entry(1.0, 1.0, 20),))), "Weakly protected: only each single image of"),
     (dict(ledger=PEOPLE), "Protected: each person in folder:photos, with all their images."),
     (dict(ledger=PEOPLE), "whether one given person was in the data"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Do not release: the run had a"),
@@ -88,7 +89,7 @@ SENTENCES = [
     (dict(results={"test_r2": 0.0}, unit="row"), "On test rows, R² is 0.000: 1 is perfect"),
     (
         dict(results=RARE),
-        "96.6% are classified correctly. The 95% interval is 94.9 to 97.8",
+        "96.6% are classified correctly. On many more of the same kind it may be 94.9 to 97.8%",
     ),
     (dict(results=RARE), 'The answer "<no>" for all of them would be right for 97.0%.'),
 ]

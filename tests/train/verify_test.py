@@ -174,7 +174,7 @@ TAMPERED = {
     ),
     "epsilon in the statement": (
         lambda f: edit(f / STATEMENT, "have (1.99", "have (0.19"),
-        r"privacy_statement.txt was edited, .*have \(0.19.* for .*have \(1.99",
+        r"privacy_statement.txt was edited, .*have \(0.19.* in place of .*have \(1.99",
     ),
     "statement of another run": (
         lambda f: (f / STATEMENT).write_text("There is no differential privacy for x."),
@@ -182,7 +182,7 @@ TAMPERED = {
     ),
     "epsilon on the page": (
         lambda f: edit(f / page.FILE, "epsilon, 1.99", "epsilon, 0.19"),
-        "report.html was edited, .*epsilon, 0.19.* for .*epsilon, 1.99",
+        "report.html was edited, .*epsilon, 0.19.* in place of .*epsilon, 1.99",
     ),
     "people on the page": (
         lambda f: edit(f / page.FILE, "Protected: only each single image of", "Protected: all of"),

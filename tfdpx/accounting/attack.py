@@ -142,12 +142,12 @@ class AttackBounds:
         }
 
     def sentence(self, who: str) -> str:
-        """Returns the bound on guesses as a sentence for people outside the field.
+        """Returns the bounds on guesses as sentences for people outside the field.
 
         Args:
             who: String, the one whose presence is guessed, such as "person" or "image".
         """
-        finds = f"Anyone who tries to find out whether one given {who} was in the data, and knows"
+        finds = f"Someone who tries to find out whether one given {who} was in the data, and knows"
         finds += " everything else,"
         right = math.ceil(1e4 * self.right_guesses - 1e-6) / 100
         if right >= 100:
@@ -156,9 +156,9 @@ class AttackBounds:
             right = math.ceil(right)
         found = math.ceil(100 * self.true_positive_rate(0.01) - 1e-6)
         return (
-            f"{finds} is right at most {right:g} times of 100 (50 is guessing); where 1 absent "
-            f"{who} of 100 is wrongly taken for present, at most {found} present ones of 100 are "
-            "recognised."
+            f"{finds} is right at most {right:g} times of 100 (50 is tossing a coin). If they are "
+            f"wrong on only 1 absent {who} of 100, they recognise at most {found} of 100 present "
+            "ones (1 is guessing)."
         )
 
 
