@@ -138,34 +138,31 @@ def check(path: pathlib.Path) -> Verdict:
         UserError: If there is nothing to check, or the folder holds several runs.
     """
     files, left_over = _files(path)
-    root, verdict, read = path if path.is_dir() else path.parent, Verdict(), {}
-    for file in files:
+    verdict, read = Verdict(), {}
+    for name, file in files.items():
         try:
-            read[file] = _read(file)
+            read[name] = _read(file)
         except Exception as error:  # The file may hold anything.
             reason = " ".join(str(error).split())[:300].rstrip(".")
-            verdict.files[_name(file, root)] = f"is damaged, edited, or no file of a run: {reason}"
-    whole = {file: record for file, record in read.items() if record and record.data}
-    first = [root / name for name in (records.FILE, MODEL) if root / name in whole]
-    against = next(iter([*first, *whole]), None)
+            verdict.files[name] = f"is damaged, edited, or no file of a run: {reason}"
+    whole = {name: record for name, record in read.items() if record and record.data}
+    against = next((name for name in (records.FILE, MODEL, *whole) if name in whole), None)
     verdict.record = whole.get(against)
-    for file, record in read.items():
+    for name, record in read.items():
         try:
-            reason = _disagreement(file, record, against, verdict)
+            reason = _disagreement(name, files[name], record, against, verdict)
         except Exception as error:
             reason = f"cannot be compared: {error}"
-        verdict.files[_name(file, root)] = reason or _AGREES
+        verdict.files[name] = reason or _AGREES
     verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in _FINE]
-    verdict.problems += [
-        f"{_name(folder, root)} is left of unfinished work" for folder in left_over
-    ]
+    verdict.problems += [f"{name} is left of unfinished work" for name in left_over]
     if path.is_dir():
-        if root / records.FILE not in files:
+        if records.FILE not in files:
             verdict.problems.append(f"{records.FILE} is missing: ask for the whole folder")
         _note_others(path, files, verdict)
     else:
         verdict.unchecked.append("The other files of the run: only this one was given")
-    if root / MODEL in files:
+    if MODEL in files:
         verdict.unchecked.append(
             f"How {MODEL} computes, its architecture: only its weights were compared"
         )
@@ -175,9 +172,9 @@ def check(path: pathlib.Path) -> Verdict:
 
 
 def _files(path):
-    """Returns the files to check, and the folders of unfinished work."""
+    """Returns the files to check by their names below the path, and folders of unfinished work."""
     if path.is_file():
-        return [path], []
+        return {path.name: path}, ()
     if not path.is_dir():
         raise UserError(f"There is no file or folder {path}. Give the folder of a run, or a file.")
     files, left_over = files_below(path)
@@ -187,11 +184,8 @@ def _files(path):
         raise UserError(f"The runs lie in folders of {path}. Give one: {', '.join(runs)}.")
     if not files and not left_over:
         raise UserError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
-    return sorted(set(files)), left_over
-
-
-def _name(file, root):
-    return str(file.relative_to(root))
+    names = ([str(each.relative_to(path)) for each in paths] for paths in (files, left_over))
+    return {name: path / name for name in sorted(next(names))}, next(names)
 
 
 def _read(file):
@@ -208,7 +202,7 @@ def _read(file):
     return record
 
 
-def _disagreement(file, record, against, verdict):
+def _disagreement(name, file, record, against, verdict):
     """Returns what is wrong with a file; None if it agrees with the record of `against`."""
     held = verdict.record
     if held is None:
@@ -220,12 +214,12 @@ def _disagreement(file, record, against, verdict):
     if record.data is None:
         if record.ledger == held.ledger:
             return None
-        return f"has another ledger than {against.name}: it is of another run, or was trained on"
+        return f"has another ledger than {against}: it is of another run, or was trained on"
     if record.fingerprint != held.fingerprint:
         ours, theirs = dataclasses.asdict(held), dataclasses.asdict(record)
-        differing = [name for name in ours if ours[name] != theirs[name] and name != "weights"]
+        differing = [key for key in ours if ours[key] != theirs[key] and key != "weights"]
         return (
-            f"and {against.name} are of different runs, or one was edited: they differ in "
+            f"and {against} are of different runs, or one was edited: they differ in "
             f"{', '.join(differing)}"
         )
     if file.suffix == ".json":
@@ -233,13 +227,11 @@ def _disagreement(file, record, against, verdict):
     if file.suffix != ".html":
         return None
     recorded, shown, text = page.take_apart(file.read_bytes())
-    beside = {} if against == file else page.pictures_of(file.parent)
-    if changed := [name for name in beside if beside[name] != shown.get(name)]:
+    beside = {} if against == name else page.pictures_of(file.parent)
+    if changed := [key for key in beside if beside[key] != shown.get(key)]:
         return f"does not show the pictures beside it: {', '.join(changed)}"
-    if alone := ", ".join(name for name in shown if name not in beside):
-        verdict.unchecked.append(
-            f"Pictures on {file.name}, because they are not beside it: {alone}"
-        )
+    if alone := ", ".join(sorted(shown.keys() - beside.keys())):
+        verdict.unchecked.append(f"Pictures on {name}, because they are not beside it: {alone}")
     ours = page.take_apart(page.page(held, shown))[2].decode("utf-8", "replace")
     text = text.decode("utf-8", "replace")
     return _misstated(recorded, held) or _difference(ours, text, file, verdict)
@@ -295,12 +287,11 @@ def _difference(ours, theirs, file, verdict):
 
 def _note_others(folder, files, verdict):
     """Notes the files of a folder that were not checked."""
-    if folder / MODEL not in files:
+    if MODEL not in files:
         verdict.unchecked.append(f"Weights: there is no {MODEL}")
-    compared = {folder / name for name in page.pictures_of(folder) if folder / page.FILE in files}
-    others = {file for file in folder.rglob("*") if file.is_file()} - compared - {*files}
-    if others:
-        names = sorted({file.relative_to(folder).parts[0] for file in others})
+    compared = {folder / name for name in page.pictures_of(folder) if page.FILE in files}
+    others = {file for file in folder.rglob("*") if file.is_file()} - compared - {*files.values()}
+    if names := sorted({file.relative_to(folder).parts[0] for file in others}):
         verdict.unchecked.append(f"Other files or folders: {', '.join(names)}")
 
 

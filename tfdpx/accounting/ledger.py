@@ -333,7 +333,7 @@ class Ledger:
 
         Args:
             delta: Float in (0, 1), a share of which is kept back for what no accountant sees. The
-                ledger's if left out.
+                ledger's if left out. As for `epsilon`, not below the plan's.
 
         Returns:
             `AttackBounds` of one `unit`. Paid searches count as any mechanism of their epsilon and
