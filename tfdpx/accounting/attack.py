@@ -81,9 +81,9 @@ class AttackBounds:
     @functools.cached_property
     def _lines(self):
         """Slopes and intercepts of the curve's tangents, steepest first, and their crossings."""
-        flat = np.exp(-self.epsilons[1:])
+        flat = np.append(np.exp(-self.epsilons[1:]), 0.0)  # The last line is at 1.
         slopes = np.append(np.exp(self.epsilons[::-1]), flat)
-        intercepts = np.append(self.deltas[::-1], 1 - flat * (1 - self.deltas[1:]))
+        intercepts = np.append(self.deltas[::-1], 1 - flat * (1 - np.append(self.deltas[1:], 0.0)))
         crossings = np.diff(intercepts) / -np.diff(slopes)
         return slopes, intercepts, np.clip(np.maximum.accumulate(crossings), 0.0, 1.0)
 
@@ -100,9 +100,10 @@ class AttackBounds:
     @functools.cached_property
     def auc(self) -> float:
         """Float in [0.5, 1]: the largest area under the ROC curve of an attack."""
-        corners = np.concatenate([[0.0], self._lines[-1], [1.0]])
-        heights = self.true_positive_rate(corners)
-        return float(np.diff(corners) @ (heights[:-1] + heights[1:]) / 2)
+        slopes, intercepts, crossings = self._lines
+        corners = np.concatenate([[0.0], crossings, [1.0]])
+        heights = slopes * (corners[:-1] + corners[1:]) / 2 + intercepts
+        return min(1.0, float(np.diff(corners) @ heights) + self.kept_back)
 
     @functools.cached_property
     def mu(self) -> float:

@@ -109,6 +109,9 @@ def test_a_paid_search_counts_as_the_worst_of_its_epsilon_and_delta():
     ledger = Ledger((entry,)) + Ledger.selected((entry,), 5.0, 1e-6)
     alone = Ledger((entry,)).attack_bounds(1e-5)
     assert ledger.attack_bounds(1e-5).auc > alone.auc
+    search = attack.attack_bounds((), 1e-5, "example", ((0.7, 1e-3),))
+    heights = search.true_positive_rate(np.linspace(0, 1, 1001))
+    assert search.auc >= np.mean(heights[:-1] + heights[1:]) / 2
     assert _bounds(2.0, selections=((0.01, 1e-6),) * 40).right_guesses < 0.9
     rate = np.exp(ledger.epsilon(1e-5)) * 1e-3 + ledger.total_delta(1e-5)
     assert ledger.attack_bounds(1e-5).true_positive_rate(1e-3) <= rate
