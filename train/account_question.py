@@ -39,7 +39,7 @@ _COMPARED = (
 
 _NO_BOUNDS = (
     "No bound on attacks is known: it needs a privacy loss distribution, and none is known for "
-    "batches of a fixed size or of unknown sampling, for an unknown past and for very little noise."
+    "batches of a fixed size or of unknown sampling, and for an unknown past."
 )
 # Neighbours that keep the number of examples.
 _ABSENT = {
@@ -192,14 +192,11 @@ def attack_bounds(answer: dict[str, Any], sampling: Sampling) -> attack.AttackBo
 
     Returns:
         `AttackBounds` under the neighbours of the sampling, of full batches if it is "shuffle".
-        None for batches of a fixed size, or where the loss cannot be resolved.
+        None for batches of a fixed size.
     """
     if sampling.name == "without_replacement":
         return None
-    try:
-        return attack.attack_bounds((sampling.run(*_run(answer)),), answer["delta"], EXAMPLE)
-    except ValueError:  # Less noise than the privacy loss distribution resolves.
-        return None
+    return attack.attack_bounds((sampling.run(*_run(answer)),), answer["delta"], EXAMPLE)
 
 
 def print_attack_bounds(

@@ -40,7 +40,7 @@ def in_one_line(program, argv=()):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         yield
     except UserError as error:
-        sys.exit(f"{program}: {' '.join(str(error).split())}")
+        sys.exit(printable(f"{program}: {' '.join(str(error).split())}"))
 
 
 def did_you_mean(name, names):

@@ -48,8 +48,7 @@ def text(record: Record) -> str:
         "## Statement",
         textwrap.indent(record.statement(), "    "),  # Code, which shows any name as it is.
     ]
-    # JSON is YAML, and no name can end its strings.
-    header = [f"{key}: {json.dumps(value)}" for key, value in _header(record, model, name).items()]
+    header = [f"{key}: {_yaml(value)}" for key, value in _header(record, model, name).items()]
     return "\n".join(["---", *header, "---", "", "\n\n".join(parts)])
 
 
@@ -74,6 +73,12 @@ def _header(record: Record, model: str, name: str) -> dict[str, Any]:
         measured["dataset"] = {"name": name, "type": name}
         header["model-index"] = [{"name": model, "results": [measured]}]
     return header
+
+
+def _yaml(value: Any) -> str:
+    """Returns a value as JSON, which is YAML: no name can end its strings."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
 
 
 def _escaped(text: str) -> str:

@@ -76,8 +76,8 @@ def attack(record: Record) -> str:
         )
     if record.is_approximate:
         sentences.append(
-            "Epsilon is an approximation, because batches were shuffled; the limit on right "
-            "guesses is not."
+            "Epsilon is an approximation, because batches were shuffled. The limit on right "
+            f"guesses holds, if absent means that an empty {record.unit} is in its place."
         )
     return " ".join(sentences)
 
@@ -129,7 +129,8 @@ def limits(record: Record) -> list[str]:
     if record.epsilon == math.inf:
         texts = [f"Nothing is left to void: no {unit} is protected."]
     for seen in record.seen:
-        spent = "without privacy" if seen.epsilon == math.inf else f"epsilon {seen.epsilon:.4g}"
+        is_private = seen.epsilon < math.inf
+        spent = f"epsilon {rounded_up(seen.epsilon)}" if is_private else "without privacy"
         counted = ", which is counted here" * record.counts(seen)
         texts.append(f"The training began with weights of {seen.data.name}: {spent}{counted}.")
     if public := results.get("num_public"):

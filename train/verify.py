@@ -37,11 +37,9 @@ from tfdpx.train.report import STATEMENT
 from tfdpx.train.spent import MODEL, files_below, record_in
 
 _TEXTS = {STATEMENT: Record.statement, model_card.FILE: model_card.text}
-_AGREES = "agrees"
-# Texts name the versions that made them, and other versions may word them otherwise.
-_WORDING = ("tfdpx", "dp-accounting")
+_FINE = _AGREES, _SAME_EPSILON = "agrees", "states the same epsilon in other words"
 _CLAIM = re.compile(r"\(([\d.]+), ([\d.e-]+)\)-differential privacy")
-_HERE = Record("verify", None, EMPTY, None)
+_VERSIONS = Record("verify", None, EMPTY, None).versions
 
 
 @dataclasses.dataclass
@@ -50,7 +48,7 @@ class Verdict:
 
     Attributes:
         record: The `Record` that all files are held against; None if none could be read.
-        files: Dict from names of files to "agrees" or what disagrees.
+        files: Dict from names of files to "agrees" or another text about the file.
         problems: List of reasons for NO.
         unchecked: List of sentences on what was not checked.
     """
@@ -64,7 +62,7 @@ class Verdict:
         """Returns the whole answer for people, one paragraph a string; the first is YES or NO."""
         lines = [self._first(), "", "Files:"]
         for name, text in self.files.items():
-            lines.append(f"- {name}: {_AGREES if text == _AGREES else 'see Problems'}.")
+            lines.append(f"- {name}: {text if text in _FINE else 'see Problems'}.")
         if self.problems:
             lines += ["", "Problems. Rely on nothing below before the sender has explained them:"]
             lines += [f"- {text}." for text in self.problems]
@@ -83,6 +81,8 @@ class Verdict:
             return f"NO: {self.problems[0]}{others}."
         record, count = self.record, len(self.files)
         agree = f"the {count} files agree with each other" if count > 1 else "the file is whole"
+        if worded := [name for name, text in self.files.items() if text == _SAME_EPSILON]:
+            agree += f" but for the words of {', '.join(worded)}, which were not compared"
         who = "each person" if record.ledger.unit == USER else f"each single {record.unit}"
         about = "about " * record.is_approximate
         weak = ", which is weak" * plain_words.is_weak(record)
@@ -138,34 +138,31 @@ def check(path: pathlib.Path) -> Verdict:
         UserError: If there is nothing to check, or the folder holds several runs.
     """
     files, left_over = _files(path)
-    root, verdict, read = path if path.is_dir() else path.parent, Verdict(), {}
-    for file in files:
+    verdict, read = Verdict(), {}
+    for name, file in files.items():
         try:
-            read[file] = _read(file)
+            read[name] = _read(file)
         except Exception as error:  # The file may hold anything.
             reason = " ".join(str(error).split())[:300].rstrip(".")
-            verdict.files[_name(file, root)] = f"is damaged, edited, or no file of a run: {reason}"
-    whole = {file: record for file, record in read.items() if record and record.data}
-    first = [root / name for name in (records.FILE, MODEL) if root / name in whole]
-    against = next(iter([*first, *whole]), None)
+            verdict.files[name] = f"is damaged, edited, or no file of a run: {reason}"
+    whole = {name: record for name, record in read.items() if record and record.data}
+    against = next((name for name in (records.FILE, MODEL, *whole) if name in whole), None)
     verdict.record = whole.get(against)
-    for file, record in read.items():
+    for name, record in read.items():
         try:
-            reason = _disagreement(file, record, against, verdict)
+            reason = _disagreement(name, files[name], record, against, verdict)
         except Exception as error:
             reason = f"cannot be compared: {error}"
-        verdict.files[_name(file, root)] = reason or _AGREES
-    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why != _AGREES]
-    verdict.problems += [
-        f"{_name(folder, root)} is left of unfinished work" for folder in left_over
-    ]
+        verdict.files[name] = reason or _AGREES
+    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in _FINE]
+    verdict.problems += [f"{name} is left of unfinished work" for name in left_over]
     if path.is_dir():
-        if root / records.FILE not in files:
+        if records.FILE not in files:
             verdict.problems.append(f"{records.FILE} is missing: ask for the whole folder")
         _note_others(path, files, verdict)
     else:
         verdict.unchecked.append("The other files of the run: only this one was given")
-    if root / MODEL in files:
+    if MODEL in files:
         verdict.unchecked.append(
             f"How {MODEL} computes, its architecture: only its weights were compared"
         )
@@ -175,9 +172,9 @@ def check(path: pathlib.Path) -> Verdict:
 
 
 def _files(path):
-    """Returns the files to check, and the folders of unfinished work."""
+    """Returns the files to check by their names below the path, and folders of unfinished work."""
     if path.is_file():
-        return [path], []
+        return {path.name: path}, ()
     if not path.is_dir():
         raise UserError(f"There is no file or folder {path}. Give the folder of a run, or a file.")
     files, left_over = files_below(path)
@@ -187,16 +184,13 @@ def _files(path):
         raise UserError(f"The runs lie in folders of {path}. Give one: {', '.join(runs)}.")
     if not files and not left_over:
         raise UserError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
-    return sorted(set(files)), left_over
-
-
-def _name(file, root):
-    return str(file.relative_to(root))
+    names = ([str(each.relative_to(path)) for each in paths] for paths in (files, left_over))
+    return {name: path / name for name in sorted(next(names))}, next(names)
 
 
 def _read(file):
     """Returns the `Record` in a file; None of a text. Raises anything at all if it is damaged."""
-    if file.suffix in (".txt", ".md"):
+    if file.name in _TEXTS:
         return None
     record = page.record_in(file.read_bytes()) if file.suffix == ".html" else record_in(file)
     if file.suffix == ".keras":
@@ -208,7 +202,7 @@ def _read(file):
     return record
 
 
-def _disagreement(file, record, against, verdict):
+def _disagreement(name, file, record, against, verdict):
     """Returns what is wrong with a file; None if it agrees with the record of `against`."""
     held = verdict.record
     if held is None:
@@ -220,12 +214,12 @@ def _disagreement(file, record, against, verdict):
     if record.data is None:
         if record.ledger == held.ledger:
             return None
-        return f"has another ledger than {against.name}: it is of another run, or was trained on"
-    if record != held:
-        names = [field.name for field in dataclasses.fields(Record) if field.compare]
-        differing = [name for name in names if getattr(record, name) != getattr(held, name)]
+        return f"has another ledger than {against}: it is of another run, or was trained on"
+    if record.fingerprint != held.fingerprint:
+        ours, theirs = dataclasses.asdict(held), dataclasses.asdict(record)
+        differing = [key for key in ours if ours[key] != theirs[key] and key != "weights"]
         return (
-            f"and {against.name} are of different runs, or one was edited: they differ in "
+            f"and {against} are of different runs, or one was edited: they differ in "
             f"{', '.join(differing)}"
         )
     if file.suffix == ".json":
@@ -233,9 +227,11 @@ def _disagreement(file, record, against, verdict):
     if file.suffix != ".html":
         return None
     recorded, shown, text = page.take_apart(file.read_bytes())
-    beside = {} if against == file else page.pictures_of(file.parent)
-    if changed := [name for name in beside if beside[name] != shown.get(name)]:
+    beside = {} if against == name else page.pictures_of(file.parent)
+    if changed := [key for key in beside if beside[key] != shown.get(key)]:
         return f"does not show the pictures beside it: {', '.join(changed)}"
+    if alone := ", ".join(sorted(shown.keys() - beside.keys())):
+        verdict.unchecked.append(f"Pictures on {name}, because they are not beside it: {alone}")
     ours = page.take_apart(page.page(held, shown))[2].decode("utf-8", "replace")
     text = text.decode("utf-8", "replace")
     return _misstated(recorded, held) or _difference(ours, text, file, verdict)
@@ -244,7 +240,7 @@ def _disagreement(file, record, against, verdict):
 def _misstated(content, record):
     """Returns which numbers of a record as JSON do not follow from it; None if all do."""
     stated, ours = (json.loads(text)["derived"] for text in (content, record.to_json()))
-    names = ours if _versions(_HERE) == _versions(record) else ("epsilon", "delta")
+    names = ours if _is_of_this_version(record) else ("epsilon", "delta")
     wrong = [n for n in names if n in stated and not _is_close(stated[n], ours[n])]
     if not wrong:
         return None
@@ -260,17 +256,16 @@ def _is_close(one, other):
     return one == other
 
 
-def _versions(record):
-    return {name: record.versions.get(name, "") for name in _WORDING}
+def _is_of_this_version(record):
+    """Whether the versions made it that word texts."""
+    return all(record.versions.get(n) == _VERSIONS[n] for n in ("tfdpx", "dp-accounting"))
 
 
 def _difference(ours, theirs, file, verdict):
     """Returns where a text is not the one that the record gives; None if it is.
 
-    A text by another version may be worded otherwise: it disagrees if it claims another epsilon.
+    A text by another version may be worded otherwise, but must claim the same epsilon.
     """
-    record = verdict.record
-    here, there = _versions(_HERE), _versions(record)
     ours = ours.encode("utf-8", "backslashreplace").decode()  # As it is written.
     theirs = theirs.replace("\r\n", "\n")
     if ours == theirs:
@@ -278,27 +273,25 @@ def _difference(ours, theirs, file, verdict):
     pairs = enumerate(itertools.zip_longest(ours, theirs))
     at = next(i for i, (one, other) in pairs if one != other)
     says, expected = (" ".join(t[max(0, at - 40) : at + 40].split()) for t in (theirs, ours))
-    claims = [tuple(map(float, claim)) for claim in _CLAIM.findall(" ".join(theirs.split()))]
-    true = record.epsilon, record.total_delta
-    is_true = all(math.isclose(*p, rel_tol=1e-3) for c in claims for p in zip(c, true, strict=True))
-    if here == there or not is_true:
+    claims = (itertools.chain(*_CLAIM.findall(" ".join(t.split()))) for t in (ours, theirs))
+    pairs = itertools.zip_longest(*(map(float, claim) for claim in claims), fillvalue=0.0)
+    is_same = all(math.isclose(*pair, rel_tol=1e-3) for pair in pairs)
+    if _is_of_this_version(verdict.record) or not is_same:
         return f"was edited, or is of another run: it has '{says}' in place of '{expected}'"
-    made_by = ", ".join(f"{name} {version}" for name, version in there.items())
     verdict.unchecked.append(
-        f"The words of {file.name}: {made_by} made it, and this is another version. It has "
-        f"'{says}' in place of '{expected}'"
+        f"The words of {file.name}: tfdpx {verdict.record.versions.get('tfdpx')} made it, not this "
+        f"version. It has '{says}' in place of '{expected}'"
     )
-    return None
+    return _SAME_EPSILON
 
 
 def _note_others(folder, files, verdict):
     """Notes the files of a folder that were not checked."""
-    if folder / MODEL not in files:
+    if MODEL not in files:
         verdict.unchecked.append(f"Weights: there is no {MODEL}")
-    compared = {folder / name for name in page.pictures_of(folder) if folder / page.FILE in files}
-    others = {file for file in folder.rglob("*") if file.is_file()} - compared - {*files}
-    if others:
-        names = sorted({file.relative_to(folder).parts[0] for file in others})
+    compared = {folder / name for name in page.pictures_of(folder) if page.FILE in files}
+    others = {file for file in folder.rglob("*") if file.is_file()} - compared - {*files.values()}
+    if names := sorted({file.relative_to(folder).parts[0] for file in others}):
         verdict.unchecked.append(f"Other files or folders: {', '.join(names)}")
 
 

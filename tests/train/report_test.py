@@ -81,7 +81,7 @@ SENTENCES = [
     (dict(ledger=not_private(3), delta=None), "Not private: the weights may tell everything about"),
     (dict(ledger=not_private(3), delta=None), "Nobody in folder:photos is protected."),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20),), is_complete=False)), "It is unknown how well"),
-    (dict(sampling="shuffle"), "Epsilon is an approximation, because batches were shuffled; the"),
+    (dict(sampling="shuffle"), "Epsilon is an approximation, because batches were shuffled. The"),
     (dict(searched="30 trials"), "Do not release: arguments were searched"),
     (dict(searched="30 trials"), "Would be protected: only each single image"),
     (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "Nothing was measured."),
@@ -128,6 +128,7 @@ def test_a_model_card_has_the_header_of_hubs_and_no_private_metrics():
     assert lines["pipeline_tag"] == "image-classification" and "datasets" not in lines
     [run] = lines["model-index"]
     assert run["name"] == ATTACK and run["results"][0]["metrics"][0]["value"] == 0.75
+    assert '"name": "folder:\U0001f600"' in model_card.text(record("\U0001f600"))
     assert "75.0%" in text and "right at most" in text and "<script>" not in text.split("## St")[0]
     public = record("", data=Data("cifar10"), unit="row", results={"test_r2": 0.5})
     assert 'datasets: ["cifar10"]' in model_card.text(public)

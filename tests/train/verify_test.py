@@ -14,6 +14,7 @@ import pytest
 from tfdpx import _files
 from tfdpx.accounting import Ledger
 from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import RELEASE
 from tfdpx.accounting.record import Data
 from tfdpx.train import model_card, page, verify
 
@@ -191,6 +192,16 @@ TAMPERED = {
         lambda f: edit(f / page.FILE, "noise_multiplier&quot;: 0.82", "noise_multiplier&quot;: 9"),
         "report.html is damaged, edited",
     ),
+    "an entry of the record in the page twice": (
+        lambda f: edit(f / page.FILE, "{\n &quot;", "{&quot;unit&quot;: &quot;<b>&quot;,\n &quot;"),
+        "report.html is damaged, edited.*an entry twice",
+    ),
+    "kind of updates in the record, with its digest": (
+        lambda f: edit_record(
+            f / records.FILE, lambda c: c["ledger"]["entries"][0].update(kind=RELEASE)
+        ),
+        "model.keras and record.json are of different runs, .* in ledger",
+    ),
     "a picture": (swapped, "report.html does not show the pictures beside it: confusion_matrix"),
     "page of another run": (take(page.FILE), "report.html and record.json are of different runs"),
     "model of another run": (take("model.keras"), "model.keras and record.json .* differ in ledg"),
@@ -258,6 +269,7 @@ def test_a_whole_run_and_each_of_its_files(folder):
         status, first, last, _ = ask(folder / name)
         is_text = name.endswith((".txt", ".md"))
         assert status == is_text and list(last["files"]) == [name]
+        assert ("Pictures on report.html" in str(last["not_checked"])) == (name == page.FILE)
         assert "a text alone" in first if is_text else last["fingerprint"] == record.fingerprint
 
 
@@ -284,10 +296,13 @@ def test_other_versions_may_word_texts_otherwise_but_not_claim_otherwise(folder)
     make_anew(folder, versions={"tfdpx": "9.9", "dp-accounting": "9.9"})
     assert ask(folder)[0] == 0
     edit(folder / STATEMENT, "Anybody can write", "Everybody can write")
-    status, _, last, text = ask(folder)
+    status, first, last, text = ask(folder)
     assert status == 0 and "The words of privacy_statement.txt: tfdpx 9.9" in text
     assert "Everybody can write" in text
+    assert "but for the words of privacy_statement.txt, which were not compared" in first
     edit(folder / STATEMENT, "have (1.99", "have (0.19")
+    assert ask(folder)[0] == 1
+    (folder / STATEMENT).write_text("It is private.")
     assert ask(folder)[0] == 1
 
 
@@ -320,12 +335,13 @@ def test_malformed_files_are_named_in_one_line(folder, tmp_path):
 
 def test_errors_of_the_user(folder, tmp_path):
     (tmp_path / "empty").mkdir()
+    folder = folder.rename(tmp_path / "run\x1b[2J")
     for paths, reason in [
         ([], "Give one path: tfdpx verify PATH. Received: nothing."),
         ([folder, folder], "Give one path"),
         ([tmp_path / "nowhere"], "There is no file or folder .*nowhere"),
         ([tmp_path / "empty"], "Nothing in .*empty can be checked"),
-        ([tmp_path], "The runs lie in folders of .*. Give one: .*run"),
+        ([tmp_path], r"The runs lie in folders of .*. Give one: .*run\\x1b"),
     ]:
         status, _, last, _ = ask(*paths)
         assert re.search(f"^tfdpx.train.verify: .*{reason}", status) and last is None

@@ -1,6 +1,5 @@
 """Epsilon of Poisson-sampled Gaussian steps, by the accountants of dp_accounting."""
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -126,15 +125,8 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
     target = delta - kept_back(runs, delta)
     if target <= 0:
         return math.inf
-    with _in_memory(runs, accountant):
-        return float(_composed_once(runs, accountant).get_epsilon(target))
-
-
-@contextlib.contextmanager
-def _in_memory(runs, accountant):
-    """Turns a MemoryError into an error that says why and what to do."""
     try:
-        yield
+        return float(_composed_once(runs, accountant).get_epsilon(target))
     except MemoryError:
         least = min(noise_multiplier for noise_multiplier, _, _ in runs)
         raise ValueError(
@@ -170,27 +162,24 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
     It is the larger of those of adding and of removing one example; exact for full batches.
 
     Args:
-        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, all with steps.
+        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and
+            steps.
 
     Returns:
         The epsilon at which delta is 1e-9, below which rounding counts, and a function from a
         float64 array of epsilons >= 0 to their deltas, not too low.
     """
-    if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
-        return 0.0, np.ones_like
     if all(probability == 1 for _, probability, _ in runs):
         mu = math.sqrt(sum(steps / noise_multiplier**2 for noise_multiplier, _, steps in runs))
         mu = min(max(mu, 1e-12), 1e6)  # At the latter delta is 1 in floats.
         return exact_epsilon(mu, _LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
-    with _in_memory(runs, "pld"):
-        accountant: Any = _composed_once(runs, "pld")
-        largest = float(accountant.get_epsilon(_LEAST_PLD_DELTA))
+    accountant: Any = _composed_once(runs, "pld")
 
     def deltas(epsilons):
         distinct, places = np.unique(epsilons, return_inverse=True)  # It wants them ascending.
         return np.asarray(accountant.get_delta(distinct))[places]
 
-    return largest, deltas
+    return float(accountant.get_epsilon(_LEAST_PLD_DELTA)), deltas
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:

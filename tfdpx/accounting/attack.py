@@ -30,7 +30,7 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 # Below it rounding counts in privacy loss distributions.
 _LEAST_DELTA = 1e-9
 _POINTS = 4000
-_LARGEST_EPSILON = 700.0  # Of which the exponential is a float.
+_LARGEST_EPSILON = 700.0  # Its exponential is a float.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,21 +73,19 @@ class AttackBounds:
         rates = np.asarray(false_positive_rate, "float64")
         is_valid = bool(np.all((rates >= 0) & (rates <= 1)))
         require(is_valid, "false_positive_rate", false_positive_rate, "lie in [0, 1]")
-        bounds = [self._hull(part) for part in np.array_split(rates.ravel(), 1 + rates.size // 500)]
-        bound = np.minimum(np.concatenate(bounds) + self.kept_back, 1.0).reshape(rates.shape)
+        slopes, intercepts, crossings = self._lines
+        lowest = np.searchsorted(crossings, rates)  # Any other line is a bound too.
+        bound = np.minimum(rates * slopes[lowest] + intercepts[lowest] + self.kept_back, 1.0)
         return bound if bound.ndim else float(bound)
-
-    def _hull(self, rates):
-        """Returns the bound without `kept_back` at false positive rates [m]: the least of lines."""
-        slopes, intercepts = self._lines
-        return np.min(rates[:, np.newaxis] * slopes + intercepts, axis=1, initial=1.0)
 
     @functools.cached_property
     def _lines(self):
-        """Slopes and intercepts of the tangents of the curve, steepest first."""
-        steep, flat = np.exp(self.epsilons[::-1]), np.exp(-self.epsilons)
-        intercepts = self.deltas[::-1], 1 - flat * (1 - self.deltas)
-        return np.concatenate([steep, flat]), np.concatenate(intercepts)
+        """Slopes and intercepts of the curve's tangents, steepest first, and their crossings."""
+        flat = np.append(np.exp(-self.epsilons[1:]), 0.0)  # The last line is at 1.
+        slopes = np.append(np.exp(self.epsilons[::-1]), flat)
+        intercepts = np.append(self.deltas[::-1], 1 - flat * (1 - np.append(self.deltas[1:], 0.0)))
+        crossings = np.diff(intercepts) / -np.diff(slopes)
+        return slopes, intercepts, np.clip(np.maximum.accumulate(crossings), 0.0, 1.0)
 
     @functools.cached_property
     def advantage(self) -> float:
@@ -102,12 +100,10 @@ class AttackBounds:
     @functools.cached_property
     def auc(self) -> float:
         """Float in [0.5, 1]: the largest area under the ROC curve of an attack."""
-        slopes, intercepts = self._lines
-        falls = np.diff(slopes)
-        corners = np.diff(intercepts)[falls < 0] / -falls[falls < 0]
-        corners = np.unique(np.concatenate([[0.0, 1.0], np.clip(corners, 0.0, 1.0)]))
-        heights = self.true_positive_rate(corners)
-        return float(np.diff(corners) @ (heights[:-1] + heights[1:]) / 2)
+        slopes, intercepts, crossings = self._lines
+        corners = np.concatenate([[0.0], crossings, [1.0]])
+        heights = slopes * (corners[:-1] + corners[1:]) / 2 + intercepts
+        return min(1.0, float(np.diff(corners) @ heights) + self.kept_back)
 
     @functools.cached_property
     def mu(self) -> float:
@@ -116,7 +112,8 @@ class AttackBounds:
         It holds at every delta from `mu_from_delta` on: no mu bounds a sampled run at all deltas.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
-        is_covered = deltas >= self.mu_from_delta
+        # One point more, so that it holds up to the point at which delta is passed.
+        is_covered = np.append(True, deltas[:-1] >= self.mu_from_delta)
         epsilons, deltas = self.epsilons[is_covered], deltas[is_covered]
         if np.any(deltas >= 1):
             return math.inf
@@ -125,7 +122,7 @@ class AttackBounds:
             middle = (low + high) / 2
             is_enough = gaussian.exact_delta(middle, epsilons) >= deltas
             low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
-        return float(np.max(high, initial=0.0))
+        return float(np.max(high))
 
     @property
     def mu_from_delta(self) -> float:
@@ -134,14 +131,12 @@ class AttackBounds:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the bounds as a dict of JSON values."""
-        rates = self.true_positive_rate(FALSE_POSITIVE_RATES)
         return {
             "right_guesses": self.right_guesses,
             "advantage": self.advantage,
             "auc": self.auc,
             "true_positive_rate": {
-                f"{rate:g}": float(bound)
-                for rate, bound in zip(FALSE_POSITIVE_RATES, rates, strict=True)
+                f"{rate:g}": self.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES
             },
             "mu": self.mu,
             "mu_from_delta": self.mu_from_delta,
@@ -182,33 +177,39 @@ def attack_bounds(
         delta: Float in (0, 1).
         unit: "example" or "user".
         selections: Tuple of pairs of an epsilon and a delta, of mechanisms of which no more is
-            known. They count as the worst of these: randomised response that fails at delta.
+            known. They count as the worst mechanism of the sums of these.
 
     Raises:
         ValueError: If an argument is out of its range.
     """
     runs = tuple(run for run in runs if run[2] > 0)
-    largest, deltas = accountants.privacy_profile(runs)
+    kept_back = accountants.kept_back(runs, delta)
     extra = math.fsum(epsilon for epsilon, _ in selections)
-    epsilons = np.linspace(0.0, min(largest + extra, _LARGEST_EPSILON), _POINTS)
-    for epsilon, delta_of_selection in selections:
-        deltas = _with_selection(deltas, epsilon, delta_of_selection)
-    kept_back = min(1.0, accountants.kept_back(runs, delta))
+    # As of `epsilon`, nothing is known where nothing is left of delta.
+    none: Any = (math.inf, None)
+    largest, deltas = accountants.privacy_profile(runs) if kept_back < delta else none
+    if largest + extra > _LARGEST_EPSILON:
+        return AttackBounds(np.zeros(1), np.ones(1), delta, unit, 1.0)
+    epsilons = np.unique(np.linspace(0.0, largest + extra, _POINTS))
+    if selections:
+        failure = min(1.0, math.fsum(failure for _, failure in selections))
+        deltas = _with_selections(deltas, extra, failure)
     return AttackBounds(epsilons, np.clip(deltas(epsilons), 0.0, 1.0), delta, unit, kept_back)
 
 
-def _with_selection(deltas, epsilon, delta):
-    """Returns the profile of a mechanism composed with the worst (epsilon, delta)-private one.
+def _with_selections(deltas, epsilon, failure):
+    """Returns the profile of a mechanism composed with the worst (epsilon, failure)-private one.
 
-    That one fails with probability `delta`, and otherwise has a loss of plus or minus `epsilon`.
+    That one fails with probability `failure`, and otherwise has a loss of plus or minus `epsilon`.
     """
     share = 1 / (1 + math.exp(-epsilon))
 
     def composed(at):
-        below = at - epsilon
+        below, above = at - epsilon, np.minimum(at + epsilon, _LARGEST_EPSILON)
+        fallen = deltas(np.abs(below))
         # The profile is symmetric, which gives it below 0.
-        mirrored = -np.expm1(below) + np.exp(below) * deltas(np.abs(below))
-        gained = np.where(below < 0, np.minimum(mirrored, 1.0), deltas(np.abs(below)))
-        return delta + (1 - delta) * (share * gained + (1 - share) * deltas(at + epsilon))
+        mirrored = np.minimum(-np.expm1(below) + np.exp(below) * fallen, 1.0)
+        gained = np.where(below < 0, mirrored, fallen)
+        return failure + (1 - failure) * (share * gained + (1 - share) * deltas(above))
 
     return composed

@@ -322,11 +322,10 @@ class Ledger:
         """
         if not self.has_noise:
             return math.inf
-        spent = math.fsum(epsilon for epsilon, _ in self._searches())
-        entries = tuple(entry for entry in self.entries if entry.kind != SELECTION)
-        if delta is None and not entries:
+        runs, searches = self._parts()
+        spent = math.fsum(epsilon for epsilon, _ in searches)
+        if delta is None and not runs:
             return spent
-        runs = dataclasses.replace(self, entries=entries).runs
         return accountants.composed_epsilon(runs, delta, accountant) + spent
 
     def attack_bounds(self, delta: float | None = None) -> attack.AttackBounds:
@@ -334,7 +333,7 @@ class Ledger:
 
         Args:
             delta: Float in (0, 1), a share of which is kept back for what no accountant sees. The
-                ledger's if left out.
+                ledger's if left out. As for `epsilon`, not below the plan's.
 
         Returns:
             `AttackBounds` of one `unit`. Paid searches count as any mechanism of their epsilon and
@@ -356,18 +355,17 @@ class Ledger:
                 "No bound on attacks is known: some batches were not drawn by Poisson sampling. "
                 "Train with `fit(x, y)`, which draws by the plan."
             )
-        if not self.has_noise:
-            return attack.attack_bounds(((0.0, 1.0, 1),), delta, self.unit or EXAMPLE)
-        entries = tuple(entry for entry in self.entries if entry.kind != SELECTION)
-        runs = dataclasses.replace(self, entries=entries).runs
-        return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, self._searches())
+        runs, searches = self._parts() if self.has_noise else (((0.0, 1.0, 1),), ())
+        return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, searches)
 
-    def _searches(self):
-        """Returns a tuple of the epsilon and delta of each paid search."""
-        return tuple(
+    def _parts(self):
+        """Returns the runs of updates and releases, and a pair (epsilon, delta) a paid search."""
+        searches = (
             (selection.selection_epsilon(run, run[0].delta, run[0].mean_runs), run[0].delta)
             for run in self.selections
         )
+        entries = tuple(entry for entry in self.entries if entry.kind != SELECTION)
+        return dataclasses.replace(self, entries=entries).runs, tuple(searches)
 
     def total_delta(self, delta: float | None) -> float | None:
         """The delta of `epsilon(delta)`, a float, to which paid searches add their own.

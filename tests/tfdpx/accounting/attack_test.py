@@ -8,7 +8,7 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from scipy import stats
 
 import tfdpx
-from tfdpx.accounting import Ledger, attack
+from tfdpx.accounting import Ledger, attack, gaussian
 from tfdpx.accounting.ledger import Entry
 
 RATES = np.array([0.0, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0])
@@ -84,6 +84,17 @@ def test_mu_depends_on_the_delta_from_which_it_holds():
     assert of == {0.12: pytest.approx(0.41, abs=0.005), 2.7e-6: pytest.approx(0.47, abs=0.005)}
 
 
+def test_the_curve_of_mu_is_above_an_update_in_closed_form():
+    noise, probability, epsilons = 0.5, 0.01, np.linspace(0, 8, 20_001)
+    at = noise**2 * np.log((np.expm1(epsilons) + probability) / probability) + 0.5
+    absent, drawn = stats.norm.sf(at / noise), stats.norm.sf((at - 1) / noise)
+    deltas = probability * (drawn - absent) - np.expm1(epsilons) * absent
+    bounds, is_covered = _bounds(noise, probability), deltas >= 1e-5
+    assert np.all(gaussian.exact_delta(bounds.mu, epsilons) >= deltas * is_covered)
+    rates = bounds.true_positive_rate(RATES[:4])
+    assert np.all(rates >= np.min(np.outer(RATES[:4], np.exp(epsilons)) + deltas, axis=1))
+
+
 def test_a_paid_search_counts_as_the_worst_of_its_epsilon_and_delta():
     bounds = _bounds(2.0, selections=((0.7, 1e-3),))
     gaussian = privacy_loss_distribution.from_gaussian_mechanism(
@@ -98,12 +109,18 @@ def test_a_paid_search_counts_as_the_worst_of_its_epsilon_and_delta():
     ledger = Ledger((entry,)) + Ledger.selected((entry,), 5.0, 1e-6)
     alone = Ledger((entry,)).attack_bounds(1e-5)
     assert ledger.attack_bounds(1e-5).auc > alone.auc
+    search = attack.attack_bounds((), 1e-5, "example", ((0.7, 1e-3),))
+    heights = search.true_positive_rate(np.linspace(0, 1, 1001))
+    assert search.auc >= np.mean(heights[:-1] + heights[1:]) / 2
+    assert _bounds(2.0, selections=((0.01, 1e-6),) * 40).right_guesses < 0.9
     rate = np.exp(ledger.epsilon(1e-5)) * 1e-3 + ledger.total_delta(1e-5)
     assert ledger.attack_bounds(1e-5).true_positive_rate(1e-3) <= rate
 
 
-@pytest.mark.parametrize("runs", [((0.02, 0.5, 10),), ((1e-60, 1.0, 1),), ((0.0, 1.0, 1),)])
-def test_without_noise_to_speak_of_an_attack_may_be_right_every_time(runs):
+@pytest.mark.parametrize("noise", [0.05, 0.02, 1e-60, 0.0])
+@pytest.mark.parametrize("probability", [0.01, 1.0])
+def test_without_noise_to_speak_of_an_attack_may_be_right_every_time(noise, probability):
+    runs = ((noise, probability, 1000),)
     bounds = attack.attack_bounds(runs, 1e-5, "example")
     assert (bounds.right_guesses, bounds.auc, bounds.mu) == (1.0, 1.0, np.inf)
     assert "right every time" in bounds.sentence("image")
