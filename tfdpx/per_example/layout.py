@@ -167,7 +167,11 @@ def _record(model, x):
         return result
 
     recorder = UnitRecorder(model.trainable_variables, look)
-    with step_context.recording(recorder), outside.watching():
+    recording, without_cudnn = (
+        step_context.recording(recorder),
+        layer_internals.without_cudnn(model),
+    )
+    with recording, outside.watching(), without_cudnn:
         model_internals.call_model(model, x)
     return seen, outside.variables
 
@@ -179,7 +183,8 @@ def _compare(two, three):
     # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
     # random numbers gives others to whoever would run it again.
     is_captured = not issubclass(two.rule, GenericRule) and all(grows) and batched[:1] == (True,)
-    is_captured = is_captured and two.is_dense and not (two.draws or three.draws)
+    is_known = two.rule.keeps_draws or not (two.draws or three.draws)
+    is_captured = is_captured and two.is_dense and is_known
     return CallLayout(two.layer, two.rule, batched, is_captured)
 
 
