@@ -11,7 +11,6 @@ alone.
 
 import dataclasses
 import functools
-import typing
 
 import keras
 import tensorflow as tf
@@ -22,8 +21,6 @@ from tfdpx.per_example.rows import positions, sum_rows, zero_excluded
 from tfdpx.per_example.rowwise import plain_cells
 from tfdpx.per_example.rule import Rule, register
 from tfdpx.per_example.rules.contraction import ProductRule
-
-_GATES = {keras.layers.SimpleRNNCell: 1, keras.layers.GRUCell: 3, keras.layers.LSTMCell: 4}
 
 
 @register(keras.layers.RNN)
@@ -51,7 +48,7 @@ class RecurrentRule(Rule):
         gradients = iter(self.output_gradients)
         for cell, kept in zip(plain_cells(self.layer), call.kept["cells"], strict=True):
             at_inputs = next(gradients)
-            at_states = next(gradients) if _resets_after(cell) else at_inputs
+            at_states = next(gradients) if _kind_of_step(cell) is _GRUStep else at_inputs
             for kernel, operands, gradient in (
                 (cell.kernel, kept["inputs"], at_inputs),
                 (cell.recurrent_kernel, kept["states"], at_states),
@@ -112,7 +109,7 @@ class _KernelRule(ProductRule):
     Args:
         rule: The `RecurrentRule`.
         kernel: The `keras.Variable`, [in, gates * units].
-        operands: `_Operands` of the kernel.
+        operands: Dict of arguments of `_of_gates`.
         gradients: Gradients behind it, float32 [B * K, T, gates * units].
     """
 
@@ -136,6 +133,8 @@ class _KernelRule(ProductRule):
 
     def to_kernel(self, products):
         """See `ProductRule`."""
+        if products.shape[-3] == 1:
+            return tf.squeeze(products, axis=-3)
         return tf.concat(tf.unstack(products, axis=-3), axis=-1)
 
     def per_example_gradients(self):
@@ -144,7 +143,7 @@ class _KernelRule(ProductRule):
 
 
 def _of_gates(vectors, masks, last=None):
-    """The operands of a kernel's gates, a list: of each its own, or one for all.
+    """The operands of a kernel's gates, a list: one for each gate, or one for all of them.
 
     Args:
         vectors: [N, ..., d].
@@ -171,18 +170,14 @@ def _product(kernel, vectors, masks):
     return products[0] if len(products) == 1 else tf.concat(products, axis=-1)
 
 
-def _resets_after(cell):
-    """Whether the gradients at its gates are others for the inputs than for the states."""
-    return isinstance(cell, keras.layers.GRUCell) and cell.reset_after
-
-
-class _Step(typing.NamedTuple):
-    """A time step of a cell, in two parts: of the first the outputs are kept for the way back.
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A time step of a `SimpleRNNCell`, in two parts: a product, which is kept, and the rest.
 
     Attributes:
         cell: The cell.
-        kernel: The recurrent kernel, a tensor.
-        bias: That of the recurrent kernel, a tensor, or None.
+        kernel: Its recurrent kernel, a tensor.
+        bias: The bias of that, a tensor, or None.
         masks: List of dropout masks [N, units] of the states.
     """
 
@@ -192,47 +187,63 @@ class _Step(typing.NamedTuple):
     masks: list
 
     def multiply(self, state):
-        """The product of the state [N, units] and the kernel, as far as it is made at once."""
-        if isinstance(self.cell, keras.layers.GRUCell) and not self.cell.reset_after:
-            return _product(self.kernel[:, : -self.cell.units], state, self.masks[:2])
+        """The product of the first state [N, units] and the kernel."""
         product = _product(self.kernel, state, self.masks)
         return product if self.bias is None else product + self.bias
 
-    def advance(self, x, product, states, flags=None):
-        """The states behind the step, a list; those of rows without a flag stay.
+    def advance(self, x, product, states):
+        """The states behind the step, a list.
 
         Args:
             x: The product of the inputs and their kernel, [N, gates * units].
-            product: As `multiply` gives it.
+            product: The result of `multiply`.
             states: List of [N, units] before the step.
-            flags: Optional bool [N, 1].
         """
-        cell, (h, *others) = self.cell, states
-        if isinstance(cell, keras.layers.LSTMCell):
-            i, f, c, o = tf.split(x + product, 4, axis=1)
-            c = cell.recurrent_activation(f) * others[0] + cell.recurrent_activation(
-                i
-            ) * cell.activation(c)
-            new = [cell.recurrent_activation(o) * cell.activation(c), c]
-        elif isinstance(cell, keras.layers.GRUCell):
-            z, reset = tf.split(self.gates(x, product), 2, axis=1)
-            if cell.reset_after:
-                candidate = reset * product[:, -cell.units :]
-            else:
-                last = _of_gates(h, self.masks)[-1] * reset
-                candidate = tf.matmul(last, self.kernel[:, -cell.units :])
-            candidate = cell.activation(x[:, -cell.units :] + candidate)
-            new = [z * h + (1 - z) * candidate]
-        else:
-            new = [cell.activation(x + product)]
-        return (
-            new if flags is None else [tf.where(flags, *s) for s in zip(new, states, strict=True)]
-        )
+        del states
+        return [self.cell.activation(x + product)]
+
+
+class _LSTMStep(_Step):
+    def advance(self, x, product, states):
+        cell = self.cell
+        i, f, candidate, o = tf.split(x + product, 4, axis=1)
+        c = cell.recurrent_activation(f) * states[1]
+        c += cell.recurrent_activation(i) * cell.activation(candidate)
+        return [cell.recurrent_activation(o) * cell.activation(c), c]
+
+
+class _GRUStep(_Step):
+    def advance(self, x, product, states):
+        z, reset = tf.split(self.gates(x, product), 2, axis=1)
+        candidate = self.candidate(product, states[0], reset)
+        candidate = self.cell.activation(x[:, -self.cell.units :] + candidate)
+        return [z * states[0] + (1 - z) * candidate]
 
     def gates(self, x, product):
-        """Of a GRU the gates for update and reset, [N, ..., 2 * units]."""
+        """The gates of update and reset, [N, ..., 2 * units]."""
         size = 2 * self.cell.units
         return self.cell.recurrent_activation(x[..., :size] + product[..., :size])
+
+    def candidate(self, product, state, reset):
+        return reset * product[:, -self.cell.units :]
+
+
+class _GRUStepThatResetsBefore(_GRUStep):
+    """Its last gate multiplies the state by the gate of reset before the kernel."""
+
+    def multiply(self, state):
+        return _product(self.kernel[:, : -self.cell.units], state, self.masks[:2])
+
+    def candidate(self, product, state, reset):
+        return tf.matmul(
+            _of_gates(state, self.masks)[-1] * reset, self.kernel[:, -self.cell.units :]
+        )
+
+
+def _kind_of_step(cell):
+    if isinstance(cell, keras.layers.GRUCell):
+        return _GRUStep if cell.reset_after else _GRUStepThatResetsBefore
+    return _LSTMStep if isinstance(cell, keras.layers.LSTMCell) else _Step
 
 
 def _run(call, watch, sequences, initial_state, mask, training):
@@ -253,11 +264,13 @@ def _run(call, watch, sequences, initial_state, mask, training):
         if layer.return_sequences or cell is not cells[-1]:
             before = kept["states"]["vectors"]
             sequences = tf.concat([before[:, 1:], last[:, tf.newaxis]], axis=1)
-    if flags is not None:  # Keras gives zeros before the first time step that counts.
-        zero = flags if layer.zero_output_for_mask else tf.cumsum(tf.cast(flags, "int32"), 1) > 0
-        last = tf.where(zero[:, -1:], last, tf.zeros_like(last))
-        sequences = tf.where(zero[:, :, tf.newaxis], sequences, tf.zeros_like(sequences))
-    return last, sequences, final if is_stacked else final[0]
+    outputs = sequences if layer.return_sequences else last[:, tf.newaxis]
+    if flags is not None:
+        if not layer.zero_output_for_mask:  # Keras gives zeros before the first that counts.
+            flags = tf.cumsum(tf.cast(flags, "int32"), axis=1) > 0
+        flags = flags if layer.return_sequences else flags[:, -1:]
+        outputs = tf.where(flags[:, :, tf.newaxis], outputs, tf.zeros_like(outputs))
+    return outputs[:, -1], outputs, final if is_stacked else final[0]
 
 
 def _run_cell(cell, watch, sequences, states, flags, training):
@@ -285,13 +298,14 @@ def _run_cell(cell, watch, sequences, states, flags, training):
     recurrent_bias = None
     if bias is not None and bias.shape.rank == 2:
         bias, recurrent_bias = tf.unstack(bias)
-    step = _Step(cell, recurrent_kernel, recurrent_bias, masks[1])
+    step = _kind_of_step(cell)(cell, recurrent_kernel, recurrent_bias, masks[1])
     x = _product(kernel, sequences, masks[0])
     x = watch(x if bias is None else x + bias)
-    probes = [watch(tf.zeros_like(x))] if _resets_after(cell) else []
+    # The gradients behind both kernels are the same, but where one product is multiplied alone.
+    probes = [watch(tf.zeros_like(x))] if type(step) is _GRUStep else []
     before, *ends = _recurrence(step, flags, x, probes, states)
     operands = {"vectors": before, "masks": masks[1]}
-    if isinstance(cell, keras.layers.GRUCell) and not cell.reset_after:
+    if type(step) is _GRUStepThatResetsBefore:
         operands["last"] = step.gates(x, step.multiply(before))[:, :, cell.units :]
     return {"inputs": {"vectors": sequences, "masks": masks[0]}, "states": operands}, ends
 
@@ -307,72 +321,64 @@ def _recurrence(step, flags, x, probes, states):
             kernel; empty where these are the gradients at `x`.
         states: List of [N, units], at the start.
     """
-    length = x.shape[1] or tf.shape(x)[1]
-    kept = []
+    length, kept = x.shape[1] or tf.shape(x)[1], []
 
-    def at(tensor, t, axis=1):
-        return tensor if tensor is None else tf.gather(tensor, t, axis=axis)
+    def at(t, tensor):
+        return tf.gather(tensor, t, axis=1)
 
-    def flags_at(t):
-        return None if flags is None else at(flags, t)[:, tf.newaxis]
+    def advance(t, x, product, states):
+        new = step.advance(x, product, states)
+        if flags is None:
+            return new
+        counts = at(t, flags)[:, tf.newaxis]
+        return [tf.where(counts, *pair) for pair in zip(new, states, strict=True)]
 
-    def loop(body, start, like):
-        """`body(t, values)` for each t: the last values, and stacks of what else it gives."""
-        arrays = [
-            tf.TensorArray(t.dtype, length, element_shape=[t.shape[0], t.shape[-1]]) for t in like
-        ]
+    def loop(body, values, dtypes, backwards=False):
+        """`body(t, values)` for each t: the last values, and arrays of what else it gives."""
+        arrays = [tf.TensorArray(d, length, clear_after_read=False) for d in dtypes]
 
         def go_on(count, values, arrays):
-            values, rows = body(count, values)
-            return count + 1, values, [a.write(count, r) for a, r in zip(arrays, rows, strict=True)]
+            t = length - 1 - count if backwards else count
+            values, rows = body(t, values)
+            return count + 1, values, [a.write(t, r) for a, r in zip(arrays, rows, strict=True)]
 
-        start = tf.constant(0), start, arrays
-        _, values, arrays = tf.while_loop(
-            lambda count, *_: count < length, go_on, start, maximum_iterations=length
-        )
-        stacks = [array.stack() for array in arrays]
-        for stack, tensor in zip(stacks, like, strict=True):
-            stack.set_shape([x.shape[1], tensor.shape[0], tensor.shape[-1]])
-        return values, stacks
+        start = tf.constant(0), list(values), arrays
+        loop = tf.while_loop(lambda t, *_: t < length, go_on, start, maximum_iterations=length)
+        return loop[1:]
+
+    def stack(array, like):
+        """The entries of an array, [N, T, ...], with the static shape of a tensor."""
+        rows = tf.transpose(array.stack(), [1, 0, 2])
+        rows.set_shape([*x.shape[:2], like.shape[-1]])
+        return rows
 
     def forward(x, *tensors):
-        states = list(tensors[len(probes) :])
-
         def body(t, states):
             product = step.multiply(states[0])
-            return step.advance(at(x, t), product, states, flags_at(t)), [*states, product]
+            return advance(t, at(t, x), product, states), [*states, product]
 
-        product = (
-            x[..., : 2 * step.cell.units]
-            if isinstance(step.cell, keras.layers.GRUCell) and not step.cell.reset_after
-            else x
-        )
-        states, stacks = loop(body, states, [*states, product])
-        kept.extend(stacks)
-        return [tf.transpose(stacks[0], [1, 0, 2]), *states]
+        states = tensors[len(probes) :]
+        ends, arrays = loop(body, states, [x.dtype] * (1 + len(states)))
+        kept.extend(arrays)
+        return [stack(arrays[0], states[0]), *ends]
 
-    def backward(at_first, *at_states):
-        *befores, products = kept
-
-        def body(count, at_states):
-            t = length - 1 - count
-            product, *states = (at(s, t, 0) for s in (products, *befores))
-            row = at(x, t)
+    def backward(at_first, *at_ends):
+        def body(t, at_states):
+            *states, product = (array.read(t) for array in kept)
+            row = at(t, x)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([row, product, states])
-                new = step.advance(row, product, states, flags_at(t))
+                new = advance(t, row, product, states)
             at_row, at_product, at_before = tape.gradient(
                 new, (row, product, states), at_states, tf.UnconnectedGradients.ZERO
             )
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(states[0])
                 product = step.multiply(states[0])
-            at_before[0] += tape.gradient(product, states[0], at_product) + at(at_first, t)
+            at_before[0] += tape.gradient(product, states[0], at_product) + at(t, at_first)
             return at_before, [at_row, at_product][: 1 + len(probes)]
 
-        at_states, gates = loop(body, list(at_states), [x, *probes])
-        # Time steps stand in reverse.
-        gates = [tf.transpose(tf.reverse(g, [0]), [1, 0, 2]) for g in gates]
-        return [*gates, *at_states]
+        at_start, arrays = loop(body, at_ends, [x.dtype] * (1 + len(probes)), backwards=True)
+        return [*(stack(array, x) for array in arrays), *at_start]
 
     return tensorflow_internals.differentiated_by(backward, forward, x, *probes, *states)
