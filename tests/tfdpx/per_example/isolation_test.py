@@ -147,6 +147,7 @@ KNOWN = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:Layer 'flatten")
 def test_layers_that_are_known_keep_rows_apart_to_the_bit():
     assert set(KNOWN) == {*rowwise._known_layers(), *rowwise._known_operations()}
     inputs = keras.Input((6, 6, 4))
