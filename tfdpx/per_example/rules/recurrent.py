@@ -343,8 +343,7 @@ def _recurrence(step, flags, x, probes, states):
             return count + 1, values, [a.write(t, r) for a, r in zip(arrays, rows, strict=True)]
 
         start = tf.constant(0), list(values), arrays
-        loop = tf.while_loop(lambda t, *_: t < length, go_on, start, maximum_iterations=length)
-        return loop[1:]
+        return tf.while_loop(lambda count, *_: count < length, go_on, start)[1:]
 
     def stack(array, like):
         """The entries of an array, [N, T, ...], with the static shape of a tensor."""
