@@ -16,7 +16,7 @@ from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.per_example.capture import OutsideReads, UnitRecorder
 from tfdpx.per_example.cost_model import Cost, Work, choose
 from tfdpx.per_example.rows import Rows
-from tfdpx.per_example.rowwise import plain_cells
+from tfdpx.per_example.rowwise import has_plain_cells
 from tfdpx.per_example.rule import CallLayout, GenericRule
 
 
@@ -193,7 +193,7 @@ def _work(calls):
     """The `Work` of the calls of a run on two rows."""
     flops = elements = 0
     for call in calls:
-        if plain_cells(call.layer):  # Its kernels multiply at each time step.
+        if has_plain_cells(call.layer):  # Its kernels multiply at each time step.
             for kernel in (v for v in call.layer.variables if len(v.shape) > 1):
                 elements += call.arguments[0][1] * kernel.shape[-1]
                 flops += 2.0 * call.arguments[0][1] * math.prod(kernel.shape)

@@ -88,18 +88,25 @@ def _known_operations():
     return {**known, model_internals.ANY: _over_all}
 
 
-def plain_cells(layer):
-    """The cells of a recurrent layer that is exactly Keras's own, a list; None of any other."""
+def has_plain_cells(layer):
+    """Whether a layer is a recurrent one of Keras, with cells that are exactly Keras's own."""
     if type(layer) not in _RECURRENT or layer.stateful:
-        return None
-    is_stacked = type(layer.cell) is keras.layers.StackedRNNCells
-    cells = list(layer.cell.cells) if is_stacked else [layer.cell]
+        return False
+    cells = cells_of(layer)
     if any(type(cell) not in _CELLS or not _has_plain_activations(cell) for cell in cells):
-        return None
+        return False
+    is_stacked = type(layer.cell) is keras.layers.StackedRNNCells
+    if layer.cell is not cells[0] and not (is_stacked and len(cells) > 1):
+        return False
     parts = [layer, layer.cell, *cells]
-    if is_stacked and len(cells) < 2 or any(map(layer_internals.replaced_methods, parts)):
-        return None
-    return None if any(max(c.dropout, c.recurrent_dropout) == 1 for c in cells) else cells
+    if any(map(layer_internals.replaced_methods, parts)) or any(map(_keeps_array, parts)):
+        return False
+    return all(max(cell.dropout, cell.recurrent_dropout) < 1 for cell in cells)
+
+
+def cells_of(layer):
+    """List of the cells of a recurrent layer, one or several."""
+    return list(getattr(layer.cell, "cells", [layer.cell]))
 
 
 def _has_plain_activations(part):
@@ -109,12 +116,12 @@ def _has_plain_activations(part):
 
 
 def _unknown_cells(layer, rank):
-    return "has other cells than Keras's" if plain_cells(layer) is None else None
+    return None if has_plain_cells(layer) else "has other cells than Keras's"
 
 
 def _unknown_directions(layer, rank):
     both = layer.forward_layer, layer.backward_layer
-    is_known = all(plain_cells(part) and part.activity_regularizer is None for part in both)
+    is_known = all(has_plain_cells(part) and part.activity_regularizer is None for part in both)
     return None if is_known else "has other layers than Keras's"
 
 
@@ -162,7 +169,7 @@ def _problem_of_layer(layer, check):
         problem = "has a regulariser of its output"
     elif getattr(layer, "quantization_mode", None):
         problem = "is quantized"
-    elif any(np.ndim(value) for value in vars(layer).values() if _is_array(value)):
+    elif _keeps_array(layer):
         problem = "keeps an array"  # Which may have an axis for the batch.
     for args, kwargs in _calls(layer):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
@@ -213,8 +220,9 @@ def _problem_of_shapes(tensors):
     return "has an input without axes behind the batch" if min(ranks, default=2) < 2 else None
 
 
-def _is_array(value):
-    return isinstance(value, tf.Tensor | np.ndarray)
+def _keeps_array(layer):
+    arrays = (value for value in vars(layer).values() if isinstance(value, tf.Tensor | np.ndarray))
+    return any(map(np.ndim, arrays))
 
 
 def _is_tensor(value):

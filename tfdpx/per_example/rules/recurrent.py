@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdpx._keras import layer_internals, tensorflow_internals
 from tfdpx.per_example import rounding
 from tfdpx.per_example.rows import positions, sum_rows, zero_excluded
-from tfdpx.per_example.rowwise import plain_cells
+from tfdpx.per_example.rowwise import cells_of, has_plain_cells
 from tfdpx.per_example.rule import Rule, register
 from tfdpx.per_example.rules.contraction import ProductRule
 
@@ -33,7 +33,7 @@ class RecurrentRule(Rule):
     def handles(cls, layer, registered_class):
         """See `Rule.handles`: layers and cells that are exactly Keras's own."""
         del registered_class
-        return plain_cells(layer) is not None
+        return has_plain_cells(layer)
 
     @classmethod
     def forward(cls, call, watch):
@@ -46,7 +46,7 @@ class RecurrentRule(Rule):
         super().__init__(call, output_gradients, num_views, variables)
         self._kernels, self._biases = [], []
         gradients = iter(self.output_gradients)
-        for cell, kept in zip(plain_cells(self.layer), call.kept["cells"], strict=True):
+        for cell, kept in zip(cells_of(self.layer), call.kept["cells"], strict=True):
             at_inputs = next(gradients)
             at_states = next(gradients) if _kind_of_step(cell) is _GRUStep else at_inputs
             for kernel, operands, gradient in (
@@ -248,7 +248,7 @@ def _kind_of_step(cell):
 
 def _run(call, watch, sequences, initial_state, mask, training):
     """`inner_loop` of a `keras.layers.RNN`: last outputs, outputs of all time steps, and states."""
-    layer, cells = call.layer, plain_cells(call.layer)
+    layer, cells = call.layer, cells_of(call.layer)
     is_stacked = cells[0] is not layer.cell
     flags = tf.nest.flatten(mask)[0]
     if flags is not None:
