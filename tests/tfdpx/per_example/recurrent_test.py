@@ -46,6 +46,7 @@ def still(self, inputs, rate):
     return masks[0] if count is None else masks
 
 
+@pytest.mark.slow
 def test_dropout(monkeypatch):
     owner = next(c for c in layers.LSTMCell.__mro__ if "_create_dropout_mask" in vars(c))
     monkeypatch.setattr(owner, "_create_dropout_mask", still)
