@@ -79,7 +79,8 @@ def parse(arguments=None):
         default="wrn_16_4",
         help="wrn_<depth>_<width>, lenet, small_cnn, scatter_linear, "
         "scatter_cnn; dense_head: one layer, 2048 -> 1000; transformer: 4 encoder blocks of width "
-        "256 on 64 tokens; vit_base, bert_base: 12 blocks of width 768; billion: 19 of width 2048.",
+        "256 on 64 tokens; lstm: 128 units on 100 time steps; vit_base, bert_base: 12 blocks of "
+        "width 768; billion: 19 of width 2048.",
     )
     add("--images", type=int, default=32, help="Examples a step.")
     add("--trainable", default="all", choices=("all", *WHAT), help="Weights to train.")

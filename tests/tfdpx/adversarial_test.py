@@ -16,13 +16,10 @@ def test_no_example_moves_the_sum_by_more_than_the_clip(name, policy, jit_compil
     assert 0.5 < adversarial.largest_ratio(name, policy, jit_compile, trials=15) <= BOUND
 
 
-ALL = [name for name in adversarial.MODELS if name != "lstm"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, policy, jit_compile",
-    [(name, "float32", False) for name in ALL if name != "dense"]
+    [(name, "float32", False) for name in adversarial.MODELS if name != "dense"]
     + [("attention", "mixed_bfloat16", True), ("tokens", "mixed_bfloat16", False)],
 )
 def test_all_models(name, policy, jit_compile):

@@ -74,6 +74,7 @@ LAYERS = {
     "standardized": (lambda x: image_model(x, WSConv2D(FAN_OUT, (3, 1), padding="same")), BOTH),
     "depthwise": (lambda x: image_model(x, layers.DepthwiseConv2D(1)), BOTH),
     "generic": (lambda x: layers.Conv1D(FAN_OUT, 1)(x), BOTH[:1]),
+    "recurrent": (lambda x: layers.SimpleRNN(FAN_OUT, "linear", return_sequences=True)(x), BOTH),
     "layer normalization": (lambda x: layers.LayerNormalization()(x), BOTH[:1]),
     "group normalization": (lambda x: GroupNorm(2)(x), BOTH[:1]),
     "embedding": (lambda x: layers.Embedding(3, FAN_OUT)(x), BOTH),

@@ -26,6 +26,8 @@ LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
 
 # Of two operands, entry by entry.
 ARITHMETIC = (arithmetic.Add, arithmetic.Subtract, arithmetic.Multiply, arithmetic.Divide)
+# What makes masks.
+NOT_EQUAL, ANY = arithmetic.NotEqual, arithmetic.Any
 
 
 def compile_owner():

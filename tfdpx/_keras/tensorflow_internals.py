@@ -316,20 +316,20 @@ def called(operation):
     return graphs
 
 
-def differentiated_by(gradient, function, tensor):
-    """`function(tensor)`, of which every `tf.GradientTape` takes a gradient that is given.
+def differentiated_by(gradient, function, *tensors):
+    """`function(*tensors)`, of which every `tf.GradientTape` takes a gradient that is given.
 
     As with `tf.custom_gradient`, but the graph has no operation for it.
 
     Args:
-        gradient: Function of the gradient at the output, to that at `tensor`.
-        function: Function of a tensor to a tensor.
-        tensor: Tensor.
+        gradient: Function of the gradients at the outputs, to a list of those at `tensors`.
+        function: Function of tensors to a list of tensors.
+        *tensors: Tensors.
     """
     with record.stop_recording():
-        output = function(tensor)
-    record.record_operation("Given", [output], [tensor], lambda given: [gradient(given)])
-    return output
+        outputs = function(*tensors)
+    record.record_operation("Given", outputs, list(tensors), gradient)
+    return outputs
 
 
 def sources_of(dataset):

@@ -294,8 +294,9 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
         views: Int, K, rows of the batch per example.
 
     Returns:
-        List of `LayerChoice`, one for each call of a trainable layer with a rule, and one for each
-        layer whose whole gradient is formed, with the bytes that it takes.
+        List of `LayerChoice`, one for each call of a trainable layer with a rule (for each of two
+        kernels of a recurrent cell), and one for each layer whose whole gradient is formed, with
+        the bytes that it takes.
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     engine = Engine(model, x, views)

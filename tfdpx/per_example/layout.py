@@ -16,6 +16,7 @@ from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.per_example.capture import OutsideReads, UnitRecorder
 from tfdpx.per_example.cost_model import Cost, Work, choose
 from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.rowwise import has_plain_cells
 from tfdpx.per_example.rule import CallLayout, GenericRule
 
 
@@ -167,7 +168,11 @@ def _record(model, x):
         return result
 
     recorder = UnitRecorder(model.trainable_variables, look)
-    with step_context.recording(recorder), outside.watching():
+    recording, without_cudnn = (
+        step_context.recording(recorder),
+        layer_internals.without_cudnn(model),
+    )
+    with recording, outside.watching(), without_cudnn:
         model_internals.call_model(model, x)
     return seen, outside.variables
 
@@ -179,7 +184,8 @@ def _compare(two, three):
     # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
     # random numbers gives others to whoever would run it again.
     is_captured = not issubclass(two.rule, GenericRule) and all(grows) and batched[:1] == (True,)
-    is_captured = is_captured and two.is_dense and not (two.draws or three.draws)
+    is_known = two.rule.keeps_draws or not (two.draws or three.draws)
+    is_captured = is_captured and two.is_dense and is_known
     return CallLayout(two.layer, two.rule, batched, is_captured)
 
 
@@ -187,6 +193,11 @@ def _work(calls):
     """The `Work` of the calls of a run on two rows."""
     flops = elements = 0
     for call in calls:
+        if has_plain_cells(call.layer):  # Its kernels multiply at each time step.
+            for kernel in (v for v in call.layer.variables if len(v.shape) > 1):
+                elements += call.arguments[0][1] * kernel.shape[-1]
+                flops += 2.0 * call.arguments[0][1] * math.prod(kernel.shape)
+            continue
         outputs = [shape for shape in call.outputs if shape]
         made = sum(math.prod(shape) for shape in outputs) / 2
         elements += made

@@ -14,6 +14,10 @@ from tfdpx._keras import layer_internals, model_internals
 
 _ACTIVATIONS = {id(f) for f in vars(keras.activations).values() if callable(f)}
 
+_RECURRENT = keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN, keras.layers.RNN
+_MASKED = *_RECURRENT, keras.layers.Bidirectional, keras.layers.GlobalAveragePooling1D
+_CELLS = keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell
+
 
 def find_obstacle(model):
     """The first reason why a model is not known to treat each row by itself.
@@ -38,7 +42,7 @@ def find_obstacle(model):
         if isinstance(operation, keras.Model):
             problem = find_obstacle(operation) or _problem_of_arguments(operation)
         elif type(operation) in operations:
-            problem = _problem_of_operands(operation)
+            problem = _problem_of_operands(operation, operations[type(operation)])
         elif type(operation) in layers:
             problem = _problem_of_layer(operation, layers[type(operation)])
         else:
@@ -65,7 +69,10 @@ def _known_layers():
     along_axis = (layers.Concatenate, layers.GroupNormalization, layers.LayerNormalization)
     known.update(dict.fromkeys(along_axis, _over_rows))
     known[layers.BatchNormalization] = _unfrozen
+    known.update(dict.fromkeys(_RECURRENT, _unknown_cells))
+    known[layers.Bidirectional] = _unknown_directions
     known[layers.Dropout] = _shared_noise
+    known[layers.Masking] = _masked_by_row
     known[layers.Rescaling] = _scaled_by_row
     known[layers.Resizing] = _not_images
     own = sys.modules.get("tfdpx.layers")  # Which imports this package.
@@ -76,12 +83,59 @@ def _known_layers():
 
 
 def _known_operations():
-    return set(model_internals.ARITHMETIC)
+    """Dict by class, as of `_known_layers`: arithmetic, and what makes masks."""
+    known = dict.fromkeys((*model_internals.ARITHMETIC, model_internals.NOT_EQUAL))
+    return {**known, model_internals.ANY: _over_all}
+
+
+def has_plain_cells(layer):
+    """Whether a layer is a recurrent one of Keras, with cells that are exactly Keras's own."""
+    if type(layer) not in _RECURRENT or layer.stateful:
+        return False
+    cells = cells_of(layer)
+    if any(type(cell) not in _CELLS or not _has_plain_activations(cell) for cell in cells):
+        return False
+    is_stacked = type(layer.cell) is keras.layers.StackedRNNCells
+    if layer.cell is not cells[0] and not (is_stacked and len(cells) > 1):
+        return False
+    parts = [layer, layer.cell, *cells]
+    if any(map(layer_internals.replaced_methods, parts)) or any(map(_keeps_array, parts)):
+        return False
+    return all(max(cell.dropout, cell.recurrent_dropout) < 1 for cell in cells)
+
+
+def cells_of(layer):
+    """List of the cells of a recurrent layer, one or several."""
+    return list(getattr(layer.cell, "cells", [layer.cell]))
+
+
+def _has_plain_activations(part):
+    names = "activation", "recurrent_activation"
+    functions = [getattr(part, name, None) or keras.activations.linear for name in names]
+    return all(id(function) in _ACTIVATIONS for function in functions)
+
+
+def _unknown_cells(layer, rank):
+    return None if has_plain_cells(layer) else "has other cells than Keras's"
+
+
+def _unknown_directions(layer, rank):
+    both = layer.forward_layer, layer.backward_layer
+    is_known = all(has_plain_cells(part) and part.activity_regularizer is None for part in both)
+    return None if is_known else "has other layers than Keras's"
+
+
+def _masked_by_row(layer, rank):
+    return "may mask each row in another way" if np.ndim(layer.mask_value) else None
 
 
 def _over_rows(layer, rank):
     axes = np.atleast_1d([] if layer.axis is None else layer.axis)
     return "works along the axis of the batch" if any(axis % rank == 0 for axis in axes) else None
+
+
+def _over_all(operation, rank):
+    return "works along all axes" if operation.axis is None else _over_rows(operation, rank)
 
 
 def _unfrozen(layer, rank):
@@ -109,15 +163,15 @@ def _problem_of_layer(layer, check):
     replaced = layer_internals.replaced_methods(layer)
     if replaced:
         problem = f"has a `{replaced[0]}` of its own"
-    elif id(getattr(layer, "activation", None) or keras.activations.linear) not in _ACTIVATIONS:
+    elif not _has_plain_activations(layer):
         problem = "has an activation that is none of keras.activations"
     elif layer.activity_regularizer is not None:
         problem = "has a regulariser of its output"
     elif getattr(layer, "quantization_mode", None):
         problem = "is quantized"
-    elif any(np.ndim(value) for value in vars(layer).values() if _is_array(value)):
+    elif _keeps_array(layer):
         problem = "keeps an array"  # Which may have an axis for the batch.
-    for args, kwargs in model_internals.symbolic_calls(layer):
+    for args, kwargs in _calls(layer):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
         problem = problem or _problem_of_shapes(tensors)
         problem = problem or (tensors and check and check(layer, len(tensors[0].shape)))
@@ -126,7 +180,7 @@ def _problem_of_layer(layer, check):
 
 def _problem_of_arguments(layer):
     """Str, a clause, or None."""
-    for args, kwargs in model_internals.symbolic_calls(layer):
+    for args, kwargs in _calls(layer):
         inputs = keras.tree.flatten(args[:1])
         others = [value for value in keras.tree.flatten((args[1:], kwargs)) if value is not None]
         if any(not _is_tensor(t) for t in inputs) or any(not isinstance(v, bool) for v in others):
@@ -134,7 +188,18 @@ def _problem_of_arguments(layer):
     return None
 
 
-def _problem_of_operands(operation):
+def _calls(layer):
+    """Yields (args, kwargs) of the calls of a layer, without masks that each row has for itself."""
+    for args, kwargs in model_internals.symbolic_calls(layer):
+        mask, inputs = kwargs.get("mask"), keras.tree.flatten(args[:1])
+        if type(layer) in _MASKED and _is_tensor(mask) and all(map(_is_tensor, inputs)):
+            # [rows, time steps], of inputs [rows, time steps, features].
+            if (len(mask.shape), *(len(t.shape) for t in inputs)) == (2, 3):
+                kwargs = {**kwargs, "mask": None}
+        yield args, kwargs
+
+
+def _problem_of_operands(operation, check):
     """Str, a clause, or None."""
     problem = None
     for args, kwargs in model_internals.symbolic_calls(operation):
@@ -144,6 +209,7 @@ def _problem_of_operands(operation):
         rank = min(len(t.shape) for t in tensors)
         if any(np.ndim(value) >= rank for value in values if not _is_tensor(value)):
             problem = problem or "has a constant with an axis for the batch"
+        problem = problem or (check and check(operation, rank))
     return f"{_described(operation)} {problem}" if problem else None
 
 
@@ -154,8 +220,9 @@ def _problem_of_shapes(tensors):
     return "has an input without axes behind the batch" if min(ranks, default=2) < 2 else None
 
 
-def _is_array(value):
-    return isinstance(value, tf.Tensor | np.ndarray)
+def _keeps_array(layer):
+    arrays = (value for value in vars(layer).values() if isinstance(value, tf.Tensor | np.ndarray))
+    return any(map(np.ndim, arrays))
 
 
 def _is_tensor(value):

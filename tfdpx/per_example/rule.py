@@ -175,6 +175,8 @@ class Rule:
 
     # What a subclass of the registered layer must not have overridden for the rule to hold.
     assumes: tuple[str, ...] = ("call",)
+    # Whether `forward` keeps what the layer draws, so that a layer with dropout has this rule.
+    keeps_draws: bool = False
 
     @classmethod
     def handles(cls, layer: keras.Layer, registered_class: type) -> bool:
@@ -404,8 +406,8 @@ class BeforeActivation(Rule):
         return call.layer.activation(outputs)
 
 
-# These call sublayers inside loops, where inputs cannot be captured one by one.
-@register(keras.layers.RNN, keras.layers.Bidirectional, keras.layers.TimeDistributed)
+# It calls its sublayer inside a loop, where inputs cannot be captured one by one.
+@register(keras.layers.TimeDistributed)
 class GenericRule(Rule):
     """Leaves a layer, with its sublayers, to the function of one example that the engine maps.
 

@@ -250,7 +250,6 @@ class FirstUpdate(keras.callbacks.Callback):
         self._is_announced = True
         print(
             f"\nThe private step of model '{self.model.name}' is being built for its first update: "
-            "traced, and compared with batches of one example. Layers that loop (LSTM, GRU) "
-            "take longest.",
+            "traced, and compared with batches of one example. Layers that loop take longest.",
             flush=True,
         )

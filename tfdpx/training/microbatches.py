@@ -20,7 +20,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tfdpx import mechanism
-from tfdpx._keras import model_internals
+from tfdpx._keras import model_internals, tensorflow_internals
 from tfdpx.per_example.cost_model import Cost, device_kind
 from tfdpx.per_example.rows import Outputs, Rows, along
 
@@ -253,15 +253,7 @@ class Microbatch:
     @property
     def draws(self):
         """Whether what it gives depends on its key: some layer draws random numbers."""
-        left, seen = [t.op for t in self.graph.outputs], set()
-        while left:
-            operation = left.pop()
-            if operation is self.inputs.key.op:
-                return True
-            if operation not in seen:
-                seen.add(operation)
-                left += [t.op for t in operation.inputs]
-        return False
+        return self.inputs.key.op in _needed(self.graph)
 
     def renewed(self):
         """The same function for another update, of the weights as they are now."""
@@ -273,6 +265,23 @@ class Microbatch:
         """The `Outcome` for `Inputs` like those that were traced."""
         losses, tracked, tensors, norms, sums = self._function(*_flat(inputs))
         return Outcome(losses, tracked, self._predictions.rebuild(tensors), norms, sums)
+
+
+def _needed(graph):
+    """Set of the operations that the outputs of a graph are computed from."""
+    left, needed = [t.op for t in graph.outputs], set()
+    while left:
+        operation = left.pop()
+        if operation in needed:
+            continue
+        needed.add(operation)
+        inputs = operation.inputs
+        if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
+            [(_, body)] = tensorflow_internals.called(operation)
+            of_body = _needed(body)
+            inputs = [t for t, own in zip(inputs, body.inputs, strict=True) if own.op in of_body]
+        left += [t.op for t in inputs]
+    return needed
 
 
 def _flat(inputs):

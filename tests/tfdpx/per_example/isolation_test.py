@@ -112,6 +112,10 @@ def sequence(*arguments, **keywords):
     return lambda kind, x: kind(*arguments, **keywords)(layers.Reshape((36, 4))(x))
 
 
+def masked(*arguments):
+    return lambda kind, x: kind(*arguments)(layers.Masking()(layers.Reshape((36, 4))(x)))
+
+
 def pair(kind, x):
     return kind()([x, layers.Conv2D(4, 1)(x)])
 
@@ -129,6 +133,11 @@ KNOWN = {
     **dict.fromkeys((layers.Conv2D, own.WSConv2D), image(2, 3, padding="same")),
     **dict.fromkeys((own.SkipInit, own.UnitNormWithConstant, layers.LayerNormalization), image()),
     **dict.fromkeys(model_internals.ARITHMETIC, lambda kind, x: kind()(2.0, kind()(x, x * x))),
+    **dict.fromkeys((layers.GRU, layers.LSTM, layers.SimpleRNN), masked(3)),
+    layers.Bidirectional: lambda kind, x: masked(layers.GRU(2, recurrent_dropout=0.5))(kind, x),
+    layers.RNN: lambda kind, x: masked([layers.LSTMCell(2), layers.GRUCell(2)])(kind, x),
+    layers.Masking: sequence(), model_internals.NOT_EQUAL: lambda kind, x: kind()(x, 2.0),
+    model_internals.ANY: lambda kind, x: kind(axis=-1)(x != 2.0),
     layers.Activation: image("softmax"), layers.BatchNormalization: image(trainable=False),
     layers.Concatenate: pair,
     layers.Dense: image(4, "relu"), layers.DepthwiseConv2D: image(3), layers.Dropout: image(0.5),
@@ -138,6 +147,7 @@ KNOWN = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:Layer 'flatten")
 def test_layers_that_are_known_keep_rows_apart_to_the_bit():
     assert set(KNOWN) == {*rowwise._known_layers(), *rowwise._known_operations()}
     inputs = keras.Input((6, 6, 4))
@@ -169,6 +179,13 @@ Mine = type("Mine", (keras.Model,), {"call": lambda self, x, **_: x - mean(x)})
 def with_call(part):
     part.call = centre
     return part
+
+
+def one_way(layer):
+    """A layer that runs both ways, of which one has another call."""
+    both = layers.Bidirectional(layer)
+    with_call(both.backward_layer)
+    return both
 
 
 def of_two_ranks(x):
@@ -205,6 +222,11 @@ PLANTED = {
     "subclass of a model": lambda x: Mine(x, layers.Dense(4)(x)),
     "subclass of Dense": lambda x: type("Mine", (layers.Dense,), {})(4)(x),
     "subclass of Activation": lambda x: type("Mine", (layers.Activation,), {})("relu")(x),
+    "activation of a cell": lambda x: layers.LSTM(4, activation=centre)(x),
+    "subclass of a cell": lambda x: layers.RNN(type("Mine", (layers.GRUCell,), {})(4))(x),
+    "call of a direction": lambda x: one_way(layers.LSTM(4, return_sequences=True))(x),
+    "any of a batch": lambda x: vector(x) * model_internals.ANY()(x != 2.0),
+    "mask of features": lambda x: layers.Masking(np.zeros([3, 1, 4]))(x),
     "activation": lambda x: layers.Dense(4, activation=centre)(x),
     "lambda": lambda x: layers.Lambda(centre)(x),
     "product": lambda x: layers.EinsumDense("abc,cd->bd", (1, 3))(x),

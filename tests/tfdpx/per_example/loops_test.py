@@ -50,7 +50,7 @@ def make_model(layer, jit_compile=True, **arguments):
 
 
 LOOPING = {
-    "lstm": lambda: layers.LSTM(2),
+    "lstm": lambda: layers.LSTM(2, activation=lambda x: tf.tanh(x)),
     "in time": lambda: layers.TimeDistributed(Loops()),
     "own function": LoopsInAFunction,
 }
@@ -68,7 +68,7 @@ def test_loops_under_xla_are_refused_before_the_first_step(make):
 def test_fit_refuses_them_where_keras_chose_to_compile(monkeypatch):
     found = tf.config.list_physical_devices()
     accelerator = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-    layer = layers.SimpleRNN(2)
+    layer = LoopsInAFunction()
     with monkeypatch.context() as patched:
         patched.setattr(tf.config, "list_physical_devices", lambda kind=None: [*found, accelerator])
         model = make_model(layer, jit_compile="auto")

@@ -40,12 +40,6 @@ def transformer():
     return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
 
 
-def masked_gru():
-    return keras.Sequential(
-        [layers.Embedding(7, 4, mask_zero=True), layers.GRU(3), layers.Dense(2)]
-    )
-
-
 class Tied(keras.Model):
     """An embedding that is also the output layer: two units that share a variable."""
 
@@ -70,7 +64,7 @@ class Transposed(layers.Layer):
         return self.scale * tf.matmul(x, self.embedding.embeddings, transpose_b=True)
 
 
-@pytest.mark.parametrize("make", [transformer, slow(masked_gru), Tied], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [transformer, Tied], ids=lambda f: f.__name__)
 def test_models_of_tokens(make, rng):
     assert_matches_batches_of_one(make(), *tokens_and_targets(rng), norms=AUTO)
 

@@ -11,7 +11,7 @@ from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d import WSConv2DRule
 from tfdpx.per_example import cost_model, rounding, rule
 from tfdpx.per_example.rows import split_views
-from tfdpx.per_example.rules import contraction, convolution, embedding, normalization
+from tfdpx.per_example.rules import contraction, convolution, embedding, normalization, recurrent
 
 layers = keras.layers
 FORCED = ("instantiate", "ghost")  # A layer by itself has no other.
@@ -37,7 +37,7 @@ def check_layers(cases, views, norms=FORCED, **kwargs):
         else:
             x.append(rng.normal(size=(3 * views, *shape)).astype("float32"))
             hidden = 0.9 * inputs[-1] + 0.1
-        outputs.append(layers.Flatten()(layer(hidden)))
+        outputs += [layers.Flatten()(output) for output in tf.nest.flatten(layer(hidden))]
     joined = layers.Concatenate()(outputs) if len(outputs) > 1 else outputs[0]
     model = keras.Model(inputs, layers.Dense(2)(layers.Activation("tanh")(joined)))
     # Biases that start at zero would hide some mistakes.
@@ -114,6 +114,17 @@ RULES = {
         (layers.EinsumDense(equation, shape, bias_axes=bias, activation="tanh"), inputs)
         for equation, shape, bias, inputs in EINSUMS
     ],
+    "recurrent": lambda: [
+        (layers.LSTM(3, go_backwards=True, return_sequences=True), (4, 2)),
+        (layers.GRU(3, reset_after=False, activation="relu"), (3, 2)),
+        (layers.GRU(2, return_state=True), (3, 1)),
+        (layers.RNN([layers.LSTMCell(2), layers.SimpleRNNCell(3, use_bias=False)]), (3, 2)),
+        (keras.Sequential([
+            layers.Embedding(3, 2, mask_zero=True),
+            layers.Bidirectional(layers.LSTM(2, return_sequences=True), merge_mode="sum"),
+            layers.GRU(2),
+        ]), (5,), 3),
+    ],
 }  # fmt: skip
 
 
@@ -146,7 +157,7 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
 
 
 def generic():
-    """Layers without a rule; recurrent ones stand among the models."""
+    """Layers without a rule."""
     return [
         (layers.Conv1D(3, 2, padding="causal"), (6, 2)),
         (layers.Conv2DTranspose(3, 2, strides=2), (3, 3, 2)),
@@ -199,6 +210,12 @@ def _without_diagonal(inputs, gradients, *fans):
     return tf.reduce_sum(inputs * gradients * kept, axis=[2, 3]), tf.zeros(gradients.shape[:2])
 
 
+def _drops_the_last_step(self):
+    inputs = of_kernel(self)
+    return tf.concat([inputs[:, :, :-1], 0 * inputs[:, :, -1:]], axis=2)
+
+
+of_kernel = recurrent._KernelRule.inputs_by_position.func
 side_by_side = convolution._side_by_side
 
 
@@ -221,6 +238,7 @@ PLANTED = [
     (embedding.EmbeddingRule, "instantiated_squared_norms", _forgets_repeats, "embedding"),
     (contraction.EinsumDenseRule, "output_gradients_by_position", property(_last_view_only),
      "einsum_dense"),
+    (recurrent._KernelRule, "inputs_by_position", property(_drops_the_last_step), "recurrent"),
 ]  # fmt: skip
 
 

@@ -114,15 +114,15 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
 
             def function(inputs):
                 outputs, *kept["statistics"] = call_cached_trace(_forward, kind, inputs, *weights)
-                return outputs
+                return [outputs]
 
             def gradient(given):
                 input_gradients, kept["sums"] = call_cached_trace(
                     _backward, kind, given, inputs, *kept["statistics"]
                 )
-                return input_gradients
+                return [input_gradients]
 
-            return tensorflow_internals.differentiated_by(gradient, function, inputs)
+            return tensorflow_internals.differentiated_by(gradient, function, inputs)[0]
 
         layer = layer_internals.without(layer, call=normalize)
         return watch(layer_internals.call_operation(layer, call.args, call.kwargs))

@@ -1,0 +1,383 @@
+"""`LSTM`, `GRU`, `SimpleRNN`, and `RNN` of their cells.
+
+A cell multiplies an input x_t and a state h_t by two kernels at each of T time steps, and adds both
+products up in its gates. With the gradients g_t at the gates of all time steps, the gradients of
+the kernels are sums of x_t^T g_t and of h_t^T g_t, like those of a `Dense` layer at T positions.
+
+So the recurrence is run here, not by Keras: x_t is multiplied for all time steps at once, and the
+gates' gradients come out of the loop over time that goes back. Each row is computed from that row
+alone.
+"""
+
+import dataclasses
+import functools
+
+import keras
+import tensorflow as tf
+
+from tfdpx._keras import layer_internals, tensorflow_internals
+from tfdpx.per_example import rounding
+from tfdpx.per_example.rows import positions, sum_rows, zero_excluded
+from tfdpx.per_example.rowwise import cells_of, has_plain_cells
+from tfdpx.per_example.rule import Rule, register
+from tfdpx.per_example.rules.contraction import ProductRule
+
+
+@register(keras.layers.RNN)
+class RecurrentRule(Rule):
+    """Two products for each cell: of its inputs, and of its states, with the gates' gradients."""
+
+    keeps_draws = True
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """See `Rule.handles`: layers and cells that are exactly Keras's own."""
+        del registered_class
+        return has_plain_cells(layer)
+
+    @classmethod
+    def forward(cls, call, watch):
+        """See `Rule.forward`: the gates are watched, before their activations."""
+        inner_loop = functools.partial(_run, call, watch)
+        layer = layer_internals.without(call.layer, inner_loop=inner_loop)
+        return layer_internals.call_operation(layer, call.args, call.kwargs)
+
+    def __init__(self, call, output_gradients, num_views, variables):
+        super().__init__(call, output_gradients, num_views, variables)
+        self._kernels, self._biases = [], []
+        gradients = iter(self.output_gradients)
+        for cell, kept in zip(cells_of(self.layer), call.kept["cells"], strict=True):
+            at_inputs = next(gradients)
+            at_states = next(gradients) if _kind_of_step(cell) is _GRUStep else at_inputs
+            for kernel, operands, gradient in (
+                (cell.kernel, kept["inputs"], at_inputs),
+                (cell.recurrent_kernel, kept["states"], at_states),
+            ):
+                if self.explains(kernel):
+                    self._kernels.append(_KernelRule(self, kernel, operands, gradient))
+            if self.explains(cell.bias):
+                both = [at_inputs, at_states] if len(cell.bias.shape) > 1 else [at_inputs]
+                self._biases.append((cell.bias, both))
+
+    @functools.cached_property
+    def small_gradients(self):
+        """See `Rule.small_gradients`: the biases."""
+        sums = [
+            (bias, [sum_rows(gradient, self.num_views, [1]) for gradient in gradients])
+            for bias, gradients in self._biases
+        ]
+        return [(b, parts[0] if len(parts) == 1 else tf.stack(parts, 1)) for b, parts in sums]
+
+    @property
+    def large_variables(self):
+        """See `Rule.large_variables`: the kernels."""
+        return [kernel.variables[0] for kernel in self._kernels]
+
+    @property
+    def choices(self):
+        """See `Rule.choices`: one a kernel."""
+        name = type(self).__name__
+        return [dataclasses.replace(kernel.choice, rule=name) for kernel in self._kernels]
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        pairs = [(k.variables[0], k.per_example_gradients()[0]) for k in self._kernels]
+        return self.in_order([*pairs, *self.small_gradients])
+
+    def squared_norms(self):
+        """See `Rule.squared_norms`."""
+        return rounding.add_up([kernel.squared_norms() for kernel in self._kernels])
+
+    @property
+    def inputs_to_mask(self):
+        """See `Rule.inputs_to_mask`."""
+        return [tensor for kernel in self._kernels for tensor in kernel.inputs_to_mask]
+
+    def clipped_sum(self, factors, masked=None):
+        """See `Rule.clipped_sum`."""
+        if masked is None:
+            masked = zero_excluded(self.inputs_to_mask, factors)
+        masked, sums = iter(masked), []
+        for kernel in self._kernels:
+            sums += kernel.clipped_sum(factors, [next(masked) for _ in kernel.inputs_to_mask])
+        return sums
+
+
+class _KernelRule(ProductRule):
+    """One kernel of a cell, whose positions are the time steps of all views.
+
+    Args:
+        rule: The `RecurrentRule`.
+        kernel: The `keras.Variable`, [in, gates * units].
+        operands: Dict of arguments of `_of_gates`.
+        gradients: Gradients behind it, float32 [B * K, T, gates * units].
+    """
+
+    small_gradients = ()
+
+    def __init__(self, rule, kernel, operands, gradients):
+        super().__init__(rule.call, [gradients], rule.num_views, [kernel])
+        self._operands = operands
+
+    @functools.cached_property
+    def inputs_by_position(self):
+        """See `ProductRule`: the groups are gates, where these have operands of their own."""
+        groups = _of_gates(**self._operands)
+        return tf.concat([positions(x, self.num_views, groups=True) for x in groups], axis=1)
+
+    @functools.cached_property
+    def output_gradients_by_position(self):
+        """See `ProductRule`."""
+        groups = tf.split(self.output_gradients[0], len(_of_gates(**self._operands)), axis=2)
+        return tf.concat([positions(g, self.num_views, groups=True) for g in groups], axis=1)
+
+    def to_kernel(self, products):
+        """See `ProductRule`."""
+        if products.shape[-3] == 1:
+            return tf.squeeze(products, axis=-3)
+        return tf.concat(tf.unstack(products, axis=-3), axis=-1)
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        return [self._kernel_instances]
+
+
+def _of_gates(vectors, masks, last=None):
+    """The operands of a kernel's gates, a list: one for each gate, or one for all of them.
+
+    Args:
+        vectors: [N, ..., d].
+        masks: List of dropout masks [N, d], for each gate or for all; empty where there is none.
+        last: Optional [N, ..., d], by which the last gate's operand is multiplied.
+    """
+    if vectors.shape.rank > 2:
+        masks = [mask[:, tf.newaxis] for mask in masks]
+    operands = [vectors * mask for mask in masks] or [vectors]
+    if last is not None:
+        operands = operands * (3 // len(operands))
+        operands[2] *= last
+    return operands
+
+
+def _product(kernel, vectors, masks):
+    """`vectors` [N, ..., d], under dropout, times a kernel [d, out]."""
+    operands = _of_gates(vectors, masks)
+    kernels = tf.split(kernel, len(operands), axis=1)
+    products = [
+        tf.matmul(x, k) if x.shape.rank == 2 else tf.tensordot(x, k, 1)
+        for x, k in zip(operands, kernels, strict=True)
+    ]
+    return products[0] if len(products) == 1 else tf.concat(products, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A time step of a `SimpleRNNCell`, in two parts: a product, which is kept, and the rest.
+
+    Attributes:
+        cell: The cell.
+        kernel: Its recurrent kernel, a tensor.
+        bias: The bias of that, a tensor, or None.
+        masks: List of dropout masks [N, units] of the states.
+    """
+
+    cell: keras.Layer
+    kernel: tf.Tensor
+    bias: tf.Tensor | None
+    masks: list
+
+    def multiply(self, state):
+        """The product of the first state [N, units] and the kernel."""
+        product = _product(self.kernel, state, self.masks)
+        return product if self.bias is None else product + self.bias
+
+    def advance(self, x, product, states):
+        """The states behind the step, a list.
+
+        Args:
+            x: The product of the inputs and their kernel, [N, gates * units].
+            product: The result of `multiply`.
+            states: List of [N, units] before the step.
+        """
+        del states
+        return [self.cell.activation(x + product)]
+
+
+class _LSTMStep(_Step):
+    def advance(self, x, product, states):
+        cell = self.cell
+        i, f, candidate, o = tf.split(x + product, 4, axis=1)
+        c = cell.recurrent_activation(f) * states[1]
+        c += cell.recurrent_activation(i) * cell.activation(candidate)
+        return [cell.recurrent_activation(o) * cell.activation(c), c]
+
+
+class _GRUStep(_Step):
+    def advance(self, x, product, states):
+        z, reset = tf.split(self.gates(x, product), 2, axis=1)
+        candidate = self.candidate(product, states[0], reset)
+        candidate = self.cell.activation(x[:, -self.cell.units :] + candidate)
+        return [z * states[0] + (1 - z) * candidate]
+
+    def gates(self, x, product):
+        """The gates of update and reset, [N, ..., 2 * units]."""
+        size = 2 * self.cell.units
+        return self.cell.recurrent_activation(x[..., :size] + product[..., :size])
+
+    def candidate(self, product, state, reset):
+        return reset * product[:, -self.cell.units :]
+
+
+class _GRUStepThatResetsBefore(_GRUStep):
+    """Its last gate multiplies the state by the gate of reset before the kernel."""
+
+    def multiply(self, state):
+        return _product(self.kernel[:, : -self.cell.units], state, self.masks[:2])
+
+    def candidate(self, product, state, reset):
+        return tf.matmul(
+            _of_gates(state, self.masks)[-1] * reset, self.kernel[:, -self.cell.units :]
+        )
+
+
+def _kind_of_step(cell):
+    if isinstance(cell, keras.layers.GRUCell):
+        return _GRUStep if cell.reset_after else _GRUStepThatResetsBefore
+    return _LSTMStep if isinstance(cell, keras.layers.LSTMCell) else _Step
+
+
+def _run(call, watch, sequences, initial_state, mask, training):
+    """`inner_loop` of a `keras.layers.RNN`: last outputs, outputs of all time steps, and states."""
+    layer, cells = call.layer, cells_of(call.layer)
+    is_stacked = cells[0] is not layer.cell
+    flags = tf.nest.flatten(mask)[0]
+    if flags is not None:
+        flags = tf.cast(flags if flags.shape.rank == 2 else flags[:, :, 0], "bool")
+    if layer.go_backwards:
+        sequences, flags = (t if t is None else tf.reverse(t, [1]) for t in (sequences, flags))
+    call.kept["cells"], final = [], []
+    for cell, states in zip(cells, initial_state if is_stacked else [initial_state], strict=True):
+        kept, ends = _run_cell(cell, watch, sequences, tf.nest.flatten(states), flags, training)
+        call.kept["cells"].append(kept)
+        final.append(tf.nest.pack_sequence_as(states, ends))
+        last = ends[0]
+        if layer.return_sequences or cell is not cells[-1]:
+            before = kept["states"]["vectors"]
+            sequences = tf.concat([before[:, 1:], last[:, tf.newaxis]], axis=1)
+    outputs = sequences if layer.return_sequences else last[:, tf.newaxis]
+    if flags is not None:
+        if not layer.zero_output_for_mask:  # Keras gives zeros before the first that counts.
+            flags = tf.cumsum(tf.cast(flags, "int32"), axis=1) > 0
+        flags = flags if layer.return_sequences else flags[:, -1:]
+        outputs = tf.where(flags[:, :, tf.newaxis], outputs, tf.zeros_like(outputs))
+    return outputs[:, -1], outputs, final if is_stacked else final[0]
+
+
+def _run_cell(cell, watch, sequences, states, flags, training):
+    """A dict of what the rule needs of a cell, and the states behind the last time step.
+
+    Args:
+        cell: The cell.
+        watch: As for `Rule.forward`.
+        sequences: [N, T, in].
+        states: List of [N, units], at the start.
+        flags: Optional bool [N, T], whether a time step counts.
+        training: Whether there is dropout.
+    """
+    dtype = cell.compute_dtype
+    sequences, states = tf.cast(sequences, dtype), [tf.cast(s, dtype) for s in states]
+    weights = cell.kernel, cell.recurrent_kernel, cell.bias
+    kernel, recurrent_kernel, bias = (
+        w if w is None else tf.cast(tf.convert_to_tensor(w), dtype) for w in weights
+    )
+    masks = [], []
+    if training and cell.dropout:
+        masks[0].extend(tf.nest.flatten(cell.get_dropout_mask(sequences[:, 0])))
+    if training and cell.recurrent_dropout:
+        masks[1].extend(tf.nest.flatten(cell.get_recurrent_dropout_mask(states[0])))
+    recurrent_bias = None
+    if bias is not None and bias.shape.rank == 2:
+        bias, recurrent_bias = tf.unstack(bias)
+    step = _kind_of_step(cell)(cell, recurrent_kernel, recurrent_bias, masks[1])
+    x = _product(kernel, sequences, masks[0])
+    x = watch(x if bias is None else x + bias)
+    # The gradients behind both kernels are the same, but where one product is multiplied alone.
+    probes = [watch(tf.zeros_like(x))] if type(step) is _GRUStep else []
+    before, *ends = _recurrence(step, flags, x, probes, states)
+    operands = {"vectors": before, "masks": masks[1]}
+    if type(step) is _GRUStepThatResetsBefore:
+        operands["last"] = step.gates(x, step.multiply(before))[:, :, cell.units :]
+    return {"inputs": {"vectors": sequences, "masks": masks[0]}, "states": operands}, ends
+
+
+def _recurrence(step, flags, x, probes, states):
+    """The first state before each time step, [N, T, units], and all states behind the last one.
+
+    Args:
+        step: The `_Step`.
+        flags: Optional bool [N, T].
+        x: [N, T, gates * units], the gates without the states.
+        probes: List of zeros [N, T, gates * units], whose gradients are those behind the recurrent
+            kernel; empty where these are the gradients at `x`.
+        states: List of [N, units], at the start.
+    """
+    length, kept = x.shape[1] or tf.shape(x)[1], []
+
+    def at(t, tensor):
+        return tf.gather(tensor, t, axis=1)
+
+    def advance(t, x, product, states):
+        new = step.advance(x, product, states)
+        if flags is None:
+            return new
+        counts = at(t, flags)[:, tf.newaxis]
+        return [tf.where(counts, *pair) for pair in zip(new, states, strict=True)]
+
+    def loop(body, values, dtypes, backwards=False):
+        """`body(t, values)` for each t: the last values, and arrays of what else it gives."""
+        arrays = [tf.TensorArray(d, length, clear_after_read=False) for d in dtypes]
+
+        def go_on(count, values, arrays):
+            t = length - 1 - count if backwards else count
+            values, rows = body(t, values)
+            return count + 1, values, [a.write(t, r) for a, r in zip(arrays, rows, strict=True)]
+
+        start = tf.constant(0), list(values), arrays
+        return tf.while_loop(lambda count, *_: count < length, go_on, start)[1:]
+
+    def stack(array, like):
+        """The entries of an array, [N, T, ...], with the static shape of a tensor."""
+        rows = tf.transpose(array.stack(), [1, 0, 2])
+        rows.set_shape([*x.shape[:2], like.shape[-1]])
+        return rows
+
+    def forward(x, *tensors):
+        def body(t, states):
+            product = step.multiply(states[0])
+            return advance(t, at(t, x), product, states), [*states, product]
+
+        states = tensors[len(probes) :]
+        ends, arrays = loop(body, states, [x.dtype] * (1 + len(states)))
+        kept.extend(arrays)
+        return [stack(arrays[0], states[0]), *ends]
+
+    def backward(at_first, *at_ends):
+        def body(t, at_states):
+            *states, product = (array.read(t) for array in kept)
+            row = at(t, x)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([row, product, states])
+                new = advance(t, row, product, states)
+            at_row, at_product, at_before = tape.gradient(
+                new, (row, product, states), at_states, tf.UnconnectedGradients.ZERO
+            )
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(states[0])
+                product = step.multiply(states[0])
+            at_before[0] += tape.gradient(product, states[0], at_product) + at(t, at_first)
+            return at_before, [at_row, at_product][: 1 + len(probes)]
+
+        at_start, arrays = loop(body, at_ends, [x.dtype] * (1 + len(probes)), backwards=True)
+        return [*(stack(array, x) for array in arrays), *at_start]
+
+    return tensorflow_internals.differentiated_by(backward, forward, x, *probes, *states)
