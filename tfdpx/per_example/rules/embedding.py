@@ -185,7 +185,10 @@ class ReversibleEmbeddingRule(EmbeddingRule):
             return rounding.add_up(norms)
         vectors = tf.concat([self._gradients, self._hidden], axis=1)[:, tf.newaxis]
         squares, magnitudes = rounding.squared_norms_of_products(
-            self._rows_in_pairs(), gram(vectors), layer.input_dim, layer.output_dim
+            self._rows_in_pairs(),
+            gram(vectors),
+            rounding.terms_in_line(self._logits),
+            rounding.terms_in_line(vectors),
         )
         return rounding.Measured(squares, rounding.size_of(vectors, 2), magnitudes)
 
