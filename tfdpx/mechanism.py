@@ -21,6 +21,8 @@ from tfdpx import noise
 from tfdpx.per_example import rounding
 
 _KEY = object()
+# Noise is drawn in rows of so many values: TensorFlow splits whole rows of 64 bytes without a copy.
+_ROW = 16
 # The name of the operations that give private gradients, for checks of graphs.
 MARK = "private_gradient"
 
@@ -148,9 +150,14 @@ def privatize(sums, noise_multiplier, batch_size, seed):
     deviation = noise_multiplier / batch_size
     if noise_multiplier:
         sizes = [math.prod(s.shape) for s in sums]
+        rows = [-(-size // _ROW) for size in sizes]
         # Drawn at the start of the step, as it could be, it would take memory throughout.
         with tf.control_dependencies(sums):
             seed = tf.identity(seed)
-        drawn = tf.split(noise.normal([sum(sizes)], seed, deviation), sizes)
+        drawn = tf.split(noise.normal([sum(rows), _ROW], seed, deviation), rows)
+        drawn = [
+            tf.reshape(xi, [-1])[:size] if size % _ROW else xi
+            for xi, size in zip(drawn, sizes, strict=True)
+        ]
         sums = [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
     return [PrivateGradient(tf.identity(s, name=MARK), deviation, _KEY) for s in sums]

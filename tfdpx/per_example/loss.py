@@ -69,8 +69,9 @@ def row_losses(model, x, y, y_pred, sample_weight, states=None, variables=(), sh
         wanted = predictions.select(outputs)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([wanted, values])
-            inputs = targets.pack([t[tf.newaxis] for t in inputs])
-            y_pred = predictions.rebuild([t[tf.newaxis] for t in outputs])
+            # Not by an index: its gradient would be a copy.
+            inputs = targets.pack([tf.expand_dims(t, 0) for t in inputs])
+            y_pred = predictions.rebuild([tf.expand_dims(t, 0) for t in outputs])
             losses = _losses_of_one(model, *inputs, y_pred, states)
         at_outputs, at_values = tape.gradient(
             losses[0], (wanted, values), unconnected_gradients=zero

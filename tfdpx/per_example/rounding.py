@@ -34,7 +34,7 @@ EXTRA = 8
 # Terms of a matrix product or convolution of long rows that kernels add one after the other.
 _BLOCK = 512
 # Inner products of more terms are formed in parts of so many, or their allowance would be visible.
-_LONG, _PART = 4096, 1024
+_LONG, PART = 4096, 1024
 # The least l2 norm that clips: its square is far above what float32 loses to underflow.
 SMALLEST_CLIP = 1e-9
 _LARGEST_CANCELLATION = 32.0
@@ -80,15 +80,15 @@ def is_long(vectors):
 def in_parts(vectors):
     """Long vectors [..., d] as parts [..., n, m], the last one filled up with zeros."""
     length, rank = vectors.shape[-1], vectors.shape.rank
-    padded = tf.pad(vectors, [[0, 0]] * (rank - 1) + [[0, -length % _PART]])
-    parts = [-(-length // _PART), _PART]
+    padded = tf.pad(vectors, [[0, 0]] * (rank - 1) + [[0, -length % PART]])
+    parts = [-(-length // PART), PART]
     return tf.reshape(padded, tf.concat([tf.shape(vectors)[:-1], parts], axis=0))
 
 
 def terms_in_line(vectors):
     """Int: the terms that an inner product of two vectors [..., d] adds one after the other."""
     length = vectors.shape[-1]
-    return _PART - (-length // _PART) if is_long(vectors) else length
+    return PART - (-length // PART) if is_long(vectors) else length
 
 
 def sum_by_axis(tensor, axes, keepdims=False):

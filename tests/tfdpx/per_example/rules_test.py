@@ -279,3 +279,12 @@ def test_a_subclass_that_changes_the_call_gets_the_generic_rule():
 
     cases = [(Scaled(3), (4,)), (ScaledConv(3, 2), (4, 4, 2))]
     check_layers(cases, 2, norms=["auto"])
+
+
+@pytest.mark.parametrize("length", [5000, 5 * rounding.PART])
+def test_inner_products_of_long_vectors(length):
+    vectors = np.random.default_rng(0).normal(size=(2, 3, length)).astype("float32")
+    wanted = vectors.astype("float64") @ vectors.swapaxes(1, 2)
+    for jit in (False, True):
+        products = tf.function(contraction.gram, jit_compile=jit)(tf.constant(vectors))
+        np.testing.assert_allclose(products, wanted, atol=0.01)

@@ -149,15 +149,23 @@ def length(magnitudes):
 
 
 def gram(vectors):
-    """Inner products of positions, [..., T, T], of [..., T, d]."""
+    """Inner products of positions, [..., T, T], of [..., T, d]; long ones part by part."""
+
+    def product(start, size):
+        shape = tf.concat([tf.shape(vectors)[:-1], [size]], axis=0)
+        part = tf.slice(vectors, [*[0] * (vectors.shape.rank - 1), start], shape)
+        return tf.matmul(part, part, transpose_b=True)
+
     if not rounding.is_long(vectors):
         return tf.matmul(vectors, vectors, transpose_b=True)
-    parts = rounding.in_parts(vectors)
-    rank = parts.shape.rank
-    parts = tf.transpose(parts, [*range(rank - 3), rank - 2, rank - 3, rank - 1])
-    products = tf.matmul(parts, parts, transpose_b=True)  # [..., n, T, T].
-    # The maximum changes nothing, but XLA could make one long product of all parts without it.
-    return tf.reduce_sum(tf.maximum(products, tf.float32.min), axis=-3)
+    # A loop: only one part at a time is copied, and XLA cannot make one long product of all.
+    count, rest = divmod(vectors.shape[-1], rounding.PART)
+    return tf.while_loop(
+        lambda index, _: index < count,
+        lambda index, total: (index + 1, total + product(index * rounding.PART, rounding.PART)),
+        (tf.constant(0), product(count * rounding.PART, rest)),
+        parallel_iterations=1,
+    )[1]
 
 
 def sum_of_products(inputs, output_gradients):

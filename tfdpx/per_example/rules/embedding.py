@@ -140,7 +140,10 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         joined = copy.copy(rules[0])
         joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
         for name in ("_tokens", "_gradients", "_hidden", "_logits"):
-            setattr(joined, name, tf.concat([getattr(rule, name) for rule in rules], axis=1))
+            tensors = [getattr(rule, name) for rule in rules]
+            # Most are empty, and to join one with them would copy it.
+            tensors = [t for t in tensors if t.shape[1] != 0] or tensors[:1]
+            setattr(joined, name, tf.concat(tensors, axis=1))
         return joined
 
     def __init__(self, call, output_gradients, num_views, variables):
@@ -182,7 +185,10 @@ class ReversibleEmbeddingRule(EmbeddingRule):
             return rounding.add_up(norms)
         vectors = tf.concat([self._gradients, self._hidden], axis=1)[:, tf.newaxis]
         squares, magnitudes = rounding.squared_norms_of_products(
-            self._rows_in_pairs(), gram(vectors), layer.input_dim, layer.output_dim
+            self._rows_in_pairs(),
+            gram(vectors),
+            rounding.terms_in_line(self._logits),
+            rounding.terms_in_line(vectors),
         )
         return rounding.Measured(squares, rounding.size_of(vectors, 2), magnitudes)
 
@@ -207,14 +213,16 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         if self._only_embeds:
             return super().costs()
         count, length, size = self._logits.shape
-        count, length = count or 32, (length or 1024) + (self._tokens.shape[1] or 1024)
+        count, logits = count or 32, length or 1024
+        length = logits + (1024 if self._tokens.shape[1] is None else self._tokens.shape[1])
         width = self._hidden.shape[2]
         multiply, pairs = 2.0 * count * length * size * width, float(count) * length**2
+        products = 2.0 * count * (logits**2 * size + length**2 * width)
         instances = FLOAT * count * size * width
         return {
             "instantiate": Cost(multiply, bytes=3 * instances),
             "contract": Cost(bytes=instances),
-            "ghost": Cost(2.0 * pairs * (size + width), bytes=6 * FLOAT * pairs),
+            "ghost": Cost(products, bytes=6 * FLOAT * pairs),
             "ordinary": Cost(multiply, bytes=FLOAT * count * length * width),
         }
 
