@@ -185,7 +185,7 @@ def attack_bounds(
     runs = tuple(run for run in runs if run[2] > 0)
     kept_back = accountants.kept_back(runs, delta)
     extra = math.fsum(epsilon for epsilon, _ in selections)
-    # As of `epsilon`, nothing is known where nothing is left of delta.
+    # Where nothing is left of delta, epsilon is infinite, and nothing is known.
     none: Any = (math.inf, None)
     largest, deltas = accountants.privacy_profile(runs) if kept_back < delta else none
     if largest + extra > _LARGEST_EPSILON:
