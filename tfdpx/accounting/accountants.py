@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import dp_accounting
 import numpy as np
@@ -174,12 +174,43 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
         mu = min(max(mu, 1e-12), 1e6)  # At the latter delta is 1 in floats.
         return exact_epsilon(mu, _LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
     accountant: Any = _composed_once(runs, "pld")
+    losses: _Losses = accountant._pld
+    sides = [_deltas_of(pmf.to_dense_pmf()) for pmf in (losses._pmf_remove, losses._pmf_add)]
 
     def deltas(epsilons):
-        distinct, places = np.unique(epsilons, return_inverse=True)  # It wants them ascending.
-        return np.asarray(accountant.get_delta(distinct))[places]
+        return np.maximum(*(side(epsilons) for side in sides))
 
     return float(accountant.get_epsilon(_LEAST_PLD_DELTA)), deltas
+
+
+class _Losses(Protocol):
+    """The private attributes of dp_accounting's distributions that are read here."""
+
+    _pmf_remove: Any
+    _pmf_add: Any
+
+
+class _DenseLosses(Protocol):
+    size: int
+    _discretization: float
+    _lower_loss: int
+    _infinity_mass: float
+    _probs: np.ndarray
+
+
+def _deltas_of(pmf: _DenseLosses):
+    """A function from epsilons >= 0 to deltas, for which dp_accounting's takes a second."""
+    losses = ((np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization)[::-1]
+    losses = losses[losses > 0]
+    masses = pmf._probs[::-1][: len(losses)]
+    with_example = pmf._infinity_mass + np.append(0.0, np.cumsum(masses))
+    without = np.append(0.0, np.cumsum(masses * np.exp(-losses)))
+
+    def deltas(epsilons):
+        larger = np.searchsorted(-losses, -epsilons)  # Losses above epsilon.
+        return with_example[larger] - np.exp(epsilons) * without[larger]
+
+    return deltas
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:

@@ -8,7 +8,7 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from scipy import stats
 
 import tfdpx
-from tfdpx.accounting import Ledger, attack, gaussian
+from tfdpx.accounting import Ledger, accountants, attack, gaussian
 from tfdpx.accounting.ledger import Entry
 
 RATES = np.array([0.0, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0])
@@ -151,3 +151,11 @@ def test_a_plan_and_its_ledger_have_the_bounds_of_their_unit():
 def test_it_is_refused_by_name(call, text):
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize("runs", [((1.0, 0.01, 1000),), ((0.5, 0.9, 3), (2.0, 1.0, 4))])
+def test_the_profile_is_the_one_of_dp_accounting(runs):
+    largest, deltas = accountants.privacy_profile(runs)
+    epsilons = np.linspace(0.0, largest, 100)
+    expected = accountants.composed(runs, "pld").get_delta(epsilons)
+    np.testing.assert_allclose(deltas(epsilons), expected, rtol=1e-9, atol=1e-14)
