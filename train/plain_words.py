@@ -37,7 +37,7 @@ def protected(record: Record) -> tuple[str, str]:
     """Returns a sentence on who is protected, and a caution on those who are protected less."""
     name, unit = data_name(record), record.unit
     if record.epsilon == math.inf:
-        return f"Nobody in {name} is protected.", record.statement()
+        return f"Not a single {unit} of {name} is protected.", record.statement()
     if not record.ledger.is_complete:
         return f"It is unknown how well anyone in {name} is protected.", record.statement()
     if not record.ledger.steps:

@@ -79,7 +79,7 @@ SENTENCES = [
     (dict(ledger=PEOPLE), "whether one given person was in the data"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Do not release: the run had a"),
     (dict(ledger=not_private(3), delta=None), "Not private: the weights may tell everything about"),
-    (dict(ledger=not_private(3), delta=None), "Nobody in folder:photos is protected."),
+    (dict(ledger=not_private(3), delta=None), "Not a single image of folder:photos is protected."),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20),), is_complete=False)), "It is unknown how well"),
     (dict(sampling="shuffle"), "Epsilon is an approximation, because batches were shuffled. The"),
     (dict(searched="30 trials"), "Do not release: arguments were searched"),

@@ -317,7 +317,7 @@ def called(operation):
 
 
 def differentiated_by(gradient, function, *tensors):
-    """`function(*tensors)`, of which every `tf.GradientTape` takes a gradient that is given.
+    """Runs `function(*tensors)`, and gives every `tf.GradientTape` a gradient for it.
 
     As with `tf.custom_gradient`, but the graph has no operation for it.
 

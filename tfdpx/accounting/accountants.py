@@ -34,7 +34,7 @@ RESERVED_SHARE = 1e-4
 
 _FINEST_GRID, _COARSEST_GRID = 1e-8, 1e-4
 # Below it the rounding of "pld" counts: it was up to 3.4% too low at 1e-12, after 1e6 updates.
-_LEAST_PLD_DELTA = 1e-9
+LEAST_PLD_DELTA = 1e-9
 _LEAST_RDP_LOSS = 1e-5
 # Of a model, for what the noise's largest value adds to delta.
 _MOST_PARAMETERS = 10**9
@@ -116,11 +116,7 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
     if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
         return math.inf
     losses = [typical_loss(*run) for *run, _ in runs if run[1] < 1]
-    if (
-        accountant == "pld"
-        and delta < _LEAST_PLD_DELTA
-        and min(losses, default=0) > _LEAST_RDP_LOSS
-    ):
+    if accountant == "pld" and delta < LEAST_PLD_DELTA and min(losses, default=0) > _LEAST_RDP_LOSS:
         accountant = "rdp"
     target = delta - kept_back(runs, delta)
     if target <= 0:
@@ -172,7 +168,7 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
     if all(probability == 1 for _, probability, _ in runs):
         mu = math.sqrt(sum(steps / noise_multiplier**2 for noise_multiplier, _, steps in runs))
         mu = min(max(mu, 1e-12), 1e6)  # At the latter delta is 1 in floats.
-        return exact_epsilon(mu, _LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
+        return exact_epsilon(mu, LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
     accountant: Any = _composed_once(runs, "pld")
     losses: _Losses = accountant._pld
     sides = [_deltas_of(pmf.to_dense_pmf()) for pmf in (losses._pmf_remove, losses._pmf_add)]
@@ -180,7 +176,7 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
     def deltas(epsilons):
         return np.maximum(*(side(epsilons) for side in sides))
 
-    return float(accountant.get_epsilon(_LEAST_PLD_DELTA)), deltas
+    return float(accountant.get_epsilon(LEAST_PLD_DELTA)), deltas
 
 
 class _Losses(Protocol):

@@ -27,8 +27,6 @@ from tfdpx.accounting import accountants, gaussian
 
 # The false positive rates of tables: one accusation in so many hits someone who was not there.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
-# Below it rounding counts in privacy loss distributions.
-_LEAST_DELTA = 1e-9
 _POINTS = 4000
 _LARGEST_EPSILON = 700.0  # Its exponential is a float.
 
@@ -127,7 +125,7 @@ class AttackBounds:
     @property
     def mu_from_delta(self) -> float:
         """Float: `delta`, or 1e-9 if that is more."""
-        return max(self.delta, _LEAST_DELTA)
+        return max(self.delta, accountants.LEAST_PLD_DELTA)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the bounds as a dict of JSON values."""
@@ -176,8 +174,8 @@ def attack_bounds(
         runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, Poisson sampled.
         delta: Float in (0, 1).
         unit: "example" or "user".
-        selections: Tuple of pairs of an epsilon and a delta, of mechanisms of which no more is
-            known. They count as the worst mechanism of the sums of these.
+        selections: Tuple of pairs of an epsilon and a delta, each of a mechanism that has no other
+            known profile. They count as the worst mechanism of the sums of these.
 
     Raises:
         ValueError: If an argument is out of its range.

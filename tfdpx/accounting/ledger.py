@@ -332,8 +332,8 @@ class Ledger:
         """Bounds on how well anyone can find out whether an example, or person, was in the data.
 
         Args:
-            delta: Float in (0, 1), a share of which is kept back for what no accountant sees. The
-                ledger's if left out. As for `epsilon`, not below the plan's.
+            delta: Float in (0, 1). A share is kept back for batches that overflow and for the
+                noise's tail. The ledger's if left out. As for `epsilon`, not below the plan's.
 
         Returns:
             `AttackBounds` of one `unit`. Paid searches count as any mechanism of their epsilon and

@@ -67,6 +67,7 @@ class WrongGradients(Rule):
 WRONG_GRADIENTS = {
     "of the row before": lambda g: tf.roll(g, 1, 0),
     "from the fifth row on": lambda g: tf.concat([g[:4], 2.0 * g[4:]], 0),
+    "too short by half a percent": lambda g: 0.995 * g,
 }
 
 

@@ -182,7 +182,7 @@ def with_call(part):
 
 
 def one_way(layer):
-    """A layer that runs both ways, of which one has another call."""
+    """A `Bidirectional` layer with another call in one of its directions."""
     both = layers.Bidirectional(layer)
     with_call(both.backward_layer)
     return both
