@@ -28,6 +28,8 @@ OTHERS = {
     "pretrain": "recipe workdir data_dir download resume".split(),
 }
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
+# Settings of speed and of reports, which the page leaves out.
+_NO_RESULT = ("microbatch_size", "report_every")
 _TABLE = "| | settings |\n|---|---|\n"
 
 
@@ -97,7 +99,11 @@ def _rows(group, common):
 
 
 def _row(title, values):
-    shown = ", ".join(f"`{key}={value}`" for key, value in values.items() if value is not None)
+    shown = ", ".join(
+        f"`{key}={value}`"
+        for key, value in values.items()
+        if value is not None and key not in _NO_RESULT
+    )
     return f"| {title} | {shown} |\n"
 
 
