@@ -2,14 +2,17 @@
 
 Pages that lie outside of `docs/` join the site under their path in the repository; relative links,
 which work in the repository, are turned to the pages of the site, or to plain text where the site
-has no such file; and each section of `docs/api.md` becomes a page made of docstrings.
+has no such file; formulas, which are blocks of "math" as on GitHub, become MathML, which browsers
+show without a script; and each section of `docs/api.md` becomes a page made of docstrings.
 """
 
 import pathlib
 import posixpath
 import re
+import subprocess
 
 import griffe
+import latex2mathml.converter
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -17,6 +20,7 @@ OUTSIDE = [
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("experiments/**/README.md", "tfdpx/*/README.md"),
 ]
+MATH = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -59,6 +63,21 @@ def _home(name):
     return name
 
 
+def _mathml(formula):
+    return latex2mathml.converter.convert(formula.strip(), display="block")
+
+
+def on_config(config):
+    """Names the version, and the repository where this checkout was cloned from a public one."""
+    source = (ROOT / "tfdpx" / "__init__.py").read_text(encoding="utf-8")
+    config.extra["version_of_package"] = re.search(r'__version__ = "(.*)"', source)[1]
+    asked = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    origin = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    if origin.startswith("https://"):
+        config.repo_url = origin.removesuffix(".git")
+    return config
+
+
 def on_files(files, config):
     """Adds the pages from outside of `docs/`, and those of the reference."""
     for path in (path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern))):
@@ -72,6 +91,13 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Turns links to files of the repository."""
     docs, here = pathlib.Path(config.docs_dir), page.file.src_uri
+    if here == "index.md":
+        markdown = markdown.replace("VERSION", config.extra["version_of_package"])
+        if config.repo_url:
+            markdown = markdown.replace("the folder of this checkout", f"<{config.repo_url}>")
+    markdown = MATH.sub(
+        lambda block: '<div class="formula">' + _mathml(block[1]) + "</div>", markdown
+    )
     if here == "api.md":  # Its names lead to their docstrings.
         names = re.compile(r"`(.*?)`")
         markdown = re.sub(
