@@ -121,3 +121,15 @@ def on_page_markdown(markdown, page, config, files):
         return text if (ROOT / path).exists() else link.group()
 
     return LINK.sub(turned, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Gives source files their path in the repository, and a link where it has an address."""
+
+    def located(code):
+        beside_core = code[1].startswith(("layers/", "models/", "train/"))
+        path = code[1] if beside_core else f"tfdpx/{code[1]}"
+        text, address = f"<code>{path}</code>", config.repo_url
+        return f'<a href="{address}/blob/main/{path}">{text}</a>' if address else text
+
+    return re.sub(r"<code>\.venv-docs/tree/tfdpx/([\w/]+\.py)</code>", located, html)
