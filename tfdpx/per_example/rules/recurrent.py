@@ -333,7 +333,7 @@ def _recurrence(step, flags, x, probes, states):
         return [tf.where(counts, *pair) for pair in zip(new, states, strict=True)]
 
     def loop(body, values, dtypes, backwards=False):
-        """Runs `body(t, values)` for each t; returns the last values and arrays of other outputs."""
+        """Runs `body(t, values)` for each t; returns the last values and arrays of outputs."""
         arrays = [tf.TensorArray(d, length, clear_after_read=False) for d in dtypes]
 
         def go_on(count, values, arrays):
