@@ -1,4 +1,4 @@
-"""The public names, in one list: `docs/api.md`."""
+"""Checks that `docs/api.md` lists all public names."""
 
 import functools
 import importlib
@@ -39,7 +39,7 @@ def test_modules_export_what_they_list():
 
 
 def functions_of(public):
-    """A public function; or the public methods of a class and its constructor, without Keras's."""
+    """Yields a public function, or a class's constructor and public methods, without Keras's."""
     if inspect.isfunction(public):
         yield inspect.unwrap(public)
         return

@@ -1,4 +1,4 @@
-"""Every command of the README and the docs is one that its program takes."""
+"""Checks that the programs accept every command of the README and the docs."""
 
 import importlib
 import pathlib
@@ -20,7 +20,7 @@ _COMMAND = re.compile(r"(?:python -m tfdpx\.train\.|\btfdpx )(\w+)((?: +(?:--|\\
 
 
 def commands():
-    """Pairs of a program and its arguments, of all code in the pages."""
+    """Yields pairs of a program and its arguments from all code in the pages."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     for page in sorted(pages):
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
@@ -34,7 +34,7 @@ def commands():
 
 
 def check(program, arguments):
-    """Parses the flags of a command, and resolves the settings that they give."""
+    """Parses the flags of a command and resolves its settings."""
     importlib.import_module("tfdpx.train.classify")  # Defines --preset.
     module = importlib.import_module(f"tfdpx.train.{program}")
     if hasattr(module, "define_flags") and program != "sweep":

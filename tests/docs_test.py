@@ -1,4 +1,4 @@
-"""Links of the pages lead somewhere, what they quote is in the source, and figures are right."""
+"""Checks the links of the pages, their quotations of the source, and their figures."""
 
 import ast
 import math
@@ -29,7 +29,7 @@ def test_every_link_to_a_file_leads_to_one():
 
 
 def texts():
-    """Every string of the package, with "..." for what an f-string fills in."""
+    """Yields every string of the package, with "..." in place of an f-string's values."""
     for folder in ("tfdpx", "layers", "models", "train"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -41,7 +41,7 @@ def texts():
 
 
 def missing(quotes):
-    """Those of which no string has all parts between "..." in order."""
+    """Returns the quotes that no string contains, with all parts between "..." in order."""
     found = list(texts())
 
     def pattern(quote):

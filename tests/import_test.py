@@ -1,4 +1,4 @@
-"""`import tfdpx` and Keras, in either order: the hook is in place, and nothing else is changed."""
+"""Imports tfdpx and Keras in either order: the hook is in place, and nothing else is changed."""
 
 import os
 import pathlib
@@ -92,7 +92,7 @@ PRETEND_JAX = "import keras; keras.backend.backend = lambda: 'jax'; "
 @pytest.mark.parametrize(
     ("code", "environment"),
     [
-        # Keras alone would fail for want of jax.
+        # Keras alone would fail because jax is missing.
         ("import tfdpx; tfdpx.DPSGD", {"KERAS_BACKEND": "jax"}),
         slow("import tfdpx.layers", {"KERAS_BACKEND": "jax"}),
         slow(PRETEND_JAX + "import tfdpx; tfdpx.DPSGD", {}),
@@ -116,7 +116,7 @@ def test_whatever_registers_with_keras_is_found_by_its_name_in_a_file(folder):
 
 @pytest.mark.slow
 def test_the_fast_rules_of_our_own_layers_are_there_after_a_plain_import():
-    """Once lost: the generic rule took over, at twice the time and the same norms."""
+    """A lost rule is silent: the generic rule takes over, at twice the time, with equal norms."""
     code = """
 import numpy as np, keras, tfdpx
 layers = [tfdpx.layers.WSConv2D(2, 3), tfdpx.layers.GroupNorm(1), tfdpx.layers.SkipInit()]
