@@ -1,4 +1,4 @@
-"""Somebody who knows Opacus or tensorflow-privacy: the page for them, and its code."""
+"""A user of Opacus or tensorflow-privacy reads the page for newcomers and runs its code."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""A person with a folder of images: from the command to predictions, with every stumble."""
+"""A person with a folder of images: from the command to predictions, through every mistake."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from tfdpx.train import account, classify, predict
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """What people have: many formats and sizes, two broken files, files that are no images."""
+    """A typical folder: images of many formats and sizes, two broken files, and other files."""
     folder = tmp_path_factory.mktemp("photos") / "my photos"
     own_images.write(folder, {digit: 30 for digit in range(4)})
     own_images.make_messy(folder)
@@ -31,7 +31,7 @@ def given(photos):
 
 @pytest.fixture(scope="module")
 def finished(given, run, tmp_path_factory):
-    """The folder of a finished run, and what it printed."""
+    """The folder of a finished run, and its output."""
     workdir = tmp_path_factory.mktemp("run") / "workdir"
     return workdir, run(classify, workdir=workdir, skip_broken=True, **given)[1]
 

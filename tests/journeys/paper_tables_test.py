@@ -1,4 +1,4 @@
-"""Somebody who reads De et al. 2022 and wants to know what its tables would take here."""
+"""A reader of De et al. 2022 asks how much its tables would cost here."""
 
 import pytest
 from absl import flags
@@ -11,7 +11,7 @@ def test_help_lists_what_can_be_asked_for():
     text = flags.FLAGS.module_help(classify)
     for name in ("epsilon", "dataset", "workdir", "resume", "dry_run", "head"):
         assert f"--{name}:" in text or f"--[no]{name}:" in text, name
-    assert "--strategy:" not in text and "--strategy:" in str(flags.FLAGS)  # By --helpfull.
+    assert "--strategy:" not in text and "--strategy:" in str(flags.FLAGS)  # Shown by --helpfull.
     assert len(text.splitlines()) < 60
 
 

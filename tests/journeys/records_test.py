@@ -1,4 +1,4 @@
-"""A privacy officer asks what runs have spent: by the files that programs left, and no other."""
+"""A privacy officer asks how much runs have spent, from the files of the programs alone."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tfdpx.train import account, classify
 
 @pytest.fixture
 def ask(run):
-    """A function from paths to what their runs have spent."""
+    """A function from paths to the privacy that their runs have spent."""
     return lambda *paths: run(account, workdir=list(paths))[0]
 
 
@@ -81,7 +81,7 @@ def test_weights_that_were_trained_on_privately_are_recorded_together(private, r
     assert both["epsilon"] > 1.1 * ask(private)["epsilon"]
     assert ledger_of(tmp_path / "on").steps == 6
     assert ask(private, tmp_path)["epsilon"] == pytest.approx(both["epsilon"], rel=1e-6)
-    # And on from that: each of the runs counts once.
+    # A third run continues from that one: each of the runs counts once.
     given = dict(TINY, init_from=str(tmp_path / "on"), sampling="shuffle")
     third, _ = run(classify, workdir=tmp_path / "third", **given)
     assert ledger_of(tmp_path / "third").steps == 9 and third["epsilon"] > both["epsilon"]
@@ -96,7 +96,7 @@ def test_a_folder_is_asked_whole(private, public, ask, refusal, tmp_path):
     assert ask(tmp_path / "alice.json")["epsilon"] == found["epsilon"]
     shutil.copy(public / "model.keras", tmp_path / "own.keras")
     assert ask(tmp_path)["epsilon"] == "inf"
-    # Keras saves it without its record: nobody knows then.
+    # Keras saves the file without its record, so its history is unknown.
     keras.saving.load_model(private / "model.keras").save(tmp_path / "own.keras")
     said = refusal(account, workdir=tmp_path)
     assert "what its weights have spent is unknown" in said

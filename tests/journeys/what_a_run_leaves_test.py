@@ -1,4 +1,4 @@
-"""A privacy officer looks at the folder of a run, and tries what it should refuse."""
+"""A privacy officer looks at the folder of a run, and tries calls that should be refused."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def photos(left, finished_runs):
 
 @pytest.fixture(scope="module")
 def left(finished_runs):
-    """The folder that a seeded run leaves, and what it printed."""
+    """The folder of a seeded run, and its output."""
     return finished_runs("photos")
 
 
@@ -36,7 +36,7 @@ def test_the_record_holds_everything(left, photos):
     told = json.loads(printed.splitlines()[-1])
     assert told == {**report, "workdir": str(workdir)}
     assert records.read(workdir / "model.keras") == records.read(workdir / "record.json")
-    assert (workdir / "record.json").read_text().count("\n") > 50  # Readable.
+    assert (workdir / "record.json").read_text().count("\n") > 50  # It is indented.
     assert described["inputs"]["class_names"] == ["3", "5", "8"]
     assert described["inputs"]["image_shape"] == [8, 8, 1]
     assert report["num_examples"] + report["num_measured"] == 60
@@ -113,7 +113,7 @@ def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path)
     workdir, _ = left
     takes = inputs.read(workdir / "model.keras")
     assert takes == inputs.ImageInput((8, 8, 1), ("3", "5", "8"), False)
-    # The same files give what the model makes of the arrays of the training.
+    # The files and the arrays of the training lead to the same predictions.
     model = keras.saving.load_model(workdir / "model.keras")
     data, folder = images.load(f"folder:{photos}"), ImageFolder(photos)
     files = [file for file, _ in folder.records("train").pairs]
@@ -121,7 +121,7 @@ def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path)
     np.testing.assert_array_equal(folder.records("train").labels(), data.train_y)
     expected = keras.ops.softmax(model.predict(data.train_x, verbose=0))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
-    # Saved again by Keras it no longer says so, and is not guessed at.
+    # A file that Keras saved again has lost this information, and `predict` does not guess.
     model.save(tmp_path / "again.keras")
     said = refusal(predict, model=tmp_path / "again.keras", images=photos)
     assert "does not say which images it takes" in said

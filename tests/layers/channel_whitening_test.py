@@ -39,7 +39,7 @@ def test_equals_the_definition(shape, regularization, exponent, dtype):
 
 
 def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
-    changed = DeadLeaves(6, 3, r_max=4)  # What is set on a generator does not count.
+    changed = DeadLeaves(6, 3, r_max=4)  # Attributes set on a generator are ignored.
     changed.images = lambda number, start=0: np.ones((number, 6, 6, 3))
     changed.draw = lambda rng: np.ones((6, 6, 3))
     changed.get_config = lambda: {"seed": 99}

@@ -1,4 +1,4 @@
-"""Backbones: of names and of models, resizing, preprocessing, weights, batch normalization."""
+"""Backbones by name and from models: resizing, preprocessing, weights, batch normalization."""
 
 import types
 
@@ -22,7 +22,7 @@ def images(height=32, width=32, channels=3, rows=2):
 
 
 def network(shape=(16, 12, 3), name="theirs", norms=L.BatchNormalization):
-    """Feature maps, with statistics that are not those of new layers."""
+    """Returns a model to feature maps, with statistics that differ from those of new layers."""
     layers = [L.Conv2D(4, 3, strides=2, name="conv"), norms(name="norm"), L.ReLU()]
     made = keras.Sequential([keras.Input(shape), *layers], name=name)
     randomize(made)
@@ -42,7 +42,7 @@ def norms_of(model, layer_class=L.BatchNormalization):
 
 @keras.saving.register_keras_serializable(package="backbones_test")
 class Unloadable(L.Layer):
-    """A layer that only its backbone can build again, as that of keras-hub's patches."""
+    """A layer that only its backbone can build again, for example the patches of keras-hub."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
@@ -56,7 +56,7 @@ class Unloadable(L.Layer):
 
 @keras.saving.register_keras_serializable(package="backbones_test")
 class HubBackbone(keras.src.models.functional.Functional):
-    """Like a backbone of keras-hub: built from arguments, saved as these."""
+    """A stand-in for a backbone of keras-hub: built from arguments, and saved as these."""
 
     def __init__(self, tokens=False, **kwargs):
         inputs = x = keras.Input((16, 16, 3))
@@ -74,7 +74,7 @@ class HubBackbone(keras.src.models.functional.Functional):
 
 
 def hub_classifier(body, scale=2 / 255, offset=-1.0):
-    """Like a classifier of keras-hub: a model with a preprocessor."""
+    """Returns a stand-in for a classifier of keras-hub: a model with a preprocessor."""
     model = keras.Model(body.inputs, L.Dense(5, name="predictions")(L.Flatten()(body.output)))
     resize = L.Resizing(16, 16, interpolation="nearest", crop_to_aspect_ratio=True)
     converter = types.SimpleNamespace(scale=scale, offset=offset, resizing=resize)
@@ -203,7 +203,7 @@ def test_replacement_keeps_the_kernels():
 
 
 def test_private_gradients_are_those_of_batches_of_one():
-    # Through resizing and preprocessing, of images of another size.
+    # With resizing and preprocessing, of images of another size.
     body = backbone(nested(), input_shape=(10, 20, 3), batch_norm="freeze", pixels="caffe")
     model = keras.Sequential([body, L.Dense(3)])
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

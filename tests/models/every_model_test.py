@@ -1,4 +1,4 @@
-"""What every model keeps to: size, files, precision, private training, and its errors."""
+"""Rules for every model: size, files, precision, private training, and its errors."""
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ def of_two_stages(monkeypatch):
 
 
 def test_every_model_has_a_case():
-    # The others are functions: `backbone` and `zero_shot_head`.
+    # `backbone` and `zero_shot_head` are functions, not models.
     assert {name for name in models.__all__ if name[0].isupper()} <= MODELS.keys()
 
 

@@ -1,4 +1,4 @@
-"""A classifier from the names of its classes, by a small text encoder that is made here."""
+"""A classifier from the names of its classes, with a small text encoder that is built here."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 import tfdpx
 
 NAMES = ["round dark", "round light", "square dark"]
-# Two units for the shape, two for the shade: what the words mean is in the embedding.
+# Two units for the shape, two for the shade: the embedding holds the meaning of the words.
 MEANING = dict(zip(("round", "square", "dark", "light"), np.eye(4), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""AdaMix's ablations and baselines, and what is measured of them."""
+"""Tests of AdaMix's ablations, its baselines, and their measurements."""
 
 import itertools
 import math
@@ -80,7 +80,7 @@ def test_steps_decay_and_average_are_theorem_3s(monkeypatch):
 def test_individual_epsilons_are_what_removing_an_example_shows(name):
     head = fitted(name, epsilon=0.5, seed=1)
     epsilons = measures.individual_epsilons(head, *PRIVATE)
-    # What one example adds to each release, from its gradient itself, over the noise.
+    # The contribution of one example to each release, in units of the noise.
     x, y = PRIVATE[0][7].astype("float64"), np.eye(CLASSES)[PRIVATE[1][7]]
     square = 0.0
     for step in head.kept:
@@ -101,7 +101,7 @@ def test_the_attack_is_that_of_scikit_learn():
         PRIVATE[1], head.predict(PRIVATE[0]), from_logits=True
     )
     np.testing.assert_allclose(losses, wanted, rtol=1e-4, atol=1e-4)
-    losses, others = losses.round(1), others.round(1)  # With ties.
+    losses, others = losses.round(1), others.round(1)  # Rounding makes ties.
     truth = np.repeat([1, 0], [60, 40])
     wanted = roc_auc_score(truth, -np.concatenate([losses, others]))
     assert measures.membership_auc(losses, others) == pytest.approx(wanted)

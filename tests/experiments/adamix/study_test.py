@@ -1,4 +1,4 @@
-"""The comparison of AdaMix with its baselines, on features that are made here."""
+"""The comparison of AdaMix with its baselines, on generated features."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     table = (tmp_path / "table.md").read_text().splitlines()
     assert len(table) == 2 + len(METHODS)
     assert "2 public a class, epsilon 1 | rotated, 2 public a class" in table[0]
-    # Results for another number of private images are kept, and not mixed up.
+    # Results for another number of private images are kept apart.
     assert len(run(tmp_path, methods=["only_public"], seeds=["0"], num_private=40)) == 1
     public, private = made_up(num_private=20).sets(2, seed=0, shift="rotated")
     assert len(public[0]) == 6 and len(private[0]) == 20
@@ -110,6 +110,6 @@ def test_on_the_digits_it_beats_what_the_paper_compares(tmp_path):
         for name, epsilon in zip(names, (None, 1.0, 1.0, 1.0), strict=True)
     )
     assert adamix <= ngd and adamix < 0.5 * only and adamix < private
-    for rows in features.values():  # Those of the network, without its last layer.
+    for rows in features.values():  # Features of the network without its last layer.
         assert rows.shape == (1437, 64)
         np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)

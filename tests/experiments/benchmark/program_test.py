@@ -1,4 +1,4 @@
-"""The benchmark: what it times, counts, reports and refuses. Speed itself is not tested."""
+"""Tests of the benchmark's counts, reports and refusals. Speed itself is not tested."""
 
 import contextlib
 import io
@@ -70,7 +70,7 @@ def test_other_comparisons(arguments, ratio, above, below):
     _, record = run("--model=dense_head", "--repeats=1", *images, "--num_examples=100", *arguments)
     quotient = record[f"{above}_seconds"] / record[f"{below}_seconds"]
     assert record[f"{ratio}_ratio"] == pytest.approx(quotient)
-    if ratio == "end_to_end":  # Passes hold what was drawn, and less than one pass more.
+    if ratio == "end_to_end":  # Passes hold the drawn examples, and less than one pass more.
         assert 0 <= record["padding_rows"] < record["pass_size"] <= record["capacity"]
         assert 0 < record["drawn_rows"] < record["capacity"]
 
@@ -94,13 +94,13 @@ def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     assert record["mapped_ratio"] is None and record["step_ratio"] > 0
     assert record["failures"] == {"mapped": "ResourceExhaustedError: no memory left"}
     assert "no memory left" in output
-    # A step that was killed alone is not taken here.
+    # A step that was killed on its own is not handled here.
     monkeypatch.setattr(measures, "measure_peak", measure)
     traced.clear()
     _, record = run(*TINY)
     assert traced == ["ordinary", "private"] and record["memory_ratio"] == 2.5
     assert record["mapped_ratio"] is None and "SIGKILL" in record["failures"]["mapped"]
-    # A failure of the private step is one of the command.
+    # A failure of the private step makes the command fail.
     monkeypatch.setattr(Engine, "__call__", lambda *_: 1 / 0)
     with pytest.raises(SystemExit, match="^1$"):
         run(*TINY, "--nomemory", "--nomapped")
@@ -118,7 +118,7 @@ def test_timing_interleaves_in_random_order_after_a_warm_up():
 
 @pytest.mark.parametrize(("kind", "augmult"), [("private", 3), slow("mapped", 1)])
 def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monkeypatch):
-    # Without noise, and clipped at a norm that nothing reaches, the two updates are equal.
+    # The two updates are equal, because there is no noise and no gradient reaches the clip.
     build = tfdpx.DPSGD
     monkeypatch.setattr(
         steps.optimizers,
@@ -143,7 +143,7 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
 
 @pytest.mark.slow
 def test_peak_memory_is_that_of_the_step_alone(monkeypatch):
-    # A process inherits the peak of its parent in some of the kernel's books; this one is large.
+    # Some counters of the kernel inherit the peak of the parent process, which is large here.
     ballast = np.ones([1 << 27])
     settings = steps.Settings(model="small_cnn", images=2, image_size=8)
     small = measures.measure_peak("ordinary", settings)

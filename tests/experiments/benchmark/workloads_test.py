@@ -1,4 +1,4 @@
-"""What the benchmark of Scattering2D compares. Speed itself is not tested."""
+"""Tests of the benchmark of Scattering2D. Speed itself is not tested."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The study of tables: its cases train, and generated tables follow from their key."""
+"""The study of tables: its cases train, and generated tables depend on their key alone."""
 
 import numpy as np
 import pytest

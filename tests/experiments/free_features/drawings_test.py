@@ -1,4 +1,4 @@
-"""Random views: replayable, of each image alone, and the effect of each choice."""
+"""Random views: reproducible, independent between images, and the effect of each choice."""
 
 import numpy as np
 import pytest
@@ -27,12 +27,12 @@ def test_views_are_replayable_and_of_each_image_alone():
     ("arguments", "index", "choice", "expected"),
     [
         ({}, 0, 1.0, lambda x: x),
-        # Half a turn: both axes reversed.
+        # Half a turn reverses both axes.
         (dict(turn=np.pi), 0, 1.0, lambda x: x[:, ::-1, ::-1]),
-        # Two of nine rows down the image; the edge goes on.
+        # Shifts the image down by two of nine rows; the edge is repeated.
         (dict(shift=2 / 9), 4, 1.0, lambda x: np.concatenate([x[:, 2:], x[:, -1:], x[:, -1:]], 1)),
         (dict(shift=1 / 7), 5, 1.0, lambda x: np.concatenate([x[:, :, 1:], x[:, :, -1:]], 2)),
-        # Half the size along the rows; the edge goes on.
+        # Halves the size along the rows; the edge is repeated.
         (dict(zoom=2.0), 1, 1.0, lambda x: x[:, [0, 0, 0, 2, 4, 6, 8, 8, 8]]),
         (dict(contrast=0.5), 6, 1.0, lambda x: np.clip(1.5 * (x - 127.5) + 127.5, 0, 255)),
         (dict(brightness=30.0), 7, 1.0, lambda x: np.clip(x + 30.0, 0, 255)),

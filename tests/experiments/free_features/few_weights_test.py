@@ -1,4 +1,4 @@
-"""The study of few weights: one private training, and that a study resumes."""
+"""The study of few weights: one private training, and a study that resumes."""
 
 import keras
 import numpy as np

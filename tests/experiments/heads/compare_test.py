@@ -1,4 +1,4 @@
-"""The comparison of heads, small: its table and picture, and its resume."""
+"""The comparison of heads on small data: its table, its picture, and how it resumes."""
 
 import math
 

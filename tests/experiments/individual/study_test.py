@@ -1,4 +1,4 @@
-"""The study of individual epsilons, small."""
+"""The study of individual epsilons, on small data."""
 
 import json
 

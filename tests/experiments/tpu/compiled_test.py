@@ -1,4 +1,4 @@
-"""The reader of compiled modules must see what would make a step unfit for a pod, and only that."""
+"""The reader of compiled modules reports every reason why a step is unfit for a pod, only those."""
 
 import pytest
 
@@ -43,8 +43,8 @@ def module(*entry, loop=()):
     ("entry", "loop", "cores", "fault"),
     [
         ((ALL_REDUCE,), (), 4, None),
-        ((ALL_REDUCE, *COUNTERS), (), 4, None),  # Counters are no gradients.
-        (ASYNCHRONOUS, (), 4, None),  # They count once.
+        ((ALL_REDUCE, *COUNTERS), (), 4, None),  # Counters are not gradients.
+        (ASYNCHRONOUS, (), 4, None),  # An asynchronous pair counts once.
         ((), (), 1, None),  # One core has nothing to reduce.
         ((ALL_REDUCE,), (), 1, "1 all-reduce"),
         ((), (), 4, "0 all-reduces"),
