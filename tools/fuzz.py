@@ -3,8 +3,8 @@ r"""Tries random configurations, plans, flags, ledgers and damaged checkpoints, 
     python tools/fuzz.py --seconds=600
 
 Configurations (model, loss, optimizer, sizes, views, passes, dtype, weights, compilation, hostile
-rows) train one update each, which is held against gradients of batches of one. All else must be
-taken, or refused by one of our errors. What takes longer than five minutes counts as a hang. The
+rows) train one update each, which is compared with batches of one. All other inputs must be
+accepted, or refused by an error of tfdpx. A try of more than five minutes counts as a hang. The
 last line is a JSON object; the exit status is 1 if anything failed.
 """
 
@@ -34,7 +34,7 @@ HANG = 300  # Seconds
 
 
 def hung(*_):
-    """What the alarm calls."""
+    """Handles the alarm."""
     raise TimeoutError(f"No answer within {HANG} seconds.")
 
 
@@ -50,7 +50,7 @@ def a_checkpoint(folder):
 
 
 def check_configuration(given):
-    """`fuzz_configurations.check`, or a refusal of ours."""
+    """Runs `fuzz_configurations.check`, or accepts a refusal of tfdpx."""
     try:
         fuzz_configurations.check(given)
         return "trained"
@@ -63,7 +63,7 @@ def check_configuration(given):
 
 
 def kinds(folder):
-    """Dict from names to a strategy, a check, and the share of the time that it gets."""
+    """Returns a dict from names to a strategy, a check, and its share of the time."""
     a_checkpoint(folder / "whole")
     (folder / "damaged").mkdir()
     size = (folder / "whole" / fuzz_inputs.CHECKPOINT).stat().st_size
@@ -84,7 +84,7 @@ def kinds(folder):
 
 
 def try_for(seconds, strategy, check):
-    """Tries examples for so long: `(how many of each answer, list of failures)`."""
+    """Tries examples for so long; returns the number of each answer, and a list of failures."""
     answers, failures, end = collections.Counter(), [], time.monotonic() + seconds
 
     @hypothesis.settings(

@@ -2,7 +2,7 @@ r"""Searches for examples that move a clipped sum by more than the clip C.
 
     python tools/sensitivity_search.py --trials=30
 
-Huge gradients, duplicates, zero gradients and extreme weights, in whole models: what is added with
+Huge gradients, duplicates, zero gradients and extreme weights, in whole models: the sums with
 and without an example, in float32 and bfloat16, with and without XLA; and whole updates on one
 device and on two. The last line is a JSON object with the largest ratios to C. The exit status is 1
 if one exceeds 1 + 1e-5.
@@ -40,7 +40,7 @@ def main():
             name = f"{policy}{', XLA' if jit_compile else ''}"
             for model in arguments.models.split(","):
                 if jit_compile and model == "lstm":
-                    continue  # Loops are refused under XLA.
+                    continue  # XLA refuses loops.
                 ratio = adversarial.largest_ratio(model, policy, jit_compile, arguments.trials)
                 found[name] = max(found.get(name, 0.0), ratio)
                 tried += 2 * arguments.trials

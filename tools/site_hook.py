@@ -1,4 +1,4 @@
-"""What MkDocs does for the site besides its settings, called by its name in mkdocs.yml.
+"""Hooks of MkDocs for the site, called by its name in mkdocs.yml.
 
 Pages that lie outside of `docs/` join the site under their path in the repository; relative links,
 which work in the repository, are turned to the pages of the site, or to plain text where the site
@@ -21,10 +21,10 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 class AsMeant(griffe.Extension):
-    """Shows what griffe reads of the source as a reader of the docstrings would understand it."""
+    """An extension of griffe that shows docstrings of Keras as their readers understand them."""
 
     def on_instance(self, *, obj, **_):
-        """An example of Keras's docstrings is code: griffe wants "Examples", and it indented."""
+        """Indents examples of Keras's docstrings, because griffe needs this under "Examples"."""
         head, found, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
         if found and code.startswith(">>>"):
             code, gap, rest = code.partition("\n\n")
@@ -33,7 +33,7 @@ class AsMeant(griffe.Extension):
 
 
 def rooms():
-    """`{module: Markdown}` of the sections of `docs/api.md`, a module each."""
+    """Returns `{module: Markdown}` of the sections of `docs/api.md`, one module each."""
     found = {}
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for section in text.split("\n## ")[1:]:
@@ -49,7 +49,7 @@ def rooms():
 
 
 def _home(name):
-    """Of a function whose module has its name, the path within the module; else the name."""
+    """Returns the dotted path of a function in a module of the same name; else the name itself."""
     last = name.rpartition(".")[2]
     for folder in ("tfdpx", "layers", "models"):
         for path in (ROOT / folder).rglob(f"{last}.py"):
@@ -70,9 +70,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turns links to files of the repository."""
+    """Rewrites links to files of the repository."""
     docs, here = pathlib.Path(config.docs_dir), page.file.src_uri
-    if here == "api.md":  # Its names lead to their docstrings.
+    if here == "api.md":  # The names of this page link to their docstrings.
         names = re.compile(r"`(.*?)`")
         markdown = re.sub(
             "^- .*?:",

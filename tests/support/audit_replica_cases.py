@@ -1,4 +1,4 @@
-"""Cases like those of `replica_cases`: the white-box audit on replicas."""
+"""The white-box audit on replicas, in cases like those of `replica_cases`."""
 
 from unittest import mock
 

@@ -1,23 +1,23 @@
-"""Marks beside the cases of a parametrized test."""
+"""Marks for the cases of a parametrized test."""
 
 import pytest
 
 
 def slow(*values):
-    """A slow case."""
+    """Returns a slow case."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def nightly(*values):
-    """A case that only `make nightly` runs."""
+    """Returns a case that only `make nightly` runs."""
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def slow_but(cases, *quick):
-    """`cases`, all of them slow but the `quick` ones.
+    """Marks all `cases` as slow except the `quick` ones.
 
     Raises:
-        ValueError: If a quick one is no case.
+        ValueError: If a quick one is not among the cases.
     """
     cases = list(cases)
     for each in quick:

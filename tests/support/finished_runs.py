@@ -1,4 +1,4 @@
-"""Finished runs for tests that read them: each is made once a session, by the first that asks.
+"""Finished runs for tests that read them: each is made once a session, on the first request.
 
 All workers share one folder, and a file lock makes the others wait. A test that changes a run
 copies it first.
@@ -29,7 +29,7 @@ TINY = dict(model="small_cnn", steps=3, batch_size=64, noise_multiplier=0.82)
 
 
 class FinishedRun(typing.NamedTuple):
-    """A run that ended.
+    """A run that has ended.
 
     Attributes:
         workdir: `pathlib.Path`, its folder.
@@ -67,7 +67,7 @@ class FinishedRuns:
         return self.folder / "photos" / "images" / "digits"
 
     def __call__(self, kind):
-        """Returns the run of a kind, and makes it where no worker has.
+        """Returns the run of a kind, and makes it if no worker has.
 
         Args:
             kind: String, one of `KINDS`.
@@ -93,7 +93,7 @@ def run(program, workdir, **settings):
     Args:
         program: Module, for example `tfdpx.train.classify`.
         workdir: `pathlib.Path`.
-        **settings: Of its flags.
+        **settings: Values of its flags.
 
     Returns:
         String, the text that it printed.

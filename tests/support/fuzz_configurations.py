@@ -1,4 +1,4 @@
-"""Whole configurations of a private training, at random, held against batches of one."""
+"""Random whole configurations of a private training, compared with batches of one."""
 
 import contextlib
 import warnings
@@ -35,7 +35,7 @@ def frozen(x):
 
 
 IMAGE, SERIES = (6, 6, 2), (5, 4)
-# From names to the shape of an example and what stands before the last layer.
+# From names to the shape of an example and the layers before the last one.
 MODELS = {
     "dense": ((6,), lambda x: L.Dense(5, "relu")(x)),
     "twice": ((6,), twice),
@@ -79,7 +79,7 @@ OPTIMIZERS = {
     "lion": tfdpx.make_private(keras.optimizers.Lion),
 }
 
-# How far clipped sums may be from the oracle's, in units of C for each example.
+# The allowed distance of clipped sums from the oracle's, in units of C for each example.
 TOLERANCES = {"float32": 2e-3, "float64": 2e-3, "mixed_bfloat16": 0.1, "mixed_float16": 0.03}
 HOSTILE = {"infinite": np.inf, "not a number": np.nan, "huge": 1e25, "tiny": 1e-30, "zero": 0.0}
 
@@ -104,7 +104,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
 
 
 def rows_of(given, rng):
-    """Inputs, [n, K, ...] where there are views, and whether one of them is hostile."""
+    """Draws inputs, [n, K, ...] with views, in which one example may be hostile."""
     count, shape, views = given["examples"], MODELS[given["model"]][0], given["augmult"]
     shape = (count, *([views] * bool(views)), *shape)
     if given["model"] == "tokens":
@@ -171,7 +171,7 @@ def make(given, plan):
 
 
 def wanted_gradient(model, given, drawn):
-    """Oracle, float64 [P]: the clipped sum over the drawn examples, by B C."""
+    """Returns the oracle, float64 [P]: the clipped sum over the drawn examples, divided by B C."""
     x, y, weights = drawn
     views = max(given["augmult"], 1)
     if not len(x):
@@ -193,9 +193,9 @@ def flat(model):
 
 
 def check(given):
-    """Trains one update and holds it against the oracle. Returns "trained" or "refused".
+    """Trains one update and compares it with the oracle. Returns "trained" or "refused".
 
-    Raises whatever the training raises, and AssertionError where the update is wrong.
+    Raises AssertionError if the update is wrong, and any error of the training.
     """
     rng = np.random.default_rng(given["seed"])
     count = given["examples"]
@@ -226,7 +226,7 @@ def check(given):
     batch_size = plan.batch_size
     assert found * batch_size <= present.sum() * (1 + 1e-5) + 1e-30, "More than n C was added."
     if given["rows"] in ("huge", "infinite", "not a number") or given["weights"] == "extreme":
-        return  # What overflows on the way depends on the order; the bound above is what counts.
+        return  # Intermediate overflows depend on the order, so only the bound above holds.
     most = TOLERANCES[given["policy"]] * max(present.sum(), 1)
     assert abs(found - np.linalg.norm(wanted)) * batch_size <= most, "Another norm than wanted."
     if given["optimizer"] == "sgd":

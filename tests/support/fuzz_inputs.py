@@ -1,4 +1,4 @@
-"""Plans, flags, ledgers and files at random: each is taken, or refused by an error of ours."""
+"""Random plans, flags, ledgers and files: each is accepted, or refused by an error of tfdpx."""
 
 import contextlib
 import io
@@ -56,7 +56,7 @@ SENSIBLE_PLANS = st.tuples(
 
 
 def is_ours(error):
-    """Whether an error is of a kind that we raise, and was raised by a file of the package."""
+    """Returns whether a file of the package raised an error, of a type that tfdpx raises."""
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
@@ -67,7 +67,7 @@ def is_ours(error):
 
 @contextlib.contextmanager
 def only_our_errors():
-    """Lets an error of ours pass for an answer; any other stays one."""
+    """Accepts an error of tfdpx as an answer; any other is raised."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def only_our_errors():
 
 
 def check_plan(given):
-    """A plan keeps what it promises, or is refused."""
+    """A plan keeps its promises, or is refused."""
     with only_our_errors():
         plan = tfdpx.PrivacyPlan(**given)
         spent = plan.epsilon_at(plan.steps)
@@ -99,7 +99,7 @@ SAVED_LEDGER = Ledger(
 
 @st.composite
 def damage(draw, size):
-    """A function of bytes of this size, or so, that cuts them off, changes or removes some."""
+    """Draws a change to about this many bytes, for example a cut or a flipped byte."""
     kind = draw(st.sampled_from(["cut", "flip", "flip", "insert", "remove", "other"]))
     place = draw(st.integers(0, max(size - 1, 0)))
     more = draw(st.binary(min_size=1, max_size=40))
@@ -107,7 +107,7 @@ def damage(draw, size):
 
 
 def damaged(content, how):
-    """`content` after a `damage`."""
+    """Returns `content` after a `damage`."""
     kind, place, more = how
     place = min(place, max(len(content) - 1, 0))
     if kind == "cut":
@@ -122,7 +122,7 @@ def damaged(content, how):
 
 
 def check_ledger(how):
-    """A damaged ledger is refused, or is a ledger."""
+    """A damaged ledger is refused, or can be read as a ledger."""
     text = damaged(SAVED_LEDGER.encode(), how).decode("latin-1")
     with only_our_errors():
         ledger = Ledger.from_json(text)
@@ -133,11 +133,11 @@ def check_ledger(how):
 
 
 def check_checkpoint(whole, folder, how):
-    """A damaged checkpoint is refused, or what is restored is what was saved.
+    """A damaged checkpoint is refused, or the saved values are restored.
 
     Args:
         whole: Path of a folder with a whole checkpoint.
-        folder: Path of another folder, which gets the damaged one.
+        folder: Path of another folder for the damaged copy.
         how: A `damage`.
     """
     content = (whole / CHECKPOINT).read_bytes()
@@ -153,13 +153,13 @@ def check_checkpoint(whole, folder, how):
 
 
 def parts(content):
-    """`{name: bytes}` of what a checkpoint's file holds."""
+    """Returns `{name: bytes}` of the members of a checkpoint's file."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 def flag_strategy(settings_class):
-    """Dicts of values for the fields of a dataclass of settings, from the command line's view."""
+    """Draws dicts of values from the command line for the fields of a dataclass of settings."""
     import dataclasses
 
     values = {}
@@ -184,7 +184,7 @@ def flag_strategy(settings_class):
 
 
 def flags():
-    """Dicts of a preset and a few flags of `classify`."""
+    """Draws dicts of a preset and a few flags of `classify`."""
     from tfdpx.train import presets, settings
 
     values = flag_strategy(settings.Settings)

@@ -1,4 +1,4 @@
-"""Individual accounting replayed in NumPy, from what a linear classifier's weights did."""
+"""Individual accounting replayed in NumPy, from the changes of a linear classifier's weights."""
 
 import functools
 
@@ -14,7 +14,7 @@ SEED = 5
 
 
 def data(views=0):
-    """Vectors [40, 5], or [40, views, 5], of very different lengths, and labels [40]."""
+    """Draws vectors [40, 5], or [40, views, 5], of very different lengths, and labels [40]."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(COUNT, views or 1, FEATURES)) * rng.uniform(0.02, 1.5, (COUNT, 1, 1))
     return (x if views else x[:, 0]).astype("float32"), rng.integers(0, CLASSES, COUNT)
@@ -26,7 +26,7 @@ def make_plan(**arguments):
 
 
 class Weights(keras.callbacks.Callback):
-    """The kernel before every update, and at the end."""
+    """Records the kernel before every update, and at the end."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ def train(
     class_weight=None,
     **arguments,
 ):
-    """A model after the plan's steps, on draws of `SEED`; the kernels before each and after all."""
+    """Trains on draws of `SEED`; returns the model, and all kernels from start to end."""
     model, weights = make_model(plan, accountant, views, **arguments), Weights()
     batches = plan.batches(
         *(xy or data(views)),
@@ -77,13 +77,13 @@ def train(
 
 
 def draws(plan):
-    """The ids that each step draws."""
+    """Returns the ids that each step draws."""
     batches = plan.batches(np.arange(1, COUNT + 1), seed=SEED)
     return [ids.numpy()[weights.numpy() > 0] - 1 for ids, _, weights in batches]
 
 
 def gradients(x, y, kernel):
-    """float64 [n, features, classes]: each example's mean over its views."""
+    """Returns each example's mean gradient over its views, float64 [n, features, classes]."""
     x = x.astype(float).reshape(len(x), -1, FEATURES)
     logits = x @ kernel
     p = np.exp(logits - logits.max(-1, keepdims=True))
@@ -93,12 +93,12 @@ def gradients(x, y, kernel):
 
 @functools.cache
 def kernels_of_noise(plan, views):
-    """The kernels of a training on absent examples: the noise of `SEED`'s training alone."""
+    """Returns the kernels of a training without examples, which show the noise of `SEED` alone."""
     return train(plan, views=views, weight=np.zeros(COUNT))[1]
 
 
 def check(plan, accountant, views=0, class_weight=None, **arguments):
-    """Trains, and raises AssertionError unless each clip was the accounted one."""
+    """Trains, and raises AssertionError if a clip differs from the accounted one."""
     x, y = data(views)
     model, seen = train(plan, accountant, views, class_weight=class_weight, **arguments)
     weights = np.array([(class_weight or {}).get(label, 1.0) for label in range(CLASSES)])

@@ -1,4 +1,4 @@
-"""One private update of a preset's model at its full image size, in a process of its own.
+"""One private update of a preset's model at its full image size, in a separate process.
 
     python preset_update.py table12/eps8
 
@@ -25,13 +25,13 @@ IMAGES = 2
 
 
 def update(preset):
-    """Makes the update and returns what is known of it, a dict."""
+    """Makes the update and returns its figures, a dict."""
     asked = settings.resolve(preset, {})
     entry = tfds.Name.parse(asked.dataset).entry
     shape, num_classes = entry.image_shape, entry.num_classes
     if asked.image_size:
         shape = (asked.image_size, asked.image_size, shape[2])
-    # No file of a trained model: the weights are new, all else is as the preset says.
+    # The weights are new, because there is no file of a trained model; all else follows the preset.
     asked = dataclasses.replace(asked, microbatch_size=1)
     model = Start(asked).build(
         types.SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What tests on replicas run in processes of their own, by `processes.run_alone` or `run_workers`.
+"""Tests on replicas for separate processes of `processes.run_alone` or `run_workers`.
 
 Each function without arguments is a case: it trains the same on one device and on replicas.
 """
@@ -23,7 +23,7 @@ NUM_EXAMPLES, FEATURES, STEPS = 60, 6, 4
 
 @functools.cache
 def strategies():
-    """None, and the strategy on all devices and hosts; one a process, or their messages mix."""
+    """Returns None, and one strategy on all devices and hosts, because two would mix messages."""
     if "TF_CONFIG" in os.environ:
         return None, tf.distribute.MultiWorkerMirroredStrategy()
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
@@ -31,7 +31,7 @@ def strategies():
 
 
 def data():
-    """Vectors [60, 6] and labels [60]."""
+    """Draws vectors [60, 6] and labels [60]."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_EXAMPLES, FEATURES)).astype("float32")
     return x, rng.integers(0, 3, NUM_EXAMPLES)
@@ -44,7 +44,7 @@ def make_plan(steps=STEPS, sigma=1.0, batch_size=20):
 
 
 def make_model(strategy, optimizer, loss=None, units=5, **compile_arguments):
-    """A compiled model under `strategy`, whose weights are the same each time."""
+    """Returns a compiled model under `strategy`, with the same weights each time."""
     seeds.fix(7)
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = keras.Sequential(
@@ -72,7 +72,7 @@ def train(strategy, optimizer, plan, seed=3, x=None, callbacks=(), **compile_arg
 
 
 def weights(model):
-    """All trainable weights as one vector."""
+    """Returns all trainable weights as one vector."""
     return np.concatenate(
         [keras.ops.convert_to_numpy(v).ravel() for v in model.trainable_variables]
     )
@@ -93,7 +93,7 @@ OPTIMIZERS = {
 
 @contextlib.contextmanager
 def counting_all_reduces(found):
-    """Appends to `found` the numbers of values in each collective of the graph of an update."""
+    """Appends the collectives in the graph of each update to `collectives`."""
     original = distributed._execution
 
     def spy(model, strategy):
@@ -119,7 +119,7 @@ def _nodes(graph):
 
 
 def updates_agree(name="momentum and EMA", jit_compile=(False,)):
-    """Updates on replicas are those of one device, by XLA too where `jit_compile` names it."""
+    """Updates on replicas equal those of one device, by XLA too if `jit_compile` names it."""
     one, several = strategies()
     wanted, wanted_history = _counted_training(name, one, jit_compile[0])
     assert set(wanted_history) == {
@@ -135,7 +135,7 @@ def updates_agree(name="momentum and EMA", jit_compile=(False,)):
 
 
 def _counted_training(name, strategy, jit_compile):
-    """Weights and history of a training with one all-reduce an update."""
+    """Returns weights and history of a training with one all-reduce an update."""
     collectives = []
     with counting_all_reduces(collectives):
         model, history = train(strategy, OPTIMIZERS[name], make_plan(), jit_compile=jit_compile)
@@ -146,7 +146,7 @@ def _counted_training(name, strategy, jit_compile):
 
 
 def adaptive_updates_agree():
-    """Weights, the clip in the logs, and one noise for all, however many devices there are."""
+    """Weights, the clip in the logs and the noise do not depend on the number of devices."""
     updates_agree("adaptive")
 
 
@@ -155,7 +155,7 @@ def updates_agree_with_and_without_jit():
 
 
 def augmented_updates_agree():
-    """Views and their mixtures are those of the example's number in the draw, on any replica."""
+    """Views and their mixtures follow the example's number in the draw, on any replica."""
     plan = tfdpx.PrivacyPlan(30, batch_size=20, steps=2, noise_multiplier=1.0, delta=1e-3)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 30)
@@ -185,7 +185,7 @@ def augmented_updates_agree():
 
 
 def updates_on_people_agree():
-    """Each person's examples are those of the person and the update, on any replica."""
+    """Each person's examples follow the person and the update, on any replica."""
     plan = tfdpx.PrivacyPlan(12, 8, 3, noise_multiplier=1.0, delta=1e-3, unit="user")
     x, y = data()
     ids, wanted = np.arange(NUM_EXAMPLES) ** 2 % 13 % 12, None
@@ -201,7 +201,7 @@ def updates_on_people_agree():
 
 
 def masks_are_drawn_for_each_replica():
-    """Equal masks on two replicas would be one draw: of the 20 rows an even number would stay."""
+    """An odd number of kept rows proves two draws, because equal masks keep an even number."""
     plan = tfdpx.PrivacyPlan(20, batch_size=20, steps=16, noise_multiplier=0.0, delta=1e-3)
     strategy, kept = strategies()[1], []
 
@@ -241,7 +241,7 @@ def keras_fit_agrees_with_ours():
         history = model.fit(
             batches, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)], verbose=0
         ).history
-        assert "epsilon" in history, history  # And not epsilon_approximate.
+        assert "epsilon" in history, history  # Not epsilon_approximate.
         if wanted is None:
             wanted = weights(model)
             ours = make_model(None, lambda: optimizer(plan=plan, seed=1))
@@ -269,7 +269,7 @@ def what_would_void_the_guarantee_is_refused():
     model = make()
     batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
     model.fit(batches, steps_per_epoch=1, verbose=0)
-    # Also once the step has been traced for `fit`.
+    # The same after the step has been traced for `fit`.
     for each in (model, make()):
         refused(
             UnfitForPrivacy, "count an example more than once", each.train_on_batch, x[:20], y[:20]
@@ -305,7 +305,7 @@ def hosts_must_hold_the_same():
     fit = tfdpx.distributed.fit
     refused(ValueError, "different data", fit, model, plan, x if worker else x[::-1], y, seed=3)
     refused(ValueError, "arguments of `fit`", fit, model, plan, x, y, epochs=1 + worker)
-    # As if one host had not found the checkpoint.
+    # Simulates one host that did not load the checkpoint.
     if worker:
         model.trainable_variables[0].assign_add(tf.ones_like(model.trainable_variables[0]))
     refused(ValueError, "different weights", fit, model, plan, x, y)

@@ -1,4 +1,4 @@
-"""What the tables of docs/support.md say, tried: a training with some features, in some way."""
+"""Trainings for the tables of docs/support.md: some features, trained in some way."""
 
 import contextlib
 import json
@@ -18,13 +18,13 @@ ROWS, STEPS = 40, 2
 
 
 def data():
-    """Examples [40, 4, 4, 1] and labels [40]."""
+    """Draws examples [40, 4, 4, 1] and labels [40]."""
     rng = np.random.default_rng(0)
     return rng.uniform(size=(ROWS, 4, 4, 1)).astype("float32"), rng.integers(0, 3, ROWS)
 
 
-# By the words of the tables: arguments of the plan, of the optimizer (a function of the plan, x and
-# y) and of `fit`; what stands for x and y; the optimizer's class.
+# From the words of the tables to arguments of the plan, of the optimizer (a function of the plan, x
+# and y) and of `fit`, to data in place of x and y, and to the optimizer's class.
 FEATURES = {
     "arrays, Poisson sampling": {},
     "full batches": {"plan": {"batch_size": ROWS}},
@@ -54,10 +54,10 @@ FEATURES = {
 
 
 def outcome(way, *names):
-    """What comes of it: "yes", "approx." or the text of the error.
+    """Returns the result of a training: "yes", "approx." or the text of the error.
 
     Args:
-        way: The head of a column.
+        way: String, the head of a column.
         *names: Keys of `FEATURES`.
     """
     try:
@@ -117,7 +117,7 @@ def _train(way, features, folder):
 
 
 def tried():
-    """A case for `processes.run_alone`: puts the outcomes of what a file lists into it."""
+    """A case for `processes.run_alone`: replaces the list in a file by its outcomes."""
     with open(os.environ["SUPPORT_MATRIX"], "r+", encoding="utf-8") as file:
         found = [outcome(*asked) for asked in json.load(file)]
         file.seek(0)

@@ -1,4 +1,4 @@
-"""The loop of kills: a few of them, and that it sees what differs."""
+"""Runs a few kills of the kill loop, and checks that it notices differences."""
 
 import json
 import pathlib
