@@ -1,4 +1,4 @@
-"""Whole models with extreme weights: no example moves the clipped sum by more than C."""
+"""No example moves the clipped sum by more than C, in whole models with extreme weights."""
 
 import adversarial
 import processes
@@ -28,7 +28,7 @@ def test_all_models(name, policy, jit_compile):
 
 @pytest.mark.planted("factors that clip too little")
 def test_factors_that_clip_too_little_are_noticed(monkeypatch):
-    """A planted bug: the root of the factor."""
+    """The planted bug takes the square root of the factor."""
     given = mechanism.clip_factors
 
     def wrong(squared_norms, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and work that resumes by its own settings alone."""
+"""Files that are whole or absent, and work that resumes with its own settings alone."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Mixed views against numpy; what mixes examples is refused, and what mixes views is not."""
+"""Mixed views against numpy; mixing of examples is refused, and mixing of views is not."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ def images(count=5, dtype="uint8", size=6):
 
 
 def drawn(count, made, views=5, seed=SEED):
-    """The choices, and as numpy arrays which views are mixed and the weight of the first."""
+    """Returns the choices, and as numpy arrays both mixed views and the weights of the first."""
     choices = made.draw(count, views, seed)
     mixing = choices[1].numpy()
     return choices, mixing[..., 0], mixing[..., 1], made._weights[mixing[..., 2]]
@@ -90,7 +90,7 @@ LABELS = np.arange(8) % 3
 
 
 class MixesExamples(MixViews):
-    """Planted: the second view of a mixture is that of the next example."""
+    """A planted bug: the second view of a mixture comes from the next example."""
 
     def apply(self, images, choices):
         views = super().apply(images, choices)

@@ -20,7 +20,7 @@ def read_goldens():
 
 
 def matches(found, printed, accountant):
-    """Whether `found` is the golden, which was printed to four significant digits."""
+    """Returns whether `epsilon` is the golden, which was printed to four significant digits."""
     half_unit = 0.5 * 10.0 ** (math.floor(math.log10(float(printed))) - 3)
     golden, error = float(printed), found - float(printed)
     above = rdp_precision.EXCESS * golden if accountant == "rdp" else 0.0
@@ -88,15 +88,15 @@ def test_edges(accountant):
 
 @pytest.mark.parametrize("noise, probability", [(1e4, 1e-6), (5e5, 0.05)])
 def test_a_loss_too_small_for_rdp_is_an_error(noise, probability):
-    # dp_accounting refuses the first as negative, and finds epsilon 0 for the second.
+    # dp_accounting refuses the first as negative, and returns epsilon 0 for the second.
     with pytest.raises(ValueError, match="'rdp' cannot resolve so small a privacy loss"):
         epsilon(noise, probability, 1000, 1e-5, "rdp")
 
 
 def test_pld_grid_follows_the_loss():
-    # 100,000 steps with a loss of 1e-4 each, where a grid of 1e-4 gives 0.1058, 8% too much.
+    # 100,000 steps with a loss of 1e-4 each, for which a grid of 1e-4 gives 0.1058, 8% too much.
     probability, noise, steps, delta = 1e-3, 10.0, 100_000, 1e-5
-    # So small a loss is that of a Gaussian of the same chi-squared divergence.
+    # So small a loss equals that of a Gaussian of the same chi-squared divergence.
     loss = probability * math.sqrt(math.expm1(1 / noise**2))
     gaussian = epsilon(1 / loss, 1.0, steps, delta, "pld")
     found = epsilon(noise, probability, steps, delta, "pld")
@@ -121,7 +121,7 @@ def test_errors_name_argument_and_value(arguments, name):
 
 
 def test_at_tiny_deltas_pld_gives_way_to_rdp():
-    """The FFT rounds: PLD says 5.84 at 1e-12, and infinity below 1e-15."""
+    """PLD returns 5.84 at 1e-12, and infinity below 1e-15, because the FFT rounds."""
     for delta, wanted in ((1e-11, 3.039), (1e-12, 3.247)):
         assert epsilon(1.0, 0.001, 100_000, delta) == pytest.approx(wanted, rel=1e-3)
     assert epsilon(1.0, 0.001, 100_000, 1e-8) == pytest.approx(2.2525, rel=1e-3)
@@ -129,7 +129,7 @@ def test_at_tiny_deltas_pld_gives_way_to_rdp():
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_the_largest_value_of_the_noise_is_taken_off_delta(accountant):
-    """Its share of delta is too small at little noise: the tail adds 4.3e-6 to 1e-5."""
+    """The reserved share of delta is too small at little noise: the tail adds 4.3e-6 to 1e-5."""
     run = (0.3334, 0.01, 1000)
     added = gaussian.added_delta(*run[:2], 10**9, run[2], gaussian.LARGEST_RADIUS)
     assert 4e-6 < added < 5e-6

@@ -23,7 +23,7 @@ def small_noise(**changed):
 
 
 def integrated(noise, probability, k, delta):
-    """The epsilon of one update: the hockey-stick divergences both ways, summed on a grid."""
+    """Sums the hockey-stick divergences of one update on a grid, both ways; returns epsilon."""
     x = np.linspace(-12 * noise, k + 12 * noise, 400_001)
     drawn = scipy.stats.binom.pmf(np.arange(k + 1), k, probability)
     without = scipy.stats.norm.pdf(x, scale=noise)
@@ -55,7 +55,7 @@ def test_full_batches_have_k_times_the_sensitivity(accountant):
 
 def test_goldens():
     plan = tfdpx.PrivacyPlan(1000, batch_size=1000, steps=1, noise_multiplier=1.0, delta=1e-5)
-    for k, golden in [(1, 4.377), (2, 9.997)]:  # Two cost more than twice one.
+    for k, golden in [(1, 4.377), (2, 9.997)]:  # Two rows cost more than twice one.
         assert group_epsilon(plan, k) == pytest.approx(golden, abs=1e-3)
     for k, golden in [(1, 1.1995), (3, 3.937), (10, 15.464)]:
         assert group_epsilon(small_noise(), k) == pytest.approx(golden, rel=1e-3)
@@ -98,7 +98,7 @@ def test_of_few_and_of_more_rows():
     assert group_epsilon(more, 2, delta=plan.delta) > found[1]
     assert group_epsilon(Ledger(), 3, delta=1e-5) == 0.0
     assert group_epsilon(Ledger((Entry(0.0, 0.1, 5),)), 2, delta=1e-5) == math.inf
-    # One row may cost nothing at a large delta, and several do not.
+    # One row may cost nothing at a large delta, but several do.
     cheap = Ledger((Entry(2.0, 1.0, 1),))
     assert group_epsilon(cheap, 1, delta=0.3) == 0.0 < group_epsilon(cheap, 8, delta=0.3)
 

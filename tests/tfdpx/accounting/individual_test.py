@@ -32,7 +32,7 @@ def test_the_worst_case_of_the_paper(conversion, worst):
 
 
 def reference(noise_multiplier, probability, steps, delta, orders):
-    """Epsilon by dp_accounting's RDP at these orders, with the improved conversion."""
+    """Returns dp_accounting's RDP epsilon at these orders, with the improved conversion."""
     judge = rdp_privacy_accountant.RdpAccountant(list(map(int, orders)))
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     judge.compose(dp_accounting.PoissonSampledDpEvent(probability, event), steps)
@@ -150,7 +150,7 @@ def test_norms_are_rounded_to_so_many_values(rounding, levels):
 
 
 class Record:
-    """What an optimizer would keep: steps of two examples at three levels, and a ledger."""
+    """A stand-in for an optimizer's record: steps of two examples at three levels, and a ledger."""
 
     def __init__(self, ledger):
         self._ledger = ledger

@@ -46,7 +46,7 @@ def test_a_ledger_is_complete_if_all_of_its_parts_are(ledger, tmp_path):
         assert Ledger.from_json(each.to_json()) == each
         each.save(tmp_path / "ledger.json")
         assert Ledger.load(tmp_path / "ledger.json") == each
-    for old in (1, 2, 3):  # Of which nobody knows.
+    for old in (1, 2, 3):  # These formats do not tell.
         text = json.dumps({"format": f"tfdpx.Ledger/{old}", "entries": []})
         assert Ledger.from_json(text).is_complete
     with pytest.raises(TypeError, match="is_complete='no'"):

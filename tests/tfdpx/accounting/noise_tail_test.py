@@ -12,7 +12,7 @@ from tfdpx.accounting.gaussian import added_delta
 
 
 def bound(shift, values, edge):
-    """Of one step that takes every example, whose gradient shifts the noise by `shift`."""
+    """Returns the bound for one full-batch step with a gradient of length `shift`."""
     return added_delta(1 / shift, 1.0, values, 1, edge)
 
 
@@ -20,7 +20,7 @@ ANGLES = (np.arange(20_000) + 0.5) * (2 * math.pi / 20_000)
 
 
 def leaving(shift, edge):
-    """Mass of a normal pair with |z| <= edge and |z + shift| > edge, integrated over angles."""
+    """Integrates over angles the mass of a normal pair with |z| <= edge and |z + shift| > edge."""
     along, across = shift * np.cos(ANGLES), shift * np.sin(ANGLES)
     # The stretch of each ray that stays inside after the shift; it may be empty.
     root = np.sqrt(np.maximum(edge**2 - across**2, 0.0))
@@ -46,7 +46,7 @@ def test_the_bound_is_tight_for_an_even_spread_and_for_one_pair():
     even = pairs * leaving(length / math.sqrt(pairs), edge)
     assert even == pytest.approx(bound(length, 2 * pairs, edge), rel=0.05)
     assert 1 < bound(0.5, 2, edge) / leaving(0.5, edge) < 1.5
-    # Planted: what forgets the angle, or takes the density of one value for that of a pair.
+    # A planted bug: without the angle, or with the density of one value for that of a pair.
     assert even != pytest.approx(bound(length, pairs, edge), rel=0.05)
 
 
@@ -68,7 +68,7 @@ def test_the_bound_covers_what_sampling_leaves(q, shift, edge, epsilon):
         return np.maximum(data - math.exp(epsilon) * neighbour, 0.0).sum()
 
     bounded, gaussian = laws(edge), laws(math.inf)
-    share = -math.expm1(-(edge**2) / 2)  # Of a Gaussian pair within the disc.
+    share = -math.expm1(-(edge**2) / 2)  # The mass of a Gaussian pair within the disc.
     for one, other in [(0, 1), (1, 0)]:
         ideal = delta(gaussian[one], gaussian[other])
         allowed = (ideal + added_delta(1 / shift, q, 2, 1, edge)) / share

@@ -18,7 +18,7 @@ GIVEN = {"num_examples": 1000, "batch_size": 50, "steps": 100, "delta": 1e-5}
 
 
 def check_solution(unknown, solution, plan):
-    """Fails unless `solution` keeps within the plan's epsilon, and but just."""
+    """Fails unless `solution` is the last that stays within the plan's epsilon."""
 
     def spent(value):
         known = {name: getattr(plan, name) for name in ("noise_multiplier", "steps", "batch_size")}
@@ -90,7 +90,7 @@ def test_full_batch_steps_of_adamix():
     # The exact Gaussian (GDP) conversion at epsilon 1, delta 1e-5.
     plan = PrivacyPlan(100, batch_size=100, steps=100, epsilon=1.0, delta=1e-5)
     assert plan.noise_multiplier == pytest.approx(37.31, rel=1e-3)
-    # All examples, where the budget allows it.
+    # All examples, because the budget allows it.
     assert (
         PrivacyPlan(100, steps=9, noise_multiplier=50.0, epsilon=8.0, delta=1e-5).batch_size == 100
     )
@@ -163,7 +163,7 @@ def test_capacity_is_the_least_whose_overflow_is_paid_for(num_examples, batch_si
 
     def filled_by_others(rows):
         q = batch_size / num_examples
-        # Sums of the mass from the far end, where scipy's tail could lose its precision.
+        # Sums the mass from the far end, because scipy's tail could lose precision.
         counts = np.arange(rows, min(num_examples, rows + 4000))
         return steps * math.fsum(scipy.stats.binom.pmf(counts, num_examples - 1, q))
 
@@ -173,14 +173,14 @@ def test_capacity_is_the_least_whose_overflow_is_paid_for(num_examples, batch_si
 
 
 def loss(epsilon, data, neighbour):
-    """The delta of two laws of a finite number of outputs, at `epsilon`."""
+    """Returns the delta of two discrete distributions at `epsilon`."""
     return np.maximum(data - np.exp(epsilon) * neighbour, 0).sum()
 
 
 def losses_with_overflow(examples, q, rows, epsilon):
-    """The deltas of a step whose overflow is an error, and of the same without capacity.
+    """Returns the deltas of a step that fails on overflow, and of the same without a capacity.
 
-    A step tells how many examples it drew, blurred like a noisy sum. Exact sums over all draws.
+    A step outputs the number of its examples with noise. The sums over all draws are exact.
     """
     values = np.arange(-40, 80)
 
@@ -193,7 +193,7 @@ def losses_with_overflow(examples, q, rows, epsilon):
         outputs = sum(mass * blurred(n) for n, mass in enumerate(drawn) if n <= rows)
         return np.append(outputs, drawn[rows + 1 :].sum())
 
-    # What an accountant judges: the draws of the others are known.
+    # The accountant's view: the draws of all other examples are known.
     without, mixed = blurred(20), (1 - q) * blurred(20) + q * blurred(21)
     ideal = max(loss(epsilon, without, mixed), loss(epsilon, mixed, without))
     data, neighbour = law(examples), law(examples - 1)
@@ -217,7 +217,7 @@ def test_the_overflow_and_the_tail_are_kept_back_of_delta():
     judge.compose(dp_accounting.SelfComposedDpEvent(event, 100))
     assert 0 < share <= 1e-3
     assert plan.epsilon == pytest.approx(judge.get_epsilon(1e-5 * (1 - share)), rel=1e-9)
-    # Strictly within delta, and far within what goldens allow.
+    # Strictly within delta, and far within the tolerance of the goldens.
     assert judge.get_epsilon(1e-5) < plan.epsilon < judge.get_epsilon(1e-5) * (1 + 1e-5)
 
 
@@ -233,7 +233,7 @@ def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
     target = 1.0 if noise_multiplier is None else None
     given = GIVEN | {"steps": np.int64(100), "batch_size": np.int32(50)}
     plan = PrivacyPlan(**given, epsilon=target, noise_multiplier=noise_multiplier, accountant="rdp")
-    optimizer = tfdpx.DPSGD(1.0, plan=plan)  # Its module makes plans known to Keras.
+    optimizer = tfdpx.DPSGD(1.0, plan=plan)  # The import of its module registers plans with Keras.
 
     def fail(*arguments, **keywords):
         raise AssertionError("solved again")

@@ -1,4 +1,4 @@
-"""A record of a run: what adds up, what counts once, and what is refused."""
+"""The record of a run: sums, entries that count once, and refusals."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def record(**changes):
 
 
 def edited(content, change, seal):
-    """A file of a record that somebody edited, with a digest that fits if `seal`."""
+    """Returns the file of an edited record, with a valid digest if `seal`."""
     told = json.loads(content)
     change(told)
     if seal:
@@ -147,7 +147,7 @@ def test_what_is_no_record_is_refused(content, tmp_path):
         ({}, True),
         ({"ledger": Ledger((Entry(4.0, 0.1, 60, seeded=True),))}, False),
         ({"ledger": Ledger((Entry(0.0, 0.1, 60),))}, False),
-        ({"searched": "a grid"}, True),  # It was paid for.
+        ({"searched": "a grid"}, True),  # The ledger includes the search.
         ({"ledger": UPDATES, "searched": "a grid"}, False),
         ({"ledger": Ledger()}, False),  # Drawings, on weights that saw the digits without noise.
         ({"ledger": Ledger(), "seen": (Seen(Data("digits"), UPDATES, 1e-5),)}, True),
@@ -165,7 +165,7 @@ def test_shuffled_batches_are_not_amplified():
     shuffled = record(ledger=Ledger((epochs,)), sampling="shuffle")
     assert shuffled.is_approximate
     assert shuffled.ledger_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)
-    # What was before on the same data is judged as it was drawn, whatever this run is.
+    # An earlier run on the same data is accounted by its own sampling, not by that of this run.
     for sampling in ("poisson", "shuffle"):
         both = record(ledger=UPDATES + Ledger((epochs,)), sampling=sampling)
         drawn = both.ledger_as_drawn().epsilon(1e-5)

@@ -17,7 +17,7 @@ def spent(sampling, accountant="rdp", noise=NOISE, probability=PROBABILITY, step
 
 
 def gaussians(noise, times, accountant):
-    """Dp_accounting's epsilon of so many full-batch Gaussians."""
+    """Returns dp_accounting's epsilon of so many full-batch Gaussians."""
     judge = {
         "rdp": rdp_privacy_accountant.RdpAccountant,
         "pld": pld_privacy_accountant.PLDAccountant,
@@ -36,7 +36,7 @@ def test_poisson_is_what_a_plan_has(neighbours, accountant):
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("neighbours, noise", [("zero_out", NOISE), ("replace_one", NOISE / 2)])
 def test_shuffled_batches_get_no_amplification(neighbours, noise, accountant):
-    # 40 steps at a tenth of the data are four epochs, in each of which an example is once.
+    # 40 steps at a tenth of the data are four epochs, and each holds an example once.
     found = spent(Sampling("shuffle", neighbours), accountant)
     assert found == pytest.approx(gaussians(noise, 4, accountant), rel=1e-3)
     assert found > 1.5 * spent(Sampling("poisson"), accountant)
@@ -47,7 +47,7 @@ def test_shuffled_batches_get_no_amplification(neighbours, noise, accountant):
     [(0.1, 41, 5), (0.3, 7, 3), (1 / 3, 6, 2), (1.0, 6, 6)],
 )
 def test_in_how_many_shuffled_batches_an_example_can_be(probability, steps, times):
-    # What is left over at the end of an epoch is dropped: 0.3 makes three batches an epoch.
+    # The rest at the end of an epoch is dropped, for example 0.3 makes three batches an epoch.
     assert Sampling("shuffle").run(NOISE, probability, steps) == (NOISE, 1.0, times)
 
 

@@ -52,7 +52,7 @@ def test_the_noise_keeps_within_the_target(entries):
     scaled = [Entry(scale * e.noise_multiplier, e.sampling_probability, e.steps) for e in entries]
     spent = selection.selection_epsilon(scaled, 1e-5, 20)
     assert 1.995 < spent <= 2.0
-    # The score is paid for, and sampling is believed.
+    # The score costs, and the sampling probability is used.
     assert selection.selection_epsilon(scaled[:1], 1e-5, 20) < spent
 
 

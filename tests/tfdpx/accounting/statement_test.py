@@ -1,4 +1,4 @@
-"""The text to cite, of ledgers that training left."""
+"""The text to cite, from the ledgers of trainings."""
 
 import importlib.metadata
 import re
@@ -18,7 +18,7 @@ def flat(text):
 
 
 def claimed(text):
-    """The epsilon and delta of a statement's first sentence."""
+    """Reads the epsilon and delta of a statement's first sentence."""
     found = re.search(r"\(([\d.]+), ([\d.e-]+)\)-differential", flat(text))
     return tuple(map(float, found.groups()))
 

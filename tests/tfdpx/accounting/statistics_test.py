@@ -1,4 +1,4 @@
-"""Released statistics: near the truth, and as private as they say."""
+"""Released statistics: near the truth, and as private as promised."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_statistics_are_within_two_percent():
 
 
 def looks(monkeypatch, x, steps=3, shares=(0.2, 0.5, 0.9)):
-    """The releases of the quantiles without noise, at thresholds that do not depend on `x`."""
+    """Returns the mean and the counts below thresholds that do not depend on `x`."""
     found = []
 
     def at_fixed(share_below, shares, bound, steps):
@@ -48,7 +48,7 @@ def test_an_example_changes_a_release_by_the_sensitivity_at_most(monkeypatch):
     count, bound = 40, 8.0
     x = values(count)
     for value in (0.0, 3.0, 8.0, 100.0, -5.0):
-        # At the same public number of examples, an absent one adds nothing to either sum.
+        # An absent example adds nothing to either sum, at the same public number of examples.
         x[0] = value
         mean, below = looks(monkeypatch, x)
         rest_mean, rest_below = looks(monkeypatch, x[1:])

@@ -1,4 +1,4 @@
-"""Bounds from one run hold as often as they say, for guesses whose law is known."""
+"""Bounds from one run are valid as often as promised, for guesses of a known distribution."""
 
 import math
 
@@ -13,12 +13,12 @@ CONFIDENCE = 0.9
 
 
 def chance_of_too_high(bound, truth, probabilities):
-    """How probable a bound of the number of right guesses is to exceed the truth: an exact sum.
+    """Returns the probability that a bound from right guesses exceeds the truth, by an exact sum.
 
     Args:
-        bound: Function of that number.
+        bound: Function from the number of right guesses to a float.
         truth: Float.
-        probabilities: Of 0, 1, ... right guesses.
+        probabilities: Array of the probabilities of 0, 1, ... right guesses.
     """
     return sum(p for c, p in enumerate(probabilities) if p > 1e-12 and bound(c) > truth + 1e-9)
 
@@ -36,10 +36,10 @@ def of_epsilon(guesses, canaries, delta):
 def test_randomised_response_is_exceeded_no_more_often_than_stated(
     epsilon, delta, guesses, canaries
 ):
-    # Each coin is told with probability delta, and else by randomised response.
+    # Each coin is revealed with probability delta, and else by randomised response.
     rate = delta + (1 - delta) / (1 + math.exp(-epsilon))
     alone = binomial(guesses, rate)
-    # Or all of them are told at once, with probability delta.
+    # Or all coins are revealed at once, with probability delta.
     at_once = (1 - delta) * binomial(guesses, 1 / (1 + math.exp(-epsilon)))
     at_once[-1] += delta
     for probabilities in (alone, at_once):
@@ -48,7 +48,7 @@ def test_randomised_response_is_exceeded_no_more_often_than_stated(
 
 
 def gaussian_guesses(mu, canaries, guesses):
-    """Numbers of right guesses if each coin is told with N(0, 1 / mu^2); highest and lowest."""
+    """Simulates coins with noise of deviation 1 / mu; returns probabilities of right guesses."""
     rng = np.random.default_rng(0)
     coins = rng.integers(0, 2, [20_000, canaries])
     order = np.argsort(mu * coins + rng.normal(size=coins.shape), axis=1)
@@ -82,7 +82,7 @@ def test_a_bound_that_is_too_high_is_rejected():
 
     assert chance_of_too_high(point_estimate, 2.0, binomial(40, rate)) > 1 - CONFIDENCE
 
-    # One that forgets how many coins there are: all may be told at once.
+    # A bound without the number of coins fails, because all may be revealed at once.
     def forgets_canaries(correct):
         return bounds.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
 

@@ -34,7 +34,7 @@ def shuffled_of_poisson_sizes(rng):
 
 
 def blocks(rng):
-    """Examples that are drawn ten at a time."""
+    """Draws examples in blocks of ten."""
     return [(np.flatnonzero(np.repeat(rng.uniform(size=N // 10) < 0.1, 10)),) for _ in range(STEPS)]
 
 

@@ -114,7 +114,7 @@ PLANTED = {
 
 
 def broken(name):
-    """A subclass with this bug."""
+    """Returns a subclass with this bug."""
     where, _ = PLANTED[name]
 
     class Broken(tfdpx.DPSGD):
@@ -125,7 +125,7 @@ def broken(name):
             owner, attribute, planted = where
             original = getattr(owner, attribute)
             bug = mock.patch.object(owner, attribute, lambda *a: planted(original, *a))
-            # Both would find it as the step is traced.
+            # The trace of the step is not checked, because both checks would report the bug.
             check = mock.patch.object(preflight, "problems_of_microbatch", lambda *_: [])
             refusal = mock.patch("tfdpx.training.step.check_update", lambda *_: None)
             with bug, check, refusal:
@@ -151,7 +151,7 @@ def test_planted_bugs_fail(name):
     assert not report.passed, str(report)
     assert PLANTED[name][1] in str(report) and "FAILED" in str(report)
     if name in ("half the noise", "two thirds", "one layer", "views", "class weights"):
-        # The attack alone shows it.
+        # The attack suffices to show it.
         assert report.epsilon_lower_bound > report.epsilon
 
 
@@ -189,7 +189,7 @@ def test_model_optimizer_account_and_noise_stay_as_they_are():
 
 
 class Simulated:
-    """Canaries of a mechanism that is simulated: one variable of 30 values."""
+    """Canaries of a simulated mechanism: one variable of 30 values."""
 
     factor = 1.0
     variables = (keras.Variable(np.zeros(30), name="v"),)

@@ -1,4 +1,4 @@
-"""Passes whose number of rows varies: which models take them, and that metrics are looked at."""
+"""Passes with a varying number of rows: the models that allow them, and a check of metrics."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ def model(**arguments):
 
 
 def fitted(made):
-    """A `fit` whose batches may hold padding; returns the `MicrobatchSize`s."""
+    """Calls `fit` on batches that may hold padding; returns the `MicrobatchSize`s."""
     x, y = small.data()
     made.fit(x, y, sample_weight=np.ones(len(x), "float32"), verbose=0)
     return microbatches.chosen_sizes(made)
@@ -35,7 +35,7 @@ def test_a_mixing_model_that_is_batched_shows_in_the_comparison(monkeypatch):
 
 
 class Writes(keras.Sequential):
-    """Metrics that write what they see into a trained weight, where `told(number of rows)`."""
+    """A model with metrics that write data into a trained weight if `told(number of rows)`."""
 
     told = None
 

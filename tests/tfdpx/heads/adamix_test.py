@@ -23,7 +23,7 @@ def public_minimum():
 
 
 def written_out(head, y):
-    """Algorithm 2 without noise, in NumPy and as the paper prints it: sums, not means."""
+    """Computes Algorithm 2 without noise, in NumPy and as the paper prints it: sums, not means."""
     x, (px, py) = PRIVATE[0], PUBLIC
     start = w = public_minimum()
     py = np.eye(CLASSES)[py]
@@ -58,7 +58,7 @@ def test_the_algorithm_written_out(monkeypatch, clip, projection, decay_to, smoo
     arguments = dict(l2_norm_clip=clip, projection=projection, decay_to=decay_to)
     head = AdaMix(CLASSES, steps=5, learning_rate=3.0, **arguments)
     head.fit(PRIVATE[0], y, public_data=PUBLIC)
-    # The clip leaves 0.01% to rounding.
+    # The clip leaves 0.01% for rounding.
     np.testing.assert_allclose(head.kernel, written_out(head, y), atol=1e-3)
     assert not head.bias.any()
 
