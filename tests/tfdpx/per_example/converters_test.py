@@ -1,4 +1,4 @@
-"""Each type of operation that is vectorized gives what it gives for every example alone."""
+"""Each type of operation that is vectorized gives the results of separate examples."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from tfdpx.per_example.vectorize import SAFE_TO_VECTORIZE, vectorized_map
 raw = tf.raw_ops
 ROWS = 9
 SIZES = [1, ROWS]
-# What an argument holds, by the first letter of its name; behind that stand letters of lengths.
+# The values of an argument, by the first letter of its name; the other letters are lengths.
 DRAWS = {
     "f": lambda rng, shape: rng.normal(size=shape).astype("float32"),
     "p": lambda rng, shape: rng.uniform(0.2, 3.0, shape).astype("float32"),  # positive
@@ -28,12 +28,12 @@ DRAWS = {
 
 
 def case(function, *arguments):
-    """A function of one example, and kinds and shapes of its arguments, such as "f:ab3"."""
+    """Returns a function of one example, with kinds and shapes of arguments, such as "f:ab3"."""
     return function, arguments
 
 
 def of(name, *arguments, **attributes):
-    """A case of the raw operation `name`, by the names of its arguments: "x=f:ab"."""
+    """Returns a case of the raw operation `name`, by the names of its arguments: "x=f:ab"."""
     names, kinds = zip(*(argument.split("=") for argument in arguments), strict=True)
     return case(
         lambda *given: getattr(raw, name)(**dict(zip(names, given, strict=True)), **attributes),
@@ -46,19 +46,19 @@ def unary(names, kind="f", name="x"):
 
 
 def binary(names, x="f", y="f", names_of="xy"):
-    """Of shapes of different ranks, of which each is broadcast."""
+    """Returns cases with two shapes of different ranks, which broadcast."""
     one, other = names_of
     return [of(each, f"{one}={x}:b", f"{other}={y}:a1") for each in names.split()]
 
 
 def grad(name, x="f", **attributes):
-    """A gradient's own operation, whose arguments are of equal shapes."""
+    """Returns a case of a gradient's operation, with arguments of equal shapes."""
     return of(name, f"{attributes.pop('one', 'y')}={x}:ab", f"{attributes.pop('g', 'dy')}=f:ab",
               **attributes)  # fmt: skip
 
 
 def looped(x, w):
-    """A loop of a fixed number of rounds, with lists in its gradient."""
+    """Loops a fixed number of rounds, with lists in the gradient."""
     w = tf.reshape(w[:1], [1, 1])
     return tf.while_loop(
         lambda i, y, _: i < 3,
@@ -69,7 +69,7 @@ def looped(x, w):
 
 
 def listed(x):
-    """A recurrent layer's lists, read and written."""
+    """Reads and writes lists as a recurrent layer does."""
     kept = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]]).unstack(x)
     made = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]])
 
@@ -82,7 +82,7 @@ def listed(x):
 
 
 def still(function):
-    """Without its gradient, which does not exist."""
+    """Stops the gradient of `function`, because it does not exist."""
     return lambda *given, **kwargs: tf.nest.map_structure(
         tf.stop_gradient, function(*tf.nest.map_structure(tf.stop_gradient, given), **kwargs)
     )
@@ -269,7 +269,7 @@ STRUCTURES = [
     case(still(listed), "f:3b"),
     case(called(lambda x, y: tf.tanh(x) * y), "f:ab", "f:ab"),
 ]
-# TensorFlow fails to vectorize these, some of them only where one argument is the same for all.
+# TensorFlow fails to vectorize these, some only if one argument is the same for all examples.
 ONE_BY_ONE = [
     case(lambda x, y: raw.ApproximateEqual(x=x, y=y, tolerance=0.5), "f:ab", "f:ab"),
     case(lambda x, at: raw.Gather(params=x, indices=at), "f:4b", "i:ac"),
@@ -290,7 +290,7 @@ GROUPS = {
 
 
 def drawn(arguments, rng):
-    """Arrays [ROWS, ...] for the arguments of a case; letters are lengths from 1 to 4."""
+    """Draws arrays [ROWS, ...] for the arguments of a case; letters are lengths from 1 to 4."""
     lengths = dict(zip("abcd", rng.integers(1, 5, 4), strict=True))
     shapes = [[int(lengths.get(c, c)) for c in argument[2:]] for argument in arguments]
     return [
@@ -300,7 +300,7 @@ def drawn(arguments, rng):
 
 
 def with_gradients(function):
-    """A function's outputs, and the gradients of a function of them at its inputs."""
+    """Returns a function's outputs, and the gradients of their sum of sines at the inputs."""
 
     def apply(*given):
         sources = [t for t in given if t.dtype.is_floating]
@@ -316,7 +316,7 @@ def with_gradients(function):
 
 
 def each_of(cases, examples):
-    """A list of outputs and gradients for each case, of arguments for each."""
+    """Returns a list of outputs and gradients for each case, each with its arguments."""
     return [
         sum(with_gradients(function)(*arguments), [])
         for (function, _), arguments in zip(cases, examples, strict=True)
@@ -324,7 +324,7 @@ def each_of(cases, examples):
 
 
 def alone(cases, given):
-    """Returns a traced function of nests of int32, the example that each argument is taken from."""
+    """Returns a traced function of nests of int32, the example for each argument."""
 
     @tf.function(autograph=False)
     def one(rows):
@@ -336,7 +336,7 @@ def alone(cases, given):
 
 
 def vectorized(cases, given, stacked, rows, loop):
-    """All cases of `alone` in one vectorized function, traced, of a number of examples."""
+    """Returns a traced function that runs all cases of `alone` on several examples, vectorized."""
 
     def one(elements):
         elements = iter(elements)
@@ -357,10 +357,10 @@ def vectorized(cases, given, stacked, rows, loop):
 
 
 def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
-    """Fails unless all cases, vectorized, are those of each example alone.
+    """Fails unless all vectorized cases equal those of separate examples.
 
-    All arguments are the examples' own, also where the size is `known`; then one at a time. A
-    case that TensorFlow does not vectorize fails, unless `loop` is None.
+    First all arguments differ between examples, also with sizes `known` to the trace; then one
+    argument at a time. A case that TensorFlow does not vectorize fails, unless `loop` is None.
     """
     given = [drawn(arguments, rng) for _, arguments in cases]
     one = alone(cases, given)
@@ -388,7 +388,7 @@ def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
 
 
 def types_of(cases):
-    """The types of operations in the functions of some cases, loops and branches included."""
+    """Returns the types of operations in the functions of cases, including loops and branches."""
     found = set()
 
     def look(graph):
@@ -405,7 +405,7 @@ def types_of(cases):
 
 
 def rng():
-    """Other shapes and numbers in each run, but in continuous integration."""
+    """Returns a generator with another seed in each run, except in continuous integration."""
     return np.random.default_rng(0 if "CI" in os.environ else None)
 
 
@@ -422,7 +422,7 @@ def test_examples_that_run_one_by_one_are_as_alone(number):
 
 
 def test_loops_that_an_example_ends():
-    """TensorFlow's gradient of them fails where they are vectorized: the function is not."""
+    """TensorFlow cannot vectorize the gradient of these loops, but can vectorize their function."""
 
     def grown(x):
         with tf.GradientTape() as tape:
@@ -437,7 +437,7 @@ def test_loops_that_an_example_ends():
 
 @pytest.mark.slow
 def test_every_type_is_compared():
-    # The first give no tensor; those of the others without state have the same converter.
+    # The first three give no tensor, and the others have the converter of their stateless forms.
     assert "PadV2" not in SAFE_TO_VECTORIZE  # TensorFlow's own converter pads with zeros.
     untested = {"Assert", "Print", "PrintV2", "If", "StatefulPartitionedCall", "While"}
     compared = types_of([*itertools.chain(*GROUPS.values()), *ONE_BY_ONE])

@@ -1,4 +1,4 @@
-"""No example influences what another adds, whatever the model does, mapped or batched."""
+"""No example influences the contribution of another, in any model, mapped or batched."""
 
 import keras
 import numpy as np
@@ -182,14 +182,14 @@ def with_call(part):
 
 
 def one_way(layer):
-    """A `Bidirectional` layer with another call in one of its directions."""
+    """Returns a `Bidirectional` layer with another call in one of its directions."""
     both = layers.Bidirectional(layer)
     with_call(both.backward_layer)
     return both
 
 
 def of_two_ranks(x):
-    """A layer built for another rank, which puts an axis in front of the batch."""
+    """Calls a layer that was built for a higher rank, so it adds an axis in front of the batch."""
     layer = layers.Normalization(mean=[0.0] * 4, variance=[1.0] * 4)
     layer(layers.Reshape((1, 1, 4))(x))
     return layer(x)

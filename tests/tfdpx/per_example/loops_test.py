@@ -1,4 +1,4 @@
-"""Layers that loop: XLA cannot compile their loops by example, which is said before a step."""
+"""Layers that loop: XLA cannot compile their loops by example, which is an error before a step."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ LENGTH, FEATURES, ROWS = 3, 2, 4
 
 
 class Loops(layers.Layer):
-    """A loop of TensorFlow's own, in a layer that no list knows."""
+    """A loop of TensorFlow in a layer that is on no list."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
@@ -28,7 +28,7 @@ class Loops(layers.Layer):
 
 
 class LoopsInAFunction(Loops):
-    """The loop stands in a function of the graph."""
+    """The loop is in a function of the graph."""
 
     def call(self, x):
         return tf.function(super().call, autograph=False)(x)

@@ -46,7 +46,7 @@ def test_the_rule_of_one_variable(made):
     [(True, None), slow(True, "down"), slow(False, "up")],
 )
 def test_the_rule_of_two_kernels(made, monkeypatch, ghost, frozen):
-    if not ghost:  # Then of per-example gradients, of which some are small.
+    if not ghost:  # The default costs choose per-example gradients.
         monkeypatch.setattr(made["LowRankRule"], "costs", tfdpx.per_example.Rule.costs)
     x, y = data()
     model = model_with(made["LowRank"](2, 5))

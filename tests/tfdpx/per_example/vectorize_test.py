@@ -1,4 +1,4 @@
-"""Vectorized matrix products are those of a loop; TensorFlow's own destroy memory."""
+"""Vectorized matrix products equal those of a loop; TensorFlow's own destroy memory."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Data that cannot be taken apart into examples is refused by name, before the first step."""
+"""Data that cannot be split into examples is refused by name, before the first step."""
 
 import keras
 import numpy as np
@@ -46,7 +46,7 @@ def test_targets_that_are_strings_are_refused():
 
 
 class Autoencoder(keras.Sequential):
-    """Its loss needs no targets."""
+    """A model with a loss that needs no targets."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         del training
@@ -78,7 +78,7 @@ def test_a_loss_without_targets_trains_and_clips_each_example():
 
 
 def batch_of_one_gradients_without_targets(model, x):
-    """[B, P] float64, by ordinary gradients of one example at a time."""
+    """Returns ordinary gradients of one example at a time, float64 [B, P]."""
     gradients = []
     for row in x:
         with tf.GradientTape() as tape:
@@ -114,7 +114,7 @@ def test_a_step_on_a_batch_of_different_lengths_is_refused():
     model.build(x.shape)
     before = small.weights(model)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        model.fit(dataset, verbose=0)  # Known only as the step runs.
+        model.fit(dataset, verbose=0)  # Known only when the step runs.
     np.testing.assert_array_equal(small.weights(model), before)
 
 

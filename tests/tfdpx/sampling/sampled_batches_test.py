@@ -41,7 +41,7 @@ def assert_same(batches, others):
 
 
 def participation(dataset, num_examples):
-    """Bool array [steps, num_examples]: which examples each step holds."""
+    """Returns a bool array [steps, num_examples] of the examples in each step."""
     drawn = [np.zeros(num_examples, bool) for _ in range(STEPS)]
     for row, (x, _, weight) in zip(drawn, dataset.as_numpy_iterator(), strict=True):
         row[x[weight > 0]] = True
@@ -49,7 +49,7 @@ def participation(dataset, num_examples):
 
 
 def p_values(drawn, probability):
-    """P-values of what Poisson sampling makes of a bool array [steps, examples]."""
+    """Returns p-values of a bool array [steps, examples] under Poisson sampling."""
 
     def binomial(counts, trials):
         """Chi-square against Binomial(trials, probability), in cells of at least ten."""
@@ -158,7 +158,7 @@ def test_epochs_are_permutations():
     epochs = [np.concatenate(batches[i : i + 3]) for i in range(0, 12, 3)]
     assert all(len(set(epoch)) == 18 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    # The two that are left out change too.
+    # Other examples are left out in each epoch too.
     assert len({frozenset(range(20)) - set(epoch) for epoch in epochs}) > 1
 
 

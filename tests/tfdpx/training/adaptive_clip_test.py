@@ -1,4 +1,4 @@
-"""`tfdpx.AdaptiveClip`: the clip's path, what it reveals, its noise, and that it is kept."""
+"""`tfdpx.AdaptiveClip`: the clip's path, its privacy, its noise, and how it is saved."""
 
 import math
 import pickle
@@ -22,7 +22,7 @@ SIGMA, OWN = 2.0, 1.05  # The count takes most: the gradients have 3.3 times the
 
 @pytest.fixture(scope="module", name="quiet")
 def _quiet():
-    """A bench whose noise is zero, although its optimizer counts some."""
+    """A bench without noise, although its optimizer counts some."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
         made = adaptive_bench(1.5, 0.3, 0.7, microbatch_size=3)
@@ -47,7 +47,7 @@ def noisy_bench(own=OWN, **arguments):
 
 
 def drawn(made, count):
-    """Returns the noise that is added to sums of (indicator - 1/2), and to sums of gradients."""
+    """Returns the noise in the sums of (indicator - 1/2), and in the sums of gradients."""
     made.restore()
     clips, changes = [clip_of(made.model)], []
     for _ in range(count):
@@ -111,7 +111,7 @@ def test_the_gradients_have_what_the_count_leaves_of_the_noise(noisy):
 def check_count_noise(found):
     # Five deviations.
     assert abs(np.std(found) / OWN - 1) < 0.2 and abs(np.mean(found) / OWN) < 0.3
-    assert len(np.unique(np.round(found, 3))) > 200  # Each update has its own.
+    assert len(np.unique(np.round(found, 3))) > 200  # Each update has new noise.
 
 
 def test_the_count_is_noisy(noisy):
@@ -131,7 +131,7 @@ def test_a_count_without_noise_is_noticed(monkeypatch):
 
 
 def test_gradients_of_an_adversary_end_at_the_largest_clip(quiet):
-    # Norms that are not finite, and labels of no class, by which the loss is not.
+    # Norms that are not finite, and labels of no class, which make the loss infinite.
     for x, y in ((np.nan * X, Y), (X, np.full(16, 9))):
         quiet.restore()
         quiet.optimizer.clip_policy._clip.assign(6e8)
@@ -172,7 +172,7 @@ def test_the_history_has_each_epochs_clip_and_the_ledger_the_plans_noise(unbroke
 
 @pytest.mark.slow
 def test_after_the_plans_end_the_data_move_it_no_more(monkeypatch):
-    """A compiled step knows no errors: it then releases noise alone, here none."""
+    """A compiled step has no errors, so it then releases noise alone, here none."""
     monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
     made = adaptive_bench(1.5, 0.3, 0.7)
     step = tf.function(made.model.train_step, jit_compile=True, autograph=False)

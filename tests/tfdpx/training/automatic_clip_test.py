@@ -1,4 +1,4 @@
-"""`l2_norm_clip="automatic"`: the update, its sensitivity, and what takes it."""
+"""`l2_norm_clip="automatic"`: the update, its sensitivity, and the optimizers that accept it."""
 
 import bench
 import keras
@@ -17,7 +17,7 @@ X, Y = small.data()
 
 
 def quiet_bench(clip="automatic", x=X, **arguments):
-    """A bench whose noise is zero, although its optimizer counts some."""
+    """Returns a bench without noise, although its optimizer counts some."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
         made = bench.Bench(l2_norm_clip=clip, **arguments)
@@ -31,11 +31,11 @@ def _quiet():
 
 
 def moved(made, scale=1e4):
-    """How far one example more moves the update, in units of 1/B."""
+    """Returns how far one example more moves the update, in units of 1/B."""
     x = X.copy()
     x[-1] *= np.float32(scale)
     made.restore()
-    y = np.append(Y[:-1], made.model(x[-1:]).numpy().argmin())  # The worst for it.
+    y = np.append(Y[:-1], made.model(x[-1:]).numpy().argmin())  # The worst label.
     return made.influence(x, y, 15)
 
 
@@ -70,7 +70,7 @@ def test_factors_bound_what_is_really_added():
         policy = AutomaticClip(stability)
         factors = policy.clip(tf.constant(squares), tf.fill(norms.shape, True), 1, None).numpy()
         assert (factors.astype("float64") * norms < 1).all()
-        normal = norms > 1e-15  # Squares of others lose digits.
+        normal = norms > 1e-15  # Smaller squares lose digits.
         wanted = 1 / (norms[normal].astype("float64") + stability)
         np.testing.assert_allclose(factors[normal], wanted, rtol=1e-5)
 
@@ -81,7 +81,7 @@ class TooLong(AutomaticClip):
 
 
 class TooLongForSome(AutomaticClip):
-    """As `AutomaticClip` up to a norm that no example of the first step's check has."""
+    """`AutomaticClip` up to a norm that no example of the first step's check has."""
 
     sign = 1.0
 
@@ -95,7 +95,7 @@ class Backwards(TooLongForSome):
 
 
 class ByOthers(ClipPolicy):
-    """An example more makes the gradients of all others shorter."""
+    """A policy by which one example shortens the gradients of all others."""
 
     def clip(self, squared_norms, present, batch_size, clips):
         longest = tf.reduce_max(tf.where(present, tf.sqrt(squared_norms), 0.0))

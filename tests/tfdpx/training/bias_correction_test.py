@@ -35,7 +35,7 @@ COSTLY = tfdpx.AdaptiveClip(noise_multiplier=1.05)  # Gradients have three times
 
 
 def mean_of_second_moments(**arguments):
-    """After updates without an example, over the variance that the noise is said to have."""
+    """Returns the mean second moment of updates without examples, over the noise's variance."""
     made = bias_bench(width=WIDTH, **arguments)
     for _ in range(UPDATES):
         made.continue_step(X, Y, ABSENT)
@@ -83,7 +83,7 @@ PLAN = tfdpx.PrivacyPlan(16, batch_size=16, steps=9, noise_multiplier=2.0, delta
 
 @pytest.fixture(scope="module", name="noted")
 def _noted():
-    """A bench, and a variable that has the last private gradient."""
+    """A bench, and a variable that holds the last private gradient."""
     privatize = mechanism.privatize
     made = bias_bench(
         least_second_moment=0.3, epsilon=1e-4, plan=PLAN, batch_size=None, noise_multiplier=None

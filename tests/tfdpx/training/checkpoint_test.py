@@ -1,4 +1,4 @@
-"""An interrupted run makes the updates that are left, with a seed to the last bit."""
+"""An interrupted run makes the remaining updates, with a seed exactly to the last bit."""
 
 import contextlib
 import os
@@ -55,7 +55,7 @@ class KillAfter(keras.callbacks.Callback):
 
 
 def raw(model):
-    """Weights, slots and averages, of a model that may be without weights yet."""
+    """Returns weights, slots and averages, of a model that may not be built yet."""
     return [np.array(v) for v in [*model.trainable_variables, *model.optimizer.variables]]
 
 
@@ -77,7 +77,7 @@ def test_a_run_with_a_seed_that_is_killed_or_ended_goes_on_to_the_last_bit(tmp_p
     with pytest.raises(Killed):
         train(make(seed=4), [KillAfter(5), Checkpoint(tmp_path)])
     assert Checkpoint(tmp_path).saved_updates == 3
-    for epochs in (4, 4):  # The last finds a run that has ended.
+    for epochs in (4, 4):  # The last one meets a run that has ended.
         model = make(seed=4)
         train(model, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)], epochs=epochs)
         assert model.optimizer.ledger.steps == 3 * epochs
@@ -115,7 +115,7 @@ def test_saves_within_an_epoch(tmp_path, whole):
 
 @pytest.mark.slow
 def test_what_callbacks_remember_goes_on(tmp_path):
-    """Whether `Checkpoint` comes before them or after."""
+    """The state of other callbacks is restored if `Checkpoint` comes before or after them."""
 
     def run(folder, killed_after=None, first=True):
         model = make(seed=4, public_validation=True)
@@ -205,13 +205,13 @@ def test_the_folder_is_its_owners_and_what_else_is_in_it_stays(tmp_path):
     (folder / "mine.weights.h5").unlink()
     saved.remove()
     assert not folder.exists() and saved.saved_updates == 0
-    train(model, [Checkpoint(tmp_path, write=False)], epochs=1)  # Who only reads.
+    train(model, [Checkpoint(tmp_path, write=False)], epochs=1)  # This run only reads.
     assert not os.listdir(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path):
-    """By `BackupAndRestore`: a true account, and never more than the plan's updates."""
+    """`BackupAndRestore` keeps a true account, and never exceeds the plan's updates."""
 
     def fit(*extra, budget_first=True):
         model = make()

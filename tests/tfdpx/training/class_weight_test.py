@@ -67,7 +67,7 @@ def test_the_update_is_the_formula(made, maker, y, class_weight, factors):
 
 
 def influence(made, monkeypatch, by_class):
-    """The largest influence of an example under class weights that were not checked."""
+    """Returns the largest influence of an example under class weights that were not checked."""
     monkeypatch.setattr(fit, "read_class_weight", lambda _: ClassWeights(by_class))
     return max(made.influence(3 * X, Y, example) for example in (0, 1, 2, 4, 15))
 
@@ -158,7 +158,7 @@ def test_weights_find_the_rare_class_and_come_off_the_logits():
 
     assert (train("automatic", 1.0) > 0).mean() == 0
     assert 0.1 < (train("automatic", 1.0, {1: 25.0}) > 0).mean() < 0.7
-    # Without clipping the correction is exact, but for the data being few.
+    # Without clipping the correction is exact, up to the small number of examples.
     corrected = train(np.inf, 25.0, {1: 25.0}) - np.log(25.0)
     assert tf.sigmoid(corrected).numpy().mean() == pytest.approx(y.mean(), rel=0.1)
     np.testing.assert_allclose(corrected, train(np.inf, 3.0), atol=0.5)

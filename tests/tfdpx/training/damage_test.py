@@ -1,6 +1,6 @@
-"""A checkpoint that is torn, foreign or changed is refused with the reason, and nothing is loaded.
+"""A torn, foreign or changed checkpoint is refused with the reason, and nothing is loaded.
 
-Damage to any byte: `fuzz_inputs`.
+`fuzz_inputs` damages any byte.
 """
 
 import io
@@ -79,7 +79,7 @@ def test_the_check_of_damage_rejects_a_reader_that_looks_at_nothing(whole, folde
     with zipfile.ZipFile(whole / CHECKPOINT) as archive:
         place = archive.getinfo("model.weights.h5").header_offset + 500
     monkeypatch.setattr(zipfile.ZipExtFile, "_update_crc", lambda self, data: None)
-    check_checkpoint(whole, folder, ("flip", place, b"x"))  # The digest alone finds it.
+    check_checkpoint(whole, folder, ("flip", place, b"x"))  # Only the digest detects it.
     monkeypatch.setattr(files, "digest_of", lambda part: mock.ANY)
     with pytest.raises(AssertionError):
         check_checkpoint(whole, folder, ("flip", place, b"x"))
@@ -110,7 +110,7 @@ def state(model):
     "rounding, cut, reason", [(0.01, 9, "is damaged"), (0.02, 0, "Go on with the accountant")]
 )
 def test_what_is_refused_leaves_the_model_as_it_was(folder, rounding, cut, reason):
-    """Also where the file is whole, and all of it fits but the norms."""
+    """The second file is whole, and all of it fits except the norms."""
     content = (folder / CHECKPOINT).read_bytes()
     (folder / CHECKPOINT).write_bytes(content[: len(content) - cut])
     model = replay.make_model(PLAN, IndividualAccountant(PLAN, rounding=rounding))
@@ -125,7 +125,7 @@ def test_what_is_refused_leaves_the_model_as_it_was(folder, rounding, cut, reaso
 
 
 def test_it_holds_nothing_but_the_state_of_the_run(whole):
-    """No gradients, sums before the noise or seeds: what there is has a name here."""
+    """Every entry is named here, so there are no gradients, seeds or sums before the noise."""
     model, members, found = fit(None), parts((whole / CHECKPOINT).read_bytes()), {}
     assert set(members) == set(MEMBERS)
     with h5py.File(io.BytesIO(members["model.weights.h5"])) as file:
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_the_first_step(tmp_p
 
 @pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_leaves_the_last_save_whole(tmp_path):
-    """The kernel cuts off every file at so many bytes."""
+    """The kernel limits every file to a number of bytes."""
     model = fit(tmp_path)
     saved = (tmp_path / CHECKPOINT).read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Training on replicas and on hosts: the same updates, the same noise, and what is refused."""
+"""Training on replicas and hosts: the same updates, the same noise, and refusals."""
 
 import processes
 import pytest

@@ -1,4 +1,4 @@
-"""`tfdpx.distributed.fit` on one device is `model.fit`, to the callbacks."""
+"""`tfdpx.distributed.fit` on one device equals `model.fit`, for callbacks too."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ def make(optimizer=None, **compile_arguments):
 
 
 class Record(keras.callbacks.Callback):
-    """Every event in order, with its number and the names of the logs."""
+    """Records every event in order, with its number and the names of the logs."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def test_it_goes_on_where_the_optimizer_is_and_ends_with_the_plan(tmp_path, caps
             assert {"loss", "accuracy"} <= set(logs)
             self.model.stop_training = batch == 1
 
-    # Without averages, which replace the weights at the end of each `fit`.
+    # Without averages, because these replace the weights at the end of each `fit`.
     whole, parts = (make(tfdpx.DPSGD(0.1, plan=PLAN, seed=1)) for _ in range(2))
     tensorboard = tfdpx.callbacks.TensorBoard(str(tmp_path), plan=PLAN)
     tfdpx.distributed.fit(whole, PLAN, *small.data(60), seed=3, callbacks=[tensorboard], verbose=2)

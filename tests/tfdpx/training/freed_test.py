@@ -1,4 +1,4 @@
-"""A trained model and the examples that it was trained on are freed when no name is left."""
+"""A trained model and its training examples are freed when no name refers to them."""
 
 import gc
 import weakref
@@ -38,7 +38,7 @@ def items(model, made, source):
 
 def in_part(model, made, source):
     iterator = iter(made.batches(tfdpx.RandomAccess(source)))
-    gc.collect()  # The data set has no name: the iterator alone keeps it.
+    gc.collect()  # The iterator alone keeps the data set, because it has no name.
     next(iterator)
 
 

@@ -12,7 +12,7 @@ from tfdpx.per_example import gradient_norms
 
 
 class Mixing(keras.layers.Layer):
-    """Subtracts the mean of the batch: no proof, and alone every example is zero."""
+    """Subtracts the mean of the batch: no proof, and every example is zero in a batch of one."""
 
     def call(self, inputs):
         return inputs - 0.5 * keras.ops.mean(inputs, axis=0, keepdims=True)

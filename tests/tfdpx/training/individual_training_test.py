@@ -1,4 +1,4 @@
-"""Training by individual clips: what is clipped at is what is charged, however the step runs."""
+"""Individual clips: each example is charged for its true clip, in every way to run the step."""
 
 import individual_replay as replay
 import keras
@@ -119,7 +119,7 @@ def test_refreshed_norms_are_those_of_all_examples():
 
 
 def saved_run(folder, accountant, epochs=1, xy=None):
-    """Trains with draws and noise of a seed, from what the folder holds on; the kernel at last."""
+    """Resumes a training with a seed from a folder; returns the final kernel."""
     plan = replay.make_plan()
     model = replay.make_model(plan, accountant)
     model.fit(

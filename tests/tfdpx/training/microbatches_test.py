@@ -1,4 +1,4 @@
-"""Microbatches hold every present example once, at its place; and how many each takes."""
+"""Microbatches hold every present example once, at its place; and the size of each."""
 
 import bench
 import keras
@@ -20,7 +20,7 @@ ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([])
 
 
 def adding(data, choices, present, index):
-    """Sums of `x`, of `x` times choices and places, and numbers of passes, of weights, of rows."""
+    """Returns sums of `x`, of `x` times choices and places, and counts of passes, weights, rows."""
     x, _, weights = data
     rows = tf.cast(tf.shape(x)[0], "float32")
     present = tf.ones(tf.shape(x)[:1]) if present is None else tf.cast(present, "float32")
@@ -108,7 +108,7 @@ def test_absent_rows_anywhere_change_nothing_and_are_in_no_metric():
     few = metrics_model(5)
     wanted = small.step(few, x[kept], y[kept])
     x = np.where(kept[:, np.newaxis], x, np.float32("nan"))
-    # Where one pass suffices, flags are the weights.
+    # If one pass suffices, flags are the weights.
     for size, weights in ((5, kept.astype("float32")), (16, tf.constant(kept))):
         model = metrics_model(size)
         found = small.step(model, x, y, sample_weight=weights)
@@ -120,7 +120,7 @@ def test_absent_rows_anywhere_change_nothing_and_are_in_no_metric():
 
 
 def test_the_last_pass_counts_no_row_twice():
-    """It takes rows along that were counted before, if the batch does not divide."""
+    """It contains rows that were counted before, if the size does not divide the batch."""
     x, y = small.data()
     cut, whole = (small.step(small.model(microbatch_size=size), x, y) for size in (5, None))
     np.testing.assert_allclose(cut, whole, rtol=1e-4, atol=1e-6)

@@ -15,7 +15,7 @@ PRIVATE = {"batch_size": 16, "noise_multiplier": 1.0}
 
 
 def huge_clip(optimizer_class, **arguments):
-    """An optimizer that never clips, with the factor 1/C undone by the batch size."""
+    """Returns an optimizer that never clips, and with the factor 1/C undone by the batch size."""
     return optimizer_class(
         **arguments, batch_size=16, noise_multiplier=0.0, l2_norm_clip=1e3, seed=0
     )

@@ -1,4 +1,4 @@
-"""The ledger says so where weights came from where no ledger could be seen, and only there."""
+"""The ledger reports weights of an unknown origin, and only those."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=12, noise_multiplier=2.0, delta=
 
 
 def bare():
-    """A model of fresh weights, without an optimizer."""
+    """Returns a model of new weights, without an optimizer."""
     layers = keras.layers
     return keras.Sequential([keras.Input((6,)), layers.Dense(5, "relu"), layers.Dense(3)])
 
@@ -42,13 +42,13 @@ def train(model, steps=1, **arguments):
 
 @pytest.fixture(scope="module")
 def trained():
-    """A model after 2 private updates."""
+    """Returns a model after 2 private updates."""
     model = compiled(bare())
     train(model, 2)
     return model
 
 
-# Ways to weights that have an origin which nobody can see. Each takes a model and a folder.
+# Ways to get weights of an unknown origin. Each takes a model and a folder.
 
 
 def file_of_weights(model, folder):
@@ -126,7 +126,7 @@ def test_weights_of_unseen_origin_leave_the_ledger_incomplete(way, tmp_path):
     assert is_complete(compiled(model))
     way(model, tmp_path)
     assert not is_complete(model)
-    assert model.optimizer.ledger.epsilon(1e-3) == 0.0  # What is known.
+    assert model.optimizer.ledger.epsilon(1e-3) == 0.0  # The known part.
     tfdpx.checks.mark_public(model)
     assert is_complete(model)
     way(model, tmp_path)
@@ -151,7 +151,7 @@ def test_a_layer_made_with_weights_is_of_unseen_origin():
     assert not is_complete(compiled(keras.Sequential([keras.Input([2]), embedding])))
 
 
-# Ways to weights that bring their ledger along. Each takes a trained model and a folder.
+# Ways to get weights together with their ledger. Each takes a trained model and a folder.
 
 
 def by_file(name):
@@ -296,7 +296,7 @@ def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path)
 def test_what_came_together_is_declared_together(tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
-    tfdpx.checks.mark_public(model.layers[0])  # Nobody has spoken of the other layer.
+    tfdpx.checks.mark_public(model.layers[0])  # The other layer is still undeclared.
     assert not is_complete(model)
     backbone, head = keras.layers.Dense(5), keras.layers.Dense(3)
     model = compiled(keras.Sequential([keras.Input((6,)), backbone, head]))
@@ -350,7 +350,7 @@ def test_hdf5_is_refused_for_private_models(trained, tmp_path):
     save = keras.callbacks.ModelCheckpoint(tmp_path / "m.h5")
     with pytest.raises(ValueError, match="no room for the ledger"):
         train(copy.deepcopy(trained), callbacks=[save])
-    compiled(bare(), "sgd").save(tmp_path / "m.h5")  # Which is anybody's own business.
+    compiled(bare(), "sgd").save(tmp_path / "m.h5")  # The rule is not for other optimizers.
     assert keras.saving.load_model(tmp_path / "m.h5").optimizer.learning_rate == 0.01
 
 

@@ -1,4 +1,4 @@
-"""Losses and metrics of examples with positions: what Keras computes on a batch of one."""
+"""Losses and metrics of examples with positions, compared with Keras's on batches of one."""
 
 import re
 
@@ -44,7 +44,7 @@ def made(loss, shape, mask=False, **arguments):
 
 
 def by_batches_of_one(model, x, y, weights=None):
-    """The sum over examples of gradients clipped to 0.1, over 0.1 B."""
+    """Returns the sum over examples of gradients clipped to 0.1, divided by 0.1 B."""
     weights = None if weights is None else tf.constant(weights)
     gradients = batch_of_one_gradients(model, tf.constant(x), tf.constant(y), weights, 1)
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
@@ -58,7 +58,7 @@ def change_of_one_update(model, batch):
 
 
 def batch_of(x, y, weights=None):
-    """A batch as `fit` gives it, and which examples it drew."""
+    """Returns a batch of `fit`, and a flag for each drawn example."""
     from tfdpx.sampling.batch_sampler import sampler_of
 
     model = made("mse", x.shape[:-1])  # Its session draws.
@@ -121,7 +121,7 @@ def test_weights_and_masks_of_positions(weights, reduction):
     assert all(np.isfinite(value) for value in logs.values())
 
 
-METRICS = {  # Of targets of a kind.
+METRICS = {  # Metrics for each kind of targets.
     "sparse": lambda: [
         keras.metrics.SparseCategoricalAccuracy(),
         "accuracy",

@@ -1,4 +1,4 @@
-"""Attacks on the secrets: nothing written or said holds them, and no noise is used twice."""
+"""Attacks on the secrets: they are in no file or message, and no noise is used twice."""
 
 import contextlib
 import copy
@@ -35,7 +35,7 @@ class Known(set):
     """The 64-bit words of all secrets of this process, as ints."""
 
     def traces(self):
-        """Every way to write them down: as numbers, in hexadecimal, as bytes."""
+        """Returns every way to write them down: as numbers, in hexadecimal, as bytes."""
         for word in self:
             yield str(word).encode()
             yield str(word & (2**64 - 1)).encode()
@@ -79,7 +79,7 @@ def test_every_training_takes_128_bits_of_the_operating_system(known):
 
 
 def content(path):
-    """All bytes of a file, or of the files of a folder, compressed members unpacked."""
+    """Returns all bytes of a file, or of a folder's files, with compressed members unpacked."""
     if path.is_dir():
         return b"".join(content(inner) for inner in path.iterdir())
     if zipfile.is_zipfile(path):
@@ -118,11 +118,11 @@ def test_no_file_holds_a_seed(seed, known, tmp_path):
         assert str(seed).encode() not in found, kind
     (tmp_path / "f").write_bytes(np.array(noise.make_seed()).tobytes())
     (tmp_path / "g").write_bytes(np.array(session.secret_of(seed, "step")).tobytes())
-    assert known.are_in(content(tmp_path))  # The search finds one that is there.
+    assert known.are_in(content(tmp_path))  # The search can find a secret.
 
 
 def said(model, folder):
-    """All that a training prints, logs, warns of, raises, or writes to TensorBoard's files."""
+    """Returns all that a training prints, logs, warns, raises, or writes for TensorBoard."""
     text, log = io.StringIO(), logging.StreamHandler(io.StringIO())
     root = logging.getLogger()
     level = root.level
@@ -160,7 +160,7 @@ def test_nothing_that_a_training_says_tells_a_secret(known, tmp_path):
 
 
 def test_no_file_holds_numbers_of_the_data_without_noise(tmp_path):
-    """Losses, metrics and broken examples are counted, in no variable that is saved."""
+    """Losses, metrics and broken examples are counted in variables that are never saved."""
     names, model, x = [], make(), X.copy()
     x[0] = np.nan
     model.fit(PLAN.batches(x, Y), steps_per_epoch=3, verbose=0)
@@ -173,7 +173,7 @@ def test_no_file_holds_numbers_of_the_data_without_noise(tmp_path):
 
 
 def noise_of_one_update(model):
-    """The change of the weights by an update without examples: noise alone."""
+    """Returns the change of the weights by an update without examples, which is noise alone."""
     before = small.weights(model)
     model.train_on_batch(X[:20], Y[:20], sample_weight=np.zeros(20, "float32"))
     return small.weights(model) - before
@@ -225,12 +225,12 @@ def after_one_update():
 
 @pytest.fixture(scope="module")
 def wanted():
-    """Returns the second update of a run with the seed."""
+    """The second update of a run with the seed."""
     return noise_of_one_update(after_one_update())
 
 
 def test_a_copy_has_noise_of_its_own(tmp_path, wanted):
-    """Also one of an optimizer with a seed, whose noise is known."""
+    """The copied optimizer may have a seed, so that its noise is known."""
     model = after_one_update()
     copies = {"load_model": DUPLICATES["load_model"](model, tmp_path)}
     check_noise_of_copies(model, copies, wanted)
@@ -248,7 +248,7 @@ def test_every_kind_of_copy_has_noise_of_its_own(tmp_path, wanted):
 
 
 def check_noise_of_copies(model, copies, wanted):
-    """Fails where a copy repeats the noise of the run, or of another copy."""
+    """Fails if a copy repeats the noise of the run, or of another copy."""
     found = [wanted]
     for other in copies.values():
         other.optimizer.iterations.assign(model.optimizer.iterations)

@@ -1,4 +1,4 @@
-"""Training on people: against a loop over them, by leaving one out, and what is refused."""
+"""Training on people: against a loop over them, by leaving one out, and refusals."""
 
 import pathlib
 import re
@@ -39,7 +39,7 @@ def make_model(plan=None, layers=None, compile_arguments=None, **arguments):
 
 
 def update(model, weights=None, k=MOST, x=X, y=Y, ids=IDS, class_weight=None):
-    """The change of the weights by one update on all people; the weights return to their values."""
+    """Returns the change of the weights by one update on all people; the weights are restored."""
     before = [variable.numpy() for variable in model.trainable_variables]
     arguments = dict(user_ids=ids, examples_per_user=k, steps_per_epoch=1, verbose=0)
     model.fit(x, y, sample_weight=weights, class_weight=class_weight, **arguments)
@@ -56,7 +56,7 @@ def _model():
 
 
 def by_a_loop(model, weights=None):
-    """As `update`, person by person: the mean gradient of their examples, clipped."""
+    """Computes `update` person by person: the mean gradient of their examples, clipped."""
     total, clip = 0.0, model.optimizer.l2_norm_clip
     weights = np.ones(len(IDS), "float32") if weights is None else weights
     gradients = batch_of_one_gradients(model, *map(tf.constant, (X, Y, weights)), 1)
@@ -73,7 +73,7 @@ def test_an_update_is_the_sum_of_clipped_means_of_people(model, k):
     np.testing.assert_allclose(update(model, k=k), by_a_loop(model), rtol=1e-4, atol=1e-6)
 
 
-def test_means_and_not_sums_are_clipped():  # Above the clip both have one direction.
+def test_means_and_not_sums_are_clipped():  # Above the clip, both have one direction.
     model = make_model(l2_norm_clip=5.0)
     wanted = by_a_loop(model)
     np.testing.assert_allclose(update(model), wanted, rtol=1e-4, atol=1e-6)
@@ -82,8 +82,8 @@ def test_means_and_not_sums_are_clipped():  # Above the clip both have one direc
 def test_examples_have_weights_of_their_own(model):
     weights = RNG.uniform(0.5, 3, len(IDS)).astype("float32")
     weights[RNG.permutation(len(IDS))[:6]] = 0.0
-    weights[IDS == 3] = 0.0  # Of one person nothing is left.
-    x = np.where(weights[:, np.newaxis] == 0, np.float32("nan"), X)  # What is absent is not read.
+    weights[IDS == 3] = 0.0  # One person has no example left.
+    x = np.where(weights[:, np.newaxis] == 0, np.float32("nan"), X)  # Absent rows are not read.
     wanted = by_a_loop(model, weights)
     np.testing.assert_allclose(update(model, weights, x=x), wanted, rtol=1e-4, atol=1e-6)
     wanted = by_a_loop(model, weights * np.array([1.0, 0.0, 4.0], "float32")[Y])
@@ -155,7 +155,7 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
         (np.append(2**32 - 1, IDS[1:]), "the id 4294967295"),
         (["NULL", *map(str, IDS[1:])], "the id 'NULL'"),
         (["1 ", *map(str, IDS[1:])], "'1 ' and '1'|'1' and '1 '"),
-        (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # Of a file's first line.
+        (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # As on a file's first line.
         (["\u00e9", "e\u0301", *map(str, IDS[2:])], "in one way"),
         (["\u00e9", "e\u200d\u0301", *map(str, IDS[2:])], "in one way"),
         (["\u0390", "\u03aa\u0301", *map(str, IDS[2:])], "in one way"),  # In upper case.
@@ -170,7 +170,7 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
 
 
 class Indexed(np.ndarray):
-    """What is read of a pandas object, which is not installed here."""
+    """A stand-in for a pandas object, because pandas is not installed here."""
 
     index = None
 

@@ -17,7 +17,7 @@ def make(**arguments):
 
 
 def scalars(folder):
-    """Dict from run to the tags of all event files under `folder`."""
+    """Reads a dict from run to the tags of all event files under `folder`."""
     from tensorflow.python.summary.summary_iterator import summary_iterator
 
     found = collections.defaultdict(set)

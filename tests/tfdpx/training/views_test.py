@@ -1,4 +1,4 @@
-"""Views in training: which of them a step averages, and layers of others."""
+"""Views in training: the views that a step averages, and layers of Keras or others as views."""
 
 import warnings
 

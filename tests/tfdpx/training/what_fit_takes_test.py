@@ -1,4 +1,4 @@
-"""`plan.batches` takes what `fit` takes, and draws the same examples from each form."""
+"""`plan.batches` accepts the inputs of `fit`, and draws the same examples from each form."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ PLAN = tfdpx.PrivacyPlan(
 
 
 class Frame:
-    """What this project needs of a pandas.DataFrame or Series, which is not installed here."""
+    """A stand-in for a pandas.DataFrame or Series, because pandas is not installed here."""
 
     def __init__(self, values):
         self._values = np.asarray(values)
@@ -29,7 +29,7 @@ class Frame:
     def __len__(self):
         return len(self._values)
 
-    def __getitem__(self, key):  # By column, not by row: nothing may index it.
+    def __getitem__(self, key):  # By column, not by row, so tfdpx must not index it.
         raise KeyError(key)
 
 
@@ -127,7 +127,7 @@ def test_shares_out_of_range():
 
 
 def trained(fit, **arguments):
-    """Weights after `fit(model, plan)` of a small regression with a seed, and its optimizer."""
+    """Fits a small regression with a seed by `fit(model, plan)`; returns weights and optimizer."""
     seeds.fix(3)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile(tfdpx.DPSGD(0.01, plan=PLAN, seed=4, **arguments), "mse", jit_compile=False)
