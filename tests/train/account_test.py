@@ -1,4 +1,4 @@
-"""`account` by its flags: what is solved, what runs have spent together, and what is refused."""
+"""`account` by its flags: solving, the joint privacy loss of runs, and refusals."""
 
 import io
 import math
@@ -40,7 +40,7 @@ def ask(run):
 @pytest.mark.slow
 def test_people_with_several_rows(ask, refusal):
     record, text = ask(**{**SMALL, "batch_size": 500}, rows_per_user=3)
-    # In full batches, three rows that move by one clip each are one person who moves by three.
+    # In full batches, three rows that each move by one clip equal one person who moves by three.
     together = group_epsilon(Ledger((Entry(4.0, 1.0, 60),)), 3, delta=1e-5)
     assert record["epsilon_of_user"] == pytest.approx(together, rel=1e-3)
     assert record["epsilon_of_user_drawing_people"] == pytest.approx(together, rel=1e-2)
@@ -50,7 +50,7 @@ def test_people_with_several_rows(ask, refusal):
 
 
 def composed(*runs, accountant="pld", delta=1e-5):
-    """Epsilon by dp_accounting itself, of runs of a noise, a number of updates and a rate."""
+    """Returns dp_accounting's epsilon of runs, each of a noise, a number of updates and a rate."""
     kinds = pld_privacy_accountant.PLDAccountant, rdp_privacy_accountant.RdpAccountant
     judge = kinds[accountant == "rdp"]()
     for noise, steps, *rate in runs:
@@ -59,7 +59,7 @@ def composed(*runs, accountant="pld", delta=1e-5):
     return judge.get_epsilon(delta)
 
 
-# Each with a change that would overspend.
+# Each quantity has a change that would overspend.
 UNKNOWN = {"noise_multiplier": 0.999, "batch_size": 1, "num_examples": -1, "steps": 1}
 UNKNOWN |= {"delta": 0.99, "epsilon": None}
 
@@ -89,7 +89,7 @@ def test_epochs_and_pld_and_what_is_said_of_both(ask, capsys, monkeypatch):
     assert (found["steps"], found["epochs"], found["sampling_probability"]) == (60, 6.0, 0.1)
     assert found["epsilon_pld"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
     assert found["epsilon"] == found["epsilon_pld"] < found["epsilon_rdp"]
-    # A guarantee that says little, and no library to compare with.
+    # A weak guarantee, and no library to compare with.
     monkeypatch.setattr(account_question, "compute_dp_sgd_privacy_lib", None)
     found, text = ask(**{**SMALL, "delta": 0.01})
     assert "Warning: delta=0.01 exceeds 1/num_examples=0.002" in capsys.readouterr().err
@@ -167,7 +167,7 @@ def test_tensorflow_privacy_agrees_and_stands_beside(run, given, accountant, nam
 
 
 def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, **changes):
-    """A folder with the record that a run leaves."""
+    """Writes the record of a run to a folder."""
     entry = Entry(noise, 0.1, steps, poisson_sampled="sampling" not in changes, run=run)
     given = dict(program="classify", data=data, ledger=Ledger((entry,)), delta=1e-5)
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, **changes):
 
 
 def save_model(path, ledger):
-    """A `.keras` file as Keras saves a model with a private optimizer."""
+    """Saves a `.keras` file as Keras saves a model with a private optimizer."""
     weights = io.BytesIO()
     with h5py.File(weights, "w") as file:
         file["optimizer/vars/ledger"] = np.frombuffer(ledger.to_json().encode(), "uint8")
@@ -270,7 +270,7 @@ def test_a_model_that_was_trained_on_and_saved_in_place(ask, refusal, tmp_path):
     both = pytest.approx(composed((4.0, 60), (1.0, 30)), rel=2e-3)
     assert ask(workdir=tmp_path)[0]["epsilon"] == both
     assert both in [run["epsilon"] for run in ask(compare=tmp_path)[0]["runs"]]
-    # Loaded without the optimizer, Keras's file of a run has no ledger: it begins anew.
+    # Keras loaded the file without its optimizer, so the ledger is lost and begins at zero.
     save_model(tmp_path / "model.keras", Ledger(more.entries, is_complete=False))
     assert "does not hold what the record says was spent" in refusal(account, workdir=tmp_path)
     found, text = ask(workdir=[tmp_path / "record.json", tmp_path / "model.keras"])
@@ -291,12 +291,12 @@ def test_runs_are_compared(ask, refusal, tmp_path):
     assert [run["accuracy"] for run in found["runs"]] == [0.5, 0.75]
     epsilons = [run["epsilon"] for run in found["runs"]]
     assert epsilons == pytest.approx([composed((4.0, 60)), composed((6.0, 60))], rel=2e-3)
-    # From the folder around them; at another delta.
+    # The folder around them gives the same; then at another delta.
     assert ask(compare=tmp_path)[0] == found
     tighter, _ = ask(compare=tmp_path, delta=1e-7)
     assert tighter["runs"][0]["epsilon"] > epsilons[0] and tighter["runs"][1]["delta"] == 1e-7
 
-    # In a picture, with one that is not private, one of the same name and two without an accuracy.
+    # A picture, with a run that is not private, one of the same name, and two without an accuracy.
     leave(tmp_path / "$c$", noise=0.0, delta=None, run=3, results={"test_accuracy": 0.9})
     lacking = leave(tmp_path / "d" / "a", run=4), leave(tmp_path / "e", run=5)
     with mock.patch.object(pictures, "attack_curve", wraps=pictures.attack_curve) as drawn:

@@ -1,4 +1,4 @@
-"""The binary from end to end: what it writes, resumes, releases and refuses."""
+"""The binary from end to end: its files, resumes, releases and refusals."""
 
 import json
 import re
@@ -112,8 +112,8 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     with pytest.MonkeyPatch.context() as patch:  # Another folder of the same size and classes.
         patch.setattr(identity, "of", lambda name: Data("sklearn_digits", None, "another"))
         assert "began with data=sklearn_digits" in refusal(classify, workdir=workdir, resume=True)
-    # As a user does, with no other flag, not even of the data. The seed is in no file; with it the
-    # run equals the uninterrupted one.
+    # As a user does, without other flags, not even for the data. The seed is in no file; with it
+    # the run equals the uninterrupted one.
     with flagsaver.flagsaver(workdir=str(workdir), resume=True, seed=3):
         classify.main(["classify"])
     assert "; 5 steps are done." in capsys.readouterr().out
@@ -230,9 +230,9 @@ def test_dry_run_prints_one_json_object_and_makes_no_folder(run, tmp_path):
     given = dict(workdir=tmp_path / "run", dry_run=True)
     record, _ = run(classify, **given, seconds_per_update=36.0)
     assert (record["steps"], record["estimated_hours"]) == (200, 2.0)
-    record, _ = run(classify, **given, measure=2)  # On fixed features, as the run itself.
+    record, _ = run(classify, **given, measure=2)  # On fixed features, like the run itself.
     assert 3600 * record["estimated_hours"] == pytest.approx(200 * record["seconds_per_update"])
-    # `--final` trains on what the preset holds out.
+    # `--final` trains on the images that the preset holds out.
     counts = [
         run(classify, **given, preset="table12/eps8", final=final)[0]["num_examples"]
         for final in (False, True)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason="another env
 
 
 def run(*arguments):
-    """Runs a command without the setting of TensorFlow's log that tests have."""
+    """Runs a command without the tests' setting of TensorFlow's log."""
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
 

@@ -24,7 +24,7 @@ def weights_of(workdir):
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """The flags, with the folder of a model whose record names generated images."""
+    """The flags, with the folder of a model with generated images in its record."""
     workdir = tmp_path_factory.mktemp("pretrained")
     classifiers.build("small_cnn", (8, 8, 1), 10, 120.0).save(workdir / "model.keras")
     Record("pretrain", Data("synthetic:strokes"), Ledger(), None).save(workdir / "model.keras")
@@ -33,7 +33,7 @@ def given(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def head_first(given, run, tmp_path_factory):
-    """The folder of a run, its report, and of each phase the trained weights and all values."""
+    """The folder of a run, its report, and for each phase the trained weights and all values."""
     workdir, phases = tmp_path_factory.mktemp("head_first"), []
     fit = keras.Model.fit
 
@@ -75,10 +75,10 @@ def test_ctrl_c_in_each_phase_and_a_second_one_that_does_not_wait(
     given, head_first, run, tmp_path, capsys
 ):
     given = given | {"workdir": tmp_path}
-    with pytest.raises(SystemExit, match="130"), ctrl_c_after(1):  # Of the last layer alone.
+    with pytest.raises(SystemExit, match="130"), ctrl_c_after(1):  # Phase one: the last layer.
         run(classify, **given)
     assert "interrupted at update 1; nothing is lost" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="130"), ctrl_c_after(3, times=2):  # Of all layers.
+    with pytest.raises(SystemExit, match="130"), ctrl_c_after(3, times=2):  # Phase two: all layers.
         run(classify, resume=True, **given)
     told = capsys.readouterr().err.splitlines()[-1]
     assert "interrupted; what was saved is whole" in told and told.endswith("--resume")

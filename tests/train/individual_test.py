@@ -55,5 +55,5 @@ def test_groups_have_means_correlations_and_an_attack_each():
     members, others = rng.normal(size=20_000), 1 + rng.normal(size=20_000)
     success = individual.membership_success
     assert success(members, others, splits=5) == pytest.approx(0.6915, abs=0.01)
-    # Members of higher loss are not found this way.
+    # This attack does not find members of higher loss.
     assert success(others, members, splits=5) == pytest.approx(0.5, abs=0.01)

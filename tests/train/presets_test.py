@@ -1,4 +1,4 @@
-"""Presets: the settings of the papers, what they spend, the size of their models, and an update."""
+"""Presets: the papers' settings, their privacy loss, the size of their models, and an update."""
 
 import csv
 import json
@@ -48,12 +48,12 @@ def preset_of(row):
 
 
 def size_of(row):
-    """Height and width of the images of a column."""
+    """Returns the height and width of a column's images."""
     return {"14": 224, "20": 320, "21": 256}.get(row["table"], 32)
 
 
 def in_ci(rows, *names):
-    """Returns all cases; those that are not named run in `make nightly`."""
+    """Returns all cases, of which those not named run in `make nightly`."""
     return [row if row in names else nightly(row) for row in rows]
 
 
@@ -94,8 +94,8 @@ def test_the_45_columns_of_the_paper_are_set_as_it_prints_them():
         assert (values.image_size or entry.image_shape[0]) == size_of(row), preset
 
 
-# Updates, examples of an update, noise where it is published, and epsilon by RDP and by PLD where
-# the noise was not solved for.
+# Updates, examples of an update, published noise, and epsilon by RDP and by PLD unless the noise
+# was solved for.
 OTHERS = {
     "table9/eps1": (250, 16384, 21.1, (1.00, 0.91)),
     "scatternet/mnist": (560, 4096, None, None),
@@ -236,7 +236,7 @@ def test_the_tail_takes_less_of_delta_than_is_kept_back_for_it(names):
         assert 0 < added < accountants.RESERVED_SHARE / 2 < 1e-3, preset
 
 
-# The presets whose models, images, views or trained layers differ.
+# The presets with different models, images, views or trained layers.
 UPDATES = [
     "table2/baseline", "table2/ema", "table12/eps8", "table13/eps8", "table14/eps8", "table15/eps8",
     "table16/eps8", "table17/eps8", "table18/eps8", "table20/eps8", "table21/all_eps8",
@@ -245,7 +245,7 @@ UPDATES = [
 SCRIPT = pathlib.Path(__file__).parents[1] / "support" / "preset_update.py"
 
 
-@pytest.mark.parametrize("preset", in_ci(UPDATES, "table12/eps8"))  # Of the quickest model.
+@pytest.mark.parametrize("preset", in_ci(UPDATES, "table12/eps8"))  # The quickest model.
 @pytest.mark.slow
 def test_one_update_of_the_model_at_full_image_size(preset):
     done = subprocess.run(

@@ -42,7 +42,7 @@ def record(name="photos", **changed):
 
 def page_of(folder, record):
     record.save(folder / "record.json")
-    (folder / report.STATEMENT).write_text("epsilon = 0.100")  # The page is of the record alone.
+    (folder / report.STATEMENT).write_text("epsilon = 0.100")  # The page ignores this.
     (folder / report.CONFUSION).write_bytes(b"\x89PNG")
     report.write_page(folder)
     return Page((folder / report.FILE).read_text())
@@ -143,7 +143,7 @@ WHERE_SHOWN = [
     ("sklearn_digits", "validation", True, False),
     ("folder:/photos", "test", False, False),
     ("folder:/photos", "test", True, True),
-    ("my_own_builder", "test", False, False),  # It may be private, as a folder.
+    ("my_own_builder", "test", False, False),  # It may be private, like a folder.
 ]
 
 

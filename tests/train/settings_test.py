@@ -1,4 +1,4 @@
-"""Presets and flags: which wins, the quantity that is solved for or chosen, and the step of a run.
+"""Presets and flags: their precedence, solved and chosen quantities, and the step of a run.
 
 classify_test.py has the refusals.
 """

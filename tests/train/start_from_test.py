@@ -1,4 +1,4 @@
-"""Runs from trained weights: which come from the file, which train, and what they have seen."""
+"""Runs from trained weights: those from the file, those that train, and the data they have seen."""
 
 import math
 import shutil
@@ -27,14 +27,14 @@ GRAY = IMAGES[..., :1]
 
 
 def start(path=None, **given):
-    """The start of a run, and its settings."""
+    """Returns the start of a run."""
     own = {name: given.pop(name, None) for name in ("pixels", "batch_norm")}
     given = {"epsilon": 1.0, "init_from": path and str(path), "init_data": "mnist", **given}
     return Start(settings.resolve("digits", given), **own)
 
 
 def built(path=None, num_classes=3, shape=(8, 8, 1), **given):
-    """The model of a run on data of another centre than the file's."""
+    """Returns the model of a run on data of another centre than the file's."""
     data = dict(image_shape=shape, num_classes=num_classes, centre=100.0, deviation=50.0)
     return start(path, **{"model": "small_cnn", **given}).build(types.SimpleNamespace(**data))
 
@@ -63,7 +63,7 @@ def test_the_last_layer_starts_anew_but_from_a_file_of_weights(trained):
         assert all(map(np.array_equal, body, wanted[:-2])) and not bias.any()
         assert kernel.shape[1] == num_classes and not np.array_equal(kernel, wanted[-2])
         pixels = [np.asarray(each.get_layer("normalise")(GRAY)) for each in (model, source)]
-        np.testing.assert_allclose(*pixels, atol=1e-5)  # As the weights expect them.
+        np.testing.assert_allclose(*pixels, atol=1e-5)  # Scaled for the loaded weights.
     models.append(built(path.replace(".keras", ".weights.h5")))
     assert all(map(np.array_equal, models[-1].get_weights(), wanted))
     for model in models:
@@ -94,7 +94,7 @@ def test_files_that_do_not_fit(trained, tmp_path):
 
 
 def theirs(*first, shape=SHAPE, name="theirs"):
-    """A model with batch normalization whose statistics are not those of new layers."""
+    """Returns a model with batch normalization, with statistics that differ from new layers."""
     layers = [L.Conv2D(4, 3, name="conv"), L.BatchNormalization(name="norm"), L.ReLU()]
     head = [L.GlobalAveragePooling2D(), L.Dropout(0.5), L.Dense(3, activation="softmax")]
     model = keras.Sequential([keras.Input(shape), *first, *layers, *head], name=name)
@@ -142,7 +142,7 @@ def test_pixels_arrive_as_the_flag_says_or_the_model_expects(pixels, first, name
 
 
 def test_unknown_scaling_of_pixels_is_asked_for(tmp_path):
-    for name in ("theirs", "convnext_tiny"):  # The second, without its scaling.
+    for name in ("theirs", "convnext_tiny"):  # The second has lost its scaling.
         with pytest.raises(UserError, match="by pixels=0..255 or pixels=0..1 or"):
             start(file_of(theirs(name=name), tmp_path))
 
@@ -180,7 +180,7 @@ def test_a_run_folder_stands_for_its_model(trained, tmp_path):
 
 @pytest.fixture
 def file(tmp_path):
-    """A function that makes a file whose weights were trained on the given data sets."""
+    """A function that makes a file with weights that were trained on some data sets."""
     bare = tmp_path / "bare.keras"
     keras.Sequential([keras.Input(SHAPE), L.Rescaling(1.0), L.Flatten(), L.Dense(3)]).save(bare)
 
@@ -236,5 +236,5 @@ def test_a_file_that_does_not_say(file, trained, tmp_path):
         assert start(path, init_data="imagenet32", **given).ledger_on("digits") == Ledger()
         with pytest.raises(UserError, match="trained on sklearn_digits already, without"):
             start(path, init_data="digits", **given).ledger_on("digits")
-    # The word of the file goes before that of the user.
+    # The declaration of the file has precedence over that of the user.
     assert before(file("digits"), "digits", init_data="mnist") == PRIVATE

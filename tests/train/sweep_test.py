@@ -1,4 +1,4 @@
-"""A sweep: what its grid means, how it goes on where it was, its table, and what is refused."""
+"""A sweep: its grid, how it resumes, its table, and refusals."""
 
 import csv
 import re
@@ -83,7 +83,7 @@ def test_every_point_runs_with_every_seed_at_one_epsilon(run):
     swept = settings_of("preset=table12/eps8,table2/ema;epsilon=1,2;augmult=16", delta=1e-4)
     assert {(s.epsilon, s.delta) for s in swept} == {(1.0, 1e-4), (2.0, 1e-4)}
 
-    # Nothing is chosen on test images unless the flags ask for it.
+    # No choice uses test images unless the flags ask for it.
     for preset in ("digits", "table12/eps8"):
         planned = settings_of("learning_rate=1", preset=preset)[0]
         assert planned.eval_split == "validation" and planned.validation > 0
@@ -94,7 +94,7 @@ def test_every_point_runs_with_every_seed_at_one_epsilon(run):
     assert (planned.augmult, planned.augment_padding, planned.augment_flip) == (0, 0, False)
 
 
-# Stands for `python -m tfdpx.train.classify`: leaves a record, or fails where it is told to.
+# Replaces `python -m tfdpx.train.classify`: writes a record, or fails if asked to.
 FAKE = """#!/bin/sh
 for argument in "$@"; do
   case "$argument" in --workdir=*) folder="${argument#--workdir=}" ;; esac
