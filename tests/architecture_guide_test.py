@@ -77,7 +77,7 @@ class Careless(ClipPolicy):
 
 
 def test_the_step_leaves_out_what_a_careless_policy_does_not():
-    def made(microbatch_size):
+    def make_bench(microbatch_size):
         return bench.Bench(  # Without a bias, the gradient of a row of zeros is zero.
             layers=lambda: [layers.Dense(3, use_bias=False)],
             noise_multiplier=1e-6,
@@ -86,8 +86,8 @@ def test_the_step_leaves_out_what_a_careless_policy_does_not():
         )
 
     x, y = small.data()
-    without = made(None).step(np.delete(x, 3, 0), np.delete(y, 3))
-    in_microbatches = made(5)  # The last microbatch has absent rows.
+    without = make_bench(None).step(np.delete(x, 3, 0), np.delete(y, 3))
+    in_microbatches = make_bench(5)  # The last microbatch has absent rows.
     for value in (np.nan, np.inf, 0.0):
         x[3] = value
         np.testing.assert_allclose(in_microbatches.step(x, y), without, atol=1e-5)
@@ -112,14 +112,14 @@ def test_a_data_set(monkeypatch):
     entry = run("A data set")["ENTRY"]
     assert tfds.find("kmnist") is None
     monkeypatch.setattr(tfds, "ENTRIES", (*tfds.ENTRIES, entry))
-    given = {
+    values = {
         "dataset": "kmnist",
         "model": "small_cnn",
         "epsilon": 3.0,
         "batch_size": 600,
         "steps": 100,
     }
-    record = dry_run.describe(settings.resolve("digits", given))
+    record = dry_run.describe(settings.resolve("digits", values))
     assert record["num_examples"] == 60_000 and 2.9 < record["epsilon_pld"] <= 3.0
 
 

@@ -72,12 +72,12 @@ def pytest_terminal_summary(terminalreporter):
         for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
         if report.when == "call"
     }
-    found = {report.nodeid for report in terminalreporter.getreports("passed")}
+    passed = {report.nodeid for report in terminalreporter.getreports("passed")}
     bugs = {test: bug for test, bug in bugs.items() if bug}
     if bugs:
         terminalreporter.section("planted bugs")
     for test, bug in sorted(bugs.items(), key=lambda row: row[1]):
-        terminalreporter.line(f"{'found ' if test in found else 'MISSED'} {bug}: {test}")
+        terminalreporter.line(f"{'found ' if test in passed else 'MISSED'} {bug}: {test}")
 
 
 @pytest.fixture(autouse=True)
@@ -91,13 +91,13 @@ def _planted_bug(request, record_property):
 @contextlib.contextmanager
 def _without_stderr():
     """Discards all output to file descriptor 2, because C++ writes there too."""
-    kept, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(sink)
 
 
@@ -126,7 +126,7 @@ def finished_runs(tmp_path_factory):
 def run(finished_runs):
     """A function from a program and its flags to the record in its last line, and the output."""
 
-    def run_program(program, **given):
+    def run_program(program, **flag_values):
         if not flags.FLAGS.is_parsed():
             flags.FLAGS(["test"])
         # Flags of the program itself are parsed as text.
@@ -135,14 +135,14 @@ def run(finished_runs):
         if separate:
             program.define_flags(values)
         arguments = [program.__name__]
-        for name, value in given.items():
+        for name, value in flag_values.items():
             if name in values:
                 text = ",".join(map(str, value)) if isinstance(value, list) else value
                 arguments.append(f"--{name}={text}")
             else:
                 shared[name] = str(value) if isinstance(value, os.PathLike) else value
         values(arguments)
-        of_table = str(given.get("dataset")).startswith(("csv:", "parquet:"))
+        of_table = str(flag_values.get("dataset")).startswith(("csv:", "parquet:"))
         if "data_dir" in flags.FLAGS and not of_table:
             shared.setdefault("data_dir", finished_runs.data_dir)
         output = io.StringIO()
@@ -159,9 +159,9 @@ def run(finished_runs):
 def refusal(run):
     """A function from a program and its flags to its one-line error message."""
 
-    def refuse(program, **given):
+    def refuse(program, **arguments):
         with pytest.raises(SystemExit) as error:
-            run(program, **given)
+            run(program, **arguments)
         text = error.value.code
         assert text.startswith(f"{program.__name__}: ") and "\n" not in text
         return text

@@ -42,12 +42,12 @@ def texts():
 
 def missing(quotes):
     """Returns the quotes that no string contains, with all parts between "..." in order."""
-    found = list(texts())
+    strings = list(texts())
 
     def pattern(quote):
         return re.compile(".*".join(map(re.escape, quote.split("..."))), re.DOTALL)
 
-    return [quote for quote in quotes if not any(map(pattern(quote).search, found))]
+    return [quote for quote in quotes if not any(map(pattern(quote).search, strings))]
 
 
 def test_errors_that_the_page_quotes_are_in_the_source():
@@ -69,9 +69,9 @@ def test_what_epsilon_lets_an_attacker_guess():
         mu = math.sqrt(200) / tfdpx.PrivacyPlan(100, delta=delta, **budget).noise_multiplier
         factor = math.exp(float(epsilon))
         right = (factor + delta) / (1 + factor)
-        found = min(factor * false + delta, 1 - (1 - delta - false) / factor)
+        true_rate = min(factor * false + delta, 1 - (1 - delta - false) / factor)
         of_gaussian = norm.cdf(mu / 2), norm.cdf(norm.ppf(false) + mu)
-        exact = [right, of_gaussian[0], found, of_gaussian[1]]
+        exact = [right, of_gaussian[0], true_rate, of_gaussian[1]]
         for text, value in zip(shown, exact, strict=True):
             digits = len(text.partition(".")[2])
             assert float(text) == pytest.approx(100 * value, abs=0.51 * 10**-digits)

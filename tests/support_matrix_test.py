@@ -50,12 +50,12 @@ def trains(cell):
     return not cell.startswith("no ")
 
 
-def check(cell, found, *context):
+def check(cell, outcome, *context):
     number = re.fullmatch(r"no \((\d+)\)", cell)
     if number:
-        assert ERRORS[number[1]] in found, context
+        assert ERRORS[number[1]] in outcome, context
     else:
-        assert found == cell, context
+        assert outcome == cell, context
 
 
 def paired(row, column):
@@ -88,7 +88,7 @@ def trainings():
     names = sorted(support_matrix.FEATURES)
     ways = {cell: outcome for cell, outcome in WAYS.items() if trains(outcome)}
     pairs = {(a, b): together(a, b) for a in names for b in names if a < b and together(a, b)}
-    found = [(way, [name], cell) for (name, way), cell in WAYS.items() if not trains(cell)]
+    cases = [(way, [name], cell) for (name, way), cell in WAYS.items() if not trains(cell)]
     left = {**ways, **pairs}
 
     def covered(way, chosen, outcome):
@@ -109,12 +109,12 @@ def trainings():
                 if WAYS[name, way] in ("yes", outcome)
                 and all(name != other and together(name, other) for other in chosen)
             ]
-            best = max([chosen, *more], key=lambda each: len(covered(way, each, outcome)))
+            best = max([chosen, *more], key=lambda candidate: len(covered(way, candidate, outcome)))
             gain, chosen = len(best) - len(chosen), best
         for cell in covered(way, chosen, outcome):
             del left[cell]
-        found.append((way, list(chosen), outcome))
-    return found
+        cases.append((way, list(chosen), outcome))
+    return cases
 
 
 def test_every_feature_has_its_row_and_every_error_is_in_a_table():
@@ -142,13 +142,13 @@ def test_accountants(column):
     for (row, other), cell in ACCOUNTANTS.items():
         if other != column:
             continue
-        given = {"batch_size": 100, "accountant": row.strip('`"'), **of_column.get(column, {})}
+        arguments = {"batch_size": 100, "accountant": row.strip('`"'), **of_column.get(column, {})}
         try:
-            plan = tfdpx.PrivacyPlan(1000, steps=20, epsilon=3.0, delta=1e-5, **given)
-            found = f"{plan.noise_multiplier:.3f}" + ", approx." * plan.is_approximate
+            plan = tfdpx.PrivacyPlan(1000, steps=20, epsilon=3.0, delta=1e-5, **arguments)
+            outcome = f"{plan.noise_multiplier:.3f}" + ", approx." * plan.is_approximate
         except ValueError as error:
-            found = str(error)
-        check(cell, found, row, column)
+            outcome = str(error)
+        check(cell, outcome, row, column)
 
 
 @pytest.mark.slow
@@ -166,8 +166,8 @@ def test_ways_on_replicas(tmp_path, monkeypatch):
     path.write_text(json.dumps([[way, *names] for way, names, _ in tried]))
     monkeypatch.setenv("SUPPORT_MATRIX", str(path))
     processes.run_alone("support_matrix.tried")
-    for (way, names, outcome), found in zip(tried, json.loads(path.read_text()), strict=True):
-        check(outcome, found, way, names)
+    for (way, names, outcome), result in zip(tried, json.loads(path.read_text()), strict=True):
+        check(outcome, result, way, names)
 
 
 @pytest.mark.slow

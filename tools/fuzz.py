@@ -41,18 +41,18 @@ def hung(*_):
 def a_checkpoint(folder):
     """Trains a little, with individual accounting and a checkpoint in `folder`."""
     plan = tfdpx.PrivacyPlan(12, batch_size=4, steps=3, noise_multiplier=1.0, delta=1e-3)
-    each = tfdpx.accounting.IndividualAccountant(plan)
+    accountant = tfdpx.accounting.IndividualAccountant(plan)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-    model.compile(tfdpx.DPSGD(0.1, plan=plan, individual=each), loss="mse")
+    model.compile(tfdpx.DPSGD(0.1, plan=plan, individual=accountant), loss="mse")
     x = keras.random.normal((12, 2), seed=0)
     batches = plan.batches(x, x, optimizer=model.optimizer)
     model.fit(batches, callbacks=[tfdpx.callbacks.Checkpoint(folder)], verbose=0)
 
 
-def check_configuration(given):
+def check_configuration(config):
     """Runs `fuzz_configurations.check`, or accepts a refusal of tfdpx."""
     try:
-        fuzz_configurations.check(given)
+        fuzz_configurations.check(config)
         return "trained"
     except Exception as error:
         if not fuzz_inputs.is_ours(error):
@@ -93,16 +93,16 @@ def try_for(seconds, strategy, check):
     )  # fmt: skip
     @hypothesis.seed(time.time_ns())
     @hypothesis.given(strategy)
-    def attempt(given):
+    def attempt(example):
         if time.monotonic() > end:
             raise _Over
         signal.alarm(HANG)
         try:
-            answers[check(given) or "answered"] += 1
+            answers[check(example) or "answered"] += 1
         except Exception as error:
             answers["failed"] += 1
             text = "".join(traceback.format_exception_only(error)).strip()
-            failures.append(f"{given!r}: {text[-600:]}")
+            failures.append(f"{example!r}: {text[-600:]}")
             print(failures[-1], file=sys.stderr, flush=True)
         finally:
             signal.alarm(0)

@@ -45,20 +45,20 @@ def make(kind, seed):
     """Returns the same model, plan and `IndividualAccountant` or None in every process."""
     keras.utils.set_random_seed(1)
     plan = tfdpx.PrivacyPlan(EXAMPLES, BATCH, UPDATES, noise_multiplier=1.0, delta=DELTA)
-    each = tfdpx.accounting.IndividualAccountant(plan) if kind == "individual" else None
+    accountant = tfdpx.accounting.IndividualAccountant(plan) if kind == "individual" else None
     if kind == "adam":
         optimizer = tfdpx.DPAdam(0.01, plan=plan, use_ema=True, seed=seed)
     else:
-        optimizer = tfdpx.DPSGD(0.1, plan=plan, momentum=0.9, individual=each, seed=seed)
+        optimizer = tfdpx.DPSGD(0.1, plan=plan, momentum=0.9, individual=accountant, seed=seed)
     layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(4)]
     model = keras.Sequential([keras.Input((8,)), *layers])
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model, plan, each
+    return model, plan, accountant
 
 
 def train(kind, seed, folder, unbroken):
     """Trains one part of a run in a child process, and writes the result if it reaches the end."""
-    model, plan, each = make(kind, seed)
+    model, plan, accountant = make(kind, seed)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(EXAMPLES, 8)).astype("float32"), rng.integers(0, 4, EXAMPLES)
     callbacks = []
@@ -70,8 +70,8 @@ def train(kind, seed, folder, unbroken):
         batches, epochs=UPDATES // EPOCH, steps_per_epoch=EPOCH, callbacks=callbacks, verbose=0
     )
     arrays = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
-    if each is not None:
-        arrays += [each.norms(), each.epsilon()]
+    if accountant is not None:
+        arrays += [accountant.norms(), accountant.epsilon()]
     if seed is None:
         arrays = []
     result = folder / ("unbroken.npz" if unbroken else "resumed.npz")

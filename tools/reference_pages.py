@@ -55,8 +55,8 @@ def flags_page():
         defaults = {f.name: f.default for f in dataclasses.fields(settings)} if settings else {}
         for name, flag in sorted(flags_of(program).items()):
             default = defaults.get(name) if flag.default is None else flag.default
-            known = default not in (None, "", dataclasses.MISSING)
-            shown = f" Default: `{str(default).lower()}`." if known else ""
+            has_default = default not in (None, "", dataclasses.MISSING)
+            shown = f" Default: `{str(default).lower()}`." if has_default else ""
             parts.append(f"| `--{name}` | {_marked(flag.help)}{shown} |\n")
     return "".join(parts)
 
@@ -87,13 +87,13 @@ def _rows(group, common):
     yield _row("all" if columns else f"`{group}`", common)
     for column in columns:
         name = f"{group}/{column}" if column else group
-        own = {
+        values = {
             key: value
             for key, value in presets.values_of(name).items()
             if key not in common or common[key] != value
         }
         at = f" at epsilon {presets.EPSILON:g}" * (presets.BY_EPSILON in columns[column])
-        yield _row(f"`{name}`{at}", own)
+        yield _row(f"`{name}`{at}", values)
 
 
 def _row(title, values):

@@ -25,8 +25,8 @@ class AsMeant(griffe.Extension):
 
     def on_instance(self, *, obj, **_):
         """Indents examples of Keras's docstrings, because griffe needs this under "Examples"."""
-        head, found, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
-        if found and code.startswith(">>>"):
+        head, mark, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
+        if mark and code.startswith(">>>"):
             code, gap, rest = code.partition("\n\n")
             indented = "\n".join(f"    {line}" for line in code.splitlines())
             obj.docstring.value = f"{head}Examples:\n{indented}{gap}{rest}"
@@ -34,7 +34,7 @@ class AsMeant(griffe.Extension):
 
 def rooms():
     """Returns `{module: Markdown}` of the sections of `docs/api.md`, one module each."""
-    found = {}
+    pages = {}
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for section in text.split("\n## ")[1:]:
         title, *rows = section.splitlines()
@@ -44,8 +44,8 @@ def rooms():
                 again = what.strip() == "the same class."
                 same = f"`{name}` is [tfdpx.{name.split('.')[-1]}][], the same class."
                 blocks.append(same if again else f"::: {_home(name)}")
-        found[re.match(r"`(.*?)`", title).group(1)] = "\n\n".join(blocks)
-    return found
+        pages[re.match(r"`(.*?)`", title).group(1)] = "\n\n".join(blocks)
+    return pages
 
 
 def _home(name):

@@ -155,8 +155,8 @@ def autoencoder(optimizer, folder):
     z = layers.Conv2D(1, 3, activation="sigmoid", padding="same")(z)
     model = keras.Model(inputs, z)
     model.compile(optimizer=optimizer, loss="binary_crossentropy")
-    for given in (x, noisy):
-        model.fit(x=given, y=x, epochs=1, batch_size=16, shuffle=True, verbose=0)
+    for images in (x, noisy):
+        model.fit(x=images, y=x, epochs=1, batch_size=16, shuffle=True, verbose=0)
     assert model.predict(noisy[:4], verbose=0).shape == (4, 12, 12, 1)
     return model
 

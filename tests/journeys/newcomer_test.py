@@ -33,9 +33,9 @@ def test_every_name_on_the_page_exists():
         if name.startswith("train."):
             assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
             continue
-        found = tfdpx
+        target = tfdpx
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
 
 
 @pytest.mark.slow

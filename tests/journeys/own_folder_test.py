@@ -25,15 +25,15 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def given(photos):
+def photo_flags(photos):
     return dict(dataset=f"folder:{photos}", epsilon=8.0)
 
 
 @pytest.fixture(scope="module")
-def finished(given, run, tmp_path_factory):
+def finished(photo_flags, run, tmp_path_factory):
     """The folder of a finished run, and its output."""
     workdir = tmp_path_factory.mktemp("run") / "workdir"
-    return workdir, run(classify, workdir=workdir, skip_broken=True, **given)[1]
+    return workdir, run(classify, workdir=workdir, skip_broken=True, **photo_flags)[1]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def trained(finished):
     return finished[0]
 
 
-def test_broken_images_stop_the_run_before_it_begins(given, refusal, tmp_path):
-    said = refusal(classify, workdir=tmp_path / "run", **given)
+def test_broken_images_stop_the_run_before_it_begins(photo_flags, refusal, tmp_path):
+    said = refusal(classify, workdir=tmp_path / "run", **photo_flags)
     assert re.search("2 of 122 images.*cut off.jpg.*text.png.*--skip_broken", said)
 
 
@@ -68,9 +68,9 @@ def test_one_command_says_what_it_took_and_chose(finished):
 
 
 @pytest.mark.slow
-def test_other_choices_are_flags_away(given, run, tmp_path):
-    given = dict(given, skip_broken=True, test_fraction=0.5, image_size=12)
-    record, output = run(classify, workdir=tmp_path, steps=3, learning_rate=9.0, **given)
+def test_other_choices_are_flags_away(photo_flags, run, tmp_path):
+    photo_flags = dict(photo_flags, skip_broken=True, test_fraction=0.5, image_size=12)
+    record, output = run(classify, workdir=tmp_path, steps=3, learning_rate=9.0, **photo_flags)
     assert "(about 0.5 of the images" in output and record["num_examples"] < 80
     assert "Read as 12x12 pixels, in colour (--image_size)" in output
     assert (record["steps"], record["learning_rate"]) == (3, 9.0)

@@ -90,10 +90,10 @@ def make():
 
 
 def test_mistakes_are_answered_by_what_to_write_instead():
-    model, *given = make()
+    model, *plan_and_data = make()
     for mistake, message in MISTAKES:
         with pytest.raises(ValueError, match=message):
-            mistake(model, *given)
+            mistake(model, *plan_and_data)
     assert model.optimizer.ledger.steps == 0
 
 

@@ -18,8 +18,8 @@ def test_numbers_before_anything_is_trained(run, tmp_path):
     arguments = [f"--{name}={value}" for name, value in team.items()]
     command = [sys.executable, "-m", "tfdpx.train.account", *arguments, "--noise_multiplier=1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["solved"] == "epsilon" and found["epsilon_pld"] > 3
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["solved"] == "epsilon" and answer["epsilon_pld"] > 3
 
     # Which noise would be, how much does more noise help, and is there a picture?
     picture = tmp_path / "new" / "trade_off.png"

@@ -24,9 +24,9 @@ def images(height=32, width=32, channels=3, rows=2):
 def network(shape=(16, 12, 3), name="theirs", norms=L.BatchNormalization):
     """Returns a model to feature maps, with statistics that differ from those of new layers."""
     layers = [L.Conv2D(4, 3, strides=2, name="conv"), norms(name="norm"), L.ReLU()]
-    made = keras.Sequential([keras.Input(shape), *layers], name=name)
-    randomize(made)
-    return made
+    model = keras.Sequential([keras.Input(shape), *layers], name=name)
+    randomize(model)
+    return model
 
 
 def randomize(model):
@@ -159,12 +159,12 @@ def test_saving_keeps_the_preprocessing_and_what_is_frozen(make, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".weights.h5", slow(".keras")])
 def test_weights_from_a_file(suffix, tmp_path):
-    made = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
-    randomize(made)
+    source = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
+    randomize(source)
     path = tmp_path / f"saved{suffix}"
-    made.save_weights(path) if suffix == ".weights.h5" else made.save(path)
+    source.save_weights(path) if suffix == ".weights.h5" else source.save(path)
     model = backbone("MobileNet", 48, weights=path)
-    for weight, wanted in zip(model.get_layer("MobileNet").weights, made.weights, strict=True):
+    for weight, wanted in zip(model.get_layer("MobileNet").weights, source.weights, strict=True):
         np.testing.assert_array_equal(weight, wanted)
     text = tmp_path / f"text{suffix}"
     text.write_text("not weights")
@@ -178,11 +178,11 @@ def test_weights_of_imagenet_are_asked_for_and_public(monkeypatch, tmp_path):
     real, asked = keras.applications.MobileNet, []
     real(include_top=False, weights=None).save_weights(tmp_path / "saved.weights.h5")
 
-    def downloading(weights, **given):
+    def downloading(weights, **arguments):
         asked.append(weights)
-        made = real(weights=None, **given)
-        made.load_weights(tmp_path / "saved.weights.h5")
-        return made
+        loaded = real(weights=None, **arguments)
+        loaded.load_weights(tmp_path / "saved.weights.h5")
+        return loaded
 
     downloading.__module__ = real.__module__
     monkeypatch.setattr(keras.applications, "MobileNet", downloading)
@@ -196,8 +196,8 @@ def test_replacement_keeps_the_kernels():
     theirs = network()
     model = backbone(theirs, batch_norm="replace", pixels="0..1")
     assert not norms_of(model) and len(norms_of(model, GroupNorm)) == 1
-    kept = [w for w in theirs.weights if w.name in ("kernel", "bias", "gamma", "beta")]
-    for weight, wanted in zip(model.weights, kept, strict=True):
+    trained = [w for w in theirs.weights if w.name in ("kernel", "bias", "gamma", "beta")]
+    for weight, wanted in zip(model.weights, trained, strict=True):
         np.testing.assert_array_equal(weight, wanted)
     assert len(model.trainable_variables) == 4
 

@@ -58,8 +58,8 @@ def test_it_is_saved_whole_and_trains_privately(name, tmp_path):
     restored = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(restored(X), model(X))
     assert len(restored.trainable_weights) == len(model.trainable_weights)
-    made = small.model()
-    model.compile(made.optimizer, made.loss, jit_compile=False)
+    template = small.model()
+    model.compile(template.optimizer, template.loss, jit_compile=False)
     changes = small.step(model, X, np.arange(4) % 3)
     [way] = model.optimizer.independence
     assert way.startswith(("batched", "mapped"))

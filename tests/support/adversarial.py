@@ -100,8 +100,8 @@ def largest_ratio_of_updates(strategy=None, policy="float32", trials=4):
                 tfdpx.distributed.fit(
                     model, plan, x, y, sample_weight=weights.astype("float32"), verbose=0
                 )
-                found = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
-                updates.append(np.concatenate([v.ravel().astype("float64") for v in found]))
+                values = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
+                updates.append(np.concatenate([v.ravel().astype("float64") for v in values]))
             worst = max(worst, batch_size * np.linalg.norm(updates[0] - updates[1]))
     return worst
 

@@ -50,18 +50,18 @@ def worst(rng, pattern, size, positions, fan_in, fan_out):
 
 def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, mode="chosen"):
     """Returns a compiled function of x, y and `present` to the clipped sums in units of `clip`."""
-    made = make_engine(model, tf.convert_to_tensor(x), views, mode)
+    engine = make_engine(model, tf.convert_to_tensor(x), views, mode)
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def compiled(x, y, present):
-        result = made(x, y, None)
+        result = engine(x, y, None)
         factors = mechanism.clip_factors(result.squared_norms, present, clip, 1)
         return result.clipped_sums(factors)
 
     def sums(x, y, present):
         with forced_norms(norm):
-            found = compiled(*map(tf.convert_to_tensor, (x, y, present)))
-        return np.concatenate([np.asarray(s, "float64").ravel() for s in found])
+            tensors = compiled(*map(tf.convert_to_tensor, (x, y, present)))
+        return np.concatenate([np.asarray(s, "float64").ravel() for s in tensors])
 
     return sums
 
@@ -69,6 +69,6 @@ def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, mo
 def sensitivity(sums, x, y, examples, index):
     """Returns how far the clipped sums move when example `index` is left out."""
     present = np.ones(examples, bool)
-    others = present.copy()
-    others[index] = False
-    return np.linalg.norm(sums(x, y, present) - sums(x, y, others))
+    without = present.copy()
+    without[index] = False
+    return np.linalg.norm(sums(x, y, present) - sums(x, y, without))

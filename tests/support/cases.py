@@ -20,10 +20,10 @@ def slow_but(cases, *quick):
         ValueError: If a quick one is not among the cases.
     """
     cases = list(cases)
-    for each in quick:
-        if each not in cases:
-            raise ValueError(f"Not a case: {each!r}.")
+    for case in quick:
+        if case not in cases:
+            raise ValueError(f"Not a case: {case!r}.")
     return [
-        each if each in quick else slow(*(each if isinstance(each, tuple) else [each]))
-        for each in cases
+        case if case in quick else slow(*(case if isinstance(case, tuple) else [case]))
+        for case in cases
     ]

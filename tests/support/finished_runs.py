@@ -134,8 +134,8 @@ def _public(runs, folder):
     """One update without privacy, on the digits."""
     from tfdpx.train import pretrain
 
-    given = dict(recipe="digits", dataset="digits", steps=1, warmup_steps=0)
-    return run(pretrain, folder / "run", data_dir=runs.data_dir, **given)
+    settings = dict(recipe="digits", dataset="digits", steps=1, warmup_steps=0)
+    return run(pretrain, folder / "run", data_dir=runs.data_dir, **settings)
 
 
 def _photos(runs, folder):
@@ -143,8 +143,8 @@ def _photos(runs, folder):
     from tfdpx.train import classify
 
     own_images.write(runs.photos, {3: 20, 5: 20, 8: 20}, size=8)
-    given = dict(epsilon=8.0, steps=4, seed=SEED, augment_flip=False)
-    return run(classify, folder / "run", dataset=f"folder:{runs.photos}", **given)
+    settings = dict(epsilon=8.0, steps=4, seed=SEED, augment_flip=False)
+    return run(classify, folder / "run", dataset=f"folder:{runs.photos}", **settings)
 
 
 def _table(runs, folder):
@@ -152,17 +152,17 @@ def _table(runs, folder):
     from tfdpx.train import classify
 
     path = own_tables.write(folder / "people.csv", own_tables.people(), encoding="utf-8-sig")
-    given = dict(target="bought", epsilon=8.0, bounds=["income/month:0:20000"], model="linear")
-    return run(classify, folder / "run", dataset=f"csv:{path}", **given)
+    settings = dict(target="bought", epsilon=8.0, bounds=["income/month:0:20000"], model="linear")
+    return run(classify, folder / "run", dataset=f"csv:{path}", **settings)
 
 
 def _head(runs, folder):
     """A head on the backbone of the run "private"."""
     from tfdpx.train import classify
 
-    given = dict(head="least_squares", dataset="digits", epsilon=1.0, data_dir=runs.data_dir)
+    settings = dict(head="least_squares", dataset="digits", epsilon=1.0, data_dir=runs.data_dir)
     path = str(runs("private").workdir / "model.keras")
-    return run(classify, folder / "run", init_from=path, **given)
+    return run(classify, folder / "run", init_from=path, **settings)
 
 
 KINDS = {

@@ -29,9 +29,9 @@ NUMBERS = st.one_of(
 PLANS = st.dictionaries(
     st.sampled_from(["batch_size", "steps", "noise_multiplier", "epsilon"]), NUMBERS, max_size=4
 ).flatmap(
-    lambda given: st.fixed_dictionaries(
+    lambda arguments: st.fixed_dictionaries(
         {
-            **{name: st.just(value) for name, value in given.items()},
+            **{name: st.just(value) for name, value in arguments.items()},
             "num_examples": st.one_of(st.integers(1, 10**6), NUMBERS),
             "delta": st.one_of(st.floats(1e-12, 0.1), NUMBERS),
             "accountant": st.sampled_from(["rdp", "pld", "gdp", "zcdp", "", None, 3]),
@@ -77,13 +77,13 @@ def only_our_errors():
             raise
 
 
-def check_plan(given):
+def check_plan(arguments):
     """A plan keeps its promises, or is refused."""
     with only_our_errors():
-        plan = tfdpx.PrivacyPlan(**given)
+        plan = tfdpx.PrivacyPlan(**arguments)
         spent = plan.epsilon_at(plan.steps)
         assert spent >= 0 and not math.isnan(spent)
-        if given.get("epsilon") is not None:
+        if arguments.get("epsilon") is not None:
             assert spent <= plan.epsilon
         assert 1 <= plan.capacity <= plan.num_examples
         assert tfdpx.PrivacyPlan.from_config(plan.get_config()) == plan
@@ -189,17 +189,17 @@ def flags():
 
     values = flag_strategy(settings.Settings)
     few = st.sets(st.sampled_from(sorted(values)), max_size=4)
-    given = few.flatmap(lambda names: st.fixed_dictionaries({n: values[n] for n in names}))
-    return st.tuples(st.sampled_from([*presets.names(), "", "nothing", "table12/x"]), given)
+    flag_values = few.flatmap(lambda names: st.fixed_dictionaries({n: values[n] for n in names}))
+    return st.tuples(st.sampled_from([*presets.names(), "", "nothing", "table12/x"]), flag_values)
 
 
-def check_flags(preset_and_given):
+def check_flags(preset_and_flags):
     """Flags give settings and a plan, or a line that says what is wrong."""
     from tfdpx.train import defaults, settings
     from tfdpx.train.errors import UserError
 
-    preset, given = preset_and_given
+    preset, flag_values = preset_and_flags
     with contextlib.suppress(UserError), only_our_errors(), contextlib.redirect_stdout(None):
-        asked, _ = defaults.complete(settings.resolve(preset, given), 50_000)
+        asked, _ = defaults.complete(settings.resolve(preset, flag_values), 50_000)
         plan = asked.privacy_plan(50_000)
         assert plan.epsilon >= 0

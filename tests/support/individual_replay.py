@@ -21,8 +21,8 @@ def data(views=0):
 
 
 def make_plan(**arguments):
-    given = dict(batch_size=15, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
-    return tfdpx.PrivacyPlan(COUNT, **{**given, **arguments})
+    defaults = dict(batch_size=15, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
+    return tfdpx.PrivacyPlan(COUNT, **{**defaults, **arguments})
 
 
 class Weights(keras.callbacks.Callback):
@@ -100,21 +100,21 @@ def kernels_of_noise(plan, views):
 def check(plan, accountant, views=0, class_weight=None, **arguments):
     """Trains, and raises AssertionError if a clip differs from the accounted one."""
     x, y = data(views)
-    model, seen = train(plan, accountant, views, class_weight=class_weight, **arguments)
+    model, kernels = train(plan, accountant, views, class_weight=class_weight, **arguments)
     weights = np.array([(class_weight or {}).get(label, 1.0) for label in range(CLASSES)])
     weights = (weights / weights.max())[y]
     noise_alone = kernels_of_noise(plan, views)
     level, charged = np.ones(COUNT), []
     drawn = draws(plan)
-    assert len(drawn) == plan.steps == len(seen) - 1
+    assert len(drawn) == plan.steps == len(kernels) - 1
     for step, ids in enumerate(drawn):
-        each = gradients(x, y, seen[step])
-        norms = np.sqrt((each**2).sum((1, 2))) / CLIP
+        per_example = gradients(x, y, kernels[step])
+        norms = np.sqrt((per_example**2).sum((1, 2))) / CLIP
         charged.append(level.copy())
         weighted = np.minimum(norms, 1) * weights
         factors = np.minimum(weighted, level)[ids] / norms[ids] / CLIP
-        expected = -RATE / plan.batch_size * np.einsum("n,nfc->fc", factors, each[ids])
-        moved = (seen[step + 1] - seen[step]) - (noise_alone[step + 1] - noise_alone[step])
+        expected = -RATE / plan.batch_size * np.einsum("n,nfc->fc", factors, per_example[ids])
+        moved = (kernels[step + 1] - kernels[step]) - (noise_alone[step + 1] - noise_alone[step])
         np.testing.assert_allclose(moved, expected, atol=2e-6)
         for i in ids:
             level[i] = next((f for f in accountant.fractions if f >= weighted[i]), 1.0)
@@ -123,7 +123,7 @@ def check(plan, accountant, views=0, class_weight=None, **arguments):
     assert (counts.sum(axis=1) == plan.steps).all()
     np.testing.assert_allclose(counts @ accountant.fractions, np.sum(charged, axis=0))
     expected = individual_epsilon(charged, plan, conversion=accountant.conversion)
-    found = accountant.epsilon()
-    np.testing.assert_allclose(found, np.minimum(expected, plan.epsilon), rtol=1e-9)
-    assert (found <= plan.epsilon).all() and np.ptp(found) > 0.1 * plan.epsilon
+    epsilons = accountant.epsilon()
+    np.testing.assert_allclose(epsilons, np.minimum(expected, plan.epsilon), rtol=1e-9)
+    assert (epsilons <= plan.epsilon).all() and np.ptp(epsilons) > 0.1 * plan.epsilon
     return model

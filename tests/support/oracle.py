@@ -44,8 +44,8 @@ def flatten(model, gradients):
 def run_engine(model, x, y, sample_weight=None, views=1, mode="chosen", jit_compile=False):
     """Returns norms [B], and a function from factors to the weighted sum, as numpy."""
     model(x)
-    made = make_engine(model, x, views, mode)
-    return _trace(made, model, x, y, sample_weight, views, jit_compile)
+    engine = make_engine(model, x, views, mode)
+    return _trace(engine, model, x, y, sample_weight, views, jit_compile)
 
 
 def _trace(engine, model, x, y, sample_weight, views, jit_compile):
@@ -84,15 +84,15 @@ def assert_matches_batches_of_one(
     wanted = batch_of_one_gradients(model, x, y, sample_weight, views)
     factors = np.random.default_rng(0).uniform(0.0, 1.0, len(wanted))
     factors[0] = 0.0
-    made, compared = make_engine(model, x, views, mode), set()
+    engine, compared = make_engine(model, x, views, mode), set()
     for kind in norms if mode != "whole" else ("auto",):
-        if compared and compared >= _ways(made.choices, kind):
+        if compared and compared >= _ways(engine.choices, kind):
             continue
         with forced_norms(kind):
-            got, weighted = _trace(made, model, x, y, sample_weight, views, jit_compile)
+            got, weighted = _trace(engine, model, x, y, sample_weight, views, jit_compile)
             got_sum = weighted(factors)
         if mode != "whole":
-            compared |= _ways(made.choices, kind)
+            compared |= _ways(engine.choices, kind)
         exact = np.linalg.norm(wanted, axis=1)
         # Norms include an allowance for rounding: they may exceed the exact ones, and are never
         # below.

@@ -26,8 +26,8 @@ def cluster(count):
     """Returns the TF_CONFIG of each of `count` workers on free ports of loopback."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for each in sockets:
-        each.close()
+    for listener in sockets:
+        listener.close()
     return [
         json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
         for index in range(count)

@@ -78,8 +78,8 @@ def weights(model):
     )
 
 
-def assert_close(found, wanted, tolerance=1e-6):
-    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * abs(wanted).max())
+def assert_close(values, wanted, tolerance=1e-6):
+    np.testing.assert_allclose(values, wanted, rtol=tolerance, atol=tolerance * abs(wanted).max())
 
 
 OPTIMIZERS = {
@@ -92,7 +92,7 @@ OPTIMIZERS = {
 
 
 @contextlib.contextmanager
-def counting_all_reduces(found):
+def counting_all_reduces(collectives):
     """Appends the collectives in the graph of each update to `collectives`."""
     original = distributed._execution
 
@@ -101,7 +101,7 @@ def counting_all_reduces(found):
 
         def execute(batches, count):
             graph = function.get_concrete_function(batches, count).graph
-            found.append([node for node in _nodes(graph) if "Collective" in node.op])
+            collectives.append([node for node in _nodes(graph) if "Collective" in node.op])
             return function(batches, count)
 
         return execute
@@ -126,9 +126,9 @@ def updates_agree(name="momentum and EMA", jit_compile=(False,)):
         "loss", "accuracy", "val_loss", "val_accuracy", "epsilon",
         *(["l2_norm_clip"] if name == "adaptive" else []),
     }  # fmt: skip
-    for each in jit_compile:
-        found, history = _counted_training(name, several, each)
-        assert_close(found, wanted)
+    for compiled in jit_compile:
+        trained, history = _counted_training(name, several, compiled)
+        assert_close(trained, wanted)
         assert set(history) == set(wanted_history)
         for key, values in history.items():
             np.testing.assert_allclose(values, wanted_history[key], rtol=1e-5, err_msg=key)
@@ -203,21 +203,21 @@ def updates_on_people_agree():
 def masks_are_drawn_for_each_replica():
     """An odd number of kept rows proves two draws, because equal masks keep an even number."""
     plan = tfdpx.PrivacyPlan(20, batch_size=20, steps=16, noise_multiplier=0.0, delta=1e-3)
-    strategy, kept = strategies()[1], []
+    strategy, totals = strategies()[1], []
 
     class Count(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            kept.append(20 * float(weights(self.model)[0]))
+            totals.append(20 * float(weights(self.model)[0]))
 
     x = np.full((20, 1), 2.0, "float32")
     for fit in (_fit_ours, _fit_keras):
-        kept.clear()
+        totals.clear()
         with strategy.scope():
             one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
             model = keras.Sequential([keras.Input((1,)), keras.layers.Dropout(0.5), one])
             model.compile(tfdpx.DPSGD(1.0, plan=plan), lambda y, z: -z, jit_compile=False)
         fit(model, plan, x, x, callbacks=[Count()])
-        counts = np.round(np.diff([0.0, *kept])).astype(int)
+        counts = np.round(np.diff([0.0, *totals])).astype(int)
         assert len(counts) == 16 and np.any(counts % 2), counts
 
 
@@ -253,13 +253,13 @@ def keras_fit_agrees_with_ours():
 def refused(error, match, function, *args, **kwargs):
     try:
         function(*args, **kwargs)
-    except error as found:
-        assert match in str(found), found
+    except error as raised:
+        assert match in str(raised), raised
     else:
         raise AssertionError(f"nothing raised: {match}")
 
 
-def what_would_void_the_guarantee_is_refused():
+def batches_that_void_the_guarantee_are_refused():
     plan, (x, y) = make_plan(), data()
     two = strategies()[1]
 
@@ -270,9 +270,13 @@ def what_would_void_the_guarantee_is_refused():
     batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
     model.fit(batches, steps_per_epoch=1, verbose=0)
     # The same after the step has been traced for `fit`.
-    for each in (model, make()):
+    for candidate in (model, make()):
         refused(
-            UnfitForPrivacy, "count an example more than once", each.train_on_batch, x[:20], y[:20]
+            UnfitForPrivacy,
+            "count an example more than once",
+            candidate.train_on_batch,
+            x[:20],
+            y[:20],
         )
     unplanned_step = tf.function(lambda: two.run(model.train_step, args=((x, y),)), autograph=False)
     refused(UnfitForPrivacy, "tfdpx.distributed.fit", unplanned_step)
@@ -311,6 +315,6 @@ def hosts_must_hold_the_same():
     refused(ValueError, "different weights", fit, model, plan, x, y)
     # The chief's seed counts.
     optimizer = OPTIMIZERS["Adam"]
-    found, _ = train(strategy, optimizer, plan, seed=3 if worker == 0 else 4)
+    trained, _ = train(strategy, optimizer, plan, seed=3 if worker == 0 else 4)
     wanted, _ = train(None, optimizer, plan, seed=3)
-    assert_close(weights(found), weights(wanted))
+    assert_close(weights(trained), weights(wanted))

@@ -51,14 +51,14 @@ def write_known(folder, name, splits, file_format="tfrecord"):
         file_format: String, a file format of TensorFlow Datasets.
     """
     builder = tfds.builder(name, data_dir=folder, file_format=file_format)
-    others = {
+    other_values = {
         name: 0 if isinstance(feature, tfds.features.ClassLabel) else "any"
         for name, feature in builder.info.features.items()
     }
 
     def generate(images, labels):
         for key, (x, y) in enumerate(zip(images, labels, strict=True)):
-            yield f"{key}", {**others, "image": x, "label": y}
+            yield f"{key}", {**other_values, "image": x, "label": y}
 
     builder._split_generators = lambda dl_manager: {
         split: generate(*pair) for split, pair in splits.items()

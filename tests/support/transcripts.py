@@ -17,13 +17,13 @@ class Recorder:
 
     def __init__(self, monkeypatch, outputs=None):
         self.values, self.deviations, self.outputs = {}, {}, outputs or {}
-        replay, given, draw = outputs is not None, Releases._count, Releases._noise
+        replay, original_count, draw = outputs is not None, Releases._count, Releases._noise
         current = []
 
         def count(releases, name, part):
             use = releases._done.get((name, part), 0)
             current[:] = [(name, use, part)]
-            return given(releases, name, part)
+            return original_count(releases, name, part)
 
         def noise(releases, shape, deviation):
             self.deviations[current[0]] = deviation

@@ -49,10 +49,10 @@ WORDS = [0, -1, 2**63 - 1, -(2**63), *ENDS, *np.random.default_rng(0).integers(-
 
 
 def check_log_uniform(function):
-    found = function(tf.constant(WORDS, tf.int64)).numpy()
+    logs = function(tf.constant(WORDS, tf.int64)).numpy()
     expected = [exact_log(word) for word in WORDS]
-    assert np.all(found < 0) and np.all(np.isfinite(found))
-    np.testing.assert_allclose(found, expected, rtol=5e-7)
+    assert np.all(logs < 0) and np.all(np.isfinite(logs))
+    np.testing.assert_allclose(logs, expected, rtol=5e-7)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -88,7 +88,7 @@ def test_radii_and_angles_of_all_chunks_come_from_seeds_of_their_own():
     seeds = [seed, *tf.reshape(noise._seeds(seed, 3), [6, 2])]
     assert len(np.unique(seeds)) == 14
     # `fold_in(seed, 0)` gives the words of `seed` itself, so no other draw may contain them.
-    words = [noise.words([2], each, tf.int64).numpy().tolist() for each in seeds]
+    words = [noise.words([2], pair, tf.int64).numpy().tolist() for pair in seeds]
     assert words[0] == noise.fold_in(seed, 0).numpy().tolist() not in words[1:]
 
 

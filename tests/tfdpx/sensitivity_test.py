@@ -238,14 +238,14 @@ def check_public(monkeypatch, x, layers=None, shape=(6,), optimizer=tfdpx.DPSGD,
     every, y = np.ones(len(x), "float32"), np.eye(3)[np.arange(len(x)) % 3]
     x[3] *= 1e4
     eagerly = {"run_eagerly": True}  # Releases can be read outside of a graph.
-    made = None
+    instance = None
     for weights in every, np.where(np.arange(len(x)) == 3, 0, every):
-        if made is None or "augment" in arguments:  # A second update draws other views.
-            made = optimizer(0.1, batch_size=1, noise_multiplier=1.0, seed=1, **arguments)
-            trained = bench.Bench(made, layers, "mse", shape, compile_arguments=eagerly)
-        steps = made.ledger.steps
+        if instance is None or "augment" in arguments:  # A second update draws other views.
+            instance = optimizer(0.1, batch_size=1, noise_multiplier=1.0, seed=1, **arguments)
+            trained = bench.Bench(instance, layers, "mse", shape, compile_arguments=eagerly)
+        steps = instance.ledger.steps
         trained.step(x, y, weights)
-        assert made.ledger.steps == steps + 1
+        assert instance.ledger.steps == steps + 1
     assert 0.1 < np.linalg.norm(sums[0] - sums[1]) <= BOUND
 
 
@@ -343,9 +343,9 @@ def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
     gradients = np.einsum("bgti,bgto->bgio", inputs.astype("float64"), outputs)
     exact = np.sqrt(np.square(gradients).sum((1, 2, 3)))
     measured = contraction.ghost_product_norms(tf.constant(inputs), tf.constant(outputs))
-    found = np.sqrt(rounding.add_up([measured]))
-    assert (found >= exact * (1 - 1e-6)).all()
-    np.testing.assert_allclose(found, exact, rtol=tolerance)
+    raised = np.sqrt(rounding.add_up([measured]))
+    assert (raised >= exact * (1 - 1e-6)).all()
+    np.testing.assert_allclose(raised, exact, rtol=tolerance)
 
 
 @pytest.mark.parametrize("positions, most", [(2, 32), (256, 64)])
@@ -390,17 +390,17 @@ def test_tokens_that_are_negative_or_in_no_table():
             loss = tf.reduce_sum(layer(x) * y)
         return tf.convert_to_tensor(tape.gradient(loss, layer.embeddings.value))
 
-    given = tf.constant(TOKENS[0], "int64")
+    sample = tf.constant(TOKENS[0], "int64")
     each_sums = [
-        cancelling.clipped_sums(model, given, norm=norm, jit_compile=True, clip=1e-6)
+        cancelling.clipped_sums(model, sample, norm=norm, jit_compile=True, clip=1e-6)
         for norm in BOTH
     ]
     for rows in TOKENS:
         x = tf.constant(rows, "int64")
         gradients = [ordinary(x[i : i + 1], y[i : i + 1]) for i in range(2)]
-        known = [all(-4 <= token < 4 for token in row) for row in rows]
-        kept = [g / tf.norm(g) for g, flag in zip(gradients, known, strict=True) if flag]
-        wanted = np.ravel(sum(kept, tf.zeros([4, 2])))
+        in_table = [all(-4 <= token < 4 for token in row) for row in rows]
+        directions = [g / tf.norm(g) for g, flag in zip(gradients, in_table, strict=True) if flag]
+        wanted = np.ravel(sum(directions, tf.zeros([4, 2])))
         for sums in each_sums:
             got = sums(x, y, np.ones(2, bool))
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)

@@ -18,8 +18,8 @@ def test_a_few_kills():
     done = subprocess.run(
         [sys.executable, str(TOOL), "--kills=3"], capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    for result in (found["seeded"], found["unseeded"]):
+    report = json.loads(done.stdout.splitlines()[-1])
+    for result in (report["seeded"], report["unseeded"]):
         assert result["kills"] >= 3
         assert result["differences"] == []
 

@@ -40,7 +40,7 @@ def theirs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def given(photos):
+def shared_flags(photos):
     """Flags that all runs share."""
     return dict(
         dataset=f"folder:{photos}", skip_broken=True, epsilon=8.0, preset="folder", steps=3,
@@ -50,11 +50,11 @@ def given(photos):
 
 @pytest.mark.slow
 def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
-    given, photos, theirs, run, refusal, tmp_path, recwarn
+    shared_flags, photos, theirs, run, refusal, tmp_path, recwarn
 ):
-    said = refusal(classify, workdir=tmp_path / "no", init_from=theirs, **given)
+    said = refusal(classify, workdir=tmp_path / "no", init_from=theirs, **shared_flags)
     assert re.search("does not say what it was trained on.*--init_data", said)
-    first = dict(given, init_from=theirs, init_data="cifar10", workdir=tmp_path / "last")
+    first = dict(shared_flags, init_from=theirs, init_data="cifar10", workdir=tmp_path / "last")
     said = refusal(classify, **first, image_size=16)
     assert re.search("takes images of 16x12 pixels.*--image_size=16", said)
     last, printed = run(classify, **first, trainable="last")
@@ -67,7 +67,7 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
 
     # On the same images again, from the folder of that run: the account counts both.
-    again = dict(given, init_from=str(tmp_path / "last"), workdir=tmp_path / "both")
+    again = dict(shared_flags, init_from=str(tmp_path / "last"), workdir=tmp_path / "both")
     both, printed = run(classify, **again, trainable="lora", lora_rank=2, head_steps=1)
     few = 2 * (8 + 8) + 3 * (9 + 1)  # One more for a bias beside that constant.
     assert both["trained_parameters"] == few and f"Train {few} of " in printed

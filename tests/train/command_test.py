@@ -23,8 +23,8 @@ def run(*arguments):
 
 
 def test_help_and_version_name_all_programs_without_tensorflow():
-    made = pathlib.Path(command.__file__).parent.glob("*.py")
-    programs = [path.stem for path in made if "app.run(main)" in path.read_text()]
+    files = pathlib.Path(command.__file__).parent.glob("*.py")
+    programs = [path.stem for path in files if "app.run(main)" in path.read_text()]
     assert sorted(programs) == sorted(command.PROGRAMS)
     code = "import sys; from tfdpx.train import command; command.main(); print(*sys.modules)"
     said = run(sys.executable, "-c", code).stdout
@@ -42,9 +42,9 @@ def test_a_program_says_what_its_module_says():
 
 
 def test_other_names_are_refused_in_one_line():
-    found = run(PROGRAM, "clasify")
-    assert found.returncode == 1 and not found.stdout
-    (line,) = found.stderr.splitlines()
+    result = run(PROGRAM, "clasify")
+    assert result.returncode == 1 and not result.stdout
+    (line,) = result.stderr.splitlines()
     assert "'clasify'" in line and "Did you mean 'classify'?" in line and "pretrain" in line
 
 

@@ -80,8 +80,8 @@ def test_the_simulated_training_is_that_of_the_product(of_people, monkeypatch):
     people = {"user_ids": owners, "examples_per_user": 4} if of_people else {}
     protected = len(set(owners)) if of_people else len(x)
     values = dataclasses.replace(fit_choice.automatic(1.0, protected), steps=12)
-    kept = np.isin(owners, np.flatnonzero(np.bincount(owners) <= 4))
-    assert kept.all()
+    has_few = np.isin(owners, np.flatnonzero(np.bincount(owners) <= 4))
+    assert has_few.all()
     plan = tfdpx.PrivacyPlan(
         protected,
         protected,

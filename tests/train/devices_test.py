@@ -50,10 +50,10 @@ GIVEN = dict(epsilon=1, seed=0, steps=10, batch_size=1436, report_every=5)
 
 def start(workdir, data_dir, *flags, **environment):
     """Starts the binary with a budget for which it trains a small model."""
-    given = [f"--{name}={value}" for name, value in GIVEN.items()]
-    given += [f"--workdir={workdir}", f"--data_dir={data_dir}", *flags]
+    arguments = [f"--{name}={value}" for name, value in GIVEN.items()]
+    arguments += [f"--workdir={workdir}", f"--data_dir={data_dir}", *flags]
     return subprocess.Popen(
-        [sys.executable, "-m", "tfdpx.train.classify", *given],
+        [sys.executable, "-m", "tfdpx.train.classify", *arguments],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -105,8 +105,8 @@ def assert_same_run(workdir, single, is_killed=False):
     assert set(rows) <= set(wanted_rows) and rows[-1] == wanted_rows[-1]
     assert len(rows) >= len(wanted_rows) - is_killed
     model, other = (keras.saving.load_model(f / "model.keras") for f in (workdir, single))
-    for found, expected in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for weights, expected in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

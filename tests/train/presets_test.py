@@ -32,12 +32,12 @@ MILLIONS = {
 }
 
 
-def resolve(preset, **given):
-    return settings.resolve(preset, given)
+def resolve(preset, **arguments):
+    return settings.resolve(preset, arguments)
 
 
-def describe(preset, seconds_per_update=None, **given):
-    return dry_run.describe(resolve(preset, **given), seconds_per_update)
+def describe(preset, seconds_per_update=None, **arguments):
+    return dry_run.describe(resolve(preset, **arguments), seconds_per_update)
 
 
 def preset_of(row):
@@ -114,8 +114,8 @@ OTHERS = {
     "preset", in_ci(OTHERS, "tan/eps8", "individual/cifar10", "individual/mnist", "table9/eps1")
 )
 def test_presets_of_other_papers_spend_their_epsilon(preset):
-    def plan(**given):
-        values = resolve(preset, **given)
+    def plan(**arguments):
+        values = resolve(preset, **arguments)
         return values.privacy_plan(tfds.find(values.dataset).train_images)
 
     steps, batch_size, noise_multiplier, epsilons = OTHERS[preset]
@@ -207,12 +207,12 @@ ERRORS = [
 
 
 def test_dry_runs_without_a_table_and_their_errors():
-    given = dict(dataset="mnist", steps=1, batch_size=9, accountant="rdp")
-    report = describe("digits", model="lenet", **given)
+    arguments = dict(dataset="mnist", steps=1, batch_size=9, accountant="rdp")
+    report = describe("digits", model="lenet", **arguments)
     assert report["parameters"] == 61_706 and report["epsilon"] == report["epsilon_rdp"]
-    for given, message in ERRORS:
+    for arguments, message in ERRORS:
         with pytest.raises(UserError, match=message):
-            describe("digits", **given)
+            describe("digits", **arguments)
 
 
 MOST_PARAMETERS = 75e6  # Of all models.

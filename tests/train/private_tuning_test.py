@@ -92,26 +92,32 @@ REFUSED = [
 def test_other_images_and_releases_are_refused_by_name(refusal, tmp_path):
     images = tmp_path / "images"
     own_images.write(images, {3: 6, 5: 6}, size=8)
-    for given, message in REFUSED:
-        swept = given.get("grid", "").partition("=")[0]
-        settings = {**GIVEN, "dataset": f"folder:{images}", "batch_size": 8, swept: None, **given}
+    for arguments, message in REFUSED:
+        swept = arguments.get("grid", "").partition("=")[0]
+        settings = {
+            **GIVEN,
+            "dataset": f"folder:{images}",
+            "batch_size": 8,
+            swept: None,
+            **arguments,
+        }
         settings.pop("", None)
         line = refusal(sweep, workdir=tmp_path / "tuned", **settings)
-        assert message in line, (given, line)
+        assert message in line, (arguments, line)
         assert not (tmp_path / "tuned").exists()
 
 
 @pytest.mark.slow
 def test_the_program_tunes_the_digits(tmp_path, run, monkeypatch):
     monkeypatch.setattr(selection, "draw_runs", lambda mean: 1)  # Takes always the same time.
-    given = dict(private_tuning=1.5, grid="learning_rate=10,20", workdir=tmp_path / "tuned")
-    record, _ = run(sweep, epsilon=4.0, **given)
+    arguments = dict(private_tuning=1.5, grid="learning_rate=10,20", workdir=tmp_path / "tuned")
+    record, _ = run(sweep, epsilon=4.0, **arguments)
     assert 3.9 < record["epsilon"] <= 4.0
     assert record["test_accuracy"] > 0.9 and record["noisy_train_accuracy"] > 0.8
     assert (tmp_path / "tuned/best/model.keras").exists()
     assert not (tmp_path / "tuned/best/log.txt").exists()
 
     # A run that starts from the best run pays for all runs.
-    given = dict(init_from=str(tmp_path / "tuned/best"), allow_seen_data=True)
-    on, _ = run(classify, workdir=tmp_path / "on", steps=3, epsilon=1.0, **given)
+    arguments = dict(init_from=str(tmp_path / "tuned/best"), allow_seen_data=True)
+    on, _ = run(classify, workdir=tmp_path / "on", steps=3, epsilon=1.0, **arguments)
     assert 4.9 < on["epsilon"] <= 5.0

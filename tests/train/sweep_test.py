@@ -17,9 +17,9 @@ from tfdpx.train import defaults, run_flags, settings, sweep
 
 @pytest.mark.slow
 def test_a_sweep_of_the_digits_and_its_table_again(run, tmp_path):
-    given = dict(model="small_cnn", steps=2, batch_size=64, epsilon=2.0, accountant="rdp")
-    given |= dict(workdir=tmp_path / "sweep", seeds=[0], grid="l2_norm_clip=0.1", jobs=2)
-    record, _ = run(sweep, **given)
+    arguments = dict(model="small_cnn", steps=2, batch_size=64, epsilon=2.0, accountant="rdp")
+    arguments |= dict(workdir=tmp_path / "sweep", seeds=[0], grid="l2_norm_clip=0.1", jobs=2)
+    record, _ = run(sweep, **arguments)
     assert (record["runs"], record["points"], record["failures"]) == (1, 1, {})
     assert record["measured_on"] == "validation" and record["best"] == {"l2_norm_clip": 0.1}
     [row] = csv.DictReader((tmp_path / "sweep/table.csv").open())
@@ -53,9 +53,9 @@ ERRORS = [
 
 
 def test_errors_of_the_user_are_one_line(refusal, tmp_path):
-    for given, message in ERRORS:
-        line = refusal(sweep, **{"workdir": tmp_path / "sweep", **given})
-        assert re.search(message, line), (given, line)
+    for arguments, message in ERRORS:
+        line = refusal(sweep, **{"workdir": tmp_path / "sweep", **arguments})
+        assert re.search(message, line), (arguments, line)
         assert not (tmp_path / "sweep").exists()
 
 
@@ -125,13 +125,13 @@ def started(workdir):
 
 
 def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, refusal, workdir):
-    given = dict(workdir=workdir, seeds=[0, 1])
-    record, text = run(sweep, grid="learning_rate=1,2", **given)
+    arguments = dict(workdir=workdir, seeds=[0, 1])
+    record, text = run(sweep, grid="learning_rate=1,2", **arguments)
     assert (record["runs"], started(workdir)) == (4, 4)
     assert "[4/4] learning_rate=2.0,seed=1: 50.0%" in text
-    run(sweep, grid="learning_rate=1,2", **given)
+    run(sweep, grid="learning_rate=1,2", **arguments)
     assert started(workdir) == 4
-    assert run(sweep, grid="learning_rate=1,2,4", jobs=3, **given)[0]["runs"] == 6
+    assert run(sweep, grid="learning_rate=1,2,4", jobs=3, **arguments)[0]["runs"] == 6
     run(sweep, grid="preset=digits,table2/ema", workdir=workdir, seeds=[0])
     rows = list(csv.DictReader((workdir / "table.csv").open()))
     assert [row["preset"] for row in rows] == ["digits"] * 7 + ["table2/ema"]

@@ -196,8 +196,8 @@ def test_a_person_moves_no_other_and_adds_one_row(tmp_path):
     columns = {"id": people, "x": rng.normal(size=200), "t": rng.choice(["b", "c"], 200)}
 
     def sides(left_out=None):
-        kept = {name: values[people != left_out] for name, values in columns.items()}
-        table = load(path, kept, user="id", test_fraction=0.5)
+        remaining = {name: values[people != left_out] for name, values in columns.items()}
+        table = load(path, remaining, user="id", test_fraction=0.5)
         one = table.train.one_of_each_person()
         assert len(one) == len(set(one.people)) == len(set(table.train.people)) > 1
         return *(set(rows.columns["x"]) for rows in (table.train, table.test, one)), table

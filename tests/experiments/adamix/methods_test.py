@@ -96,12 +96,12 @@ def test_individual_epsilons_are_what_removing_an_example_shows(name):
 
 def test_the_attack_is_that_of_scikit_learn():
     head = Recording(CLASSES, steps=2).fit(*PRIVATE, public_data=PUBLIC)
-    losses, others = (measures.losses(head, *pair) for pair in (PRIVATE, data(40, 3)))
+    losses, other_losses = (measures.losses(head, *pair) for pair in (PRIVATE, data(40, 3)))
     wanted = keras.losses.sparse_categorical_crossentropy(
         PRIVATE[1], head.predict(PRIVATE[0]), from_logits=True
     )
     np.testing.assert_allclose(losses, wanted, rtol=1e-4, atol=1e-4)
-    losses, others = losses.round(1), others.round(1)  # Rounding makes ties.
+    losses, other_losses = losses.round(1), other_losses.round(1)  # Rounding makes ties.
     truth = np.repeat([1, 0], [60, 40])
-    wanted = roc_auc_score(truth, -np.concatenate([losses, others]))
-    assert measures.membership_auc(losses, others) == pytest.approx(wanted)
+    wanted = roc_auc_score(truth, -np.concatenate([losses, other_losses]))
+    assert measures.membership_auc(losses, other_losses) == pytest.approx(wanted)

@@ -123,7 +123,9 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
     monkeypatch.setattr(
         steps.optimizers,
         "DPSGD",
-        lambda _, **given: build(1e3, **given | {"noise_multiplier": 0.0, "l2_norm_clip": 1e3}),
+        lambda _, **arguments: build(
+            1e3, **arguments | {"noise_multiplier": 0.0, "l2_norm_clip": 1e3}
+        ),
     )
     monkeypatch.setattr(steps, "LEARNING_RATE", 1.0)
     settings = steps.Settings(
@@ -131,10 +133,10 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
     )
     changes = []
     with pytest.warns(UserWarning, match="no noise"):
-        for each in ("ordinary", kind):
-            model = steps.make_model(each, settings)
+        for way in ("ordinary", kind):
+            model = steps.make_model(way, settings)
             before = np.concatenate([w.ravel() for w in model.get_weights()])
-            model.train_step(steps.make_batch(each, settings))
+            model.train_step(steps.make_batch(way, settings))
             after = np.concatenate([w.ravel() for w in model.get_weights()])
             changes.append(after - before)
     assert np.mean(changes[0] != 0) > 0.5

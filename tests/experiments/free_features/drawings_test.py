@@ -14,13 +14,13 @@ IMAGES = np.random.default_rng(0).integers(0, 256, [3, 9, 7, 2]).astype("uint8")
 def test_views_are_replayable_and_of_each_image_alone():
     views = RandomViews(flip=True)
     choices = views.draw(3, 4, SEED)
-    made = views.apply(IMAGES, choices)
-    assert made.shape == (3, 4, 9, 7, 2) and made.dtype == tf.uint8
-    np.testing.assert_array_equal(views.apply(IMAGES[1:], choices[1:]), made[1:])
+    outputs = views.apply(IMAGES, choices)
+    assert outputs.shape == (3, 4, 9, 7, 2) and outputs.dtype == tf.uint8
+    np.testing.assert_array_equal(views.apply(IMAGES[1:], choices[1:]), outputs[1:])
     np.testing.assert_array_equal(views.draw(3, 4, SEED), choices)
-    assert len({v.tobytes() for v in made.numpy().reshape(12, -1)}) == 12
+    assert len({v.tobytes() for v in outputs.numpy().reshape(12, -1)}) == 12
     compiled = tf.function(views.apply, jit_compile=True)(IMAGES, choices)
-    assert np.abs(compiled.numpy().astype(int) - made.numpy()).max() <= 1
+    assert np.abs(compiled.numpy().astype(int) - outputs.numpy()).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -44,5 +44,5 @@ def test_views_are_replayable_and_of_each_image_alone():
 def test_the_effect_of_a_choice(arguments, index, choice, expected):
     choices = np.zeros([3, 1, 9], "float32")
     choices[..., index] = choice
-    made = RandomViews(**{**STILL, **arguments}).apply(IMAGES, choices).numpy()[:, 0]
-    np.testing.assert_allclose(made.astype(float), expected(IMAGES.astype(float)), atol=0.51)
+    outputs = RandomViews(**{**STILL, **arguments}).apply(IMAGES, choices).numpy()[:, 0]
+    np.testing.assert_allclose(outputs.astype(float), expected(IMAGES.astype(float)), atol=0.51)

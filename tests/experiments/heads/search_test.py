@@ -34,14 +34,14 @@ def run(capsys, *arguments):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("given", ["--trials=3", "--private_tuning=2"])
-def test_a_head_is_searched_saved_and_reported(folder, capsys, given):
-    record = run(capsys, f"--workdir={folder.path}", "--method=dp_ls", given)
+@pytest.mark.parametrize("search_flag", ["--trials=3", "--private_tuning=2"])
+def test_a_head_is_searched_saved_and_reported(folder, capsys, search_flag):
+    record = run(capsys, f"--workdir={folder.path}", "--method=dp_ls", search_flag)
     assert record["test_accuracy"] > 0.6 and 3.9 < record["epsilon"] <= 4.0
-    kept = records.read(folder.path / "head-001" / "record.json")
-    assert records.plain(kept.view()).items() <= record.items()
+    saved = records.read(folder.path / "head-001" / "record.json")
+    assert records.plain(saved.view()).items() <= record.items()
     assert np.load(folder.path / "head-001" / "weights.npz")["kernel"].shape == (12, 3)
-    private = given.startswith("--private")
+    private = search_flag.startswith("--private")
     assert record["releasable"] is private  # No epsilon includes a search without noise.
     assert ("num_held_out" if private else "searched") in record
     # A preset fills in the flags that were not set.
@@ -88,7 +88,9 @@ def test_a_preset_is_a_column_of_its_table():
 def test_a_search_keeps_to_the_ranges_and_the_fixed_arguments_of_a_preset(monkeypatch):
     build, built = methods.build, []
     monkeypatch.setattr(
-        methods, "build", lambda *args, **given: built.append(given) or build(*args, **given)
+        methods,
+        "build",
+        lambda *args, **settings: built.append(settings) or build(*args, **settings),
     )
     train, held_out = mixture(200, 8, 3, seed=0), mixture(50, 8, 3, seed=1)
     for table, (method, steps, _, rate) in METHODS.items():

@@ -18,5 +18,5 @@ def test_a_trainer_repeats_a_training_but_for_its_noise():
 def test_it_compares(monkeypatch, task):
     monkeypatch.setattr(study, "CLIPS", {"automatic": "automatic"})
     monkeypatch.setattr(study, "RATES", {"DPSGD": (1.0,)})
-    [(name, found)] = study.compare([task], seeds=1, steps=2, epsilon=3.0).items()
-    assert name == f"{task}; DPSGD; automatic" and 0 <= found[1.0] <= 1
+    [(name, accuracies)] = study.compare([task], seeds=1, steps=2, epsilon=3.0).items()
+    assert name == f"{task}; DPSGD; automatic" and 0 <= accuracies[1.0] <= 1

@@ -14,13 +14,13 @@ pytestmark = pytest.mark.slow
 
 def reductions(module):
     """Yields the computation of each all-reduce, and the number of values that it reduces."""
-    found = [
+    pairs = [
         (computation.name, tf.TensorShape(i.shape.dimensions).num_elements())
         for computation in module.computations
         for i in computation.instructions
         if i.opcode == "all-reduce"
     ]
-    return [name for name, _ in found], sum(size for _, size in found)
+    return [name for name, _ in pairs], sum(size for _, size in pairs)
 
 
 def export_step(*train, **changes):

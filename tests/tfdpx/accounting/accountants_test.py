@@ -19,10 +19,10 @@ def read_goldens():
         return list(csv.DictReader(file))
 
 
-def matches(found, printed, accountant):
+def matches(value, printed, accountant):
     """Returns whether `epsilon` is the golden, which was printed to four significant digits."""
     half_unit = 0.5 * 10.0 ** (math.floor(math.log10(float(printed))) - 3)
-    golden, error = float(printed), found - float(printed)
+    golden, error = float(printed), value - float(printed)
     above = rdp_precision.EXCESS * golden if accountant == "rdp" else 0.0
     slack = TOLERANCE[accountant] * golden + half_unit
     return -slack <= error <= slack + above
@@ -56,9 +56,9 @@ def test_goldens_reject_another_mechanism(accountant):
 
 def test_rdp_at_a_large_sampling_probability():
     # 18.07 is the epsilon of all orders; without fractional ones it is 18.63.
-    found = epsilon(18.3, 0.77, 5200, 1e-5, "rdp")
+    spent = epsilon(18.3, 0.77, 5200, 1e-5, "rdp")
     highest = 18.07 * (1 + rdp_precision.EXCESS_AT_LARGE_PROBABILITY)
-    assert 18.06 < found < highest + 0.01
+    assert 18.06 < spent < highest + 0.01
     assert epsilon(18.3, 0.77, 5200, 1e-5, "pld") < 18.06
 
 
@@ -99,8 +99,8 @@ def test_pld_grid_follows_the_loss():
     # So small a loss equals that of a Gaussian of the same chi-squared divergence.
     loss = probability * math.sqrt(math.expm1(1 / noise**2))
     gaussian = epsilon(1 / loss, 1.0, steps, delta, "pld")
-    found = epsilon(noise, probability, steps, delta, "pld")
-    assert gaussian * 0.999 < found < gaussian * 1.006 < 0.1
+    spent = epsilon(noise, probability, steps, delta, "pld")
+    assert gaussian * 0.999 < spent < gaussian * 1.006 < 0.1
 
 
 @pytest.mark.parametrize(

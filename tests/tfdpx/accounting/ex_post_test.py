@@ -31,8 +31,8 @@ def exceeded(conversion, mu, delta):
     ],
 )
 def test_delta_does_not_bound_the_tail_of_the_loss(conversion, multiples):
-    found = [exceeded(conversion, mu, 1e-5) for mu in (1.0, 0.5, 0.3, 0.1)]
-    assert found == pytest.approx(multiples, abs=2e-3)
+    ratios = [exceeded(conversion, mu, 1e-5) for mu in (1.0, 0.5, 0.3, 0.1)]
+    assert ratios == pytest.approx(multiples, abs=2e-3)
 
 
 def test_of_mironovs_conversion_it_does():

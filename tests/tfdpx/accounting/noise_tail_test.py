@@ -36,9 +36,9 @@ def leaving(shift, edge):
 )
 def test_no_spread_of_the_gradient_exceeds_the_bound(parts, length, edge):
     shifts = np.array(parts) * (length / np.linalg.norm(parts))
-    found = sum(leaving(shift, edge) for shift in shifts)
+    total = sum(leaving(shift, edge) for shift in shifts)
     allowed = bound(length, 2 * len(parts), edge)
-    assert found <= allowed * (1 + 1e-6) or allowed == 1.0
+    assert total <= allowed * (1 + 1e-6) or allowed == 1.0
 
 
 def test_the_bound_is_tight_for_an_even_spread_and_for_one_pair():
@@ -61,7 +61,7 @@ def test_the_bound_covers_what_sampling_leaves(q, shift, edge, epsilon):
             np.where(np.hypot(x - at, y) <= largest, np.exp(-((x - at) ** 2 + y**2) / 2), 0.0)
             for at in (0.0, shift)
         ]
-        without, drawn = (each / each.sum() for each in mass)
+        without, drawn = (density / density.sum() for density in mass)
         return without, (1 - q) * without + q * drawn
 
     def delta(data, neighbour):

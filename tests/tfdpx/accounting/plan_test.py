@@ -21,11 +21,17 @@ def check_solution(unknown, solution, plan):
     """Fails unless `solution` is the last that stays within the plan's epsilon."""
 
     def spent(value):
-        known = {name: getattr(plan, name) for name in ("noise_multiplier", "steps", "batch_size")}
-        known[unknown] = value
-        probability = known["batch_size"] / plan.num_examples
+        arguments = {
+            name: getattr(plan, name) for name in ("noise_multiplier", "steps", "batch_size")
+        }
+        arguments[unknown] = value
+        probability = arguments["batch_size"] / plan.num_examples
         return epsilon(
-            known["noise_multiplier"], probability, known["steps"], plan.delta, plan.accountant
+            arguments["noise_multiplier"],
+            probability,
+            arguments["steps"],
+            plan.delta,
+            plan.accountant,
         )
 
     assert spent(solution) <= plan.epsilon
@@ -56,9 +62,9 @@ FREE = {
 @given(st.data(), st.floats(2.0, 20), st.floats(1e-8, 1e-4))
 @pytest.mark.parametrize("unknown", FREE)
 def test_what_is_solved_is_within_budget_and_tight(unknown, data, epsilon, delta):
-    known = {name: data.draw(values) for name, values in FREE.items() if name != unknown}
+    fixed = {name: data.draw(values) for name, values in FREE.items() if name != unknown}
     plan = {"num_examples": 4_999, "epsilon": epsilon, "delta": delta, "accountant": "rdp"}
-    check_plan(unknown, **plan, **known)
+    check_plan(unknown, **plan, **fixed)
 
 
 def test_a_pld_solution_is_within_budget_and_tight():
@@ -203,10 +209,10 @@ def losses_with_overflow(examples, q, rows, epsilon):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 30), st.floats(0.05, 0.9), st.integers(1, 30), st.floats(0.1, 3.0))
 def test_an_overflow_costs_no_more_than_is_kept_back(examples, q, rows, epsilon):
-    found, ideal = losses_with_overflow(examples, q, rows, epsilon)
-    assert found <= ideal + scipy.stats.binom.sf(rows - 1, examples - 1, q) + 1e-12
-    found, ideal = losses_with_overflow(6, 0.5, 4, 1.0)
-    assert found > 100 * ideal  # It is not free.
+    actual, ideal = losses_with_overflow(examples, q, rows, epsilon)
+    assert actual <= ideal + scipy.stats.binom.sf(rows - 1, examples - 1, q) + 1e-12
+    actual, ideal = losses_with_overflow(6, 0.5, 4, 1.0)
+    assert actual > 100 * ideal  # It is not free.
 
 
 def test_the_overflow_and_the_tail_are_kept_back_of_delta():
@@ -231,8 +237,10 @@ def test_capacity_edges():
 @pytest.mark.parametrize("noise_multiplier", [None, 0.0])
 def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
     target = 1.0 if noise_multiplier is None else None
-    given = GIVEN | {"steps": np.int64(100), "batch_size": np.int32(50)}
-    plan = PrivacyPlan(**given, epsilon=target, noise_multiplier=noise_multiplier, accountant="rdp")
+    values = GIVEN | {"steps": np.int64(100), "batch_size": np.int32(50)}
+    plan = PrivacyPlan(
+        **values, epsilon=target, noise_multiplier=noise_multiplier, accountant="rdp"
+    )
     optimizer = tfdpx.DPSGD(1.0, plan=plan)  # The import of its module registers plans with Keras.
 
     def fail(*arguments, **keywords):
@@ -298,8 +306,8 @@ def test_epochs_become_steps(epochs, batch_size, steps):
 def test_a_quotient_that_rounds_up_is_no_step_more():
     assert 3 / (1 / 3) == 9 and 30 / (1 / 300) >= 9000
     for count in (299, 300, 301, 1437, 49_999):
-        given = {**SMALL, "num_examples": count}
-        plan = PrivacyPlan(**given, batch_size=1, epochs=1, noise_multiplier=1.0)
+        values = {**SMALL, "num_examples": count}
+        plan = PrivacyPlan(**values, batch_size=1, epochs=1, noise_multiplier=1.0)
         assert plan.steps == count
 
 

@@ -19,7 +19,7 @@ TUNED = Ledger.selected(RUN, 5.0, 1e-5)
 
 
 def record(**changes):
-    given = dict(
+    defaults = dict(
         program="classify",
         data=Data("folder:photos", 500, "1f"),
         ledger=UPDATES + TUNED,
@@ -27,7 +27,7 @@ def record(**changes):
         seen=(Seen(Data("digits"), Ledger((Entry(0.0, 1.0, 3),))),),
         results={"steps": 60, "accuracy": np.float32(0.5), "lost": math.nan, "most": math.inf},
     )
-    return Record(**{**given, **changes})
+    return Record(**{**defaults, **changes})
 
 
 def edited(content, change, seal):
@@ -42,15 +42,15 @@ def edited(content, change, seal):
 
 def test_a_file_gives_back_what_was_saved(tmp_path):
     record().save(tmp_path / "record.json")
-    found = records.read(tmp_path / "record.json")
-    assert (found.ledger, found.data, found.seen) == (
+    loaded = records.read(tmp_path / "record.json")
+    assert (loaded.ledger, loaded.data, loaded.seen) == (
         record().ledger,
         record().data,
         record().seen,
     )
-    assert [entry.kind for entry in found.ledger.entries] == ["update", "selection", "selection"]
-    assert found.view() == records.plain(record().view())
-    assert found.results == {"steps": 60, "accuracy": 0.5, "lost": None, "most": "inf"}
+    assert [entry.kind for entry in loaded.ledger.entries] == ["update", "selection", "selection"]
+    assert loaded.view() == records.plain(record().view())
+    assert loaded.results == {"steps": 60, "accuracy": 0.5, "lost": None, "most": "inf"}
     assert json.loads((tmp_path / "record.json").read_text(), parse_constant=pytest.fail)
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
@@ -70,19 +70,19 @@ def test_a_model_file_holds_it_and_nothing_else_changes(tmp_path):
 def test_a_record_of_version_1_is_read():
     told = json.loads(record().to_json())
     del told["digest"], told["weights"]
-    for each in (told, *told["seen"]):
+    for section in (told, *told["seen"]):
         parts = {False: [], True: []}
-        for entry in each.pop("ledger")["entries"]:
+        for entry in section.pop("ledger")["entries"]:
             search = {name: entry.pop(name) for name in ("mean_runs", "delta")}
             search["run"] = entry["run"]
             entry["exact"] = entry.pop("poisson_sampled")
             parts[entry.pop("kind") == "selection"].append(entry)
         updates, run = ({"entries": part, "is_complete": True} for part in parts.values())
         selected = [{"ledger": run, **search}] if run["entries"] else []
-        each["spent"] = {"ledger": updates, "selected": selected}
-    found = Record.from_json(files.sealed(told | {"format": "tfdpx.Record/1"}))
-    assert (found.ledger, found.seen) == (record().ledger, record().seen)
-    assert len(found.ledger.selections) == 1
+        section["spent"] = {"ledger": updates, "selected": selected}
+    loaded = Record.from_json(files.sealed(told | {"format": "tfdpx.Record/1"}))
+    assert (loaded.ledger, loaded.seen) == (record().ledger, record().seen)
+    assert len(loaded.ledger.selections) == 1
 
 
 def test_what_was_spent_adds_up_by_the_accountants():
@@ -173,13 +173,13 @@ def test_shuffled_batches_are_not_amplified():
 
 
 def test_a_search_is_not_paid_for_by_another_behind_the_weights():
-    seen = (Seen(Data("digits"), TUNED),)
+    upstream = (Seen(Data("digits"), TUNED),)
     paid = record(searched="a grid", seen=())
     assert paid.is_releasable and "among a grid: epsilon covers" in _text(paid)
-    unpaid = record(searched="a grid", seen=seen)
+    unpaid = record(searched="a grid", seen=upstream)
     assert not unpaid.is_releasable and "epsilon covers the choice" not in _text(unpaid)
     assert "how the arguments were searched: a grid" in _text(unpaid)
-    assert "chosen among" not in _text(record(seen=seen))
+    assert "chosen among" not in _text(record(seen=upstream))
 
 
 def _text(record):

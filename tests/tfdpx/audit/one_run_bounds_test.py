@@ -95,9 +95,9 @@ def test_a_bound_that_is_too_high_is_rejected():
 
 def test_without_delta_the_bound_is_that_of_binomial_tails():
     for correct, guesses in ((30, 40), (40, 40), (390, 400)):
-        found = bounds.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
+        bound = bounds.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
         rate = stats.binomtest(correct, guesses).proportion_ci(0.9, "exact").low
-        assert found == pytest.approx(math.log(rate / (1 - rate)), abs=2e-4)
+        assert bound == pytest.approx(math.log(rate / (1 - rate)), abs=2e-4)
 
 
 def test_no_privacy_gives_a_large_bound_and_guesses_give_none():

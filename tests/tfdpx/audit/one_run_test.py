@@ -17,10 +17,10 @@ COUNT, ROWS, CLASSES = 200, 40, 2
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def canaries(**given):
+def canaries(**arguments):
     """Makes canaries with one feature each, because this best shows the model's memory of them."""
     x = 3.0 * np.eye(COUNT, dtype="float32")
-    return audit.OneRunAudit(x, np.arange(COUNT) % CLASSES, **{"seed": 3, **given})
+    return audit.OneRunAudit(x, np.arange(COUNT) % CLASSES, **{"seed": 3, **arguments})
 
 
 def data():
@@ -36,9 +36,9 @@ def linear(optimizer):
     return model
 
 
-def plan(**given):
-    given = {"batch_size": 120, "steps": 8, "epsilon": 2.0, "delta": 1e-3, **given}
-    return tfdpx.PrivacyPlan(ROWS + COUNT, **given)
+def plan(**arguments):
+    arguments = {"batch_size": 120, "steps": 8, "epsilon": 2.0, "delta": 1e-3, **arguments}
+    return tfdpx.PrivacyPlan(ROWS + COUNT, **arguments)
 
 
 def trained(planned, optimizer_class=tfdpx.DPSGD, clip=1.0):
@@ -126,9 +126,9 @@ def test_canaries_that_are_left_out_add_nothing_and_all_have_a_row():
     other = x.copy()
     other[ROWS:][~one_run.included] = 7.0
     changes = []
-    for each in (x, other):
+    for inputs in (x, other):
         model.set_weights([np.zeros_like(w) for w in model.get_weights()])
-        changes.append(small.step(model, each, y, weights))
+        changes.append(small.step(model, inputs, y, weights))
     np.testing.assert_allclose(changes[0], changes[1], atol=1e-6)
     assert np.abs(changes[0]).max() > 1e-3
 

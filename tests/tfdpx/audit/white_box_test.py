@@ -72,9 +72,9 @@ def none_on_one_variable(original, sums, *arguments):
 
 
 def forgotten_layer(original, optimizer, engine, update, inputs):
-    found, sums = original(optimizer, engine, update, inputs)
-    whole = found.clipped_sums(tf.ones_like(found.squared_norms) / optimizer.batch_size)
-    return found, [whole[0], *sums[1:]]
+    result, sums = original(optimizer, engine, update, inputs)
+    whole = result.clipped_sums(tf.ones_like(result.squared_norms) / optimizer.batch_size)
+    return result, [whole[0], *sums[1:]]
 
 
 def whole_batch(original, squared_norms, *arguments):
@@ -83,8 +83,8 @@ def whole_batch(original, squared_norms, *arguments):
 
 
 def views_one_by_one(original, *arguments):
-    found, sums = original(*arguments)
-    return found, [4 * each for each in sums]
+    result, sums = original(*arguments)
+    return result, [4 * part for part in sums]
 
 
 def weights_not_divided(original, weights, largest):

@@ -32,7 +32,7 @@ def adapted(kind):
     return layer
 
 
-def given(kind):
+def with_values(kind):
     make, *_, arguments = KINDS[kind]
     return make(**arguments)
 
@@ -72,7 +72,7 @@ def test_adapted_layers_are_refused_also_from_files_until_they_are_public(kind, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_made_with_given_values_are_fine_also_from_files(kind, tmp_path):
-    model = holding(given(kind), KINDS[kind][2])
+    model = holding(with_values(kind), KINDS[kind][2])
     declared.check_declared(model)
     model.save(tmp_path / "m.keras")
     declared.check_declared(keras.saving.load_model(tmp_path / "m.keras"))

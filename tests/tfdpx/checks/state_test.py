@@ -36,13 +36,13 @@ def untracked_variable():
 
 
 def table():
-    kept = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
-    return lambda x: kept.insert(tf.zeros([1], tf.int64), x[:1, 0])
+    store = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    return lambda x: store.insert(tf.zeros([1], tf.int64), x[:1, 0])
 
 
 def queue():
-    kept = tf.queue.FIFOQueue(10_000, [tf.float32], [[]])
-    return lambda x: kept.enqueue(tf.reduce_sum(x))
+    store = tf.queue.FIFOQueue(10_000, [tf.float32], [[]])
+    return lambda x: store.enqueue(tf.reduce_sum(x))
 
 
 def in_a_loop():

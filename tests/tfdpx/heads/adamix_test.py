@@ -28,10 +28,10 @@ def written_out(head, y):
     start = w = public_minimum()
     py = np.eye(CLASSES)[py]
     for _ in range(head.steps):
-        each = [np.outer(a, r) for a, r in zip(px, softmax(px @ w, axis=1) - py, strict=True)]
-        public, clip = np.sum(each, axis=0), head.l2_norm_clip
+        gradients = [np.outer(a, r) for a, r in zip(px, softmax(px @ w, axis=1) - py, strict=True)]
+        public, clip = np.sum(gradients, axis=0), head.l2_norm_clip
         if clip is None:
-            clip = np.quantile([np.linalg.norm(g) for g in each], 0.9)
+            clip = np.quantile([np.linalg.norm(g) for g in gradients], 0.9)
         left = np.linalg.svd(public)[0][:, : head.projection or WIDTH]
         total = 0.0
         for a, r in zip(x, softmax(x @ w, axis=1) - y, strict=True):

@@ -38,7 +38,7 @@ def test_least_squares_is_the_weighted_regression():
     x, y = data()
     one, other = np.eye(CLASSES)[y], np.eye(CLASSES)[(y + 1) % CLASSES]
     first = np.eye(CLASSES)[np.minimum(y, (y + 1) % CLASSES)]
-    for labels, k, kept in (
+    for labels, k, used_labels in (
         (y, 1, one),
         (one + other, 1, first),  # Only the first k positives count.
         (one + other, 2, one + other),
@@ -46,7 +46,7 @@ def test_least_squares_is_the_weighted_regression():
     ):
         head = LeastSquares(**FREE, alpha=0.3, l2_regularization=2.0, max_positives=k)
         np.testing.assert_allclose(
-            head.fit(x, labels).kernel, regression(x, kept), rtol=1e-4, atol=1e-6
+            head.fit(x, labels).kernel, regression(x, used_labels), rtol=1e-4, atol=1e-6
         )
 
 

@@ -36,19 +36,19 @@ def of(name, *arguments, **attributes):
     """Returns a case of the raw operation `name`, by the names of its arguments: "x=f:ab"."""
     names, kinds = zip(*(argument.split("=") for argument in arguments), strict=True)
     return case(
-        lambda *given: getattr(raw, name)(**dict(zip(names, given, strict=True)), **attributes),
+        lambda *tensors: getattr(raw, name)(**dict(zip(names, tensors, strict=True)), **attributes),
         *kinds,
     )
 
 
 def unary(names, kind="f", name="x"):
-    return [of(each, f"{name}={kind}:ab") for each in names.split()]
+    return [of(operation, f"{name}={kind}:ab") for operation in names.split()]
 
 
 def binary(names, x="f", y="f", names_of="xy"):
     """Returns cases with two shapes of different ranks, which broadcast."""
     one, other = names_of
-    return [of(each, f"{one}={x}:b", f"{other}={y}:a1") for each in names.split()]
+    return [of(operation, f"{one}={x}:b", f"{other}={y}:a1") for operation in names.split()]
 
 
 def grad(name, x="f", **attributes):
@@ -70,26 +70,26 @@ def looped(x, w):
 
 def listed(x):
     """Reads and writes lists as a recurrent layer does."""
-    kept = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]]).unstack(x)
-    made = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]])
+    inputs = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]]).unstack(x)
+    states = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]])
 
-    def body(i, state, made):
-        state = tf.tanh(state + kept.read(i))
-        return i + 1, state, made.write(i, state)
+    def body(i, state, states):
+        state = tf.tanh(state + inputs.read(i))
+        return i + 1, state, states.write(i, state)
 
-    loop = tf.while_loop(lambda i, *_: i < tf.shape(x)[0], body, (0, x[0], made))
+    loop = tf.while_loop(lambda i, *_: i < tf.shape(x)[0], body, (0, x[0], states))
     return loop[1], loop[2].stack()
 
 
 def still(function):
     """Stops the gradient of `function`, because it does not exist."""
-    return lambda *given, **kwargs: tf.nest.map_structure(
-        tf.stop_gradient, function(*tf.nest.map_structure(tf.stop_gradient, given), **kwargs)
+    return lambda *tensors, **kwargs: tf.nest.map_structure(
+        tf.stop_gradient, function(*tf.nest.map_structure(tf.stop_gradient, tensors), **kwargs)
     )
 
 
 def called(function):
-    return lambda *given: tf.function(function, autograph=False)(*given)
+    return lambda *tensors: tf.function(function, autograph=False)(*tensors)
 
 
 UNARY = [
@@ -302,11 +302,11 @@ def drawn(arguments, rng):
 def with_gradients(function):
     """Returns a function's outputs, and the gradients of their sum of sines at the inputs."""
 
-    def apply(*given):
-        sources = [t for t in given if t.dtype.is_floating]
+    def apply(*tensors):
+        sources = [t for t in tensors if t.dtype.is_floating]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            outputs = tf.nest.flatten(function(*given))
+            outputs = tf.nest.flatten(function(*tensors))
             real = [tf.reduce_sum(tf.sin(t)) for t in outputs if t.dtype.is_floating]
             total = tf.add_n(real) if real else tf.zeros([])
         gradients = tape.gradient(total, sources, unconnected_gradients="zero") if real else []
@@ -323,19 +323,21 @@ def each_of(cases, examples):
     ]
 
 
-def alone(cases, given):
+def alone(cases, arguments):
     """Returns a traced function of nests of int32, the example for each argument."""
 
     @tf.function(autograph=False)
     def one(rows):
-        return each_of(cases, tf.nest.map_structure(lambda t, i: tf.constant(t)[i], given, rows))
+        return each_of(
+            cases, tf.nest.map_structure(lambda t, i: tf.constant(t)[i], arguments, rows)
+        )
 
     return one.get_concrete_function(
-        tf.nest.map_structure(lambda _: tf.TensorSpec([], "int32"), given)
+        tf.nest.map_structure(lambda _: tf.TensorSpec([], "int32"), arguments)
     )
 
 
-def vectorized(cases, given, stacked, rows, loop):
+def vectorized(cases, arguments, stacked, rows, loop):
     """Returns a traced function that runs all cases of `alone` on several examples, vectorized."""
 
     def one(elements):
@@ -343,13 +345,13 @@ def vectorized(cases, given, stacked, rows, loop):
         return each_of(
             cases,
             tf.nest.map_structure(
-                lambda t, s: next(elements) if s else tf.constant(t[0]), given, stacked
+                lambda t, s: next(elements) if s else tf.constant(t[0]), arguments, stacked
             ),
         )
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int32)])
     def run(n):
-        flat = zip(tf.nest.flatten(given), tf.nest.flatten(stacked), strict=True)
+        flat = zip(tf.nest.flatten(arguments), tf.nest.flatten(stacked), strict=True)
         elements = [tf.constant(t)[: rows or n] for t, s in flat if s]
         return vectorized_map(one, elements, loop=loop)
 
@@ -362,8 +364,8 @@ def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
     First all arguments differ between examples, also with sizes `known` to the trace; then one
     argument at a time. A case that TensorFlow does not vectorize fails, unless `loop` is None.
     """
-    given = [drawn(arguments, rng) for _, arguments in cases]
-    one = alone(cases, given)
+    tensors = [drawn(arguments, rng) for _, arguments in cases]
+    one = alone(cases, tensors)
     for place in places:
         stacked = [[place in (None, i) for i in range(len(kinds))] for _, kinds in cases]
         chosen = [
@@ -375,9 +377,9 @@ def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
             one(tf.nest.map_structure(lambda s, row=row: tf.constant(row if s else 0), stacked))
             for row in range(ROWS)
         ]
-        rows = [tf.nest.flatten([each[k] for k in chosen]) for each in examples]
+        rows = [tf.nest.flatten([outputs[k] for k in chosen]) for outputs in examples]
         expected = [np.stack(parts) for parts in zip(*rows, strict=True)]
-        arguments = [[each[k] for k in chosen] for each in (cases, given, stacked)]
+        arguments = [[nest[k] for k in chosen] for nest in (cases, tensors, stacked)]
         any_size = vectorized(*arguments, None, loop)
         for n in SIZES:
             run = any_size
@@ -389,11 +391,11 @@ def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
 
 def types_of(cases):
     """Returns the types of operations in the functions of cases, including loops and branches."""
-    found = set()
+    types = set()
 
     def look(graph):
         for operation in graph.get_operations():
-            found.add(operation.type)
+            types.add(operation.type)
             for _, body in tensorflow_internals.called(operation):
                 look(body)
 
@@ -401,7 +403,7 @@ def types_of(cases):
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), examples)
     traced = tf.function(functools.partial(each_of, cases), autograph=False)
     look(traced.get_concrete_function(specs).graph)
-    return found
+    return types
 
 
 def rng():
@@ -431,7 +433,7 @@ def test_loops_that_an_example_ends():
         return tape.gradient(y, x)
 
     x = tf.random.uniform([5, 2], 0.5, 3.0, seed=1)
-    grown_alone = [tf.function(grown, autograph=False)(each) for each in x]
+    grown_alone = [tf.function(grown, autograph=False)(row) for row in x]
     np.testing.assert_allclose(vectorized_map(grown, x), grown_alone, rtol=1e-5)
 
 

@@ -14,7 +14,7 @@ from tfdpx import checks
 from tfdpx._keras import model_internals
 from tfdpx.per_example import rowwise
 
-layers, own = keras.layers, tfdpx.layers
+layers, ours = keras.layers, tfdpx.layers
 CLIP, SIZES = 0.5, (5, 9)
 
 
@@ -129,9 +129,9 @@ KNOWN = {
     **dict.fromkeys((layers.GlobalAveragePooling1D, layers.GlobalMaxPooling1D), sequence()),
     **dict.fromkeys((layers.AveragePooling1D, layers.MaxPooling1D), sequence(2)),
     **dict.fromkeys((layers.AveragePooling2D, layers.MaxPooling2D), image(2)),
-    **dict.fromkeys((layers.GroupNormalization, own.GroupNorm), image(2)),
-    **dict.fromkeys((layers.Conv2D, own.WSConv2D), image(2, 3, padding="same")),
-    **dict.fromkeys((own.SkipInit, own.UnitNormWithConstant, layers.LayerNormalization), image()),
+    **dict.fromkeys((layers.GroupNormalization, ours.GroupNorm), image(2)),
+    **dict.fromkeys((layers.Conv2D, ours.WSConv2D), image(2, 3, padding="same")),
+    **dict.fromkeys((ours.SkipInit, ours.UnitNormWithConstant, layers.LayerNormalization), image()),
     **dict.fromkeys(model_internals.ARITHMETIC, lambda kind, x: kind()(2.0, kind()(x, x * x))),
     **dict.fromkeys((layers.GRU, layers.LSTM, layers.SimpleRNN), masked(3)),
     layers.Bidirectional: lambda kind, x: masked(layers.GRU(2, recurrent_dropout=0.5))(kind, x),

@@ -66,11 +66,13 @@ def test_loops_under_xla_are_refused_before_the_first_step(make):
 
 
 def test_fit_refuses_them_where_keras_chose_to_compile(monkeypatch):
-    found = tf.config.list_physical_devices()
+    devices = tf.config.list_physical_devices()
     accelerator = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     layer = LoopsInAFunction()
     with monkeypatch.context() as patched:
-        patched.setattr(tf.config, "list_physical_devices", lambda kind=None: [*found, accelerator])
+        patched.setattr(
+            tf.config, "list_physical_devices", lambda kind=None: [*devices, accelerator]
+        )
         model = make_model(layer, jit_compile="auto")
         assert model.jit_compile is True
     with pytest.raises(ValueError, match=f"Model '{model.name}'.*jit_compile=False"):

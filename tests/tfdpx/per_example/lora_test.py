@@ -56,8 +56,8 @@ def check(model, views, *rules):
         for t in model.inputs
     ]
     x, y = [tf.constant(t) for t in x], tf.constant(rng.normal(size=(3 * views, 2)), "float32")
-    found = [choice.rule for choice in per_example.explain(model, x, views)]
-    assert sorted(found[:-1]) == sorted(rules)
+    used_rules = [choice.rule for choice in per_example.explain(model, x, views)]
+    assert sorted(used_rules[:-1]) == sorted(rules)
     oracle.assert_matches_batches_of_one(model, x, y, views=views, tolerance=1e-4, norms=("auto",))
 
 

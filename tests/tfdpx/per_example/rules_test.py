@@ -137,9 +137,9 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=shape).astype("float32") for shape in ((4, 6, 7, 3), (4, 2)))
     results = []
-    for strides, seen in (2, x), (1, x[:, ::2, ::2]):
+    for strides, pixels in (2, x), (1, x[:, ::2, ::2]):
         seeds.fix(0)
-        inputs, outputs = keras.Input(seen.shape[1:]), []
+        inputs, outputs = keras.Input(pixels.shape[1:]), []
         for padding in "same", "valid":
             arguments = dict(kernel_size=(1, 1), strides=strides, padding=padding)
             outputs += [
@@ -150,7 +150,7 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
         outputs = layers.Dense(2)(layers.Flatten()(layers.Concatenate()(outputs)))
         model = keras.Model(inputs, outputs)
         model.compile(loss="mse")
-        norms, weighted = run_engine(model, tf.constant(seen), tf.constant(y), views=2)
+        norms, weighted = run_engine(model, tf.constant(pixels), tf.constant(y), views=2)
         results.append([norms, weighted([1.0, 0.5])])
     for strided, plain in zip(*results, strict=True):
         np.testing.assert_allclose(strided, plain, rtol=1e-5, atol=1e-7)
@@ -206,8 +206,8 @@ def _last_view_only(self):
 
 
 def _without_diagonal(inputs, gradients, *fans):
-    kept = 1.0 - tf.eye(inputs.shape[-1])
-    return tf.reduce_sum(inputs * gradients * kept, axis=[2, 3]), tf.zeros(gradients.shape[:2])
+    mask = 1.0 - tf.eye(inputs.shape[-1])
+    return tf.reduce_sum(inputs * gradients * mask, axis=[2, 3]), tf.zeros(gradients.shape[:2])
 
 
 def _drops_the_last_step(self):
@@ -224,7 +224,7 @@ PLANTED = [
     (convolution.Conv2DRule, "clipped_sum", lambda s, f, _: rule.Rule.clipped_sum(s, f * 0 + 1),
      "conv2d"),
     (rounding, "squared_norms_of_products", _without_diagonal, "conv2d"),
-    (WSConv2DRule, "measured", lambda s, found: found._replace(squares=found.squares[:, :1]),
+    (WSConv2DRule, "measured", lambda s, units: units._replace(squares=units.squares[:, :1]),
      "ws_conv2d"),
     (WSConv2DRule, "post_sum_transforms", rule.Rule.post_sum_transforms, "ws_conv2d"),
     (convolution, "_side_by_side", lambda *a: tf.reverse(side_by_side(*a), [-1]), "depthwise"),
@@ -263,8 +263,8 @@ def test_norms_of_long_rows_are_raised_by_little(length, views):
     whole = np.einsum("bgti,bgto->bio", *(t.numpy().astype("float64") for t in (inputs, gradients)))
     exact = np.sqrt(np.sum(whole**2, axis=(1, 2)))
     ghost = rounding.add_up([contraction.ghost_product_norms(inputs, gradients)])
-    kept = rounding.squared_norms([tf.constant(whole, tf.float32)])
-    for squares in (ghost, kept):
+    formed = rounding.squared_norms([tf.constant(whole, tf.float32)])
+    for squares in (ghost, formed):
         assert np.all((np.sqrt(squares) >= exact) & (np.sqrt(squares) < exact * (1 + 2e-4)))
 
 

@@ -83,18 +83,18 @@ def batch_of_one_gradients_without_targets(model, x):
     for row in x:
         with tf.GradientTape() as tape:
             loss = model.compute_loss(row[None], None, model(row[None]), None)
-        each = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        gradients.append(np.concatenate([np.ravel(g) for g in each]))
+        parts = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        gradients.append(np.concatenate([np.ravel(g) for g in parts]))
     return np.asarray(gradients, "float64")
 
 
 def test_a_missing_target_is_named():
     x, _ = small.data()
     model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
-    own = [tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)]
+    callbacks = [tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)]
     for data in (PLAN.batches(x), x, tf.data.Dataset.from_tensors(x[:8])):
         with pytest.raises(ValueError, match="`y` is missing, which the loss.*compute_loss"):
-            model.fit(data, callbacks=own, verbose=0)
+            model.fit(data, callbacks=callbacks, verbose=0)
     with pytest.raises(ValueError, match="`y` is missing, which the loss"):
         model.train_on_batch(x[:8])
     model = autoencoder(optimizer=tfdpx.DPSGD(0.1, plan=PLAN), metrics=["mae"])

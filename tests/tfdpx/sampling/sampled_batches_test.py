@@ -33,9 +33,9 @@ def read(dataset):
     return [tuple(array.numpy() for array in batch) for batch in dataset]
 
 
-def assert_same(batches, others):
-    assert len(batches) == len(others)
-    for batch, other in zip(batches, others, strict=True):
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
         for array, same in zip(batch, other, strict=True):
             np.testing.assert_array_equal(array, same)
 
@@ -58,8 +58,8 @@ def p_values(drawn, probability):
         cells = np.diff(
             np.concatenate([[0], scipy.stats.binom.cdf(edges, trials, probability), [1]])
         )
-        found = np.bincount(np.searchsorted(edges, counts), minlength=len(cells))
-        return scipy.stats.chisquare(found, cells * len(counts)).pvalue
+        observed = np.bincount(np.searchsorted(edges, counts), minlength=len(cells))
+        return scipy.stats.chisquare(observed, cells * len(counts)).pvalue
 
     def independent(one, other):
         table = [[np.sum(one & other), np.sum(one & ~other)]]
@@ -107,9 +107,9 @@ def test_the_check_rejects_fixed_sizes_without_replacement():
     generator = np.random.default_rng(0)
     ranks = generator.random([STEPS, NUM_EXAMPLES]).argsort(axis=1)
     drawn = ranks < round(NUM_EXAMPLES * PROBABILITY)
-    found = p_values(drawn, PROBABILITY)
+    values = p_values(drawn, PROBABILITY)
     assert not is_poisson(drawn)
-    assert found["batch sizes"] < 1e-4 < found["participations"]
+    assert values["batch sizes"] < 1e-4 < values["participations"]
 
 
 @pytest.mark.planted("draws that depend on each other")

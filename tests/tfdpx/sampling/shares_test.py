@@ -33,16 +33,16 @@ def read(dataset, count):
 
 def shares(kind, hosts, replicas, seed=5, start=0, batch_size=8):
     """Returns the parts of each step, by replica: [steps][replicas](x, y, weight)."""
-    x, each = np.arange(NUM_EXAMPLES) + 1, replicas // hosts
+    x, per_host = np.arange(NUM_EXAMPLES) + 1, replicas // hosts
     by_host = []
     for host in range(hosts):
         dataset = plan(kind, batch_size).batches(
             x, x % 3, seed=seed(host) if callable(seed) else seed, start=start,
             pad_to_multiple_of=replicas, input_context=context(hosts, replicas, host),
         )  # fmt: skip
-        by_host.append(read(dataset, (STEPS - start) * each))
+        by_host.append(read(dataset, (STEPS - start) * per_host))
     return [
-        [by_host[host][step * each + i] for host in range(hosts) for i in range(each)]
+        [by_host[host][step * per_host + i] for host in range(hosts) for i in range(per_host)]
         for step in range(STEPS - start)
     ]
 
@@ -107,8 +107,8 @@ def test_poisson_shares_need_no_python():
         ).dataset()  # fmt: skip
         return dataset.take(2).reduce(start, lambda total, batch: total + 1)
 
-    found = operations(count.get_concrete_function(tf.constant(0)).graph)
-    assert "RangeDataset" in found and not {"PyFunc", "EagerPyFunc", "GeneratorDataset"} & found
+    types = operations(count.get_concrete_function(tf.constant(0)).graph)
+    assert "RangeDataset" in types and not {"PyFunc", "EagerPyFunc", "GeneratorDataset"} & types
 
 
 def test_examples_in_order_come_once():

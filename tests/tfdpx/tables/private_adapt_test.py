@@ -24,13 +24,13 @@ TINY = 1e-6  # Almost no noise.
 
 def exact(compute):
     """Returns the result of `compute`, and its releases with their sensitivities."""
-    seen = []
+    releases = []
 
     def released(value, sensitivity):
-        seen.append((value(), sensitivity))
-        return seen[-1][0], TINY
+        releases.append((value(), sensitivity))
+        return releases[-1][0], TINY
 
-    return compute(released), seen
+    return compute(released), releases
 
 
 def test_without_noise_they_are_what_keras_computes():
@@ -40,9 +40,9 @@ def test_without_noise_they_are_what_keras_computes():
     theirs.adapt(x)
     private_adapt(ours, x, noise_multiplier=TINY, lower=[-20, -20, 0], upper=30.0)
     np.testing.assert_allclose(ours(x), theirs(x), atol=2e-3)
-    found = layers.Normalization()
-    assert private_adapt(found, x, noise_multiplier=TINY).steps == 2  # One for the bounds.
-    np.testing.assert_allclose(found(x), theirs(x), atol=2e-3)
+    unbounded = layers.Normalization()
+    assert private_adapt(unbounded, x, noise_multiplier=TINY).steps == 2  # One for the bounds.
+    np.testing.assert_allclose(unbounded(x), theirs(x), atol=2e-3)
 
 
 def test_quantiles_and_categories():
@@ -77,8 +77,8 @@ def test_a_row_moves_a_release_by_at_most_its_sensitivity(rows, row):
         lambda data, released: tables.narrow(data, *limits, released),
         lambda data, released: tables.quantiles(data[:, 0], -1.0, 3.0, 4, released),
     ):
-        seen = [exact(functools.partial(compute, data))[1] for data in (x, more)]
-        for (one, bound), (other, same) in zip(*seen, strict=True):
+        pairs = [exact(functools.partial(compute, data))[1] for data in (x, more)]
+        for (one, bound), (other, same) in zip(*pairs, strict=True):
             assert bound == same
             assert np.linalg.norm(np.asarray(one) - other) <= bound * (1 + 1e-9)
 
@@ -128,14 +128,14 @@ def test_an_audit_by_what_the_layer_holds(noise, honest):
     Half the noise, the planted bug, is detected.
     """
     rows = np.repeat([-0.7, 0.7], 20)[:, np.newaxis]
-    found = []
+    statistics = []
     for x in (rows, np.vstack([rows, [[1e30]]])):
         for _ in range(400):
             layer = layers.Normalization()
             private_adapt(layer, x, noise_multiplier=noise, lower=-1.0, upper=1.0)
             mean, variance = layer.mean[0, 0], layer.variance[0, 0]
-            found.append(len(x) * float(mean + 0.5 * (variance + mean**2 - 0.5)))
-    without, with_it = np.reshape(found, (2, -1))
+            statistics.append(len(x) * float(mean + 0.5 * (variance + mean**2 - 0.5)))
+    without, with_it = np.reshape(statistics, (2, -1))
     errors = [np.sum(without > 0.425), np.sum(with_it <= 0.425)]
     proved = gdp_mu_lower_bound(int(errors[0]), 400, int(errors[1]), 400)
     assert (0.5 / 0.7 < proved <= 1 / 0.7) if honest else proved > 1 / 0.7
@@ -226,7 +226,9 @@ def test_two_columns_of_the_same_categories_both_count():
         layer.set_vocabulary(["no", "yes"])  # Noise decides ties.
         spent_on(layer, spent[answers.index(layer)])
     inputs = [keras.Input((1,), dtype="string") for _ in answers]
-    both = layers.concatenate([layer(each) for layer, each in zip(answers, inputs, strict=True)])
+    both = layers.concatenate(
+        [layer(column) for layer, column in zip(answers, inputs, strict=True)]
+    )
     model = keras.Model(inputs, layers.Dense(2)(both))
     plan = tfdpx.PrivacyPlan(
         400, 400, steps=2, noise_multiplier=3.0, delta=1e-4, spent=sum(spent, Ledger())

@@ -194,21 +194,19 @@ def test_the_settings_that_the_account_counts_on_are_read_only():
 
 @pytest.mark.slow
 def test_updates_that_a_plan_does_not_know_compose_up_to_its_epsilon():
-    known = tfdpx.PrivacyPlan(N, batch_size=B, steps=40, noise_multiplier=2.0, delta=1e-3)
+    plan = tfdpx.PrivacyPlan(N, batch_size=B, steps=40, noise_multiplier=2.0, delta=1e-3)
     before = tfdpx.PrivacyPlan(N, batch_size=B, steps=3, noise_multiplier=3.0, delta=1e-3)
     model = make(before)
     train(model, before, steps=3)
-    model.compile(tfdpx.DPSGD(0.1, plan=known), loss=model.loss)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), loss=model.loss)
     with pytest.warns(UserWarning, match="3 updates of the model's weights are not this plan's"):
-        history = train(
-            model, known, None, callbacks=[tfdpx.callbacks.PrivacyBudget(known)]
-        ).history
-    taken = model.optimizer.ledger.of(known).steps
+        history = train(model, plan, None, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)]).history
+    taken = model.optimizer.ledger.of(plan).steps
     assert 30 < taken < 40
-    wanted = spent((before, 3), (known, taken))
+    wanted = spent((before, 3), (plan, taken))
     assert history["epsilon"][-1] == pytest.approx(wanted, rel=1e-9)
-    assert wanted <= known.epsilon
-    assert spent((before, 3), (known, taken + 1)) > known.epsilon
+    assert wanted <= plan.epsilon
+    assert spent((before, 3), (plan, taken + 1)) > plan.epsilon
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])

@@ -53,14 +53,14 @@ def rounds(way, megabytes=5, **variables):
         text=True,
         check=True,
     )
-    given, faults = done.stdout.split()[-2:]
-    return given, int(faults) / 4 / _PAGES_OF_A_ROUND
+    succeeded, faults = done.stdout.split()[-2:]
+    return succeeded, int(faults) / 4 / _PAGES_OF_A_ROUND
 
 
 @pytest.mark.parametrize("megabytes", [5, 50])
 def test_a_thread_gets_its_freed_memory_back_without_new_pages(megabytes):
-    given, share = rounds("call", megabytes)
-    assert given == "True" and share < 0.01
+    succeeded, share = rounds("call", megabytes)
+    assert succeeded == "True" and share < 0.01
 
 
 def test_without_it_the_kernel_gives_new_pages():
@@ -70,5 +70,5 @@ def test_without_it_the_kernel_gives_new_pages():
 
 @pytest.mark.parametrize("variable", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
 def test_what_the_user_has_set_is_left_alone(variable):
-    given, share = rounds("call", **{variable: "131072"})
-    assert given == "False" and share > 0.05
+    succeeded, share = rounds("call", **{variable: "131072"})
+    assert succeeded == "False" and share > 0.05

@@ -20,9 +20,9 @@ def quiet_bench(clip="automatic", x=X, **arguments):
     """Returns a bench without noise, although its optimizer counts some."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
-        made = bench.Bench(l2_norm_clip=clip, **arguments)
-        made.step(x, Y)
-    return made
+        trainer = bench.Bench(l2_norm_clip=clip, **arguments)
+        trainer.step(x, Y)
+    return trainer
 
 
 @pytest.fixture(scope="module", name="quiet")
@@ -30,13 +30,13 @@ def _quiet():
     return quiet_bench(microbatch_size=3)
 
 
-def moved(made, scale=1e4):
+def moved(trainer, scale=1e4):
     """Returns how far one example more moves the update, in units of 1/B."""
     x = X.copy()
     x[-1] *= np.float32(scale)
-    made.restore()
-    y = np.append(Y[:-1], made.model(x[-1:]).numpy().argmin())  # The worst label.
-    return made.influence(x, y, 15)
+    trainer.restore()
+    y = np.append(Y[:-1], trainer.model(x[-1:]).numpy().argmin())  # The worst label.
+    return trainer.influence(x, y, 15)
 
 
 def test_the_update_is_the_formula(quiet):
@@ -56,10 +56,10 @@ def test_views_of_an_example_count_as_one():
     rng = np.random.default_rng(1)
     views = X[:, np.newaxis] + rng.normal(0, 0.1, (16, 3, 6)).astype("float32")
     views[-1] *= 1e4
-    made = quiet_bench(x=views, augmult=3)
-    made.restore()
-    y = np.append(Y[:-1], made.model(views[-1]).numpy().sum(axis=0).argmin())
-    assert 0.9 < made.influence(views, y, 15) <= 1 + 1e-5
+    trainer = quiet_bench(x=views, augmult=3)
+    trainer.restore()
+    y = np.append(Y[:-1], trainer.model(views[-1]).numpy().sum(axis=0).argmin())
+    assert 0.9 < trainer.influence(views, y, 15) <= 1 + 1e-5
 
 
 def test_factors_bound_what_is_really_added():

@@ -17,8 +17,8 @@ X, Y = small.data(N)
 
 
 def make_plan(num_examples=N, **arguments):
-    given = {"batch_size": B, "steps": STEPS, "noise_multiplier": 1.0, "delta": 1e-3}
-    return tfdpx.PrivacyPlan(num_examples, **{**given, **arguments})
+    defaults = {"batch_size": B, "steps": STEPS, "noise_multiplier": 1.0, "delta": 1e-3}
+    return tfdpx.PrivacyPlan(num_examples, **{**defaults, **arguments})
 
 
 PLAN = make_plan()
@@ -216,11 +216,11 @@ def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path):
     def fit(*extra, budget_first=True):
         model = make()
         model.build((None, 6))
-        own = [
+        ordered = [
             tfdpx.callbacks.PrivacyBudget(PLAN),
             keras.callbacks.BackupAndRestore(tmp_path, save_freq=2),
         ]
-        callbacks = [*extra, *own[:: 1 if budget_first else -1]]
+        callbacks = [*extra, *ordered[:: 1 if budget_first else -1]]
         train(model, callbacks, epochs=1, steps_per_epoch=None)
         return model.optimizer.ledger
 

@@ -52,11 +52,11 @@ def folder(whole, tmp_path):
 
 
 def zipped(members):
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, part in members.items():
             archive.writestr(name, part)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 @given(data=st.data())
@@ -126,15 +126,15 @@ def test_what_is_refused_leaves_the_model_as_it_was(folder, rounding, cut, reaso
 
 def test_it_holds_nothing_but_the_state_of_the_run(whole):
     """Every entry is named here, so there are no gradients, seeds or sums before the noise."""
-    model, members, found = fit(None), parts((whole / CHECKPOINT).read_bytes()), {}
+    model, members, items = fit(None), parts((whole / CHECKPOINT).read_bytes()), {}
     assert set(members) == set(MEMBERS)
     with h5py.File(io.BytesIO(members["model.weights.h5"])) as file:
-        file.visititems(lambda name, item: found.update({name: getattr(item, "shape", None)}))
-    arrays = {name: shape for name, shape in found.items() if shape is not None}
+        file.visititems(lambda name, item: items.update({name: getattr(item, "shape", None)}))
+    arrays = {name: shape for name, shape in items.items() if shape is not None}
     ledger = {n for n in arrays if n.endswith(("vars/ledger", "vars/adapted"))}
-    kept = sorted(arrays[name] for name in arrays.keys() - ledger)
+    shapes = sorted(arrays[name] for name in arrays.keys() - ledger)
     assert len(ledger) == 2
-    assert kept == sorted(tuple(v.shape) for v in (*model.weights, *model.optimizer.variables))
+    assert shapes == sorted(tuple(v.shape) for v in (*model.weights, *model.optimizer.variables))
     with np.load(io.BytesIO(members["norms.npz"])) as norms:
         assert set(norms.files) == {"examples", "levels", "since", "counts", "steps", "refreshes"}
         assert np.array_equal(norms["levels"], np.round(norms["levels"]))  # Rounded up, not raw.

@@ -50,15 +50,15 @@ def keras_fit(model, callbacks=(), **arguments):
 @pytest.mark.slow
 def test_it_is_keras_fit():
     x, y = small.data(50)
-    found = []
+    results = []
     for fit in (keras_fit, ours):
         model, record = make(), Record()
         history = fit(
             model, epochs=2, steps_per_epoch=3, validation_data=(x, y), validation_batch_size=20,
             callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN), record],
         )  # fmt: skip
-        found.append((small.weights(model), history.history, record.events))
-    (weights, history, events), (our_weights, our_history, our_events) = found
+        results.append((small.weights(model), history.history, record.events))
+    (weights, history, events), (our_weights, our_history, our_events) = results
     np.testing.assert_array_equal(our_weights, weights)
     assert our_history.keys() == history.keys()
     for name, values in history.items():

@@ -165,15 +165,15 @@ def test_batches_made_for_another_optimizer_are_refused():
 @pytest.fixture
 def used(monkeypatch):
     """Returns the rows of each update, as a list of tuples of their numbers."""
-    seen, step = [], training_step._step
+    rows, step = [], training_step._step
 
     def spy(optimizer, model, data, ids):
         x, _, weights = data
-        seen.append(tuple(x.numpy()[weights.numpy() > 0, 0].astype(int)))
+        rows.append(tuple(x.numpy()[weights.numpy() > 0, 0].astype(int)))
         return step(optimizer, model, data, ids)
 
     monkeypatch.setattr(training_step, "_step", spy)
-    return seen
+    return rows
 
 
 NUMBERED = np.column_stack([np.arange(N, dtype="float32"), X[:, 1:]])
@@ -212,8 +212,8 @@ def test_a_callback_that_trains_on_batches_of_its_own_is_seen(capsys):
 
     model = make()
     model.fit(PLAN.batches(X, Y), steps_per_epoch=2, epochs=2, callbacks=[Trains()], verbose=0)
-    found = {entry.poisson_sampled: entry.steps for entry in model.optimizer.ledger.entries}
-    assert found == {True: 4, False: 2}
+    steps = {entry.poisson_sampled: entry.steps for entry in model.optimizer.ledger.entries}
+    assert steps == {True: 4, False: 2}
     model.fit(PLAN.batches(X, Y), verbose=2)
     assert f"{STEPS - 6}/{STEPS - 6}" in capsys.readouterr().out  # Keras knows the number of steps.
 

@@ -62,8 +62,8 @@ def test_norms_are_of_batches_of_one(layers, shape, private):
     gradients = batch_of_one_gradients(model, *map(tf.constant, (x, y, weights)), 1)
     wanted = np.linalg.norm(gradients, axis=1)
     assert_norms(gradient_norms(model, x, y, weights, batch_size=3), wanted)
-    for kept, now in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(kept, now)
+    for old, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
     assert not model.metrics_variables or not any(v.numpy().any() for v in model.metrics_variables)
 
 

@@ -149,12 +149,12 @@ def sums_of_signs(layer, rows, times):
     )
     model.compile(optimizer, lambda y, y_pred: -y_pred, jit_compile=False)
     x, y = np.full((rows, 1), 2.0, "float32"), np.zeros((rows, 1), "float32")
-    found = []
+    sums = []
     for _ in range(times):
         before = model.get_weights()[0].item()
         model.train_on_batch(x, y)
-        found.append(N * (model.get_weights()[0].item() - before))
-    return np.array(found)
+        sums.append(N * (model.get_weights()[0].item() - before))
+    return np.array(sums)
 
 
 def is_independent(sums, rows):
@@ -235,10 +235,13 @@ class OwnViews:
 )
 def test_an_augmentation_of_ones_own_draws_for_each_example_alone(draw, varies):
     """Random draws differ between examples; others are the same for all examples and steps."""
-    made = Views(OwnViews(lambda b, k, seed: draw(int(b), k, seed)), 2, tf.ones([64, 2]))
-    views = [made.rows(tf.ones([64, 2]), made.draw(64, tf.constant([0, n]))) for n in (1, 2)]
-    rows = [np.unique(each.numpy().reshape(64, -1), axis=0) for each in views]
-    assert all((len(each) > 1) == varies for each in rows)
+    augmentation = Views(OwnViews(lambda b, k, seed: draw(int(b), k, seed)), 2, tf.ones([64, 2]))
+    views = [
+        augmentation.rows(tf.ones([64, 2]), augmentation.draw(64, tf.constant([0, n])))
+        for n in (1, 2)
+    ]
+    rows = [np.unique(view.numpy().reshape(64, -1), axis=0) for view in views]
+    assert all((len(view) > 1) == varies for view in rows)
     assert varies or np.array_equal(*views)
 
 

@@ -245,12 +245,12 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
     model = make()
     zeros = np.zeros(N, "float32")
     model.train_on_batch(X, Y, sample_weight=zeros)
-    seen = []
+    norms = []
     step = model.optimizer.record
 
     def recorded(norm, nonfinite):
         step(norm, nonfinite)
-        tf.numpy_function(lambda n: seen.append(float(n)), [norm], [])
+        tf.numpy_function(lambda n: norms.append(float(n)), [norm], [])
 
     model.optimizer.record = recorded
     model.train_function = None
@@ -270,7 +270,7 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
             self.model.train_on_batch(X, Y, sample_weight=zeros)
 
     train(model, 2, [ByHand()])
-    assert len(seen) == len(set(seen)) == model.optimizer.ledger.steps - 1 == 10
+    assert len(norms) == len(set(norms)) == model.optimizer.ledger.steps - 1 == 10
 
 
 @pytest.mark.parametrize("fits, before", [((1,) * 4, 0), ((4,), 2)])

@@ -37,10 +37,10 @@ def test_the_update_is_the_papers_formula(quiet):
     np.testing.assert_allclose(quiet.step(x, y), -clipped.sum(0) / 40, atol=1e-6)
 
 
-def largest_change(made, x, y):
+def largest_change(trainer, x, y):
     """Returns the change of the update by a huge example with its worst label, in units of 1/B."""
     x = np.concatenate([x[:-1], 1e4 * np.ones((1, 6), "float32")])
-    return max(made.influence(x, np.append(y[:-1], k), len(x) - 1) for k in range(3))
+    return max(trainer.influence(x, np.append(y[:-1], k), len(x) - 1) for k in range(3))
 
 
 @NO_NOISE

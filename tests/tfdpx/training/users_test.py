@@ -33,9 +33,9 @@ def make_plan(batch_size=PEOPLE, steps=1, noise_multiplier=0.0, **arguments):
 def make_model(plan=None, layers=None, compile_arguments=None, **arguments):
     arguments = {"plan": plan or make_plan(), "l2_norm_clip": CLIP, **arguments}
     optimizer = tfdpx.DPSGD(1.0, **arguments)
-    made = small.model(optimizer, layers, compile_arguments=compile_arguments)
-    made.build((None, *X.shape[1:]))
-    return made
+    model = small.model(optimizer, layers, compile_arguments=compile_arguments)
+    model.build((None, *X.shape[1:]))
+    return model
 
 
 def update(model, weights=None, k=MOST, x=X, y=Y, ids=IDS, class_weight=None):
@@ -91,8 +91,8 @@ def test_examples_have_weights_of_their_own(model):
     np.testing.assert_allclose(changed, wanted, rtol=1e-4, atol=1e-6)
 
 
-def over_all_rows(self, given):  # Without the mask a person's first example counts again.
-    return self.repeat(tf.ones_like(given, "float32") / given.shape[1])
+def over_all_rows(self, values):  # Without the mask a person's first example counts again.
+    return self.repeat(tf.ones_like(values, "float32") / values.shape[1])
 
 
 @pytest.mark.planted("a person's mean counts padding")
@@ -127,11 +127,11 @@ def test_people_are_drawn_by_the_plan_and_give_k_examples_without_repetition_eac
     for rows, present in batches(k=2, steps=steps, seed=1):
         people.append(present.any(axis=1).sum())
         for mine, there in zip(rows, present, strict=True):
-            given = mine[there]
-            assert len(set(given)) == len(given) and len(set(IDS[given])) <= 1
-            if len(given):
-                assert len(given) == min(2, np.sum(IDS == IDS[given[0]]))
-                times[given] += 1
+            numbers = mine[there]
+            assert len(set(numbers)) == len(numbers) and len(set(IDS[numbers])) <= 1
+            if len(numbers):
+                assert len(numbers) == min(2, np.sum(IDS == IDS[numbers[0]]))
+                times[numbers] += 1
     for person in range(PEOPLE):
         mine, count = times[IDS == person], np.sum(IDS == person)
         wanted = steps * 4 / PEOPLE * min(2, count) / count
@@ -176,10 +176,10 @@ class Indexed(np.ndarray):
 
 
 def indexed(values, order):
-    made, index = np.asarray(values).view(Indexed), types.SimpleNamespace(order=order)
+    array, index = np.asarray(values).view(Indexed), types.SimpleNamespace(order=order)
     index.equals = lambda other: other.order == order
-    made.index = index
-    return made
+    array.index = index
+    return array
 
 
 def test_ids_in_another_order_than_the_examples_are_refused():

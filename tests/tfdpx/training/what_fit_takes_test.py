@@ -45,13 +45,13 @@ def same(a, b):
 
 
 def dataset(*parts, batch=None):
-    made = tf.data.Dataset.from_tensor_slices(parts)
-    return made if batch is None else made.batch(batch)
+    batches = tf.data.Dataset.from_tensor_slices(parts)
+    return batches if batch is None else batches.batch(batch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given",
+    "make_inputs",
     [
         lambda: (X.tolist(), Y.tolist()),
         lambda: (tf.constant(X), tf.constant(Y)),
@@ -62,10 +62,10 @@ def dataset(*parts, batch=None):
     ],
     ids=["lists", "tensors", "pandas", "examples", "batches", "one batch"],
 )
-def test_every_form_gives_the_same_draws(given, capsys):
-    same(drawn(*given()), drawn(X, Y))
+def test_every_form_gives_the_same_draws(make_inputs, capsys):
+    same(drawn(*make_inputs()), drawn(X, Y))
     said = "has read a tf.data.Dataset of 24 examples" in capsys.readouterr().out
-    assert said == isinstance(given()[0], tf.data.Dataset)
+    assert said == isinstance(make_inputs()[0], tf.data.Dataset)
 
 
 def test_several_inputs_are_a_list_a_tuple_or_a_dict():
@@ -86,7 +86,7 @@ def test_weights_of_a_data_set_count():
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "make_inputs, message",
     [
         (lambda: dataset(X, Y).repeat(), "known size.*infinite size.*repeat"),
         (lambda: dataset(X, Y).filter(lambda x, y: True), "unknown size.*assert_cardinality"),
@@ -95,8 +95,8 @@ def test_weights_of_a_data_set_count():
         (lambda: [X[0], X[1]], r"one length.*list of arrays is several inputs.*np\.stack"),
     ],
 )
-def test_what_has_no_size_of_the_plan_is_refused(given, message):
-    arguments = given()
+def test_what_has_no_size_of_the_plan_is_refused(make_inputs, message):
+    arguments = make_inputs()
     y = () if isinstance(arguments, tf.data.Dataset) else (Y,)
     with pytest.raises(ValueError, match=message):
         PLAN.batches(arguments, *y)

@@ -109,8 +109,8 @@ def test_photographs_are_resized_or_cropped_and_training_images_larger(tmp_path)
     assert np.ptp(squeezed.train_x, axis=(1, 2, 3)).min() > 225
     assert np.ptp(cropped.train_x, axis=(1, 2, 3)).max() < 180
     [wide], _ = gradients(1)
-    found = images.decode(wide, (20, 20, 3), center_crop=True)
-    np.testing.assert_allclose(found, images.decode(wide[:, 5:35], (20, 20, 3)), atol=1)
+    decoded = images.decode(wide, (20, 20, 3), center_crop=True)
+    np.testing.assert_allclose(decoded, images.decode(wide[:, 5:35], (20, 20, 3)), atol=1)
     # Images to predict are cropped too, as the darkest and the brightest pixel show.
     files = [tmp_path / "wide.png"]
     Image.fromarray(wide).save(files[0])

@@ -110,11 +110,11 @@ def test_images_of_nobody_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_classify_protects_people(tmp_path, run):
-    given = dict(
+    arguments = dict(
         dataset=f"folder:{write(tmp_path / 'images')}", user="parent_folder", epsilon=8.0,
         delta=1e-3, model="small_cnn", steps=6, batch_size=6, accountant="rdp",
     )  # fmt: skip
-    report, _ = run(classify, workdir=tmp_path / "run", **given)
+    report, _ = run(classify, workdir=tmp_path / "run", **arguments)
     assert report["neighbours"] == "add_or_remove_user" and 7.9 < report["epsilon"] <= 8
     assert report["num_examples"] < PEOPLE and np.isfinite(report["test_accuracy"])
     text = " ".join((tmp_path / "run" / "privacy_statement.txt").read_text().split())
