@@ -57,7 +57,7 @@ def test_errors_that_the_page_quotes_are_in_the_source():
     assert missing(["The plan counts on shuffled batches"])
 
 
-def test_what_epsilon_lets_an_attacker_guess():
+def test_guesses_that_epsilon_allows_an_attacker():
     page = (ROOT / "docs" / "epsilon.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| ([\d.]+) \| (.*?)% \| (.*?)% \| (.*?)% \| (.*?)% \|$", page, re.MULTILINE

@@ -106,7 +106,7 @@ def test_other_backends_are_refused_by_name(code, environment):
 
 
 @pytest.mark.parametrize("folder", ["tfdpx", "layers", "models"])
-def test_whatever_registers_with_keras_is_found_by_its_name_in_a_file(folder):
+def test_registered_classes_are_found_by_their_name_in_a_file(folder):
     root = pathlib.Path(__file__).resolve().parents[1]
     for path in sorted((root / folder).rglob("*.py")):
         if "register_keras_serializable" in path.read_text(encoding="utf-8"):

@@ -119,7 +119,7 @@ def test_weights_of_another_run_in_the_file_are_refused(photos, trained, refusal
     assert message in refusal(account, workdir=path)
 
 
-def test_what_was_never_a_run_is_refused(photos, trained, refusal, tmp_path):
+def test_folders_that_were_never_a_run_are_refused(photos, trained, refusal, tmp_path):
     for name in ("unfinished", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "other.keras").write_bytes((trained / "record.json").read_bytes())

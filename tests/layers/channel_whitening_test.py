@@ -71,7 +71,7 @@ X = np.random.default_rng(0).uniform(size=(64, 6, 6, 3)).astype("float32")
 @pytest.mark.parametrize(
     "source", [X, tf.data.Dataset.from_tensor_slices(X).batch(8), Private(6, 3)], ids=type
 )
-def test_what_may_be_private_is_refused_unless_it_is_vouched_for(source):
+def test_images_that_may_be_private_are_refused_unless_vouched_for(source):
     layer = ChannelWhitening(name="whiten")
     for num_images in (None, 10):
         with pytest.raises(ValueError, match="`source` must be a gen.*without noise.*") as raised:

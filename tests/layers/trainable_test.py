@@ -52,7 +52,7 @@ OF_ATTENTION = {f"{x}/bias" for x in ("query", "key", "value", "attention_output
         (convolutional, "norm", {"group/gamma", "group/beta"}),
     ],
 )
-def test_what_trains(make, what, wanted):
+def test_weights_that_train(make, what, wanted):
     model = make()
     count = trainable(model, what)
     assert names(model) == wanted | HEAD

@@ -47,7 +47,7 @@ def test_columns_are_the_names_at_norm_100():
         (dict(text_encoder=lambda texts: np.ones([3])), r"must give embeddings \[3, d\]"),
     ],
 )
-def test_what_is_refused(arguments, message):
+def test_unfit_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         tfdpx.models.zero_shot_head(
             **{"text_encoder": encoder(), "class_names": NAMES, **arguments}

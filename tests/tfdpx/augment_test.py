@@ -86,7 +86,7 @@ def test_config(augmentation):
     assert str(again.get_config()) == str(augmentation.get_config())
 
 
-def test_what_is_refused():
+def test_unfit_arguments_are_refused():
     augmentation = augment.RandomCropFlip(4)
     for call, message in [
         (lambda: augment.RandomCropFlip(-1), "padding"),

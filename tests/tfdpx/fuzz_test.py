@@ -31,7 +31,7 @@ def test_flags(preset_and_flags):
     fuzz_inputs.check_flags(preset_and_flags)
 
 
-def test_what_is_not_ours_is_not_taken_for_an_answer():
+def test_foreign_errors_are_not_taken_for_an_answer():
     with pytest.raises(ZeroDivisionError), fuzz_inputs.only_our_errors():
         _ = 1 / 0
     with pytest.raises(ValueError, match="invalid literal"), fuzz_inputs.only_our_errors():

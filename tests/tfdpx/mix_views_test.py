@@ -120,7 +120,7 @@ def test_a_layer_that_would_mix_examples_makes_each_view_alone():
         small.step(model(MixViews(keras.layers.CutMix(), 2)), images(8).numpy(), LABELS)
 
 
-def test_what_is_refused():
+def test_unfit_arguments_are_refused():
     crops = RandomCropFlip(2)
     for views, alpha, message in [
         (0, 1.0, "`mixed_views`"),

@@ -142,7 +142,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_answered_is_refused_by_name(refusal):
+def test_unanswerable_questions_are_refused_by_name(refusal):
     for arguments, message in REFUSED:
         assert re.search(message, refusal(account, **arguments)), (arguments, message)
 

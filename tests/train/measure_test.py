@@ -68,7 +68,7 @@ def test_metrics_of_several_classes_and_of_values():
     assert (values["test_r2"], values["test_mean_absolute_error"]) == (0.75, pytest.approx(1 / 3))
 
 
-def test_what_is_undefined_is_none():
+def test_undefined_metrics_are_none():
     rare = two(LABELS, PROBABILITIES / 10).results()
     assert rare["test_precision"] is None and rare["test_recall"] == rare["test_f1"] == 0
     assert rare["warnings"][0].startswith('The model never predicts "yes": accuracy says nothing')

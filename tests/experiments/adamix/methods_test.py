@@ -38,7 +38,7 @@ def slope(kernel, data, decay):
     return x.T @ (softmax(x @ kernel, axis=1) - y) + decay * kernel
 
 
-def test_what_each_method_spends_and_the_minima_of_those_without_steps():
+def test_spending_of_each_method_and_minima_of_those_without_steps():
     exact = tfdpx.accounting.epsilon(20.0, 1.0, 28, DELTA, "gdp")
     for name, (_, rates) in METHODS.items():
         spent = fitted(name, **({} if rates is None else {"epsilon": 1.0})).epsilon_spent()

@@ -49,7 +49,7 @@ def test_the_report_holds_ratios_of_medians_peaks_layers_and_flags(tmp_path):
     assert "ghost/ordinary" in output and "private, tfdpx" in output
 
 
-def test_what_is_left_out_is_null_and_no_failure():
+def test_a_left_out_measurement_is_null_and_no_failure():
     _, record = run(*TINY, "--nomemory", "--nomapped", "--microbatch_size=2")
     assert record["step_ratio"] > 0 and record["microbatch_size"] == 2 and record["failures"] == {}
     for name in ("memory_ratio", "mapped_ratio", "mapped_seconds", "private_peak_mib"):

@@ -77,7 +77,7 @@ def test_one_all_reduce_of_all_gradients_outside_of_loops(entry, loop, cores, fa
         ("  %k = (f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)}) copy-start(%x)", False),
     ],
 )
-def test_what_waits_for_the_host_is_found(line, waits):
+def test_waits_for_the_host_are_found(line, waits):
     transfers = compiled.host_transfers(module(line))
     faults = compiled.faults(module(line), cores=1, parameters=PARAMETERS)
     assert len(transfers) == len(faults) == waits

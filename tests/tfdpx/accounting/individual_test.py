@@ -121,7 +121,7 @@ def test_full_batches_are_exact():
     assert exact_epsilons([0.0, math.inf], 1e-5).tolist() == [0.0, math.inf]
 
 
-def test_what_is_refused():
+def test_unfit_arguments_are_refused():
     small = {"num_examples": 100, "batch_size": 10, "steps": 5, "delta": 1e-5}
     noiseless = PrivacyPlan(**small, noise_multiplier=0.0)
     shuffled = PrivacyPlan(**small, noise_multiplier=1.0, sampling="shuffle")

@@ -61,7 +61,7 @@ FREE = {
 @settings(max_examples=3, deadline=None)
 @given(st.data(), st.floats(2.0, 20), st.floats(1e-8, 1e-4))
 @pytest.mark.parametrize("unknown", FREE)
-def test_what_is_solved_is_within_budget_and_tight(unknown, data, epsilon, delta):
+def test_solutions_are_within_budget_and_tight(unknown, data, epsilon, delta):
     fixed = {name: data.draw(values) for name, values in FREE.items() if name != unknown}
     plan = {"num_examples": 4_999, "epsilon": epsilon, "delta": delta, "accountant": "rdp"}
     check_plan(unknown, **plan, **fixed)
@@ -318,7 +318,7 @@ def test_a_quotient_that_rounds_up_is_no_step_more():
         ({"noise_multiplier": 1e4, "accountant": "pld"}, "noise_multiplier=1e.04 drowns"),
     ],
 )
-def test_what_is_hardly_meant_is_said_at_the_users_line(arguments, message):
+def test_unlikely_arguments_warn_at_the_users_line(arguments, message):
     with pytest.warns(UserWarning, match=message) as caught:
         PrivacyPlan(
             **{**SMALL, "batch_size": 100, "steps": 5, "noise_multiplier": 1.0, **arguments}

@@ -85,7 +85,7 @@ def test_a_record_of_version_1_is_read():
     assert len(loaded.ledger.selections) == 1
 
 
-def test_what_was_spent_adds_up_by_the_accountants():
+def test_privacy_losses_add_up_by_the_accountants():
     tuned = selection.selection_epsilon(RUN, 1e-5, 5.0)
     assert record().epsilon == UPDATES.epsilon(1e-5) + tuned
     assert record().total_delta == 2e-5
@@ -94,7 +94,7 @@ def test_what_was_spent_adds_up_by_the_accountants():
     assert Ledger((Entry(0.0, 1.0, 1),)).epsilon(None) == math.inf
 
 
-def test_what_two_files_tell_of_counts_once():
+def test_a_run_in_two_files_counts_once():
     once = record().ledger
     later = Ledger((Entry(4.0, 0.1, 90, run=7),))
     assert once + once == once
@@ -134,7 +134,7 @@ def test_every_flipped_byte_is_found_or_harmless():
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
-def test_what_is_no_record_is_refused(content, tmp_path):
+def test_other_contents_are_refused(content, tmp_path):
     for name in ("record.json", "model.keras"):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match="Cannot read"):

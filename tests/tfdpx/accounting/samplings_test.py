@@ -71,7 +71,7 @@ def test_fixed_sizes_are_judged_by_dp_accounting():
         ("poisson", "friends", "`neighbours` must be one of"),
     ],
 )
-def test_what_no_accountant_judges_is_refused(name, neighbours, message):
+def test_samplings_without_an_accountant_are_refused(name, neighbours, message):
     with pytest.raises(ValueError, match=message):
         Sampling(name, neighbours)
     with pytest.raises(ValueError, match="`accountant` must be one of .*'rdp'.*='pld'"):

@@ -56,7 +56,7 @@ def test_the_noise_keeps_within_the_target(entries):
     assert selection.selection_epsilon(scaled[:1], 1e-5, 20) < spent
 
 
-def test_what_is_not_exactly_sampled_is_refused():
+def test_entries_without_exact_sampling_are_refused():
     for entry in (Entry(1.0, 0.1, 5, poisson_sampled=False), Entry(1.0, None, 5)):
         with pytest.raises(ValueError, match="`entries` must hold exact entries"):
             selection.selection_epsilon([entry], 1e-5, 10)

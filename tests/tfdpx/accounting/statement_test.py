@@ -131,7 +131,7 @@ def test_epsilon_is_never_rounded_down():
     assert claimed(Ledger((Entry(3.0, 0.1, 9),)).statement(1.23456789e-5))[1] >= 1.23456789e-5
 
 
-def test_what_a_program_adds():
+def test_facts_that_a_program_adds():
     facts = statement.Facts(
         Ledger((Entry(3.0, 0.1, 9),)) + Ledger.selected([Entry(30.0, 1.0, 2)], 8.0, 1e-5),
         1e-5,

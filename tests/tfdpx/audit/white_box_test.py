@@ -29,7 +29,7 @@ def plan():
 
 
 @pytest.mark.slow
-def test_what_belongs_to_a_plan_is_audited_without_it():
+def test_an_optimizer_with_a_plan_is_audited_without_it():
     individual = tfdpx.accounting.IndividualAccountant(plan())
     optimizer = tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5, individual=individual)
     model = built(optimizer)
@@ -228,7 +228,7 @@ def test_less_noise_is_noticed_in_each_audit(monkeypatch):
     assert failures(monkeypatch, 20, 0.999, trials=300) == 20
 
 
-def test_what_cannot_be_audited_is_refused():
+def test_unfit_audits_are_refused():
     model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0))
     for other in (keras.optimizers.SGD(), tfdpx.heads.AdaMix(num_classes=3, epsilon=1.0)):
         with pytest.raises(TypeError, match="`optimizer` must be a tfdpx optimizer"):

@@ -78,7 +78,7 @@ def make(**arguments):
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
-def test_what_acts_on_the_training_data_is_refused(wrap):
+def test_callbacks_that_act_on_the_training_data_are_refused(wrap):
     for make in MONITORING:
         with pytest.raises(ValueError, match="monitor='loss'"):
             check(wrap(make("loss")))

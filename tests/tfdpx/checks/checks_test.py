@@ -137,6 +137,6 @@ def test_a_rule_whose_sum_is_wrong_is_refused(monkeypatch, wrong):
         model.fit(*small.data(), verbose=0)
 
 
-def test_what_is_registered_must_be_a_rule():
+def test_only_a_rule_can_be_registered():
     with pytest.raises(TypeError, match="subclass of tfdpx.per_example.Rule"):
         register(Shifted)(int)

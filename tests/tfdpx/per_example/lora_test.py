@@ -80,7 +80,7 @@ def test_quantized():
     check(model_of(cases, "int8"), 1, "LoraDenseRule", "LoraEinsumDenseRule")
 
 
-def test_what_trains_alone_counts_alone():
+def test_only_trainable_variables_count():
     layer = layers.Dense(3)
     model = model_of([(layer, (4, 5))])
     layer.bias.trainable = False

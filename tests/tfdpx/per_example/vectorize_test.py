@@ -51,7 +51,7 @@ def test_products_of_examples_with_one_matrix_for_all(shapes, shared, adjoint_x,
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_what_was_computed_from_the_batch_is_refused(jit_compile):
+def test_values_computed_from_the_batch_are_refused(jit_compile):
     scale = tf.Variable(2.0)
 
     def mapped(x, function):

@@ -314,7 +314,7 @@ def test_updates_that_a_spent_run_makes_later_count_too():
 
 
 @pytest.mark.parametrize("how", ["copy", "checkpoint", "release"])
-def test_what_is_spent_on_the_weights_within_an_epoch_shortens_the_plan(how, tmp_path):
+def test_spending_on_the_weights_within_an_epoch_shortens_the_plan(how, tmp_path):
     source, individual = make(), tfdpx.accounting.IndividualAccountant(PLAN, rounding=0.5)
     train(source, steps=8)
     model = small.model(tfdpx.DPSGD(0.1, plan=PLAN, individual=individual))

@@ -204,7 +204,7 @@ def test_a_policy_serves_several_optimizers():
     assert clip_of(first) == 3.0 and clip_of(second) == policy.l2_norm_clip == 1.0
 
 
-def test_what_is_out_of_range_is_refused():
+def test_arguments_out_of_range_are_refused():
     for arguments, error in (
         ({"quantile": 0.0}, "`quantile` must lie strictly between 0 and 1"),
         ({"quantile": 1}, "`quantile`"),

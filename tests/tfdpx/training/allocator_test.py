@@ -69,6 +69,6 @@ def test_without_it_the_kernel_gives_new_pages():
 
 
 @pytest.mark.parametrize("variable", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
-def test_what_the_user_has_set_is_left_alone(variable):
+def test_settings_of_the_user_are_left_alone(variable):
     succeeded, share = rounds("call", **{variable: "131072"})
     assert succeeded == "False" and share > 0.05

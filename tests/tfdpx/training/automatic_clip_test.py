@@ -135,7 +135,7 @@ def test_configurations_and_files_keep_the_word(quiet, tmp_path):
     assert again.ledger.steps == quiet.optimizer.ledger.steps > 0
 
 
-def test_what_does_not_fit_is_refused():
+def test_options_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match='must be a float > 0, "automatic" or a clip policy'):
         small.model(l2_norm_clip="auto")
     for stability in (0.0, -1.0, np.inf, np.nan, "0.1", True):

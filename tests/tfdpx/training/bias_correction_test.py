@@ -139,7 +139,7 @@ def test_files_keep_it_and_the_ledger_is_the_same(noted, tmp_path):
     assert tfdpx.make_private(keras.optimizers.Adam) is tfdpx.DPAdam
 
 
-def test_what_does_not_fit_is_refused():
+def test_options_that_do_not_fit_are_refused():
     for arguments, error in (
         ({"bias_correction": True}, "`bias_correction` must be one of"),
         ({"least_second_moment": 0.0}, "`least_second_moment` must be a finite float > 0"),

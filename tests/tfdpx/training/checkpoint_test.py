@@ -114,7 +114,7 @@ def test_saves_within_an_epoch(tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_what_callbacks_remember_goes_on(tmp_path):
+def test_the_state_of_callbacks_is_restored(tmp_path):
     """The state of other callbacks is restored if `Checkpoint` comes before or after them."""
 
     def run(folder, killed_after=None, first=True):
@@ -177,7 +177,7 @@ def test_another_run_is_refused_by_name(first_epoch, what):
     assert model.optimizer.state.updates == 0
 
 
-def test_what_it_cannot_save_is_refused(tmp_path):
+def test_unfit_checkpoints_are_refused(tmp_path):
     with pytest.raises(ValueError, match="takes one"):
         train(make(), [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b")])
     with pytest.raises(ValueError, match="tfdpx optimizer only"):

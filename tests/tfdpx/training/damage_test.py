@@ -109,7 +109,7 @@ def state(model):
 @pytest.mark.parametrize(
     "rounding, cut, reason", [(0.01, 9, "is damaged"), (0.02, 0, "Go on with the accountant")]
 )
-def test_what_is_refused_leaves_the_model_as_it_was(folder, rounding, cut, reason):
+def test_a_refused_file_leaves_the_model_as_it_was(folder, rounding, cut, reason):
     """The second file is whole, and all of it fits except the norms."""
     content = (folder / CHECKPOINT).read_bytes()
     (folder / CHECKPOINT).write_bytes(content[: len(content) - cut])

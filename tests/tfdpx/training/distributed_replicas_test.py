@@ -33,5 +33,5 @@ def test_more_on_two_devices():
         "replica_cases.augmented_updates_agree",
         "replica_cases.keras_fit_agrees_with_ours",
         "replica_cases.updates_on_people_agree",
-        "replica_cases.what_would_void_the_guarantee_is_refused",
+        "replica_cases.batches_that_void_the_guarantee_are_refused",
     )

@@ -78,7 +78,7 @@ def test_norms_of_views_are_of_the_mean_gradient():
     assert_norms(gradient_norms(model, x, y, batch_size=2), wanted)
 
 
-def test_what_is_unfit_is_refused():
+def test_unfit_arguments_are_refused():
     x, y = data(4, [6])
     with pytest.raises(ValueError, match="compiled with the loss.*model.compile"):
         gradient_norms(keras.Sequential([keras.layers.Dense(3)]), x, y)

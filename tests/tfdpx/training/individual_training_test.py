@@ -155,7 +155,7 @@ def test_a_checkpoint_with_other_norms_is_refused(tmp_path):
         saved_run(tmp_path, IndividualAccountant(plan), xy=(x[::-1], y[::-1]))
 
 
-def test_what_does_not_tell_the_examples_is_refused():
+def test_batches_without_ids_are_refused():
     plan, (x, y) = replay.make_plan(), replay.data()
     model = replay.make_model(plan, IndividualAccountant(plan))
     batches = plan.batches(x, y)

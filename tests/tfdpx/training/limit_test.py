@@ -157,7 +157,7 @@ def test_keras_says_nothing_of_our_batches(recwarn):
 
 
 @pytest.mark.parametrize("name", ["class_weight", "sample_weight", "y", "validation_split"])
-def test_what_belongs_to_the_draws_is_refused_beside_them(trained, name):
+def test_arguments_of_the_draws_are_refused_beside_them(trained, name):
     model, _ = trained
     plan = make_plan(9)
     value = {"class_weight": {0: 2.0}, "validation_split": 0.5}.get(name, np.ones(ROWS))

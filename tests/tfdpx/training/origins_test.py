@@ -229,7 +229,7 @@ def test_ledgers_that_can_be_seen_go_with_the_weights(way, trained, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 @pytest.mark.parametrize("way", SEEN, ids=lambda way: way.__name__)
-def test_what_is_unknown_goes_with_the_weights(way, tmp_path):
+def test_an_unknown_origin_goes_with_the_weights(way, tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
     other = way(model, tmp_path)
@@ -293,7 +293,7 @@ def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path)
         model.train_on_batch(*small.data(B))
 
 
-def test_what_came_together_is_declared_together(tmp_path):
+def test_weights_that_came_together_are_declared_together(tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
     tfdpx.checks.mark_public(model.layers[0])  # The other layer is still undeclared.

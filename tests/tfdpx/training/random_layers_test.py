@@ -182,7 +182,7 @@ def test_the_law_of_signs_rejects_a_shared_draw(monkeypatch):
     assert not is_independent(sums_of_signs(Signs(shared=True), N, 150), N)
 
 
-def test_what_draws_by_python_is_refused_by_name(monkeypatch):
+def test_draws_by_python_are_refused_by_name(monkeypatch):
     monkeypatch.setitem(INSIDE, "AugMix", AUGMENT["AugMix"])
     with pytest.raises(UnfitForPrivacy, match="aug_mix.*augment="):
         Trained("inside", "AugMix").update()

@@ -191,7 +191,7 @@ model.fit(
 
 
 @pytest.mark.nightly
-def test_what_is_written_of_an_update_waits_for_the_save(tmp_path):
+def test_records_of_an_update_wait_for_the_save(tmp_path):
     """A kill before an epoch is saved, but after its writers ran, leaves none of it on the disk."""
     here = pathlib.Path(__file__).parent
     paths = [str(here), str(pathlib.Path(small.__file__).parent)]
@@ -212,7 +212,7 @@ def events(folder):
 
 
 @pytest.mark.slow
-def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
+def test_a_ledger_restored_before_or_within_a_fit_counts(tmp_path):
     """The ledger once reported 12 for 20 updates, unless it was read in between."""
 
     def built():

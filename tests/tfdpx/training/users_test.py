@@ -194,7 +194,7 @@ def test_ids_in_another_order_than_the_examples_are_refused():
         plan.batches(x, Y, user_ids=ids)
 
 
-def test_what_does_not_go_together_is_refused(model):
+def test_options_that_do_not_go_together_are_refused(model):
     rows, plan = tfdpx.PrivacyPlan(len(IDS), 8, 4, 1.0, delta=1e-3), make_plan(4, 3, 1.0)
     drawn = make_plan(noise_multiplier=1.0).batches(X, Y, user_ids=IDS)
     of_rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(PEOPLE)

@@ -95,7 +95,7 @@ def test_weights_of_a_data_set_count():
         (lambda: [X[0], X[1]], r"one length.*list of arrays is several inputs.*np\.stack"),
     ],
 )
-def test_what_has_no_size_of_the_plan_is_refused(make_inputs, message):
+def test_data_of_another_size_than_the_plans_are_refused(make_inputs, message):
     arguments = make_inputs()
     y = () if isinstance(arguments, tf.data.Dataset) else (Y,)
     with pytest.raises(ValueError, match=message):
