@@ -48,7 +48,7 @@ def largest_ratio(name, policy="float32", jit_compile=False, trials=30, seed=0):
     """Returns the largest change of the clipped sum when an example is left out, in units of C.
 
     Args:
-        name: String, a key of `fuzz_configurations.MODELS`.
+        name: String, a key of `fuzz_configurations.MODELS`, for example "tokens".
         policy: String, a dtype policy of Keras.
         jit_compile: Bool.
         trials: Int; each tries the hostile example and a neighbour.

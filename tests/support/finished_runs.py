@@ -70,7 +70,7 @@ class FinishedRuns:
         """Returns the run of a kind, and makes it if no worker has.
 
         Args:
-            kind: String, one of `KINDS`.
+            kind: String, one of `KINDS`, for example "private".
 
         Returns:
             A `FinishedRun`.
@@ -93,7 +93,7 @@ def run(program, workdir, **settings):
     Args:
         program: Module, for example `tfdpx.train.classify`.
         workdir: `pathlib.Path`.
-        **settings: Values of its flags.
+        **settings: Values of its flags, for example `steps=3`.
 
     Returns:
         String, the text that it printed.

@@ -10,7 +10,7 @@ def write(folder, counts, size=16):
 
     Args:
         folder: `pathlib.Path`.
-        counts: Dict from a class, a digit, to its number of images.
+        counts: Dict from a digit to its number of images, for example `{3: 20, 5: 20}`.
         size: Int.
     """
     bunch = sklearn.datasets.load_digits()

@@ -20,7 +20,7 @@ def read_goldens():
 
 
 def matches(value, printed, accountant):
-    """Returns whether `epsilon` is the golden, which was printed to four significant digits."""
+    """Returns whether `value` is the golden, which was printed to four significant digits."""
     half_unit = 0.5 * 10.0 ** (math.floor(math.log10(float(printed))) - 3)
     golden, error = float(printed), value - float(printed)
     above = rdp_precision.EXCESS * golden if accountant == "rdp" else 0.0
