@@ -27,7 +27,7 @@ def make(outputs=3, loss=None, **arguments):
     return trainer
 
 
-@pytest.fixture(scope="module", name="made")
+@pytest.fixture(scope="module", name="trainer")
 def _made():
     return make(microbatch_size=3, l2_norm_clip=0.3)
 

@@ -67,10 +67,10 @@ def test_nothing_is_held_of_a_model_that_was_trained(ways, training_plan):
     sources = [Source(zip(X, Y, strict=True)) for _ in ways]
     for way, source in zip(ways, sources, strict=True):
         way(model, training_plan, source)
-    held = [weakref.ref(each) for each in (model, model.optimizer, *sources)]
+    held = [weakref.ref(item) for item in (model, model.optimizer, *sources)]
     del model, source, sources
     gc.collect()
-    assert [each() for each in held] == [None] * len(held)
+    assert [reference() for reference in held] == [None] * len(held)
 
 
 def test_a_data_set_that_nothing_refers_to_says_so():
