@@ -125,8 +125,8 @@ def test_a_data_set(monkeypatch):
 
 @pytest.mark.slow
 def test_a_preset(monkeypatch):
-    mine = run("A preset")["TEN_UPDATES"]
-    monkeypatch.setitem(presets.COMMON, "ten_updates", mine)
+    preset = run("A preset")["TEN_UPDATES"]
+    monkeypatch.setitem(presets.COMMON, "ten_updates", preset)
     record = dry_run.describe(settings.resolve("ten_updates", {}))
     assert (record["dataset"], record["steps"]) == ("sklearn_digits", 10)
     assert 7.9 < record["epsilon_pld"] <= 8.0

@@ -64,7 +64,7 @@ def test_guesses_that_epsilon_allows_an_attacker():
     )
     assert [row[0] for row in rows] == ["0", "0.5", "1", "2", "3", "8", "20"]
     delta, false = 1e-5, 0.01
-    for epsilon, *shown in rows[1:]:
+    for epsilon, *percentages in rows[1:]:
         budget = {"batch_size": 100, "steps": 200, "epsilon": float(epsilon), "accountant": "gdp"}
         mu = math.sqrt(200) / tfdpx.PrivacyPlan(100, delta=delta, **budget).noise_multiplier
         factor = math.exp(float(epsilon))
@@ -72,6 +72,6 @@ def test_guesses_that_epsilon_allows_an_attacker():
         true_rate = min(factor * false + delta, 1 - (1 - delta - false) / factor)
         of_gaussian = norm.cdf(mu / 2), norm.cdf(norm.ppf(false) + mu)
         exact = [right, of_gaussian[0], true_rate, of_gaussian[1]]
-        for text, value in zip(shown, exact, strict=True):
+        for text, value in zip(percentages, exact, strict=True):
             digits = len(text.partition(".")[2])
             assert float(text) == pytest.approx(100 * value, abs=0.51 * 10**-digits)

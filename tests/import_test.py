@@ -16,14 +16,14 @@ from tfdpx import _import_hook
 def python(code, **environment):
     """Runs `code` in a new interpreter; returns its standard output, or the end of its error."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", *environment)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    return done.stdout if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+    return process.stdout if process.returncode == 0 else process.stderr.strip().splitlines()[-1]
 
 
 @pytest.fixture(scope="module")

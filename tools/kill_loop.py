@@ -101,7 +101,7 @@ def wait(process):
     """Waits for a child; raises RuntimeError unless it ends well."""
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if status:
-        raise RuntimeError(f"A training that nobody killed ended with status {status}.")
+        raise RuntimeError(f"A training ended with status {status}, without a kill.")
 
 
 def is_over(process):

@@ -56,8 +56,8 @@ def flags_page():
         for name, flag in sorted(flags_of(program).items()):
             default = defaults.get(name) if flag.default is None else flag.default
             has_default = default not in (None, "", dataclasses.MISSING)
-            shown = f" Default: `{str(default).lower()}`." if has_default else ""
-            parts.append(f"| `--{name}` | {_marked(flag.help)}{shown} |\n")
+            default_text = f" Default: `{str(default).lower()}`." if has_default else ""
+            parts.append(f"| `--{name}` | {_marked(flag.help)}{default_text} |\n")
     return "".join(parts)
 
 
@@ -97,8 +97,8 @@ def _rows(group, common):
 
 
 def _row(title, values):
-    shown = ", ".join(f"`{key}={value}`" for key, value in values.items() if value is not None)
-    return f"| {title} | {shown} |\n"
+    cell = ", ".join(f"`{key}={value}`" for key, value in values.items() if value is not None)
+    return f"| {title} | {cell} |\n"
 
 
 def pages():

@@ -48,9 +48,9 @@ def test_tensorflow_privacy_imports_after_tfdpx():
         "print(lib.compute_dp_sgd_privacy_statement(1000, 100, 1.0, 1.0, 1e-5, False))"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Epsilon assuming Poisson sampling" in done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "Epsilon assuming Poisson sampling" in process.stdout
 
 
 def test_nothing_of_pythons_own_is_public():

@@ -42,14 +42,14 @@ def trained(finished):
 
 
 def test_broken_images_stop_the_run_before_it_begins(photo_flags, refusal, tmp_path):
-    said = refusal(classify, workdir=tmp_path / "run", **photo_flags)
-    assert re.search("2 of 122 images.*cut off.jpg.*text.png.*--skip_broken", said)
+    message = refusal(classify, workdir=tmp_path / "run", **photo_flags)
+    assert re.search("2 of 122 images.*cut off.jpg.*text.png.*--skip_broken", message)
 
 
 @pytest.mark.slow
 def test_one_command_says_what_it_took_and_chose(finished):
     workdir, output = finished
-    for said in (
+    for line in (
         "120 images of 4 classes",
         "(about 0.2 of the images, --test_fraction; which, --test_seed=0)",
         "Read as 16x16 pixels, in colour (chosen from the files; --image_size changes it)",
@@ -58,7 +58,7 @@ def test_one_command_says_what_it_took_and_chose(finished):
         "no image by its name (convert HEIC and other formats to JPEG): 1 (1/notes.txt)",
         "fixed features cost no privacy",
     ):
-        assert said in output
+        assert line in output
     record = json.loads(output.splitlines()[-1], parse_constant=pytest.fail)
     count = record["num_examples"]
     assert count + record["num_measured"] == 120 and 80 < count < 112 and record["left_out"] == 2
@@ -78,10 +78,10 @@ def test_other_choices_are_flags_away(photo_flags, run, tmp_path):
 
 def test_predictions_are_printed_and_written(photos, trained, run, refusal, tmp_path):
     path = tmp_path / "found.csv"
-    asked = dict(model=trained, images=photos, csv=path)
-    assert re.search("2 of 122 images of --images.*--skip_broken", refusal(predict, **asked))
+    arguments = dict(model=trained, images=photos, csv=path)
+    assert re.search("2 of 122 images of --images.*--skip_broken", refusal(predict, **arguments))
     assert not path.exists()
-    record, output = run(predict, skip_broken=True, **asked)
+    record, output = run(predict, skip_broken=True, **arguments)
     assert (record["images"], record["left_out"]) == (120, 2)
     assert "│ 0/deeper/nested.PNG " in output and f"70 more are in {path}." in output
     with path.open(newline="", encoding="utf-8") as file:
@@ -123,7 +123,7 @@ def test_folders_that_were_never_a_run_are_refused(photos, trained, refusal, tmp
     for name in ("unfinished", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "other.keras").write_bytes((trained / "record.json").read_bytes())
-    for asked, message in [
+    for arguments, message in [
         (dict(), "--model and one of --images and --rows must be given"),
         (dict(model=tmp_path / "unfinished", images=photos), "no finished run.*--resume"),
         (dict(model=tmp_path / "none", images=photos), "Flag --model must name"),
@@ -132,5 +132,5 @@ def test_folders_that_were_never_a_run_are_refused(photos, trained, refusal, tmp
         (dict(model=trained, images=tmp_path / "empty"), "no image that can be read"),
         (dict(model=trained, images=photos / "1" / "notes.txt"), "is no image"),
     ]:
-        assert re.search(message, refusal(predict, csv=tmp_path / "found.csv", **asked))
+        assert re.search(message, refusal(predict, csv=tmp_path / "found.csv", **arguments))
     assert not (tmp_path / "found.csv").exists()

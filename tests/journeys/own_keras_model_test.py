@@ -40,8 +40,8 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
     assert f"Privacy budget used up after 30 updates: epsilon={plan.epsilon_at(30):.4g}" in text
     assert history["epsilon"][-1] == pytest.approx(plan.epsilon_at(30))
     assert history["val_accuracy"][-1] > 0.9
-    [said] = [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)]
-    assert "leaves the validation metrics out" in said and "public_validation=True" in said
+    [warning] = [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)]
+    assert "leaves the validation metrics out" in warning and "public_validation=True" in warning
 
     # TensorBoard: epsilon and its budget in one chart, by updates.
     runs = {}

@@ -17,8 +17,8 @@ def test_numbers_before_anything_is_trained(run, tmp_path):
     team = dict(num_examples=5000, batch_size=250, epochs=20, delta=1e-5)
     arguments = [f"--{name}={value}" for name, value in team.items()]
     command = [sys.executable, "-m", "tfdpx.train.account", *arguments, "--noise_multiplier=1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    answer = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer = json.loads(process.stdout.splitlines()[-1])
     assert answer["solved"] == "epsilon" and answer["epsilon_pld"] > 3
 
     # Which noise would be, how much does more noise help, and is there a picture?

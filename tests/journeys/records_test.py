@@ -72,8 +72,8 @@ def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, ask,
 def test_a_backbone_that_saw_the_images_without_privacy_is_refused(public, refusal, tmp_path):
     for arguments in (dict(head="newton", dataset="digits"), dict(dataset="digits:0-4")):
         arguments |= dict(workdir=tmp_path / "w", init_from=str(public), epsilon=1.0)
-        said = refusal(classify, **arguments)
-        assert "trained on sklearn_digits already, without an account" in said
+        message = refusal(classify, **arguments)
+        assert "trained on sklearn_digits already, without an account" in message
         assert not list(tmp_path.iterdir())
 
 
@@ -100,8 +100,8 @@ def test_a_folder_is_asked_whole(private, public, ask, refusal, tmp_path):
     assert ask(tmp_path)["epsilon"] == "inf"
     # Keras saves the file without its record, so its history is unknown.
     keras.saving.load_model(private / "model.keras").save(tmp_path / "own.keras")
-    said = refusal(account, workdir=tmp_path)
-    assert "what its weights have spent is unknown" in said
+    message = refusal(account, workdir=tmp_path)
+    assert "what its weights have spent is unknown" in message
 
 
 @pytest.mark.slow

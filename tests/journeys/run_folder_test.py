@@ -33,8 +33,8 @@ def test_the_record_holds_everything(left, photos):
     workdir, printed = left
     described = json.loads((workdir / "record.json").read_text(), parse_constant=pytest.fail)
     report = records.read(workdir / "record.json").view()
-    told = json.loads(printed.splitlines()[-1])
-    assert told == {**report, "workdir": str(workdir)}
+    last_line = json.loads(printed.splitlines()[-1])
+    assert last_line == {**report, "workdir": str(workdir)}
     assert records.read(workdir / "model.keras") == records.read(workdir / "record.json")
     assert (workdir / "record.json").read_text().count("\n") > 50  # It is indented.
     assert described["inputs"]["class_names"] == ["3", "5", "8"]
@@ -123,8 +123,8 @@ def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path)
     np.testing.assert_allclose(probabilities, expected, rtol=1e-5, atol=1e-7)
     # A file that Keras saved again has lost this information, and `predict` does not guess.
     model.save(tmp_path / "again.keras")
-    said = refusal(predict, model=tmp_path / "again.keras", images=photos)
-    assert "does not say which images it takes" in said
+    message = refusal(predict, model=tmp_path / "again.keras", images=photos)
+    assert "does not say which images it takes" in message
 
 
 class Killed(Exception):
@@ -158,8 +158,8 @@ def test_resume_names_what_is_another(killed, run, refusal, tmp_path):
     content = first.read_bytes()
 
     def refused(message, **changed):
-        said = refusal(classify, resume=True, **{**arguments, **changed})
-        assert message in said and str(SEED) not in said
+        line = refusal(classify, resume=True, **{**arguments, **changed})
+        assert message in line and str(SEED) not in line
 
     refused("began with noise_multiplier=2.0. Received: noise_multiplier=1.0", noise_multiplier=1.0)
     first.unlink()
@@ -193,8 +193,10 @@ def test_weights_that_saw_the_data_are_refused_without_a_word(
     finished_runs, run, refusal, tmp_path
 ):
     arguments = dict(SEEN, init_from=str(finished_runs("public").workdir), workdir=tmp_path / "run")
-    said = refusal(classify, **arguments)
-    assert "trained on sklearn_digits already, without" in said and "--allow_seen_data" in said
+    message = refusal(classify, **arguments)
+    assert (
+        "trained on sklearn_digits already, without" in message and "--allow_seen_data" in message
+    )
     report, _ = run(classify, allow_seen_data=True, **arguments)
     assert report["epsilon"] == "inf" and report["private"] is False
     statement = (tmp_path / "run" / "privacy_statement.txt").read_text()

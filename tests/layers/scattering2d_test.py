@@ -79,8 +79,8 @@ def test_graphs_and_parts_of_a_batch_equal_the_whole(jit_compile):
     if not jit_compile:
         layer._rows_at_a_time = 5
     traced = tf.function(features_and_gradient, jit_compile=jit_compile)
-    for got, wanted in zip(traced(layer, x), whole, strict=True):
-        np.testing.assert_allclose(got, wanted, atol=1e-6)
+    for features, wanted in zip(traced(layer, x), whole, strict=True):
+        np.testing.assert_allclose(features, wanted, atol=1e-6)
 
 
 def test_gradients_are_derivatives_and_those_of_black_are_finite():

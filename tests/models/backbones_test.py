@@ -175,11 +175,11 @@ def test_weights_from_a_file(suffix, tmp_path):
 
 
 def test_weights_of_imagenet_are_asked_for_and_public(monkeypatch, tmp_path):
-    real, asked = keras.applications.MobileNet, []
+    real, requests = keras.applications.MobileNet, []
     real(include_top=False, weights=None).save_weights(tmp_path / "saved.weights.h5")
 
     def downloading(weights, **arguments):
-        asked.append(weights)
+        requests.append(weights)
         loaded = real(weights=None, **arguments)
         loaded.load_weights(tmp_path / "saved.weights.h5")
         return loaded
@@ -187,7 +187,7 @@ def test_weights_of_imagenet_are_asked_for_and_public(monkeypatch, tmp_path):
     downloading.__module__ = real.__module__
     monkeypatch.setattr(keras.applications, "MobileNet", downloading)
     model = keras.Sequential([backbone("MobileNet", 32), L.Dense(2)])
-    assert asked == ["imagenet"]
+    assert requests == ["imagenet"]
     model.compile(tfdpx.DPSGD(0.1, batch_size=2, noise_multiplier=1.0), "mse")
     assert model.optimizer.ledger.is_complete
 

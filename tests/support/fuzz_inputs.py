@@ -200,6 +200,6 @@ def check_flags(preset_and_flags):
 
     preset, flag_values = preset_and_flags
     with contextlib.suppress(UserError), only_our_errors(), contextlib.redirect_stdout(None):
-        asked, _ = defaults.complete(settings.resolve(preset, flag_values), 50_000)
-        plan = asked.privacy_plan(50_000)
+        values, _ = defaults.complete(settings.resolve(preset, flag_values), 50_000)
+        plan = values.privacy_plan(50_000)
         assert plan.epsilon >= 0

@@ -89,20 +89,20 @@ def assert_matches_batches_of_one(
         if compared and compared >= _ways(engine.choices, kind):
             continue
         with forced_norms(kind):
-            got, weighted = _trace(engine, model, x, y, sample_weight, views, jit_compile)
-            got_sum = weighted(factors)
+            bounds, weighted = _trace(engine, model, x, y, sample_weight, views, jit_compile)
+            weighted_sum = weighted(factors)
         if mode != "whole":
             compared |= _ways(engine.choices, kind)
         exact = np.linalg.norm(wanted, axis=1)
         # Norms include an allowance for rounding: they may exceed the exact ones, and are never
         # below.
-        nearest = np.clip(exact, got / (1 + ALLOWANCE), got)
+        nearest = np.clip(exact, bounds / (1 + ALLOWANCE), bounds)
         np.testing.assert_allclose(nearest, exact, rtol=tolerance, atol=tolerance * 1e-2)
         scale, sums, end = np.abs(wanted).max() * len(wanted), factors @ wanted, 0
         for variable in model.trainable_variables:
             start, end = end, end + int(np.prod(variable.shape))
             np.testing.assert_allclose(
-                got_sum[start:end],
+                weighted_sum[start:end],
                 sums[start:end],
                 rtol=tolerance,
                 atol=tolerance * scale,

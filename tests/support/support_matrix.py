@@ -124,7 +124,7 @@ def _train(way, features, folder):
 def tried():
     """A case for `processes.run_alone`: replaces the list in a file by its outcomes."""
     with open(os.environ["SUPPORT_MATRIX"], "r+", encoding="utf-8") as file:
-        outcomes = [outcome(*asked) for asked in json.load(file)]
+        outcomes = [outcome(*training) for training in json.load(file)]
         file.seek(0)
         file.truncate()
         json.dump(outcomes, file)

@@ -48,10 +48,10 @@ def test_views_are_those_of_the_augmentation_and_mixtures_of_two_of_them(dtype, 
         a, b, w = first[i, j], second[i, j], weights[i, j]
         assert a != b and 0 <= min(a, b) and max(a, b) < base
         pair = views[i, [a, b]].astype("float64")
-        got = views[i, base + j].astype("float64")
-        assert np.abs(got - (w * pair[0] + (1 - w) * pair[1])).max() <= rounding
+        mixture = views[i, base + j].astype("float64")
+        assert np.abs(mixture - (w * pair[0] + (1 - w) * pair[1])).max() <= rounding
         slack = 0 if x.dtype.is_integer else rounding
-        assert (pair.min(0) - slack <= got).all() and (got <= pair.max(0) + slack).all()
+        assert (pair.min(0) - slack <= mixture).all() and (mixture <= pair.max(0) + slack).all()
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.2, 5.0])

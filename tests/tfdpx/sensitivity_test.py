@@ -402,5 +402,5 @@ def test_tokens_that_are_negative_or_in_no_table():
         directions = [g / tf.norm(g) for g, flag in zip(gradients, in_table, strict=True) if flag]
         wanted = np.ravel(sum(directions, tf.zeros([4, 2])))
         for sums in each_sums:
-            got = sums(x, y, np.ones(2, bool))
-            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+            summed = sums(x, y, np.ones(2, bool))
+            np.testing.assert_allclose(summed, wanted, rtol=1e-4, atol=1e-5)

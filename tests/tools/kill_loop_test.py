@@ -15,10 +15,10 @@ TOOL = pathlib.Path(kill_loop.__file__)
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_few_kills():
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(TOOL), "--kills=3"], capture_output=True, text=True, check=True
     )
-    report = json.loads(done.stdout.splitlines()[-1])
+    report = json.loads(process.stdout.splitlines()[-1])
     for result in (report["seeded"], report["unseeded"]):
         assert result["kills"] >= 3
         assert result["differences"] == []

@@ -99,13 +99,13 @@ def test_epochs_and_pld_and_what_is_said_of_both(ask, capsys, monkeypatch):
 
 def test_bounds_on_attacks_are_printed_rounded_up(ask, tmp_path):
     full = {**SMALL, "batch_size": 500}
-    for asked, steps, remark in [
+    for arguments, steps, remark in [
         ({**full, "rows_per_user": 3}, 60, "All examples of a person together are easier to find"),
         ({**SMALL, "sampling": "shuffle"}, 6, "an empty example is in its place"),
         ({**full, "noise_multiplier": 2.0, "sampling": "shuffle"}, 60, "Absent means"),
     ]:
-        answer, text = ask(**asked)
-        mu = math.sqrt(steps) / asked["noise_multiplier"]
+        answer, text = ask(**arguments)
+        mu = math.sqrt(steps) / arguments["noise_multiplier"]
         bounds, right = answer["attack_bounds"], stats.norm.cdf(mu / 2)
         true = stats.norm.cdf(mu + stats.norm.ppf(0.01))
         values = (bounds["right_guesses"], bounds["true_positive_rate"]["0.01"], bounds["mu"])

@@ -52,11 +52,11 @@ def shared_flags(photos):
 def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     shared_flags, photos, theirs, run, refusal, tmp_path, recwarn
 ):
-    said = refusal(classify, workdir=tmp_path / "no", init_from=theirs, **shared_flags)
-    assert re.search("does not say what it was trained on.*--init_data", said)
+    message = refusal(classify, workdir=tmp_path / "no", init_from=theirs, **shared_flags)
+    assert re.search("does not say what it was trained on.*--init_data", message)
     first = dict(shared_flags, init_from=theirs, init_data="cifar10", workdir=tmp_path / "last")
-    said = refusal(classify, **first, image_size=16)
-    assert re.search("takes images of 16x12 pixels.*--image_size=16", said)
+    message = refusal(classify, **first, image_size=16)
+    assert re.search("takes images of 16x12 pixels.*--image_size=16", message)
     last, printed = run(classify, **first, trainable="last")
     assert "Start from 'sequential" in printed and "broken, so left out: 1" in printed
     assert "16x12 pixels, in colour (the size that --init_from takes)" in printed
@@ -73,8 +73,8 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     assert both["trained_parameters"] == few and f"Train {few} of " in printed
     assert both["init_from"] == "last/model.keras"
     assert both["epsilon"] > 9.0 and "cifar10 at epsilon inf" in both["seen"]
-    asked = dict(images=photos / "红", csv=tmp_path / "p.csv")
-    assert run(predict, model=tmp_path / "both", **asked)[0]["images"] == 10
+    arguments = dict(images=photos / "红", csv=tmp_path / "p.csv")
+    assert run(predict, model=tmp_path / "both", **arguments)[0]["images"] == 10
 
 
 def test_a_dry_run_counts_the_weights_of_the_file(theirs, run):

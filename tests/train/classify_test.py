@@ -213,11 +213,11 @@ ERRORS = [
 def test_errors_of_the_user_are_one_line(refusal, tmp_path):
     (tmp_path / "file").touch()
     for arguments, message in ERRORS:
-        said = refusal(classify, workdir=tmp_path / "run", **arguments)
-        assert re.search(message, said), (arguments, said)
+        line = refusal(classify, workdir=tmp_path / "run", **arguments)
+        assert re.search(message, line), (arguments, line)
         assert [path.name for path in tmp_path.iterdir()] == ["file"]  # Nothing is left.
-    said = refusal(classify, workdir=tmp_path / "file" / "run")
-    assert re.search("Cannot write to --workdir=.*file/run", said)
+    line = refusal(classify, workdir=tmp_path / "file" / "run")
+    assert re.search("Cannot write to --workdir=.*file/run", line)
 
 
 def test_a_run_is_not_overwritten_and_folders_that_were_there_stay(finished, refusal, tmp_path):

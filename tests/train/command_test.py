@@ -27,18 +27,18 @@ def test_help_and_version_name_all_programs_without_tensorflow():
     programs = [path.stem for path in files if "app.run(main)" in path.read_text()]
     assert sorted(programs) == sorted(command.PROGRAMS)
     code = "import sys; from tfdpx.train import command; command.main(); print(*sys.modules)"
-    said = run(sys.executable, "-c", code).stdout
-    assert all(re.search(rf"^  {name} +\w.*\.$", said, re.MULTILINE) for name in programs)
-    assert "tensorflow" not in said.splitlines()[-1].split()
+    output = run(sys.executable, "-c", code).stdout
+    assert all(re.search(rf"^  {name} +\w.*\.$", output, re.MULTILINE) for name in programs)
+    assert "tensorflow" not in output.splitlines()[-1].split()
     assert run(PROGRAM, "--version").stdout == f"tfdpx {tfdpx.__version__}\n"
 
 
 @pytest.mark.slow
 def test_a_program_says_what_its_module_says():
     module = run(sys.executable, "-m", "tfdpx.train.account", *ACCOUNT.split())
-    mine = run(PROGRAM, "account", *ACCOUNT.split())
-    assert mine.returncode == 0 and not mine.stderr
-    assert mine.stdout == module.stdout and '"epsilon": ' in mine.stdout
+    program = run(PROGRAM, "account", *ACCOUNT.split())
+    assert program.returncode == 0 and not program.stderr
+    assert program.stdout == module.stdout and '"epsilon": ' in program.stdout
 
 
 def test_other_names_are_refused_in_one_line():
@@ -51,6 +51,6 @@ def test_other_names_are_refused_in_one_line():
 @pytest.mark.slow
 @pytest.mark.parametrize("program", command.PROGRAMS)
 def test_every_program_starts_and_lists_its_flags(program):
-    done = run(PROGRAM, program, "--help")
-    assert done.returncode == 1 and "--" in done.stdout, done.stderr[-2000:]
-    assert not done.stderr
+    process = run(PROGRAM, program, "--help")
+    assert process.returncode == 1 and "--" in process.stdout, process.stderr[-2000:]
+    assert not process.stderr

@@ -49,8 +49,8 @@ def test_a_head_is_fitted_its_model_predicts_and_the_extraction_resumes(
     wanted = np.asarray(inside) @ weights["kernel"] + weights["bias"]
     np.testing.assert_allclose(model(images), wanted, rtol=1e-4, atol=1e-5)
     keras.utils.save_img(tmp_path / "a.png", images[0], scale=False)
-    asked = dict(model=tmp_path / "head-001", images=tmp_path / "a.png", csv=tmp_path / "p.csv")
-    assert run(predict, **asked)[0]["images"] == 1
+    flags = dict(model=tmp_path / "head-001", images=tmp_path / "a.png", csv=tmp_path / "p.csv")
+    assert run(predict, **flags)[0]["images"] == 1
 
     private = [tmp_path / name for name in ("train-00000.npz", "features.key")]
     assert [path.stat().st_mode & 0o777 for path in private] == [0o600, 0o600]
@@ -135,8 +135,8 @@ def test_adamix_on_folders_of_private_and_public_images(tmp_path, run, refusal):
     arguments = dict(dataset=f"folder:{tmp_path / 'private'}", learning_rate=4.0, epsilon=1.0)
     arguments |= dict(head="adamix", workdir=tmp_path / "w")
     public = f"folder:{tmp_path / 'public'}"
-    said = refusal(classify, public_dataset=public, **arguments)
-    assert re.search("3/broken.png .is no image.*--skip_broken", said)
+    line = refusal(classify, public_dataset=public, **arguments)
+    assert re.search("3/broken.png .is no image.*--skip_broken", line)
     arguments["skip_broken"] = True
     report, printed = run(classify, public_dataset=public, **arguments)
     assert "broken, so left out: 1 (3/broken.png)" in printed and report["left_out"] == 1
@@ -147,12 +147,12 @@ def test_adamix_on_folders_of_private_and_public_images(tmp_path, run, refusal):
         link.symlink_to(path)
     for one, other in ("links", "private"), ("private", "links"):
         pair = dict(dataset=f"folder:{tmp_path / one}", public_dataset=f"folder:{tmp_path / other}")
-        said = refusal(classify, **{**arguments, **pair, "workdir": tmp_path / "v"})
-        assert "must name other images than --dataset" in said
+        line = refusal(classify, **{**arguments, **pair, "workdir": tmp_path / "v"})
+        assert "must name other images than --dataset" in line
     for dataset, message in [
         (f"folder:{tmp_path / 'other'}", "same classes.*with 3, 7, for 3, 5"),
         (arguments["dataset"], "must name other images than --dataset"),
     ]:
         arguments["workdir"] = tmp_path / "v"
-        said = refusal(classify, public_dataset=dataset, **arguments)
-        assert re.search(message, said), said
+        line = refusal(classify, public_dataset=dataset, **arguments)
+        assert re.search(message, line), line

@@ -119,13 +119,17 @@ def test_presets_of_other_papers_spend_their_epsilon(preset):
         return values.privacy_plan(tfds.find(values.dataset).train_images)
 
     steps, batch_size, noise_multiplier, epsilons = OTHERS[preset]
-    mine = plan()
-    assert (mine.steps, mine.batch_size, mine.delta) == (steps, batch_size, 1e-5)
+    default_plan = plan()
+    assert (default_plan.steps, default_plan.batch_size, default_plan.delta) == (
+        steps,
+        batch_size,
+        1e-5,
+    )
     if epsilons is None:
-        assert 0.999 * resolve(preset).epsilon < mine.epsilon <= resolve(preset).epsilon
+        assert 0.999 * resolve(preset).epsilon < default_plan.epsilon <= resolve(preset).epsilon
         return
-    assert mine.noise_multiplier == noise_multiplier
-    spent = plan(accountant="rdp").epsilon, mine.epsilon
+    assert default_plan.noise_multiplier == noise_multiplier
+    spent = plan(accountant="rdp").epsilon, default_plan.epsilon
     assert [round(epsilon, 2) for epsilon in spent] == list(epsilons)
 
 
@@ -248,11 +252,11 @@ SCRIPT = pathlib.Path(__file__).parents[1] / "support" / "preset_update.py"
 @pytest.mark.parametrize("preset", in_ci(UPDATES, "table12/eps8"))  # The quickest model.
 @pytest.mark.slow
 def test_one_update_of_the_model_at_full_image_size(preset):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(SCRIPT), preset], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-3000:]
+    report = json.loads(process.stdout.splitlines()[-1])
     assert report["finite"] and report["changed"], report
     assert report["peak_mib"] < 8_000, report
     is_last = report["trainable"] == "last"

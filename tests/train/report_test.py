@@ -97,8 +97,8 @@ SENTENCES = [
 
 def test_the_page_says_who_is_protected_and_from_what(tmp_path):
     for changed, text in SENTENCES:
-        shown = Page(page.page(record(**changed), {}).decode()).text
-        assert text in " ".join(shown.split()) and "Releasable" not in shown
+        content = Page(page.page(record(**changed), {}).decode()).text
+        assert text in " ".join(content.split()) and "Releasable" not in content
     rare = record(results=RARE)
     text = page_of(tmp_path, rare).text
     parts = (*RARE["warnings"], "Protected: only", "right at most", "96.6%", "Exact.", "A seed:")
@@ -176,9 +176,9 @@ COMMANDS = [
 
 
 def test_the_command_asks_for_the_same():
-    for asked, arguments in COMMANDS:
-        asked = dict(asked, dataset="folder:/a/my photos", seed=7)
-        recorded = without_secrets(settings.resolve(None, asked))
+    for flags, arguments in COMMANDS:
+        flags = dict(flags, dataset="folder:/a/my photos", seed=7)
+        recorded = without_secrets(settings.resolve(None, flags))
         command = page.command_again(record(program="classify", settings=recorded))
         words = set(shlex.split(command.replace("\\\n", "")))
         expected = {"tfdpx", "classify", "--dataset=folder:my photos", *arguments.split()}

@@ -44,8 +44,8 @@ def test_flags_beside_a_column_of_a_table():
     column = resolve("table12/eps8", model=None, momentum=0.25)
     assert (column.noise_multiplier, column.steps, column.epsilon) == (3.0, 2468, None)
     assert (column.model, column.momentum) == ("wrn_16_4", 0.25)
-    asked = resolve("table12/eps8", epsilon=3.0)
-    assert (asked.noise_multiplier, asked.steps, asked.epsilon) == (None, 2468, 3.0)
+    values = resolve("table12/eps8", epsilon=3.0)
+    assert (values.noise_multiplier, values.steps, values.epsilon) == (None, 2468, 3.0)
     assert resolve("table12/eps8", steps=7).noise_multiplier == 3.0
 
 
@@ -67,8 +67,8 @@ def test_the_rule_of_epsilon_times_images(epsilon, num_examples, move):
     assert values.model == "scatter_linear" and values.batch_size == num_examples
     assert (values.l2_norm_clip, values.ema_momentum, values.steps) == (0.1, 0.9, 200)
     assert values.steps * values.learning_rate == pytest.approx(move, rel=0.02)
-    for shown in ("--model=scatter_linear", "--steps=200", "0.28 * epsilon * N"):
-        assert shown in text
+    for phrase in ("--model=scatter_linear", "--steps=200", "0.28 * epsilon * N"):
+        assert phrase in text
 
 
 def test_other_choices():

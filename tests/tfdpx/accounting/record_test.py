@@ -32,12 +32,12 @@ def record(**changes):
 
 def edited(content, change, seal):
     """Returns the file of an edited record, with a valid digest if `seal`."""
-    told = json.loads(content)
-    change(told)
+    fields = json.loads(content)
+    change(fields)
     if seal:
-        del told["digest"]
-        return files.sealed(told)
-    return json.dumps(told).encode()
+        del fields["digest"]
+        return files.sealed(fields)
+    return json.dumps(fields).encode()
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path):
@@ -68,9 +68,9 @@ def test_a_model_file_holds_it_and_nothing_else_changes(tmp_path):
 
 
 def test_a_record_of_version_1_is_read():
-    told = json.loads(record().to_json())
-    del told["digest"], told["weights"]
-    for section in (told, *told["seen"]):
+    fields = json.loads(record().to_json())
+    del fields["digest"], fields["weights"]
+    for section in (fields, *fields["seen"]):
         parts = {False: [], True: []}
         for entry in section.pop("ledger")["entries"]:
             search = {name: entry.pop(name) for name in ("mean_runs", "delta")}
@@ -80,7 +80,7 @@ def test_a_record_of_version_1_is_read():
         updates, run = ({"entries": part, "is_complete": True} for part in parts.values())
         selected = [{"ledger": run, **search}] if run["entries"] else []
         section["spent"] = {"ledger": updates, "selected": selected}
-    loaded = Record.from_json(files.sealed(told | {"format": "tfdpx.Record/1"}))
+    loaded = Record.from_json(files.sealed(fields | {"format": "tfdpx.Record/1"}))
     assert (loaded.ledger, loaded.seen) == (record().ledger, record().seen)
     assert len(loaded.ledger.selections) == 1
 
@@ -107,12 +107,12 @@ def test_a_run_in_two_files_counts_once():
 @pytest.mark.parametrize(
     ("change", "seal"),
     [
-        (lambda told: told["ledger"]["entries"][0].update(steps=30), False),
-        (lambda told: told["derived"].update(epsilon=1.0), False),
-        (lambda told: told["ledger"]["entries"][0].update(noise_multiplier=10**400), True),
-        (lambda told: told.pop("ledger"), True),
-        (lambda told: told["seen"][0]["data"].update(path="/data"), True),
-        (lambda told: told.update(format="tfdpx.Record/0"), True),
+        (lambda fields: fields["ledger"]["entries"][0].update(steps=30), False),
+        (lambda fields: fields["derived"].update(epsilon=1.0), False),
+        (lambda fields: fields["ledger"]["entries"][0].update(noise_multiplier=10**400), True),
+        (lambda fields: fields.pop("ledger"), True),
+        (lambda fields: fields["seen"][0]["data"].update(path="/data"), True),
+        (lambda fields: fields.update(format="tfdpx.Record/0"), True),
     ],
 )
 def test_an_edited_record_is_refused(change, seal, tmp_path):

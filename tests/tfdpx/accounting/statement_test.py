@@ -49,7 +49,7 @@ def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
     assert plan.epsilon <= epsilon == pytest.approx(plan.epsilon, rel=1e-3) and delta == 1e-5
     text = flat(text)
     assert f"dp-accounting {importlib.metadata.version('dp-accounting')}" in text
-    for said in [
+    for phrase in [
         "our photos (N = 60 examples)",
         "5 noisy updates",
         "PLD accountant",
@@ -61,7 +61,7 @@ def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
         "random numbers, not kept",
         "Signature: none.",
     ]:
-        assert said in text, said
+        assert phrase in text, phrase
     assert "approximation" not in text and "not releasable" not in text.lower()
 
 
@@ -142,7 +142,7 @@ def test_facts_that_a_program_adds():
         not_covered=["the folder individual_PRIVATE"],
     )
     text = flat(statement.text(facts))
-    for said in [
+    for phrase in [
         "2e-05)-differential",
         "one image, added or removed",
         "clipped to an L2 norm of 0.02",
@@ -153,7 +153,7 @@ def test_facts_that_a_program_adds():
         "Independence: No image influences another's gradient.",
         "the folder individual_PRIVATE;",
     ]:
-        assert said in text, said
+        assert phrase in text, phrase
     assert claimed(text)[0] >= facts.ledger.epsilon(1e-5)
 
 

@@ -87,10 +87,10 @@ def test_a_bound_that_is_too_high_is_rejected():
         return bounds.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
 
     delta = 0.12
-    told = (1 - delta) * binomial(40, rate)
-    told[-1] += delta
-    assert chance_of_too_high(forgets_canaries, 2.0, told) > 1 - CONFIDENCE
-    assert chance_of_too_high(of_epsilon(40, 40, delta), 2.0, told) <= 1 - CONFIDENCE
+    probabilities = (1 - delta) * binomial(40, rate)
+    probabilities[-1] += delta
+    assert chance_of_too_high(forgets_canaries, 2.0, probabilities) > 1 - CONFIDENCE
+    assert chance_of_too_high(of_epsilon(40, 40, delta), 2.0, probabilities) <= 1 - CONFIDENCE
 
 
 def test_without_delta_the_bound_is_that_of_binomial_tails():

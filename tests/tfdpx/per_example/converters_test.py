@@ -385,8 +385,8 @@ def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
             run = any_size
             if place is None and n in known:
                 run = vectorized(*arguments, n, loop)
-            for got, wanted in zip(tf.nest.flatten(run(tf.constant(n))), expected, strict=True):
-                np.testing.assert_allclose(got, wanted[:n], rtol=2e-4, atol=2e-4)
+            for output, wanted in zip(tf.nest.flatten(run(tf.constant(n))), expected, strict=True):
+                np.testing.assert_allclose(output, wanted[:n], rtol=2e-4, atol=2e-4)
 
 
 def types_of(cases):

@@ -46,14 +46,14 @@ _PAGES_OF_A_ROUND = (150 << 20) // os.sysconf("SC_PAGE_SIZE")
 def rounds(way, megabytes=5, **variables):
     """Returns the result of `keep_freed_memory`, and the page faults of a round per page."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC", "GLIBC"))}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _ROUNDS, allocator.__file__, way, str(megabytes)],
         env={**environment, **variables},
         capture_output=True,
         text=True,
         check=True,
     )
-    succeeded, faults = done.stdout.split()[-2:]
+    succeeded, faults = process.stdout.split()[-2:]
     return succeeded, int(faults) / 4 / _PAGES_OF_A_ROUND
 
 

@@ -64,8 +64,8 @@ def dataset(*parts, batch=None):
 )
 def test_every_form_gives_the_same_draws(make_inputs, capsys):
     same(drawn(*make_inputs()), drawn(X, Y))
-    said = "has read a tf.data.Dataset of 24 examples" in capsys.readouterr().out
-    assert said == isinstance(make_inputs()[0], tf.data.Dataset)
+    has_warning = "has read a tf.data.Dataset of 24 examples" in capsys.readouterr().out
+    assert has_warning == isinstance(make_inputs()[0], tf.data.Dataset)
 
 
 def test_several_inputs_are_a_list_a_tuple_or_a_dict():

@@ -41,9 +41,9 @@ def data(count, shape):
     return x, generator.integers(0, 3, count)
 
 
-def assert_norms(got, wanted):
-    assert got.dtype == np.float32 and got.shape == wanted.shape
-    np.testing.assert_allclose(got, wanted, rtol=ALLOWANCE, atol=1e-6)
+def assert_norms(norms, wanted):
+    assert norms.dtype == np.float32 and norms.shape == wanted.shape
+    np.testing.assert_allclose(norms, wanted, rtol=ALLOWANCE, atol=1e-6)
 
 
 PRIVATE = {"batch_size": 4, "noise_multiplier": 1.0, "l2_norm_clip": 1e-3}

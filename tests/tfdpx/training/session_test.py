@@ -196,8 +196,8 @@ def test_records_of_an_update_wait_for_the_save(tmp_path):
     here = pathlib.Path(__file__).parent
     paths = [str(here), str(pathlib.Path(small.__file__).parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
-    assert done.returncode == 9
+    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
+    assert process.returncode == 9
     assert Checkpoint(tmp_path).saved_updates == 2
     assert [json.loads(line)["step"] for line in open(tmp_path / "curve.jsonl")] == [2]
     steps = {event.step for event in events(tmp_path / "board")}

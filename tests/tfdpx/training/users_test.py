@@ -126,16 +126,16 @@ def test_people_are_drawn_by_the_plan_and_give_k_examples_without_repetition_eac
     times, steps, people = np.zeros(len(IDS)), 600, []
     for rows, present in batches(k=2, steps=steps, seed=1):
         people.append(present.any(axis=1).sum())
-        for mine, there in zip(rows, present, strict=True):
-            numbers = mine[there]
+        for person_rows, there in zip(rows, present, strict=True):
+            numbers = person_rows[there]
             assert len(set(numbers)) == len(numbers) and len(set(IDS[numbers])) <= 1
             if len(numbers):
                 assert len(numbers) == min(2, np.sum(IDS == IDS[numbers[0]]))
                 times[numbers] += 1
     for person in range(PEOPLE):
-        mine, count = times[IDS == person], np.sum(IDS == person)
+        counts, count = times[IDS == person], np.sum(IDS == person)
         wanted = steps * 4 / PEOPLE * min(2, count) / count
-        assert np.all(np.abs(mine - wanted) < 5 * np.sqrt(wanted))
+        assert np.all(np.abs(counts - wanted) < 5 * np.sqrt(wanted))
     assert abs(np.mean(people) - 4) < 5 * np.sqrt(4 / steps)
 
 
