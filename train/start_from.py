@@ -27,7 +27,7 @@ from tfdpx.train import classifiers
 from tfdpx.train.data import identity
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.model_files import MODEL_FILE, model_file, read
-from tfdpx.train.settings import AUTO, LINEAR_ON_FEATURES, OF_FILE
+from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES, OF_FILE
 
 _SCATTER = "scatter"
 
