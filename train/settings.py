@@ -16,7 +16,7 @@ from tfdpx.layers.private_model import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train import classifiers, presets
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
-from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES, OF_FILE
+from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES
 from tfdpx.train.errors import UserError, checking_flags
 
 # The kinds of runs: updates on images, a run on a table, a head on features of images.
