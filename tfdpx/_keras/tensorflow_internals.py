@@ -6,7 +6,8 @@ import threading
 import weakref
 
 import tensorflow as tf
-from tensorflow.python.eager import record
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context, record
 from tensorflow.python.eager.record import VariableWatcher as VariableWatcher
 from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import (
@@ -272,6 +273,26 @@ def _redirected(original, keyed):
         return (keyed if is_keyed else original)(*args, **kwargs)
 
     return draw
+
+
+@contextlib.contextmanager
+def optimizing_graphs_once():
+    """Within it, in this thread, TensorFlow optimizes each graph that it runs once, not twice.
+
+    The second round changes next to nothing, because the first has done it, and takes as long.
+    """
+    eager = context.context()
+    before = eager.function_call_options
+    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    rewriting = config.graph_options.rewrite_options
+    rewriting.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
+    once = context.FunctionCallOptions(before.executor_type, config)
+    eager.function_call_options = once
+    try:
+        yield
+    finally:
+        if eager.function_call_options is once:  # Else the user has set options of TensorFlow's.
+            eager.function_call_options = before
 
 
 def is_under_xla():
