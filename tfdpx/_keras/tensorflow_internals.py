@@ -326,15 +326,28 @@ def called_graph(graph, name):
 
 def called(operation):
     """List of pairs (attribute, graph) of the functions that a `tf.Operation` calls."""
-    graphs = []
-    if is_function(operation.graph, operation.type):
-        graphs.append(("f", called_graph(operation.graph, operation.type)))
-    for name, attribute in operation.node_def.attr.items():
-        for function in [attribute.func, *attribute.list.func]:
+    graph, graphs = operation.graph, []
+    if is_function(graph, operation.type):
+        graphs.append(("f", called_graph(graph, operation.type)))
+    for name in _function_attributes(operation):
+        attribute = operation.get_attr(name)
+        for function in attribute if isinstance(attribute, list) else [attribute]:
             if function.name:
-                graph = called_graph(operation.graph, function.name)
-                graphs.append((name, graph))
+                graphs.append((name, called_graph(graph, function.name)))
     return graphs
+
+
+_functions_of_types: dict[str, list[str]] = {}
+
+
+def _function_attributes(operation):
+    """List of the names of an operation's attributes that are functions: few types have any."""
+    names = _functions_of_types.get(operation.type)
+    if names is None:
+        attributes = operation.op_def.attr
+        names = [each.name for each in attributes if each.type in ("func", "list(func)")]
+        _functions_of_types[operation.type] = names
+    return names
 
 
 def differentiated_by(gradient, function, *tensors):

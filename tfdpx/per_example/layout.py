@@ -1,6 +1,6 @@
 """Runs a model on two and on three made-up rows to find out which tensors have a batch axis.
 
-Of a model that is known to treat each row by itself all tensors have one: a run on two rows will do.
+Where a model is known to treat each row by itself, all of them have one: two rows will do.
 
 No data are read: `probe_batch` and `probe_targets` make rows in the ranges that a model's own have.
 """

@@ -109,9 +109,10 @@ class StepState:
                 fits, ["This batch is too large: the optimizer counts on fewer examples.", examples]
             ),
         ]
+        counts = is_paid & fits
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.nest.map_structure(
-                lambda total: tf.where(is_paid & fits, total, tf.zeros_like(total)), sums
+                lambda total: tf.where(counts, total, tf.zeros_like(total)), sums
             )
 
     def count(self, nonfinite):
