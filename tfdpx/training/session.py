@@ -110,8 +110,9 @@ class StepState:
             ),
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
-            return tf.nest.map_structure(
-                lambda total: tf.where(is_paid & fits, total, tf.zeros_like(total)), sums
+            # No copy of the sums, as a choice value by value would be.
+            return tf.cond(
+                is_paid & fits, lambda: sums, lambda: tf.nest.map_structure(tf.zeros_like, sums)
             )
 
     def count(self, nonfinite):
