@@ -1,4 +1,4 @@
-"""The hook: idempotent, removable, and without effect on anything that is not private."""
+"""The hook: idempotent, removable, and without effect on models that are not private."""
 
 import keras
 import numpy as np
