@@ -118,7 +118,7 @@ class BiasCorrected(PrivateOptimizer):
             )
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update in one kernel; in several if `bias_correction` or `amsgrad` is set."""
+        """Makes Adam's update, in one kernel unless `bias_correction` or `amsgrad` is set."""
         is_corrected = self.bias_correction is not None
         if not is_corrected and (self.amsgrad or variable.dtype != tf.float32):
             super().update_step(gradient, variable, learning_rate)
