@@ -50,7 +50,6 @@ def test_flags_are_defined_beside_those_of_the_programs():
     assert values["shots"].default == ["2", "5"]
 
 
-
 def run(workdir, **changes):
     return study.run(flags_of(**changes), workdir)
 
