@@ -25,6 +25,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
         layers,
         models,
         per_example,
+        sklearn,
         synthetic,
     )
     from tfdpx.account import copy_weights
@@ -101,6 +102,7 @@ __all__ = [
     "models",
     "per_example",
     "private_adapt",
+    "sklearn",
     "synthetic",
 ]
 
