@@ -24,6 +24,7 @@ from typing import Any
 import keras
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import sparse
 from sklearn import base, model_selection
 from sklearn.pipeline import Pipeline
 from sklearn.utils.multiclass import check_classification_targets
@@ -48,6 +49,7 @@ class _PrivateEstimator(base.BaseEstimator):
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
         tags.input_tags.allow_nan = True  # Missing numbers count as the mean.
         tags.non_deterministic = self.seed is None
         return tags
@@ -120,14 +122,28 @@ class _PrivateEstimator(base.BaseEstimator):
             is_valid = bool(np.all(limits[0] < limits[1])) and np.all(np.isfinite(limits))
         except (TypeError, ValueError):
             is_valid = False
-        must = f"be numbers, lower < upper, one or one for each of the {columns} columns of X"
+        must = (
+            f"be two numbers, lower < upper, or lists of one for each of the {columns} columns of X"
+        )
         require(is_valid, "lower, upper", (self.lower, self.upper), must)
         return limits
 
     def _read(self, X, y="no_validation", **checks):
         """X as float64, and y, checked by scikit-learn."""
-        checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan"}
-        return validate_data(self, X, y, **checks)
+        checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
+        try:
+            data = validate_data(self, X, y, **checks)
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            raise ValueError(
+                "Argument `X` must hold numbers, and has texts. Encode them before, for example by "
+                "OneHotEncoder(categories=[...], handle_unknown='ignore') in a ColumnTransformer, "
+                "with categories that are publicly known."
+            ) from None  # The error has a value of a row.
+        x, *rest = data if isinstance(data, tuple) else (data,)
+        x = x.toarray() if sparse.issparse(x) else x
+        return (x, *rest) if rest else x
 
     def _predicted(self, X):
         """The outputs of the model, float32 `[rows, outputs]`."""

@@ -110,10 +110,10 @@ def plan_releases(
     Raises:
         TooFewRows: If ranges could not be found.
     """
-    budget = {"delta": delta, "accountant": "gdp"}
+    budget: dict[str, Any] = {"delta": delta, "accountant": "gdp"}
     plan = PrivacyPlan(num_rows, num_rows, 1, epsilon=epsilon, **budget)
     of_one = plan.noise_multiplier / math.sqrt(_SHARE_OF_RELEASES)
-    releases = 2 * bool(unbounded) + texts
+    releases: float = 2 * bool(unbounded) + texts
     of_label = NOISE_OF_LABELS * of_one * math.sqrt(releases + 2)
     even_share = num_rows / max(num_classes, 1)
     counts_labels = num_classes > 1 and of_label < _NOISIEST_LABEL * _RARE_LABEL * even_share
