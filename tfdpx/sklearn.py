@@ -44,8 +44,21 @@ _PREDICT_BATCH = 8192
 _is_search_told = False
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _PrivateEstimator(base.BaseEstimator):
-    """The training and the files of both estimators."""
+    """The training and the files of both estimators, and their arguments."""
+
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    _: dataclasses.KW_ONLY
+    lower: ArrayLike | None = None
+    upper: ArrayLike | None = None
+    model: str | Callable[[Any], Any] | None = None
+    batch_size: int | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    l2_norm_clip: float | str | None = None
+    seed: int | None = None
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -192,6 +205,7 @@ class _PrivateEstimator(base.BaseEstimator):
         super().__setstate__(state)
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     """A private classifier of tables of numbers, as scikit-learn has them.
 
@@ -242,32 +256,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     True
     """
 
-    def __init__(
-        self,
-        epsilon: float = 3.0,
-        delta: float = 1e-5,
-        *,
-        classes: ArrayLike | None = None,
-        lower: ArrayLike | None = None,
-        upper: ArrayLike | None = None,
-        model: str | Callable[[Any], Any] | None = None,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        learning_rate: float | None = None,
-        l2_norm_clip: float | str | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.lower = lower
-        self.upper = upper
-        self.model = model
-        self.batch_size = batch_size
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.l2_norm_clip = l2_norm_clip
-        self.seed = seed
+    classes: ArrayLike | None = None
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateClassifier:
         """Trains on private rows, and counts what that spends in `ledger_`.
@@ -315,6 +304,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
         return self.classes_[labels]
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
     """A private regression on tables of numbers, as scikit-learn has them.
 
@@ -342,34 +332,8 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         n_features_in_: Int, columns of X.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 3.0,
-        delta: float = 1e-5,
-        *,
-        target_lower: float | None = None,
-        target_upper: float | None = None,
-        lower: ArrayLike | None = None,
-        upper: ArrayLike | None = None,
-        model: str | Callable[[Any], Any] | None = None,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        learning_rate: float | None = None,
-        l2_norm_clip: float | str | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.target_lower = target_lower
-        self.target_upper = target_upper
-        self.lower = lower
-        self.upper = upper
-        self.model = model
-        self.batch_size = batch_size
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.l2_norm_clip = l2_norm_clip
-        self.seed = seed
+    target_lower: float | None = None
+    target_upper: float | None = None
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateRegressor:
         """Trains on private rows, and counts what that spends in `ledger_`.
