@@ -1,4 +1,4 @@
-"""The code of the README and of the pages that it leads to first runs."""
+"""Runs the code of the README and of the first pages that it links to."""
 
 import pathlib
 import re
@@ -55,7 +55,7 @@ def test_the_program_of_the_first_page_runs_as_it_stands(tmp_path, monkeypatch, 
     assert plan.epsilon_at(113) <= 8.0 and not model.optimizer.epsilon_is_approximate
     predicted = np.argmax(model.predict(names["x_test"], verbose=0), axis=-1)
     assert np.mean(predicted == names["y_test"]) > 0.85
-    # What the page shows of it.
+    # The output, as the page shows it.
     text, page = capsys.readouterr().out, (ROOT / "docs" / "start.md").read_text("utf-8")
     for line in (
         "Epoch 19/20",

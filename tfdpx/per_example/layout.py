@@ -1,6 +1,9 @@
-"""Runs a model on two and on three made-up rows to find out which tensors have a batch axis.
+"""Runs a model on dummy batches of two and three rows to find out which tensors have a batch axis.
 
-No data are read: `probe_batch` and `probe_targets` make rows in the ranges that a model's own have.
+Where a model is known to treat each row by itself, all of them have one, so two rows will do.
+
+No data are read, because `probe_batch` and `probe_targets` make rows in the ranges of the model's
+inputs.
 """
 
 import contextlib
@@ -27,7 +30,7 @@ class Layout:
     Attributes:
         variables: List of the trainable `keras.Variable`s of the model.
         calls: List of the `CallLayout` of every unit call of the training-mode forward pass.
-        whole: List of the variables whose whole gradient the map forms.
+        whole: List of the variables that are left to the map, which forms their whole gradient.
         reason: Str, why there are such variables; None if there are none.
     """
 
@@ -37,14 +40,14 @@ class Layout:
     reason: str | None
 
     def without(self, variables, reason):
-        """The same layout with more variables left to the map.
+        """Returns the same layout with more variables left to the map.
 
-        A layer keeps its rule if the map forms none of its gradients. Calls that share a variable
-        so agree, and no two parts of one gradient are ever normed apart.
+        A layer keeps its rule if the map forms none of its gradients. So calls that share a
+        variable agree, and no gradient is split into parts with separate norms.
 
         Args:
             variables: List of `keras.Variable`.
-            reason: Str, a clause, used where there was no such variable so far.
+            reason: Str, a clause, used if there was no such variable before.
         """
         left = {id(v) for v in [*self.whole, *variables]}
         size = -1
@@ -68,7 +71,7 @@ class Layout:
         return [v for v in self.variables if id(v) in own]
 
     def choices_of_whole(self, model, gradients):
-        """List of a `LayerChoice` for each layer whose variables are left to the map.
+        """Returns a list of a `LayerChoice` for each layer that is left to the map.
 
         Args:
             model: The `keras.Model`.
@@ -90,29 +93,32 @@ class Layout:
         ]
 
 
-def find_layout(model, x):
-    """The `Layout` of a model, and the `Work` of one row.
+def find_layout(model, x, is_rowwise=False):
+    """Returns the `Layout` of a model, and the `Work` of one row.
 
-    A length that merely equals the batch size looks like a batch axis within one run, so
-    the model is run, outside of any graph, on two and on three rows.
+    The model is run, outside of any graph, on two and on three rows, because an axis of the same
+    length as the batch looks like a batch axis within one run.
 
     Args:
         model: A built `keras.Model`.
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
+        is_rowwise: Whether the model is known to treat each row by itself, so that all tensors
+            that its layers are called with have a batch axis, and one run shows them.
     """
     variables = model.trainable_variables
     none = Layout(variables, [], [], None)
     try:
-        (two, outside), (three, _) = step_context.eagerly(_two_runs, model, x)
+        runs = step_context.eagerly(_runs, model, x, (2,) if is_rowwise else (2, 3))
     except tf.errors.OpError as error:  # Not for made-up inputs.
         weights = model.count_params()
         work = Work(2.0 * weights, weights, weights, len(model.layers))
         reason = f"the model raises {type(error).__name__} for made-up inputs"
         return none.without(variables, reason), work
-    if [c.layer.name for c in two] != [c.layer.name for c in three]:
+    (two, outside), (last, _) = runs[0], runs[-1]
+    if [c.layer.name for c in two] != [c.layer.name for c in last]:
         reason = "the model calls other layers for another batch size"
         return none.without(variables, reason), _work(two)
-    calls = [_compare(*pair) for pair in zip(two, three, strict=True)]
+    calls = [_compare(sightings) for sightings in zip(*(run for run, _ in runs), strict=True)]
     left = [call.layer for call in calls if not call.is_captured]
     inside = [v for layer in left for v in layer.trainable_variables]
     names = list(dict.fromkeys([layer.name for layer in left] + [v.path for v in outside]))
@@ -120,14 +126,14 @@ def find_layout(model, x):
     return Layout(variables, calls, [], None).without([*inside, *outside], reason), _work(two)
 
 
-def _two_runs(model, x):
+def _runs(model, x, numbers):
     with restored(model.non_trainable_variables):
-        return [_record(model, probe_batch(model, x, rows, seed=rows)) for rows in (2, 3)]
+        return [_record(model, probe_batch(model, x, rows, seed=rows)) for rows in numbers]
 
 
 @contextlib.contextmanager
 def restored(variables):
-    """Gives `variables` their values back afterwards, in eager mode."""
+    """Context manager that restores the values of `variables` afterwards, in eager mode."""
     kept = [(v, v.numpy()) for v in variables]
     try:
         yield
@@ -137,7 +143,7 @@ def restored(variables):
 
 
 class _Sighting(typing.NamedTuple):
-    """One unit call. Shapes alone: the tensors of all calls at once would need memory."""
+    """One unit call. It holds shapes alone, because the tensors of all calls would need memory."""
 
     layer: keras.layers.Layer
     rule: type
@@ -177,16 +183,16 @@ def _record(model, x):
     return seen, outside.variables
 
 
-def _compare(two, three):
-    """The `CallLayout` of a call that was seen with two rows and with three."""
-    batched = tuple(_grows(a, b) for a, b in zip(two.arguments, three.arguments, strict=True))
-    grows = [_grows(a, b) for a, b in zip(two.outputs, three.outputs, strict=True)]
+def _compare(sightings):
+    """The `CallLayout` of a call that was seen with two rows, and with three where it need be."""
+    first, draws = sightings[0], any(sighting.draws for sighting in sightings)
+    batched = tuple(map(_grows, zip(*(sighting.arguments for sighting in sightings), strict=True)))
+    grows = [_grows(shapes) for shapes in zip(*(s.outputs for s in sightings), strict=True)]
     # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
     # random numbers gives others to whoever would run it again.
-    is_captured = not issubclass(two.rule, GenericRule) and all(grows) and batched[:1] == (True,)
-    is_known = two.rule.keeps_draws or not (two.draws or three.draws)
-    is_captured = is_captured and two.is_dense and is_known
-    return CallLayout(two.layer, two.rule, batched, is_captured)
+    is_captured = not issubclass(first.rule, GenericRule) and all(grows) and batched[:1] == (True,)
+    is_captured = is_captured and first.is_dense and (first.rule.keeps_draws or not draws)
+    return CallLayout(first.layer, first.rule, batched, is_captured)
 
 
 def _work(calls):
@@ -213,20 +219,21 @@ def _shapes(nest):
     return [tuple(t.shape) if tf.is_tensor(t) else None for t in tf.nest.flatten(nest)]
 
 
-def _grows(shape_of_two, shape_of_three):
-    return bool(shape_of_two) and (shape_of_two[0], shape_of_three[0]) == (2, 3)
+def _grows(shapes):
+    """Whether tensors of two rows, and of three, have as many in front."""
+    return all(shape and shape[0] == rows for shape, rows in zip(shapes, (2, 3), strict=False))
 
 
 def probe_batch(model, specs, rows, seed=0):
-    """Inputs of a model, a nest of tensors [rows, ...], in the ranges that its own will have.
+    """Returns dummy inputs of a model, a nest of tensors [rows, ...], in plausible ranges.
 
-    Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, where a layer rescales or they have
-    the axes of an image, else tokens 0 and 1. Where a layer looks tokens or texts up, they are of
+    Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, if a layer rescales or if they have
+    the axes of an image, else tokens 0 and 1. If a layer looks up tokens or texts, they are from
     its vocabulary; other texts are "0" and "1". Axes of unknown length get 32.
 
     Args:
-        model: A built `keras.Model`; None to know nothing of it.
-        specs: Nest of which shapes and dtypes are read.
+        model: A built `keras.Model`, or None.
+        specs: Nest of tensors or specs; only shapes and dtypes are read.
         rows: Int.
         seed: Int.
     """
@@ -252,7 +259,7 @@ def probe_batch(model, specs, rows, seed=0):
 
 
 def probe_targets(specs, rows):
-    """As `probe_batch`, of targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
+    """Returns dummy targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
     generator = np.random.default_rng(1)
 
     def make(leaf):
@@ -265,6 +272,6 @@ def probe_targets(specs, rows):
 
 
 def _known(layers, kind):
-    """The vocabulary of the first of `layers` that is of a class, a list; empty if none is."""
+    """Returns the vocabulary of the first layer of a class, a list; empty if there is none."""
     matching = [layer for layer in layers if isinstance(layer, kind)]
     return list(matching[0].get_vocabulary(include_special_tokens=False)) if matching else []
