@@ -12,7 +12,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = [
     *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
     *("per_example", "augment", "synthetic", "mechanism"),
-    *("account", "sampling", "checks", "training", "heads", "tables", "audit"),
+    *(
+        "account",
+        "sampling",
+        "checks",
+        "training",
+        "heads",
+        "tables",
+        "table_rules",
+        "sklearn",
+        "audit",
+    ),
     *("callbacks", "distributed", "layers", "models", "_import_hook", "__init__"),
     *("train", "experiments"),
 ]

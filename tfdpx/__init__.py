@@ -25,6 +25,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
         layers,
         models,
         per_example,
+        sklearn,
         synthetic,
     )
     from tfdpx.account import copy_weights
@@ -104,6 +105,7 @@ __all__ = [
     "per_example",
     "private_adapt",
     "report",
+    "sklearn",
     "synthetic",
 ]
 
