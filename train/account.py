@@ -142,7 +142,7 @@ def _of_runs(values):
     # An example that is emptied costs a Poisson sample or full batch what one that is removed does.
     is_shuffled = any(record.is_shuffled for record in read)
     problems = list(dict.fromkeys(why for record in (*read, together) for why in record.problems))
-    found = {
+    answer = {
         "solved": "epsilon",
         "runs": len(runs),
         "dataset": data[0].name if data else None,
@@ -159,13 +159,13 @@ def _of_runs(values):
     }
     lines = ["What was done to the data:"]
     lines += [f"- {path}: {_about(record)}." for path, record in runs]
-    lines += ["", *_claims(runs, together, found["neighbours"])]
+    lines += ["", *_claims(runs, together, answer["neighbours"])]
     lines += [f"Not releasable: {problem}." for problem in problems]
     for line in lines:
         print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
     print()
-    print_table(found, title="what was spent")
-    return found | question.print_attack_bounds(together.attack_bounds(), found["neighbours"])
+    print_table(answer, title="what was spent")
+    return answer | question.print_attack_bounds(together.attack_bounds(), answer["neighbours"])
 
 
 def _together(read, delta, same_data):
@@ -185,13 +185,13 @@ def _together(read, delta, same_data):
         )
     ledgers = [record.ledger_as_drawn() for record in read]
     for record in read:
-        behind = [seen for seen in record.seen if not record.counts(seen)]
+        behind = [training for training in record.seen if not record.counts(training)]
         ledgers += [b.ledger for b in behind if any(_overlap(b.data, one) for one in data)]
     ledger = sum(ledgers, Ledger())
     deltas = sorted({record.delta for record in read} - {None})
     is_needed = ledger.has_noise and any(entry.kind != SELECTION for entry in ledger.entries)
     if delta is None and (len(deltas) > 1 or (is_needed and not deltas)):
-        listed = ", ".join(f"{each:g}" for each in deltas) or "none"
+        listed = ", ".join(f"{value:g}" for value in deltas) or "none"
         raise ValueError(f"Give --delta: the runs have no one delta. Found: {listed}.")
     delta = next(iter(deltas), None) if delta is None else delta
     return Record("account", None, ledger, delta)
@@ -283,12 +283,12 @@ def _of_comparison(values):
 
 def _refuse_others(values, flag, allowed):
     names = (*question.NAMES, "rows_per_user", "plot", "compare")
-    others = [name for name in names if name not in (flag, *allowed) and values[name].value]
-    if others:
+    conflicting = [name for name in names if name not in (flag, *allowed) and values[name].value]
+    if conflicting:
         raise ValueError(
             f"Flag --{flag} reads what runs have recorded, and takes "
             f"{' and '.join(f'--{name}' for name in allowed)} only. Received also: "
-            f"{' '.join(f'--{name}' for name in others)}. Leave them out."
+            f"{' '.join(f'--{name}' for name in conflicting)}. Leave them out."
         )
 
 
@@ -316,9 +316,9 @@ def _read(path, flag):
             of_run = (records.FILE, MODEL)
             files = [file for file in files if file.name in of_run and file.parent in finished]
             unfinished = [] if files else unfinished
-        found = {file: record_in(file) for file in files}
+        records_by_file = {file: record_in(file) for file in files}
         for folder in finished:
-            check_model(folder, found)
+            check_model(folder, records_by_file)
     except UNREADABLE as error:
         raise ValueError(f"{received} {error}") from error
     for folder in unfinished:
@@ -328,12 +328,12 @@ def _read(path, flag):
         elif folder.parent in finished:
             continue
         raise ValueError(f"The run in {folder.parent} is not finished: {remedy}. {received}")
-    if not found:
+    if not records_by_file:
         raise ValueError(
             f"Nothing in {path} says what was spent: it holds no {records.FILE}, no .keras file "
             f"and no ledger. {received} Name the folder of a finished run."
         )
-    return found
+    return records_by_file
 
 
 if __name__ == "__main__":

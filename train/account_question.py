@@ -80,35 +80,35 @@ def answer(
             `epsilon`, or the accountant cannot resolve the loss.
     """
     accountant = accountant or sampling.accountants[0]
-    known = {name: quantities[name] for name in NAMES if quantities.get(name) is not None}
+    values = {name: quantities[name] for name in NAMES if quantities.get(name) is not None}
     sampling.check_accountant(accountant)
-    calibration.check(known)
-    solved = _left_out(known)
+    calibration.check(values)
+    solved = _left_out(values)
     if solved == "epsilon":
-        value = sampling.epsilon(*calibration.run_of(known), known["delta"], accountant)
+        value = sampling.epsilon(*calibration.run_of(values), values["delta"], accountant)
     elif solved == "delta":
-        calibration.check_target(known["epsilon"])
-        value = sampling.delta(*calibration.run_of(known), known["epsilon"], accountant)
+        calibration.check_target(values["epsilon"])
+        value = sampling.delta(*calibration.run_of(values), values["epsilon"], accountant)
         if not 0 < value < 1:
             raise ValueError(
-                f"No delta between 0 and 1 belongs to --epsilon={known['epsilon']}: it would "
+                f"No delta between 0 and 1 belongs to --epsilon={values['epsilon']}: it would "
                 f"be {value:g}. Give another --epsilon, or --delta and no --epsilon."
             )
     else:
-        value = calibration.solve(solved, known, accountant, sampling.epsilon)
-    known[solved] = value
-    run = _, rate, steps = calibration.run_of(known)
-    size, count = known.get("batch_size"), known.get("num_examples")
+        value = calibration.solve(solved, values, accountant, sampling.epsilon)
+    values[solved] = value
+    run = _, rate, steps = calibration.run_of(values)
+    size, count = values.get("batch_size"), values.get("num_examples")
     if count is None and size is not None:
         count = round(size / rate)
     elif size is None and count is not None:
         size = max(1, round(count * rate))
-    known |= {"sampling_probability": rate, "batch_size": size, "num_examples": count}
-    known |= {"steps": steps, "epochs": steps * rate}
-    by_each = {by: _epsilon(sampling, run, known["delta"], by) for by in ("pld", "rdp", "gdp")}
+    values |= {"sampling_probability": rate, "batch_size": size, "num_examples": count}
+    values |= {"steps": steps, "epochs": steps * rate}
+    by_each = {by: _epsilon(sampling, run, values["delta"], by) for by in ("pld", "rdp", "gdp")}
     return {
         "solved": solved,
-        **{name: known[name] for name in NAMES},
+        **{name: values[name] for name in NAMES},
         **{f"epsilon_{name}": epsilon for name, epsilon in by_each.items()},
         "accountant": accountant,
         "sampling": sampling.name,
@@ -133,16 +133,20 @@ def _run(answer):
     return answer["noise_multiplier"], answer["sampling_probability"], answer["steps"]
 
 
-def _left_out(known):
+def _left_out(quantities):
     """The name of the quantity that is to be solved."""
     for names in (_LENGTH, _RATE):
-        if all(name in known for name in names):
-            listed = " ".join(f"--{name}={known[name]}" for name in names)
+        if all(name in quantities for name in names):
+            listed = " ".join(f"--{name}={quantities[name]}" for name in names)
             raise ValueError(f"Each of {listed} follows from the rest: leave one of them out.")
-    rate = [name for name in _RATE[:2] if name in known]
-    needed = _RATE[2:] if "sampling_probability" in known or not rate else _RATE[:2]
-    values = {name: known.get(name) for name in ("noise_multiplier", "delta", "epsilon", *needed)}
-    return exactly_one_missing({**values, "steps": known.get("steps", known.get("epochs"))}, "--{}")
+    rate = [name for name in _RATE[:2] if name in quantities]
+    needed = _RATE[2:] if "sampling_probability" in quantities or not rate else _RATE[:2]
+    values = {
+        name: quantities.get(name) for name in ("noise_multiplier", "delta", "epsilon", *needed)
+    }
+    return exactly_one_missing(
+        {**values, "steps": quantities.get("steps", quantities.get("epochs"))}, "--{}"
+    )
 
 
 def people(answer: dict[str, Any], rows: int) -> tuple[dict[str, Any], str]:
@@ -322,10 +326,10 @@ def draw_trade_off(answer: dict[str, Any], sampling: Sampling, path: str) -> Non
 
 def _noise(around, sampling, rate):
     """The noise by RDP, the quickest, that keeps within epsilon at a rate; NaN where none does."""
-    known = {name: around[name] for name in ("steps", "delta", "epsilon")}
-    known["sampling_probability"] = rate
+    values = {name: around[name] for name in ("steps", "delta", "epsilon")}
+    values["sampling_probability"] = rate
     try:
-        return calibration.solve("noise_multiplier", known, "rdp", sampling.epsilon)
+        return calibration.solve("noise_multiplier", values, "rdp", sampling.epsilon)
     except ValueError:  # Less noise than accountants resolve.
         return math.nan
 

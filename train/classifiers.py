@@ -77,9 +77,9 @@ def build(
         is_wide = _WIDE_RESNET.fullmatch(name)
         taken = is_wide or (name == "small_cnn" and option in _OF_SMALL_CNN)
         if not taken and value != usual.get(option, False):
-            others = " and small_cnn" * (option in _OF_SMALL_CNN)
+            second_model = " and small_cnn" * (option in _OF_SMALL_CNN)
             raise UserError(
-                f"Flag --{option} belongs to wrn_<depth>_<width>{others}. Received: "
+                f"Flag --{option} belongs to wrn_<depth>_<width>{second_model}. Received: "
                 f"--model={name} --{option}={value}."
             )
     with checking_flags():

@@ -46,14 +46,14 @@ _OF_UPDATES = (
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
     with in_one_line("tfdpx.train.classify", argv):
-        given = run_flags.given()
-        preset = _PRESET.value or presets.default_for(given["dataset"])
-        kind = settings.kind_of(given["dataset"], given["head"])
+        flag_values = run_flags.given()
+        preset = _PRESET.value or presets.default_for(flag_values["dataset"])
+        kind = settings.kind_of(flag_values["dataset"], flag_values["head"])
         if kind != settings.IMAGES:
             _refuse_flags_of_updates(kind)
             preset = kind
-        asked = resume.resumed(settings.Settings, ("preset", _PRESET.value), given)
-        asked = asked or settings.resolve(_PRESET.value, given)
+        asked = resume.resumed(settings.Settings, ("preset", _PRESET.value), flag_values)
+        asked = asked or settings.resolve(_PRESET.value, flag_values)
         if record := dry_run.from_flags(asked):
             report.print_table(record, title=f"{preset}: nothing was trained")
             print(report.to_json(record), flush=True)

@@ -24,7 +24,7 @@ def main() -> None:
         print(f"tfdpx {tfdpx.__version__}")
     elif name in _HELP:
         width = max(map(len, PROGRAMS))
-        lines = [f"  {each:<{width}}  {_summary(each)}" for each in PROGRAMS]
+        lines = [f"  {program:<{width}}  {_summary(program)}" for program in PROGRAMS]
         print("\n".join(["Usage: tfdpx PROGRAM [--FLAG=VALUE ...]", "", *lines, ""]))
         print("tfdpx PROGRAM --help lists the flags of a program.")
     elif name in PROGRAMS:

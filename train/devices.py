@@ -97,14 +97,14 @@ def _workers():
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
         addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
-        known = {"chief", "worker"} >= set(cluster)
-        known = known and 0 <= int(task["index"]) < len(cluster[task["type"]])
+        is_valid = {"chief", "worker"} >= set(cluster)
+        is_valid = is_valid and 0 <= int(task["index"]) < len(cluster[task["type"]])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"The environment variable TF_CONFIG is no valid JSON of a cluster and a task: {error}."
             f" Received: {text}"
         ) from error
-    if not known:
+    if not is_valid:
         raise UserError(
             "The environment variable TF_CONFIG may list a chief and workers only, and its task "
             f"must be one of them. Received: {text}"

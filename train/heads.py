@@ -67,7 +67,7 @@ def run(settings, workdir):
     with checking_flags():
         head.fit(x, y, **({"public_data": public} if public else {}))
     ledger = head.ledger if head.epsilon != math.inf else not_private()
-    chosen = {"method": settings.head, "shots": settings.shots, **_given(settings)}
+    chosen = {"method": settings.head, "shots": settings.shots, **_head_arguments(settings)}
     num_public = len(public[1]) if public else 0
     return save(features, head, ledger, len(y), chosen, None, num_public, settings.threshold)
 
@@ -144,24 +144,24 @@ def build(settings, num_classes):
     """
     kind, usual = _KINDS[settings.head]
     taken = {field.name for field in dataclasses.fields(kind)}
-    given = _given(settings)
-    if foreign := [name for name in given if name not in taken]:
+    arguments = _head_arguments(settings)
+    if foreign := [name for name in arguments if name not in taken]:
         raise UserError(
             f"The flags {', '.join('--' + name for name in foreign)} do not go with "
             f"--head={settings.head}: leave them out."
         )
-    if "epsilon" not in given and not ({"noise_multiplier", "steps"} & set(given)):
+    if "epsilon" not in arguments and not ({"noise_multiplier", "steps"} & set(arguments)):
         raise UserError("Flag --head needs --epsilon; inf is without privacy.")
-    if path := given.pop("initial_weights", None):
+    if path := arguments.pop("initial_weights", None):
         try:
-            given["initial_weights"] = np.load(path, allow_pickle=False)
+            arguments["initial_weights"] = np.load(path, allow_pickle=False)
         except (OSError, ValueError) as error:
             raise UserError(f"Cannot read --initial_weights={path}: {error}.") from error
     with checking_flags():
-        return kind(num_classes, seed=settings.seed, **{**usual, **given})
+        return kind(num_classes, seed=settings.seed, **{**usual, **arguments})
 
 
-def _given(settings):
+def _head_arguments(settings):
     """The arguments of the head that the settings give, a dict."""
     names = {field.name for kind, _ in _KINDS.values() for field in dataclasses.fields(kind)}
     names = (names & {field.name for field in dataclasses.fields(settings)}) - {"seed"}
@@ -226,10 +226,10 @@ class FeatureFolder:
         """
         if settings.dataset is None:
             usual = {field.name: field.default for field in dataclasses.fields(settings)}
-            given = [name for name in _OF_FEATURES if getattr(settings, name) != usual[name]]
-            if given:
+            names = [name for name in _OF_FEATURES if getattr(settings, name) != usual[name]]
+            if names:
                 raise UserError(
-                    f"The features in {workdir} are made already: --{given[0]} needs --dataset."
+                    f"The features in {workdir} are made already: --{names[0]} needs --dataset."
                 )
             return cls(workdir)
         start = Start(settings, settings.pixels)
@@ -259,7 +259,9 @@ class FeatureFolder:
     @property
     def before(self):
         """`Ledger` of the backbone's training on the same data."""
-        same = (each.ledger for each in self.record.seen if each.data == self.record.data)
+        same = (
+            training.ledger for training in self.record.seen if training.data == self.record.data
+        )
         return sum(same, Ledger())
 
     def arrays(self, split):
@@ -367,11 +369,11 @@ def _public(settings, data):
 def _extraction(settings, start, data):
     """The `Record` of features, which are not private; `seen` on the same data is marked so."""
     mine = identity.of(settings.dataset)
-    seen = tuple(
-        dataclasses.replace(each, data=mine)
-        if identity.overlap(each.data, settings.dataset)
-        else each
-        for each in start.seen
+    trainings = tuple(
+        dataclasses.replace(training, data=mine)
+        if identity.overlap(training.data, settings.dataset)
+        else training
+        for training in start.seen
     )
     recorded = without_secrets(start.settings)
     return Record(
@@ -379,7 +381,7 @@ def _extraction(settings, start, data):
         data=mine,
         ledger=not_private(),
         delta=None,
-        seen=seen,
+        seen=trainings,
         inputs=inputs.of(data),
         settings={
             **{name: recorded[name] for name in _OF_FEATURES if recorded[name]},

@@ -203,8 +203,8 @@ def group_report(epsilons, losses, groups, held_out_losses=None, held_out_groups
     reports = []
     for name in np.unique(groups):
         rows = groups == name
-        others = () if held_out_losses is None else held_out_losses[held_out_groups == name]
-        can_attack = min(np.sum(rows), len(others)) > 1
+        held_out = () if held_out_losses is None else held_out_losses[held_out_groups == name]
+        can_attack = min(np.sum(rows), len(held_out)) > 1
         reports.append(
             {
                 "name": name.item(),
@@ -212,7 +212,9 @@ def group_report(epsilons, losses, groups, held_out_losses=None, held_out_groups
                 "mean_epsilon": float(np.mean(epsilons[rows])),
                 "mean_loss": float(np.mean(losses[rows])),
                 "correlation": _correlation(epsilons[rows], losses[rows]),
-                "attack_success": membership_success(losses[rows], others) if can_attack else None,
+                "attack_success": membership_success(losses[rows], held_out)
+                if can_attack
+                else None,
             }
         )
     reports.sort(key=lambda report: report["mean_loss"])

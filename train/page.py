@@ -140,7 +140,7 @@ def take_apart(content: bytes) -> tuple[bytes, dict[str, bytes], bytes]:
         name: re.search(rf'<img alt="{title}" src="data:image/png;base64,(.*?)">'.encode(), content)
         for name, title in _TITLES.items()
     }
-    pictures = {name: base64.b64decode(found[1]) for name, found in shown.items() if found}
+    pictures = {name: base64.b64decode(image[1]) for name, image in shown.items() if image}
     record = html.unescape(match[1].decode("utf-8", "replace")).encode()
     return record, pictures, content[: match.start()] + content[match.end() :]
 

@@ -132,11 +132,11 @@ def limits(record: Record) -> list[str]:
     ]
     if record.epsilon == math.inf:
         texts = [f"Nothing is left to void: no {unit} is protected."]
-    for seen in record.seen:
-        is_private = seen.epsilon < math.inf
-        spent = f"epsilon {rounded_up(seen.epsilon)}" if is_private else "without privacy"
-        counted = ", which is counted here" * record.counts(seen)
-        texts.append(f"The training began with weights of {seen.data.name}: {spent}{counted}.")
+    for training in record.seen:
+        is_private = training.epsilon < math.inf
+        spent = f"epsilon {rounded_up(training.epsilon)}" if is_private else "without privacy"
+        counted = ", which is counted here" * record.counts(training)
+        texts.append(f"The training began with weights of {training.data.name}: {spent}{counted}.")
     if public := results.get("num_public"):
         texts.append(f"Not protected: {public:,} public {unit}s. The weights may tell all of them.")
     if exact := results.get("not_protected"):

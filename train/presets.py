@@ -301,7 +301,9 @@ def names():
 def summary():
     """Returns the names of all presets as a phrase, those of a group together."""
     columns = {group: [c for c in COLUMNS.get(group, ()) if c] for group in COMMON}
-    return ", ".join(f"{g}/({'|'.join(own)})" if own else g for g, own in columns.items())
+    return ", ".join(
+        f"{g}/({'|'.join(options)})" if options else g for g, options in columns.items()
+    )
 
 
 def default_for(dataset):
@@ -333,6 +335,6 @@ def values_of(preset, epsilon=None):
     if BY_EPSILON in values:
         budgets = values.pop(BY_EPSILON)
         epsilon = EPSILON if epsilon is None else epsilon
-        above = next(own for lower, own in budgets if epsilon > lower)
+        above = next(budget_values for lower, budget_values in budgets if epsilon > lower)
         values = {"epsilon": epsilon, **values, **above}
     return values

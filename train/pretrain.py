@@ -135,12 +135,12 @@ def main(argv):
     print(report.to_json(record), flush=True)
 
 
-def resolve(recipe, given):
+def resolve(recipe, overrides):
     """The `Pretraining` of a recipe with the given values in place of its own.
 
     Args:
         recipe: One of `RECIPES`.
-        given: Dict from flag names to values; None for those left out.
+        overrides: Dict from flag names to values; None for those left out.
 
     Raises:
         UserError: If there is no such recipe, a value is out of its range, or a flag is of private
@@ -151,19 +151,19 @@ def resolve(recipe, given):
             f"There is no recipe {recipe!r}. Received: --recipe={recipe}. Use one of: "
             f"{', '.join(RECIPES)}."
         )
-    given = {name: value for name, value in given.items() if value is not None}
-    foreign = sorted(set(given) - {field.name for field in dataclasses.fields(Pretraining)})
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    foreign = sorted(set(overrides) - {field.name for field in dataclasses.fields(Pretraining)})
     if foreign:
         raise UserError(
             "Pre-training is not private, takes one view of each image, and runs on one device: "
             f"leave out {', '.join('--' + name for name in foreign)}."
         )
-    values = {**_DEFAULTS, **RECIPES[recipe], **given}
+    values = {**_DEFAULTS, **RECIPES[recipe], **overrides}
     for name in ("dataset", "model", "batch_size", "steps", "learning_rate"):
         if name not in values:
             raise UserError(f"Flag --{name} must be given: the recipe does not say it.")
     for name, schedule in (("decay_steps", "step"), ("warmup_steps", "cosine")):
-        if values.get("schedule") != schedule and name not in given:
+        if values.get("schedule") != schedule and name not in overrides:
             values.pop(name, None)
     return Pretraining(**values)
 
@@ -177,7 +177,7 @@ def train(settings, workdir):
     """
     classifiers.check_name(settings.model)
     start = Start(settings)
-    seen = start.seen
+    trainings = start.seen
     data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value)
     print(*data.notes, sep="\n", end="\n" * bool(data.notes))
     trained_on = identity.of(settings.dataset, data.num_train)
@@ -223,7 +223,7 @@ def train(settings, workdir):
         data=trained_on,
         ledger=not_private(steps),
         delta=None,
-        seen=seen,
+        seen=trainings,
         inputs=inputs.of(data),
         settings=without_secrets(settings),
         results={

@@ -75,8 +75,8 @@ def tune(runs, mean, workdir, train):
     points = [defaults.complete(settings, num_examples)[0] for settings in points]
     _check(points)
     updates, score = _entries(points[0], num_examples, mean)
-    seen = tuple(dict.fromkeys(itertools.chain(*(start.seen for start in starts))))
-    before = ledger_on(seen, points[0].dataset)
+    trainings = tuple(dict.fromkeys(itertools.chain(*(start.seen for start in starts))))
+    before = ledger_on(trainings, points[0].dataset)
     workdir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".private_tuning-", dir=workdir) as folder:
         top, best = -math.inf, pathlib.Path(folder, "best")
@@ -88,13 +88,13 @@ def tune(runs, mean, workdir, train):
             right = _count_right(trained, points[place])
             right = measure.noisy_count(right, score.noise_multiplier)
             if right > top:
-                top, kept, point = right, entry, run.point
+                top, best_entry, point = right, entry, run.point
                 shutil.rmtree(best, ignore_errors=True)
                 trained.rename(best)
             shutil.rmtree(pathlib.Path(folder, "run"))
         search = {"best": point, "mean_runs": mean, "noisy_train_accuracy": top / num_examples}
-        ledger = before + Ledger.selected([kept, score], mean, points[0].delta)
-        record = _write(best, ledger, seen, search)
+        ledger = before + Ledger.selected([best_entry, score], mean, points[0].delta)
+        record = _write(best, ledger, trainings, search)
         best.rename(workdir / "best")
     return {**record.view(), "workdir": str(workdir / "best")}
 
@@ -180,7 +180,7 @@ def _count_right(folder, settings):
     return sum(np.sum(measure.predicted_classes(z, settings.threshold) == y) for z, y in batches)
 
 
-def _write(folder, ledger, seen, search):
+def _write(folder, ledger, trainings, search):
     """Puts the cost of all runs in place of one's, in every file; deletes what no account covers.
 
     Curves and events name the epsilon of a run alone, and Keras prints the training loss.
@@ -194,7 +194,7 @@ def _write(folder, ledger, seen, search):
         program="sweep",
         ledger=ledger,
         accountant="rdp",
-        seen=seen,
+        seen=trainings,
         searched=f"a random number of runs, {search['mean_runs']:g} on average, each at a point "
         "drawn at random, of which the best by a noisy score is kept",
         results={**record.results, **search},

@@ -146,7 +146,7 @@ class SavingInterruption(keras.callbacks.Callback):
         self._trained = True
 
 
-def resumed(kind, base, given):
+def resumed(kind, base, flag_values):
     """The settings of the unfinished run that --resume names; None without one.
 
     Flags that were not given, such as --data_dir, become what the run had.
@@ -154,7 +154,7 @@ def resumed(kind, base, given):
     Args:
         kind: The dataclass of the settings.
         base: Pair of the flag of the preset or recipe and its value, None where it is not given.
-        given: Dict of the settings that the flags give; None for all others.
+        flag_values: Dict of the settings that the flags give; None for all others.
 
     Returns:
         Settings of class `kind`, or None.
@@ -166,8 +166,10 @@ def resumed(kind, base, given):
     if not RESUME.value or path is None:
         return None
     run = begun(path)
-    given = {name: value for name, value in {**dict([base]), **given}.items() if value is not None}
-    if run is None and not given:
+    flag_values = {
+        name: value for name, value in {**dict([base]), **flag_values}.items() if value is not None
+    }
+    if run is None and not flag_values:
         raise UserError(
             f"There is no unfinished run in --workdir={path}. Name the folder of one, or give the "
             "flags of a new run."
@@ -179,7 +181,7 @@ def resumed(kind, base, given):
             f"The unfinished run in --workdir={path} is of another program: it has {run['kind']}."
         )
     began, chosen = {base[0]: run["base"], **run["settings"]}, run["chosen"]
-    for name, value in given.items():
+    for name, value in flag_values.items():
         same = json.loads(json.dumps(value)) in (began.get(name), chosen.get(name))
         if name not in FREE and not same:
             raise UserError(
@@ -190,7 +192,7 @@ def resumed(kind, base, given):
     for name, value in run["flags"].items():
         if flags.FLAGS[name].using_default_value:
             flags.FLAGS[name].value = value
-    free = {name: value for name, value in given.items() if name in FREE}
+    free = {name: value for name, value in flag_values.items() if name in FREE}
     return kind(**{**run["settings"], **free})
 
 
@@ -204,13 +206,13 @@ def begun(workdir):
         UserError: If it is damaged.
     """
     with checking_flags():
-        kept = resumable.begun(_file(workdir))
-    if kept and "run" not in kept:
+        contents = resumable.begun(_file(workdir))
+    if contents and "run" not in contents:
         raise UserError(
             f"The folder {workdir} holds an unfinished run of an older version, which alone goes "
             "on with it. Choose another --workdir."
         )
-    return kept and kept["run"] | {"facts": kept["settings"]}
+    return contents and contents["run"] | {"facts": contents["settings"]}
 
 
 def facts(data, identity, paths):
@@ -277,14 +279,14 @@ class RunFolder:
             with checking_flags():
                 resumable.check_same(run["facts"], facts, holder, remedy)
             self.seeds = run["seeds"]
-        given = {name: flags.FLAGS[name].value for name in _FLAGS if name in flags.FLAGS}
+        flag_values = {name: flags.FLAGS[name].value for name in _FLAGS if name in flags.FLAGS}
         self._facts = facts
         self._run = {
             "kind": type(settings).__name__,
             "base": base,
             "settings": _without_seed(settings),
             "chosen": _without_seed(chosen),
-            "flags": given,
+            "flags": flag_values,
             "seeds": self.seeds,
         }
 

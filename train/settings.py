@@ -397,10 +397,10 @@ class Settings(RunSettings):
     def __post_init__(self):
         super().__post_init__()
         self.ranges  # noqa: B018 - refuses --bounds that it cannot read.
-        given = {name: getattr(self, name) for name in PRIVACY}
-        if self.kind == IMAGES and not (self.open and None in given.values()):
+        quantities = {name: getattr(self, name) for name in PRIVACY}
+        if self.kind == IMAGES and not (self.open and None in quantities.values()):
             with checking_flags():
-                exactly_one_missing(given, "--{}")
+                exactly_one_missing(quantities, "--{}")
 
     @property
     def kind(self):
@@ -468,7 +468,7 @@ def kind_of(dataset, head):
     return HEADS if head else IMAGES
 
 
-def resolve(preset, given):
+def resolve(preset, overrides):
     """Returns the `Settings` of a preset with the given values in place of its own.
 
     Of noise_multiplier, epsilon, steps and batch_size exactly one is left open. Given values stay;
@@ -479,46 +479,46 @@ def resolve(preset, given):
 
     Args:
         preset: Name of a preset, or None for the usual one of the data.
-        given: Dict of the fields of `Settings` that the user chose; None is not chosen.
+        overrides: Dict of the fields of `Settings` that the user chose; None is not chosen.
 
     Raises:
         UserError: If there is no such preset, a value is out of its range, or a flag belongs to
             another kind of run.
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    kind = kind_of(given.get("dataset"), given.get("head"))
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    kind = kind_of(overrides.get("dataset"), overrides.get("head"))
     foreign = [
         f"Flag --{field.name} belongs to {' and '.join(field.metadata['of'])}, not to {kind}. "
-        f"Received: --{field.name}={given[field.name]}."
+        f"Received: --{field.name}={overrides[field.name]}."
         for field in dataclasses.fields(Settings)
-        if field.name in given and kind not in field.metadata["of"]
+        if field.name in overrides and kind not in field.metadata["of"]
     ]
     if kind != IMAGES and preset is not None:
         foreign.append(f"Flag --preset belongs to {IMAGES}, not to {kind}.")
     if foreign:
         raise UserError(" ".join(foreign))
     if kind != IMAGES:
-        return Settings(**{**presets.OF_KIND[kind], **given})
-    epsilon = given.get("epsilon")
+        return Settings(**{**presets.OF_KIND[kind], **overrides})
+    epsilon = overrides.get("epsilon")
     if epsilon is not None and not 0 < epsilon < math.inf:  # Presets compute with it.
         raise UserError(
             f"Flag --epsilon must be positive and finite. Received: --epsilon={epsilon}. "
             "For a run without privacy use --private=false."
         )
-    values = presets.values_of(preset or presets.default_for(given.get("dataset")), epsilon)
-    if given.get("private", values.get("private", True)):
-        values.update(given)
+    values = presets.values_of(preset or presets.default_for(overrides.get("dataset")), epsilon)
+    if overrides.get("private", values.get("private", True)):
+        values.update(overrides)
     else:
         values.pop("epsilon", None)
-        values.update({"noise_multiplier": 0.0, "l2_norm_clip": math.inf, **given})
+        values.update({"noise_multiplier": 0.0, "l2_norm_clip": math.inf, **overrides})
     left_open = None in (values.get("steps"), values.get("batch_size"))
-    if left_open and "noise_multiplier" in given and "epsilon" not in given:
+    if left_open and "noise_multiplier" in overrides and "epsilon" not in overrides:
         values.pop("epsilon", None)  # What the preset leaves open is chosen, not solved for.
     if all(values.get(name) is not None for name in PRIVACY):
-        values.pop(next((name for name in PRIVACY if name not in given), None), None)
+        values.pop(next((name for name in PRIVACY if name not in overrides), None), None)
     return Settings(**values)
 
 
 def _is_range(lower, upper):
-    given = lower is not None and upper is not None
-    return given and math.isfinite(lower) and math.isfinite(upper) and lower < upper
+    has_both = lower is not None and upper is not None
+    return has_both and math.isfinite(lower) and math.isfinite(upper) and lower < upper

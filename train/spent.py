@@ -100,14 +100,14 @@ def _ledger_in(path):
     return ledger
 
 
-def check_model(folder, found):
+def check_model(folder, records_by_file):
     """Holds the model of a run against its record, and raises ValueError if it is of another run.
 
     The same record counts once. A model that was trained on and saved in place has a ledger alone:
     it counts as another training on the same data.
     """
-    about, path = found[folder / records.FILE], folder / MODEL
-    record = found.pop(path, about)
+    about, path = records_by_file[folder / records.FILE], folder / MODEL
+    record = records_by_file.pop(path, about)
     if record == about or record.ledger == about.ledger:
         return
     both = (about.ledger + record.ledger).entries
@@ -117,6 +117,6 @@ def check_model(folder, found):
             "hold what the record says was spent. Put the run's own file back, or name each file "
             "alone, which adds up both."
         )
-    found[path] = dataclasses.replace(
+    records_by_file[path] = dataclasses.replace(
         about, program="trained on since", ledger=record.ledger, results={}
     )

@@ -100,7 +100,7 @@ class Start:
                 "with --init_from (tfdpx.train.pretrain writes one). Received: no --init_from."
             )
         return tuple(
-            dict.fromkeys(seen for path in self.files for seen in _seen_by(path, init_data))
+            dict.fromkeys(training for path in self.files for training in _seen_by(path, init_data))
         )
 
     def ledger_on(self, dataset, allow_unaccounted=False):
@@ -205,11 +205,11 @@ class Start:
         return model
 
 
-def ledger_on(seen, dataset, allow_unaccounted=False):
+def ledger_on(trainings, dataset, allow_unaccounted=False):
     """The `Ledger` of what was spent before by trainings that may have had a data set.
 
     Args:
-        seen: Tuple of `Seen`.
+        trainings: Tuple of `Seen`.
         dataset: String as of `--dataset`.
         allow_unaccounted: Bool: a training without an account makes epsilon infinite, in place
             of an error.
@@ -218,20 +218,20 @@ def ledger_on(seen, dataset, allow_unaccounted=False):
         UserError: If a training without an account may have had these data.
     """
     before = Ledger()
-    for each in seen:
-        if not (each.ledger.steps and identity.overlap(each.data, dataset)):
+    for training in trainings:
+        if not (training.ledger.steps and identity.overlap(training.data, dataset)):
             continue
-        is_known = each.epsilon < math.inf and each.ledger.is_complete
+        is_known = training.epsilon < math.inf and training.ledger.is_complete
         if not is_known and not allow_unaccounted:
             raise UserError(
-                f"The weights to start from were trained on {each.data.name} already, without "
+                f"The weights to start from were trained on {training.data.name} already, without "
                 "an account: no epsilon of this run would be true. Received: "
                 f"--dataset={dataset}. Start from weights that have not seen these data, or "
                 "that tfdpx trained on them. To train the last layer first and then all, give "
                 "one run of classify --head_steps. With --allow_seen_data classify reports an "
                 "infinite epsilon."
             )
-        before += each.ledger if is_known else not_private()
+        before += training.ledger if is_known else not_private()
     return before
 
 

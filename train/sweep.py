@@ -241,11 +241,11 @@ def grid_runs(grid, shared):
     runs, changing = [], sorted(_CHANGES_EPSILON & set(grid))
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
-        others = shared
+        base_settings = shared
         if point.get("augmult") == 0:  # Without views nothing is augmented.
-            others = {k: v for k, v in shared.items() if not k.startswith("augment")}
-            others |= _NO_AUGMENTATION
-        chosen = {**others, **point}
+            base_settings = {k: v for k, v in shared.items() if not k.startswith("augment")}
+            base_settings |= _NO_AUGMENTATION
+        chosen = {**base_settings, **point}
         if "eval_split" not in chosen and chosen.get("validation") != 0:
             chosen["validation"] = Run(point, chosen).settings.validation or HELD_OUT
             chosen["eval_split"] = "validation"

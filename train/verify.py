@@ -77,8 +77,8 @@ class Verdict:
 
     def _first(self):
         if self.problems:
-            others = f" ({len(self.problems) - 1} more below)" * (len(self.problems) > 1)
-            return f"NO: {self.problems[0]}{others}."
+            more = f" ({len(self.problems) - 1} more below)" * (len(self.problems) > 1)
+            return f"NO: {self.problems[0]}{more}."
         record, count = self.record, len(self.files)
         agree = f"the {count} files agree with each other" if count > 1 else "the file is whole"
         if worded := [name for name, text in self.files.items() if text == _SAME_EPSILON]:
@@ -159,7 +159,7 @@ def check(path: pathlib.Path) -> Verdict:
     if path.is_dir():
         if records.FILE not in files:
             verdict.problems.append(f"{records.FILE} is missing: ask for the whole folder")
-        _note_others(path, files, verdict)
+        _note_unchecked(path, files, verdict)
     else:
         verdict.unchecked.append("The other files of the run: only this one was given")
     if MODEL in files:
@@ -184,7 +184,7 @@ def _files(path):
         raise UserError(f"The runs lie in folders of {path}. Give one: {', '.join(runs)}.")
     if not files and not left_over:
         raise UserError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
-    names = ([str(each.relative_to(path)) for each in paths] for paths in (files, left_over))
+    names = ([str(file.relative_to(path)) for file in paths] for paths in (files, left_over))
     return {name: path / name for name in sorted(next(names))}, next(names)
 
 
@@ -285,13 +285,15 @@ def _difference(ours, theirs, file, verdict):
     return _SAME_EPSILON
 
 
-def _note_others(folder, files, verdict):
+def _note_unchecked(folder, files, verdict):
     """Notes the files of a folder that were not checked."""
     if MODEL not in files:
         verdict.unchecked.append(f"Weights: there is no {MODEL}")
     compared = {folder / name for name in page.pictures_of(folder) if page.FILE in files}
-    others = {file for file in folder.rglob("*") if file.is_file()} - compared - {*files.values()}
-    if names := sorted({file.relative_to(folder).parts[0] for file in others}):
+    unchecked_files = (
+        {file for file in folder.rglob("*") if file.is_file()} - compared - {*files.values()}
+    )
+    if names := sorted({file.relative_to(folder).parts[0] for file in unchecked_files}):
         verdict.unchecked.append(f"Other files or folders: {', '.join(names)}")
 
 

@@ -66,7 +66,7 @@ def find(folder):
     Raises:
         UserError: If a folder cannot be listed.
     """
-    images, others, visited = [], [], set()
+    images, other_files, visited = [], [], set()
     for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         place = os.path.realpath(parent)
         if place in visited:  # A link that leads back.
@@ -75,9 +75,9 @@ def find(folder):
         visited.add(place)
         folders[:] = sorted(filter(_is_shown, folders))
         for name in filter(_is_shown, names):
-            kind = images if name.lower().endswith(SUFFIXES) else others
+            kind = images if name.lower().endswith(SUFFIXES) else other_files
             kind.append(pathlib.Path(parent, name))
-    return sorted(images), sorted(others)
+    return sorted(images), sorted(other_files)
 
 
 def check(files, folder, named, skip_broken=False):
@@ -197,7 +197,7 @@ class ImageFolder:
                 f"Flag --validation must be a fraction for {self._flag}: each image is held "
                 f"out by itself. Received: --validation={validation:g}."
             )
-        files, others = find(path)
+        files, other_files = find(path)
         train, test = _in_classes(files, train_folder), _in_classes(files, test_folder)
         loose = [file for file in files if file not in train and file not in test]
         readable, broken = check([*train, *test], path, self._flag, skip_broken)
@@ -205,7 +205,7 @@ class ImageFolder:
         for file in broken:
             (train if file in train else test).pop(file)
         names = tuple(sorted({*train.values(), *test.values()}))
-        passed_over = _passed_over(path, others, loose, broken, train_folder, names)
+        passed_over = _passed_over(path, other_files, loose, broken, train_folder, names)
         if len(names) < 2:
             raise UserError(
                 f"--dataset={FOLDER}:PATH needs images of at least two classes, as PATH/CLASS/NAME "
@@ -287,13 +287,13 @@ def existing(path):
     return path
 
 
-def _passed_over(path, others, loose, broken, train_folder, names):
+def _passed_over(path, other_files, loose, broken, train_folder, names):
     """Returns notes on files in a folder that are not among the images."""
     empty = [f for f in _folders(train_folder) if printable(f.name) not in names]
     kinds = {
         "broken, so left out": broken,
         "in no folder of a class": loose,
-        "no image by its name (convert HEIC and other formats to JPEG)": others,
+        "no image by its name (convert HEIC and other formats to JPEG)": other_files,
         "class without an image": empty,
     }
     notes = []

@@ -113,9 +113,9 @@ def _read(file):
 
 def _around(path):
     """Returns identifiers of a folder, of those in it, behind its links, and above all these."""
-    images, others = folder.find(path)
-    inside = {file.parent.resolve() for file in (*images, *others)} | {path}
-    behind = {file.resolve().parent for file in (*images, *others) if file.is_symlink()}
+    images, other_files = folder.find(path)
+    inside = {file.parent.resolve() for file in (*images, *other_files)} | {path}
+    behind = {file.resolve().parent for file in (*images, *other_files) if file.is_symlink()}
     folders = (inside | behind).union(*(parent.parents for parent in inside | behind))
     identifiers = {_read(parent / FILE) for parent in folders} - {None}
     if _KEY.expanduser().exists():

@@ -171,14 +171,14 @@ def load(
     classes = _kept_classes(name, len(kind.class_names))
 
     train = _Split(records, "train", kind, classes, name)
-    kept, held_out = _hold_out(train, 0 if folder else validation)
+    train_rows, held_out = _hold_out(train, 0 if folder else validation)
     eval_split = eval_split or ("validation" if validation else "test")
     measured, rows = train, held_out
     if folder or eval_split == "test":
         split = test_split if eval_split == "test" else eval_split
         measured = _Split(records, split, kind, classes, name)
         rows = measured.rows
-    train_x, train_y = train.read(kept, large, center_crop)
+    train_x, train_y = train.read(train_rows, large, center_crop)
     eval_x, eval_y = measured.read(rows, shape, center_crop)
     people = train.records.people
     return ImageData(
@@ -187,7 +187,7 @@ def load(
         train_y=train_y,
         eval_x=eval_x,
         eval_y=eval_y,
-        num_train=len(kept),
+        num_train=len(train_rows),
         image_shape=shape,
         eval_split=eval_split,
         class_names=kind.class_names[classes.start : classes.stop],
@@ -195,7 +195,7 @@ def load(
         deviation=name.entry.deviation,
         notes=notes,
         left_out=folder.left_out if folder else 0,
-        train_users=None if people is None else people[kept],
+        train_users=None if people is None else people[train_rows],
         center_crop=center_crop,
     )
 
