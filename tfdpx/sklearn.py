@@ -1,4 +1,4 @@
-"""scikit-learn's way: private estimators for pipelines and folds, with a ledger after `fit`.
+"""Private estimators with the interface of scikit-learn, and a ledger after `fit`.
 
     from tfdpx.sklearn import PrivateClassifier, cross_validate
 
@@ -6,8 +6,8 @@
     classifier.fit(X, y)
     print(classifier.ledger_.statement())
 
-Steps before the estimator in a pipeline that learn from private rows (a `StandardScaler`, a
-`OneHotEncoder` without `categories`) do so without noise, and no ledger counts it: see
+Other steps of a pipeline that learn from private rows, for example a `StandardScaler` or a
+`OneHotEncoder` without `categories`, add no noise, and no ledger counts them. See
 docs/data_scientists.md.
 """
 
@@ -46,7 +46,7 @@ _is_search_told = False
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _PrivateEstimator(base.BaseEstimator):
-    """The training and the files of both estimators, and their arguments."""
+    """The base of both estimators: their arguments, training and pickling."""
 
     epsilon: float = 3.0
     delta: float = 1e-5
@@ -63,7 +63,7 @@ class _PrivateEstimator(base.BaseEstimator):
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = True  # Missing numbers count as the mean.
+        tags.input_tags.allow_nan = True  # A missing number is replaced by the mean.
         tags.non_deterministic = self.seed is None
         return tags
 
@@ -73,7 +73,7 @@ class _PrivateEstimator(base.BaseEstimator):
         Args:
             x: float64 `[rows, columns]`.
             y: Int labels `[rows]`, or numbers in about [-1, 1].
-            num_classes: Int; 0 of a regression.
+            num_classes: Int; 0 for a regression.
         """
         if not callable(self.model):
             check_choice("model", self.model, (None, "linear", "network"))
@@ -84,7 +84,7 @@ class _PrivateEstimator(base.BaseEstimator):
         rows, columns = x.shape
         lower, upper = self._limits(columns)
         is_rough = np.zeros(columns, bool)
-        if lower is not None:  # Columns of a one-hot encoding have no rough bounds.
+        if lower is not None:  # One-hot columns have exact bounds.
             is_rough = (lower != 0) | (upper != 1)
         counts = {"unbounded" if lower is None else "bounded": columns}
         counts |= {"rough": int(np.sum(is_rough)), "num_classes": num_classes}
@@ -124,7 +124,7 @@ class _PrivateEstimator(base.BaseEstimator):
         return self
 
     def _limits(self, columns):
-        """float64 `[columns]` of `lower` and of `upper`, or None of both."""
+        """Returns `lower` and `upper` as float64 arrays `[columns]`, or None for both."""
         if self.lower is None and self.upper is None:
             return None, None
         try:
@@ -142,7 +142,7 @@ class _PrivateEstimator(base.BaseEstimator):
         return limits
 
     def _read(self, X, y="no_validation", **checks):
-        """X as float64, and y, checked by scikit-learn."""
+        """Returns X as float64, and y, after the checks of scikit-learn."""
         checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
         try:
             data = validate_data(self, X, y, **checks)
@@ -153,18 +153,18 @@ class _PrivateEstimator(base.BaseEstimator):
                 "Argument `X` must hold numbers, and has texts. Encode them before, for example by "
                 "OneHotEncoder(categories=[...], handle_unknown='ignore') in a ColumnTransformer, "
                 "with categories that are publicly known."
-            ) from None  # The error has a value of a row.
+            ) from None  # The error quotes a private value.
         x, *rest = data if isinstance(data, tuple) else (data,)
         x = x.toarray() if sparse.issparse(x) else x
         return (x, *rest) if rest else x
 
     def _predicted(self, X):
-        """The outputs of the model, float32 `[rows, outputs]`."""
+        """Returns the outputs of the model, float32 `[rows, outputs]`."""
         check_is_fitted(self)
         return _outputs(self.model_, self._read(X, reset=False))
 
     def _warn_of_search(self):
-        """Warns once in a process that the fits of a search of scikit-learn are not added up."""
+        """Warns, once in a process, that no ledger adds up the fits of a scikit-learn search."""
         global _is_search_told
         search, num_splits = _search_above()
         if search is None or _is_search_told:
@@ -184,7 +184,7 @@ class _PrivateEstimator(base.BaseEstimator):
         )
 
     def _epsilon_of(self, fits):
-        """The epsilon of so many fits that share rows, a float, by Gaussian composition."""
+        """Returns the epsilon of several fits on the same rows, by Gaussian composition."""
         budget: dict[str, Any] = {"delta": self.delta, "accountant": "gdp"}
         one = PrivacyPlan(1, 1, 1, epsilon=self.epsilon, **budget)
         noise = one.noise_multiplier / math.sqrt(fits)
@@ -200,49 +200,52 @@ class _PrivateEstimator(base.BaseEstimator):
         if "model_" in state:
             model = _from_bytes(state["model_"])
             account.attach(state["ledger_"], model.variables)
-            account.mark_known(model.variables)  # The ledger is of these very weights.
+            account.mark_known(model.variables)  # The ledger belongs to exactly these weights.
             state = {**state, "model_": model}
         super().__setstate__(state)
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
-    """A private classifier of tables of numbers, as scikit-learn has them.
+    """A private scikit-learn classifier for tables of numbers.
 
-    A tenth of the budget scales the columns (and counts the labels, where rows allow it), the rest
-    trains a Keras model by DP-SGD. Strings go through an encoder whose categories are given; a
-    missing number (NaN) counts as the mean of its column.
+    A tenth of the budget is spent on scaling the columns (and on counting the labels, if there are
+    enough rows), and the rest on training a Keras model by DP-SGD. Encode strings first, with a
+    list of categories that is publicly known. A missing number (NaN) is replaced by the mean of its
+    column.
 
     Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
-    private under adding or removing one row of X and y. Public are the number of rows and columns,
-    `classes_`, and all arguments: do not read them off the data. Two fits on the same rows spend
-    twice, and so do the fits of a search. Scores on private rows are exact.
+    private under adding or removing one row of X and y. The numbers of rows and columns, `classes_`
+    and all arguments count as public: do not read them off the data. Each fit on the same rows
+    spends its epsilon again, for example in a search over settings. Scores on private rows are
+    exact, without noise.
 
     Args:
-        epsilon: Float > 0, of a `fit`, preprocessing included.
+        epsilon: Float > 0, the budget of one `fit`, preprocessing included.
         delta: Float in (0, 1), well below 1 / rows.
-        classes: Optional list of the labels; public. None reads them off y, so that a label which
-            a single row has tells of that row.
-        lower: Float, or one for each column of X: the least value that is publicly known, even
-            roughly. None, of both, finds powers of two, which takes more rows. [0, 1] counts as
-            exact.
-        upper: As `lower`, the largest.
-        model: None for a linear model, or, from epsilon times rows of 3,500 on, one hidden layer
-            of 64 units; "linear" or "network" to choose; or a function of a symbolic Keras tensor
+        classes: Optional list of the labels; public. None reads them off y, and then a label that
+            only one row has reveals that row.
+        lower: Float, or one for each column of X: the smallest possible value, publicly known, even
+            if roughly. If both bounds are None, powers of two are found privately, which takes more
+            rows. [0, 1] counts as exact.
+        upper: Like `lower`, the largest possible value.
+        model: None for a linear model, or one hidden layer of 64 units if epsilon times rows is at
+            least 3,500; "linear" or "network" to choose; or a function of a symbolic Keras tensor
             of scaled columns `[rows, columns]` that returns the last hidden tensor. The estimator
             adds the dense layer for the outputs.
-        batch_size: Int, expected number of rows of an update; None for all, at most 65,536.
+        batch_size: Int, the expected number of rows in an update; None for all rows, at most
+            65,536.
         steps: Int, updates; None for 180, or 60 if epsilon times rows are below 300.
         learning_rate: Float; None for the rule of docs/tables.md.
-        l2_norm_clip: Float, bound on the norm of a row's gradient, or "automatic"; None for
-            "automatic", but a float where a noisy count finds a rare label.
-        seed: Optional int for repeatable experiments, Keras's own seed among it: the noise of a
-            known seed gives no privacy.
+        l2_norm_clip: Float, the bound on the norm of a row's gradient, or "automatic". None chooses
+            "automatic", or a float if a noisy count finds a rare label.
+        seed: Optional int for repeatable experiments, also passed to Keras. There is no privacy if
+            the seed is known, because the noise can then be repeated.
 
     Attributes:
         classes_: Array of the labels, sorted; public.
         ledger_: `tfdpx.accounting.Ledger` of the last `fit`.
-        model_: `keras.Model` from float32 `[rows, columns]` to logits, its scaling included.
+        model_: `keras.Model` from float32 `[rows, columns]` to logits; it includes the scaling.
         n_features_in_: Int, columns of X.
 
     Example:
@@ -259,7 +262,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     classes: ArrayLike | None = None
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateClassifier:
-        """Trains on private rows, and counts what that spends in `ledger_`.
+        """Trains on private rows, and records the privacy loss in `ledger_`.
 
         Args:
             X: Array or data frame of numbers `[rows, columns]`.
@@ -269,7 +272,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
             The estimator.
 
         Raises:
-            ValueError: If an argument does not fit, or rows are too few to find bounds.
+            ValueError: If an argument is invalid, or there are too few rows to find bounds.
         """
         X, y = self._read(X, y, ensure_min_samples=2)
         check_classification_targets(y)
@@ -287,7 +290,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
         return self._train(X, np.searchsorted(self.classes_, y), len(self.classes_))
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Probabilities of `classes_`, float32 `[rows, classes]`.
+        """Returns the probabilities of `classes_`, float32 `[rows, classes]`.
 
         Args:
             X: As for `fit`.
@@ -295,7 +298,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
         return keras.ops.convert_to_numpy(keras.ops.softmax(self._predicted(X)))
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """The most likely label of each row, `[rows]`.
+        """Returns the most likely label of each row, `[rows]`.
 
         Args:
             X: As for `fit`.
@@ -306,18 +309,18 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
-    """A private regression on tables of numbers, as scikit-learn has them.
+    """A private scikit-learn regressor for tables of numbers.
 
-    As `PrivateClassifier`, for a number between two public bounds. Gradients of the squared error
-    are normalized, so that the prediction is nearer to the median than to the mean.
+    Works like `PrivateClassifier`, for a target between two public bounds. Predictions are nearer
+    to the median than to the mean, because gradients of the squared error are normalized.
 
     Args:
-        epsilon: Float > 0, of a `fit`, preprocessing included.
+        epsilon: Float > 0, the budget of one `fit`, preprocessing included.
         delta: Float in (0, 1), well below 1 / rows.
-        target_lower: Float, the least target that is publicly known; needed.
-        target_upper: Float, the largest.
-        lower: As of `PrivateClassifier`, and all that follow.
-        upper: As `lower`, the largest.
+        target_lower: Float, the smallest possible target, publicly known; required.
+        target_upper: Float, the largest possible target; required.
+        lower: This and the following arguments are those of `PrivateClassifier`.
+        upper: Like `lower`, the largest possible value.
         model: None, "linear", "network" or a function.
         batch_size: Int, or None.
         steps: Int, or None.
@@ -327,8 +330,8 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
 
     Attributes:
         ledger_: `tfdpx.accounting.Ledger` of the last `fit`.
-        model_: `keras.Model` from float32 `[rows, columns]` to targets between -1 and 1, which
-            stand for the bounds.
+        model_: `keras.Model` from float32 `[rows, columns]` to targets between -1 and 1, the two
+            bounds.
         n_features_in_: Int, columns of X.
     """
 
@@ -336,7 +339,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
     target_upper: float | None = None
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateRegressor:
-        """Trains on private rows, and counts what that spends in `ledger_`.
+        """Trains on private rows, and records the privacy loss in `ledger_`.
 
         Args:
             X: Array or data frame of numbers `[rows, columns]`.
@@ -346,14 +349,14 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
             The estimator.
 
         Raises:
-            ValueError: If an argument does not fit, or rows are too few to find bounds.
+            ValueError: If an argument is invalid, or there are too few rows to find bounds.
         """
         X, y = self._read(X, y, ensure_min_samples=2, y_numeric=True)
         middle, half = self._target_scale()
         return self._train(X, (y - middle) / half, 0)
 
     def _target_scale(self):
-        """The middle between the bounds of the target, and half of their distance."""
+        """Returns the middle between the bounds of the target, and half of their distance."""
         limits = self.target_lower, self.target_upper
         is_valid = all(is_number(v) and math.isfinite(v) for v in limits) and limits[0] < limits[1]
         must = "be two numbers, publicly known, the first below the second"
@@ -361,7 +364,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         return (limits[1] + limits[0]) / 2, (limits[1] - limits[0]) / 2
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """The predicted number of each row, float64 `[rows]`.
+        """Returns the predicted number of each row, float64 `[rows]`.
 
         Args:
             X: As for `fit`.
@@ -380,22 +383,22 @@ def cross_validate(
     scoring: Any = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """Scores a private estimator on folds, or on one part held out, with one ledger for all fits.
+    """Scores a private estimator on folds, or on one held-out part, with one ledger for all fits.
 
-    First it prints what the fits will spend together. Training folds share rows, so that their
-    losses compose. A row is in all training folds but one: of `cv` fits the ledger has all but the
-    cheapest. One part held out is in no fit, and the ledger has one.
+    It first prints the epsilon of all fits together. Their privacy losses compose, because training
+    folds share rows. Every row is in all training folds but one, so the ledger counts all of the
+    `cv` fits but the cheapest. With a single held-out part there is one fit.
 
-    Guarantee: the fitted estimators together are private as the ledger says. Scores are exact:
-    they are functions of private rows, which no ledger covers. Folds are drawn from the number of
-    rows alone. Those of scikit-learn for classifiers are stratified, so that the label of a row
-    moves others to another fold.
+    Guarantee: all fitted estimators together have the epsilon of the ledger. The scores have no
+    guarantee, because they are exact functions of private rows. Folds depend on the number of rows
+    alone. Stratified folds, the default of scikit-learn for classifiers, would not do, because the
+    label of one row can move other rows to another fold.
 
     Args:
         estimator: `PrivateClassifier` or `PrivateRegressor`, or a `Pipeline` that ends with one.
         X: As for its `fit`.
-        y: As for its `fit`. Without the argument `classes` its labels are public.
-        cv: Int >= 2, folds; or float in (0, 1), the share of the rows that is held out.
+        y: As for its `fit`. If the estimator has no `classes`, the labels in y count as public.
+        cv: Int >= 2, the number of folds; or float in (0, 1), the share of the rows to hold out.
         scoring: As for `sklearn.model_selection.cross_validate`.
         seed: Optional int, which draws the folds.
 
@@ -405,8 +408,8 @@ def cross_validate(
         `tfdpx.accounting.Ledger`.
 
     Raises:
-        TypeError: If the estimator is none of these.
-        ValueError: If `cv` does not fit.
+        TypeError: If the estimator is not one of these.
+        ValueError: If `cv` is invalid.
     """
     estimator = base.clone(estimator)
     private, rows = _private_part(estimator), len(y)
@@ -414,7 +417,7 @@ def cross_validate(
     must = f"be an int from 2 to {rows}, or a share between 0 and 1"
     require(is_share or (is_integer(cv, 2) and cv <= rows), "cv", cv, must)
     if isinstance(private, PrivateClassifier) and private.classes is None:
-        private.set_params(classes=np.unique(y))  # A fold may lack one.
+        private.set_params(classes=np.unique(y))  # A fold may lack a label.
     order = np.random.default_rng(seed).permutation(rows)
     parts = [order[: math.ceil(cv * rows)]] if is_share else np.array_split(order, cv)
     splits = [(np.setdiff1d(order, part), np.sort(part)) for part in parts]
@@ -435,7 +438,7 @@ def cross_validate(
 
 
 def _private_part(estimator):
-    """The private estimator that is, or ends, `estimator`."""
+    """Returns `estimator` if it is private, or the private last step of a pipeline."""
     last = estimator[-1] if isinstance(estimator, Pipeline) else estimator
     if not isinstance(last, _PrivateEstimator):
         raise TypeError(
@@ -446,7 +449,7 @@ def _private_part(estimator):
 
 
 def _search_above():
-    """The search of scikit-learn that makes this fit, or None, and the number of its splits."""
+    """Returns the scikit-learn search that called this fit, or None, and its number of splits."""
     frame, searches = (
         inspect.currentframe(),
         (
@@ -457,14 +460,14 @@ def _search_above():
     while frame is not None and frame.f_code is not cross_validate.__code__:
         search = frame.f_locals.get("self") if frame.f_code.co_name == "fit" else None
         if isinstance(search, searches):
-            # The attribute is set before the fits since scikit-learn 1.8.
+            # Since scikit-learn 1.8 the attribute is set before the fits.
             return search, frame.f_locals.get("n_splits") or search.n_splits_
         frame = frame.f_back
     return None, 0
 
 
 def _outputs(model, x):
-    """float32 `[rows, outputs]` of a model on float64 `[rows, columns]`."""
+    """Returns the outputs of a model, float32 `[rows, outputs]`, on float64 `[rows, columns]`."""
     largest = np.finfo("float32").max
     x = np.clip(x, -largest, largest).astype("float32")
     chunks = [x[i : i + _PREDICT_BATCH] for i in range(0, len(x), _PREDICT_BATCH)]
@@ -472,7 +475,7 @@ def _outputs(model, x):
 
 
 def _to_bytes(model):
-    """The .keras file of a model."""
+    """Returns the bytes of the .keras file of a model."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
         model.save(path)
@@ -480,7 +483,7 @@ def _to_bytes(model):
 
 
 def _from_bytes(content):
-    """The model of a .keras file."""
+    """Returns the model in the bytes of a .keras file."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
         path.write_bytes(content)

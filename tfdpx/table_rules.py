@@ -1,8 +1,8 @@
-"""Rules for private models of tables: which statistics are paid for, and how the model is trained.
+"""Rules for private models of tables: the statistics to pay for, and the training to choose.
 
 A part of the budget pays for statistics of the columns and for a count of the labels. The rest pays
-for the training of a linear model or of one hidden layer, by a rule of epsilon times rows that was
-fitted on generated tables (docs/tables.md). All rules read public numbers alone.
+for training a linear model or one hidden layer. The choice depends on epsilon times rows, by a rule
+that was fitted on generated tables (docs/tables.md). All rules use public numbers only.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from tfdpx.tables import narrow, private_adapt
 from tfdpx.training.optimizers import DPSGD
 
 HIDDEN_UNITS = 64
-# Counts of labels have so much times the noise of the other releases.
+# The noise of the label counts, as a multiple of the noise of the other releases.
 NOISE_OF_LABELS = 2
-# The share of the squared mu of Gaussian differential privacy, which adds up.
+# The share of the squared mu of Gaussian differential privacy, because squares of mu add up.
 _SHARE_OF_RELEASES = 0.1
-_LARGEST = 4.0  # Numbers are clipped to so many deviations.
-_NOISIEST_MEAN = 0.05  # As a part of the range; noisier means are not worth their budget.
-# As a part of the rows: counts that are noisier narrow no bounds, and find no rare label.
+_LARGEST = 4.0  # Numbers are clipped to this many deviations.
+_NOISIEST_MEAN = 0.05  # Relative to the range; noisier means are not worth their budget.
+# Relative to the rows: noisier counts neither narrow bounds nor find a rare label.
 _NOISIEST_CELL, _NOISIEST_LABEL = 0.12, 1 / 3
-_RARE_LABEL = 0.5  # Of an even share, which is 25% of two labels.
-# Ranges are found from the counts of powers of two. The fullest bin of a column has about a third
-# of the rows, and should stand out.
+_RARE_LABEL = 0.5  # Relative to an even share, for example 25% for two labels.
+# Ranges are found from noisy counts in bins of powers of two. The fullest bin of a column has about
+# a third of the rows, and must stand out from the noise.
 _FULLEST_BIN, _BINS = 1 / 3, 123
-# Limits of epsilon times rows, and what lies below and above.
+# Limits of epsilon times rows, and the values below and above them.
 _NETWORK_FROM = 3_500
 _FEW_STEPS_BELOW, _FEW_STEPS, _STEPS = 300, 60, 180
 _LARGEST_BATCH = 65_536
 
 
 class TooFewRows(ValueError):
-    """Too few rows to find the ranges of columns.
+    """Raised if there are too few rows to find the ranges of columns.
 
     Attributes:
-        rows: Int, the rows that would do.
-        epsilon: Float, the epsilon that would do, rounded up.
+        rows: Int, the number of rows that would be enough.
+        epsilon: Float, the epsilon that would be enough, rounded up.
     """
 
     def __init__(self, num_rows, num_columns, rows, epsilon):
@@ -65,11 +65,11 @@ class ReleasePlan(NamedTuple):
     """The statistics that a training pays for.
 
     Attributes:
-        noise_multiplier: Float, of all but the counts of labels, which have `NOISE_OF_LABELS` times
-            it.
-        takes_moments: Bool, whether there are moments of columns with bounds.
-        narrows: Bool, whether rough bounds are narrowed.
-        counts_labels: Bool.
+        noise_multiplier: Float, for all statistics but the label counts, which have
+            `NOISE_OF_LABELS` times as much.
+        takes_moments: Bool, whether private means and variances of columns with bounds are taken.
+        narrows: Bool, whether rough bounds are narrowed first.
+        counts_labels: Bool, whether labels are counted.
     """
 
     noise_multiplier: float
@@ -95,20 +95,20 @@ def plan_releases(
     texts: int = 0,
     num_classes: int = 0,
 ) -> ReleasePlan:
-    """Chooses the statistics of a table, and their noise.
+    """Chooses the statistics to release of a table, and their noise.
 
     Args:
-        num_rows: Int, of the rows to train on, or people.
-        epsilon: Float > 0, of statistics and training together.
+        num_rows: Int, the number of rows to train on, or of people.
+        epsilon: Float > 0, for statistics and training together.
         delta: Float in (0, 1).
-        unbounded: Int, columns of numbers without bounds.
-        bounded: Int, columns with bounds.
-        rough: Int, columns with bounds that may be too wide.
-        texts: Int, columns of categories.
-        num_classes: Int; 0 of a regression.
+        unbounded: Int, the number of numeric columns without bounds.
+        bounded: Int, the number of columns with bounds.
+        rough: Int, the number of columns with bounds that may be too wide.
+        texts: Int, the number of columns of categories.
+        num_classes: Int; 0 for a regression.
 
     Raises:
-        TooFewRows: If ranges could not be found.
+        TooFewRows: If there are too few rows to find ranges.
     """
     budget: dict[str, Any] = {"delta": delta, "accountant": "gdp"}
     plan = PrivacyPlan(num_rows, num_rows, 1, epsilon=epsilon, **budget)
@@ -126,7 +126,7 @@ def plan_releases(
     if unbounded:
         of_bin = math.sqrt(unbounded * 2 * math.log(10 * _BINS * unbounded))
         if of_bin * noise_multiplier > _FULLEST_BIN * num_rows:
-            # More rows or a larger epsilon may buy the other releases, too.
+            # The other releases may follow with more rows or a larger epsilon.
             most = releases + (num_classes > 1) / NOISE_OF_LABELS**2 + 2 * bool(bounded)
             needed = math.ceil(of_bin * of_one * math.sqrt(most) / _FULLEST_BIN)
             enough = plan.noise_multiplier * num_rows / needed
@@ -144,16 +144,16 @@ def number_scaling(
     releases: Releases,
     seed: int | None,
 ) -> tuple[keras.layers.Normalization, Ledger]:
-    """Returns a layer that centres and scales columns, and what it cost beside `releases`.
+    """Returns a layer that centres and scales columns, and its cost in addition to `releases`.
 
-    The scale is a private mean and variance within public bounds, which are narrowed first if they
-    are rough, or the bounds themselves where rows are too few.
+    Columns are scaled by a private mean and variance within public bounds; rough bounds are
+    narrowed first. If there are too few rows, the bounds themselves are used.
 
     Args:
         x: float64 `[rows, columns]`, NaN where missing.
         lower: float64 `[columns]`, public, or None to find them.
-        upper: As `lower`.
-        rough: Bool array `[columns]`: the bounds of the column may be too wide.
+        upper: Like `lower`.
+        rough: Bool array `[columns]`, whether the bounds of a column may be too wide.
         plan: The `ReleasePlan`.
         releases: Its `releases`.
         seed: Optional int for repeatable experiments.
@@ -177,7 +177,7 @@ def number_scaling(
 
 
 def cut_numbers(scaled: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns scaled numbers with 0 for missing ones, cut at four deviations."""
+    """Returns scaled numbers clipped at four deviations, with 0 for missing ones."""
     return ops.clip(ops.where(ops.isnan(scaled), 0.0, scaled), -_LARGEST, _LARGEST)
 
 
@@ -202,7 +202,7 @@ def rare_shares(
 
 
 class Training(NamedTuple):
-    """The training of a model of a table.
+    """The choices for the training of a model of a table.
 
     Attributes:
         name: "linear" or "network".
@@ -232,26 +232,26 @@ def choose(
     accountant: str = "pld",
     unit: str = EXAMPLE,
 ) -> Training:
-    """Chooses a model, its plan, learning rate and clip; arguments that are given come first.
+    """Chooses a model, its plan, learning rate and clip, unless an argument sets them.
 
     Args:
-        num_rows: Int, of the rows to train on, or people.
-        spent: `tfdpx.accounting.Ledger` of the preprocessing.
-        epsilon: Float > 0, of preprocessing and training together.
+        num_rows: Int, the number of rows to train on, or of people.
+        spent: The `tfdpx.accounting.Ledger` of the preprocessing.
+        epsilon: Float > 0, for preprocessing and training together.
         delta: Float in (0, 1).
         is_regression: Bool.
-        rare_columns: Int, of the inputs, if a label is rare. Then the clip is about the largest
-            norm of a gradient, so that few are cut: automatic clipping counts the rows of each
-            label rather than their errors, and all probabilities tend to the frequent label.
+        rare_columns: Int, the number of inputs if a label is rare. The clip is then about the
+            largest norm of a gradient, so that few gradients are clipped. Automatic clipping would
+            weight all errors alike, and all probabilities would tend to the frequent label.
         name: "linear" or "network", or None.
         batch_size: Int, or None.
         steps: Int, or None.
         learning_rate: Float, or None.
-        accountant: As for `PrivacyPlan`.
-        unit: As for `PrivacyPlan`.
+        accountant: See `PrivacyPlan`.
+        unit: See `PrivacyPlan`.
 
     Raises:
-        ValueError: If the values do not go together.
+        ValueError: If the values contradict each other.
     """
     budget = epsilon * num_rows
     name = name or ("network" if budget >= _NETWORK_FROM else "linear")
@@ -269,14 +269,14 @@ def choose(
     if is_regression:
         rate = min(plan.suggested_learning_rate, 0.1)
     elif rare_columns:
-        # A column's mean square is one, that of a hidden unit's tanh about a half. Errors of the
-        # probabilities have at most the norm sqrt(2).
+        # The mean square of a column is 1, and of the tanh of a hidden unit about 1/2. The error of
+        # the probabilities has a norm of at most sqrt(2).
         clip = math.sqrt(2 * (1 + (HIDDEN_UNITS / 2 if name == "network" else rare_columns)))
         rate = min(plan.suggested_learning_rate / 2, clip)
     elif name == "network":
         rate = min(plan.suggested_learning_rate, 8.0)
     else:
-        rate = 2.0  # The classes of a linear model do not depend on the scale of its weights.
+        rate = 2.0  # A linear model predicts the same classes at any scale of its weights.
     return Training(name, plan, learning_rate or rate, clip)
 
 
@@ -289,21 +289,21 @@ def train_linear(
     *,
     seed: int | None = None,
 ) -> tuple[keras.Model, Ledger]:
-    """Trains a linear model on full batches, as `train_head` does, in a hundredth of the time.
+    """Trains a linear model on full batches like `train_head`, in a hundredth of the time.
 
-    Guarantee: each update releases one clipped sum of the gradients of all rows, as
-    `tfdpx.heads.gradients.gradient_sum` bounds it, with the noise of `training.plan`.
+    Guarantee: each update releases one sum of the gradients of all rows, clipped by
+    `tfdpx.heads.gradients.gradient_sum`, with the noise of `training.plan`.
 
     Args:
-        x: As for `train_head`, and all that follow.
-        y: Numbers outside of [-1, 1] are cut.
-        training: Its plan has full batches.
+        x: Like the following arguments, see `train_head`.
+        y: Numbers outside of [-1, 1] are clipped.
+        training: A `Training`; its plan has full batches.
         num_classes: Int.
         shares: Array `[classes]`, or None.
         seed: Optional int.
 
     Returns:
-        A `keras.Model`, and the ledger of `training.plan.spent` and the updates.
+        A `keras.Model`, and the ledger of the updates and of `training.plan.spent`.
     """
     plan, clip, outputs = training.plan, training.l2_norm_clip, num_classes or 1
     # A `FeatureSet` holds targets in [0, 1].
@@ -339,18 +339,18 @@ def train_head(
     seed: int | None = None,
     **people: Any,
 ) -> tuple[keras.Model, DPSGD]:
-    """Trains a model on scaled columns, and returns it with its optimizer, which has the ledger.
+    """Trains a model on scaled columns, and returns it with its optimizer, which holds the ledger.
 
     Args:
         x: float32 `[rows, features]`.
-        y: Int labels `[rows]`, or numbers in about [-1, 1] of a regression.
+        y: Int labels `[rows]`, or numbers in about [-1, 1] for a regression.
         training: The `Training`.
-        num_classes: Int; 0 of a regression.
-        shares: Array `[classes]`, of `rare_shares`.
-        hidden: Function of the symbolic `x` to what the last dense layer gets, or None for the
+        num_classes: Int; 0 for a regression.
+        shares: Array `[classes]` returned by `rare_shares`, or None.
+        hidden: Function from the symbolic `x` to the input of the last dense layer, or None for the
             model that `training` names.
         seed: Optional int for repeatable experiments.
-        **people: `user_ids` and `examples_per_user` of `PrivacyPlan.batches`.
+        **people: `user_ids` and `examples_per_user`, see `PrivacyPlan.batches`.
     """
     inputs = values = keras.Input(x.shape[1:])
     if hidden is not None:
@@ -368,7 +368,7 @@ def train_head(
         last.bias.assign(np.log(shares))
     plan, clip = training.plan, training.l2_norm_clip
     optimizer = DPSGD(training.learning_rate, plan=plan, l2_norm_clip=clip, seed=seed)
-    # Another model of the same layers, because a file of a compiled one would hold the optimizer.
+    # A new model of the same layers, because the file of a compiled one would hold the optimizer.
     private = keras.Model(head.input, head.output)
     private.compile(optimizer, loss)
     batches = plan.batches(x, y, optimizer=optimizer, **people)
