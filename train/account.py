@@ -1,25 +1,25 @@
-r"""Says what private training costs, or what a budget buys, without training.
+r"""Computes the cost of private training, or the training that a budget allows, without training.
 
     python -m tfdpx.train.account --num_examples=50000 --batch_size=4096 --steps=2468 \
         --delta=1e-5 --epsilon=8
 
-Of the noise, the rate, the length, delta and epsilon the one that is left out is solved from the
-others: the least noise, the largest batch, the most steps or the least delta that keep within
-epsilon. The rate is --batch_size of --num_examples, or --sampling_probability; the length --steps
-or --epochs. With it comes what tensorflow-privacy says, and why it says something else.
+Leave out one of the noise, the rate, the length, delta and epsilon: it is solved from the others,
+as the least noise, the largest batch, the most steps or the least delta within epsilon. The rate is
+--batch_size of --num_examples, or --sampling_probability; the length is --steps or --epochs. The
+output also has the statement of tensorflow-privacy, and the reason why it differs.
 
---sampling and --neighbours ask for what is not Poisson sampling; what no accountant knows is
-refused. --workdir=PATH,PATH is the statement of finished runs on one data set together: working
-folders, or a folder of them, `.keras` and `.weights.h5` files, and files of `Ledger.save`. What
-several of them tell of counts once; runs on different data are refused without --same_data, and so
-is a folder with the record of one run and the model of another. --plot draws epsilon against steps,
-and noise against batch size. The last line is one JSON object.
+--sampling and --neighbours choose another sampling than Poisson sampling; combinations without an
+accountant are refused. --workdir=PATH,PATH prints one statement for several finished runs on the
+same data set: working folders, or a folder of them, `.keras` and `.weights.h5` files, and files of
+`Ledger.save`. Updates that are in several of these files count once. Runs on different data are
+refused without --same_data, and so is a folder with the record of one run and the model of another.
+--plot draws epsilon against steps, and noise against batch size. The last line is one JSON object.
 
---rows_per_user=k adds what protects a person with up to k examples, if updates draw examples, and
-if they draw people (`PrivacyPlan(unit="user")`) at the same noise on the mean gradient.
+--rows_per_user=k adds the epsilon of a person with up to k examples, if updates draw examples, and
+if they draw people (`PrivacyPlan(unit="user")`) with the same noise on the mean gradient.
 
---compare=PATH,PATH is a table of finished runs: the settings that differ, accuracy and epsilon.
---plot draws them: accuracy against epsilon, and the bounds on attacks.
+--compare=PATH,PATH prints a table of finished runs: the settings that differ, accuracy and epsilon.
+--plot draws accuracy against epsilon, and the bounds on attacks.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -64,32 +64,32 @@ def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     real, whole = flags.DEFINE_float, flags.DEFINE_integer
     for define, name, text in (
-        (real, "noise_multiplier", "Noise deviation over l2_norm_clip."),
-        (whole, "batch_size", "Expected examples a model update."),
-        (real, "sampling_probability", "In place of batch_size / num_examples."),
+        (real, "noise_multiplier", "Standard deviation of the noise, divided by l2_norm_clip."),
+        (whole, "batch_size", "Expected number of examples in an update."),
+        (real, "sampling_probability", "In place of --batch_size / --num_examples."),
         (whole, "num_examples", "Training examples."),
         (whole, "steps", "Model updates."),
         (real, "epochs", "In place of --steps: passes over the data."),
-        (real, "delta", "Delta; well below 1/num_examples."),
+        (real, "delta", "Delta, well below 1/num_examples."),
         (real, "epsilon", "Privacy budget."),
-        (flags.DEFINE_list, "workdir", "Finished runs, for one statement of all."),
+        (flags.DEFINE_list, "workdir", "Finished runs: print one statement for all of them."),
         (flags.DEFINE_bool, "same_data", "Add up runs on different data of the same people."),
-        (flags.DEFINE_list, "compare", "Finished runs, for a table of what differs."),
-        (flags.DEFINE_string, "plot", "PNG file for a picture of the answer."),
+        (flags.DEFINE_list, "compare", "Finished runs: print a table of their differences."),
+        (flags.DEFINE_string, "plot", "PNG file to draw the answer to."),
     ):
         define(name, None, text, flag_values=values)
-    text = "The most examples that a person has: epsilon protects all of them together."
+    text = "The most examples of a person: adds the epsilon that protects all of them together."
     whole("rows_per_user", None, text, lower_bound=1, flag_values=values)
     for name, default, choices, text in (
-        ("sampling", "poisson", groups.SAMPLINGS, "How batches are drawn."),
-        ("neighbours", None, groups.NEIGHBOURS, "Default: the usual ones of --sampling."),
-        ("accountant", None, ("pld", "rdp"), "Who solves. Default: pld."),
+        ("sampling", "poisson", groups.SAMPLINGS, "The sampling of batches."),
+        ("neighbours", None, groups.NEIGHBOURS, "Neighbouring data. Default: those of --sampling."),
+        ("accountant", None, ("pld", "rdp"), "Privacy accountant. Default: pld."),
     ):
         flags.DEFINE_enum(name, default, list(choices), text, flag_values=values)
 
 
 def main(argv, values=flags.FLAGS):
-    """Answers what the flags ask; errors of the user become one line."""
+    """Answers the question of the flags; errors of the user become one line."""
     with in_one_line("tfdpx.train.account", argv), checking_flags():
         if values.plot and not values.plot.lower().endswith(".png"):
             raise ValueError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
@@ -136,10 +136,10 @@ def _of_runs(values):
     ledger, data = together.ledger, [record.data for record in read if record.data]
     try:
         by_rdp = ledger.composed_epsilon(together.delta, "rdp")
-    except ValueError:  # It cannot resolve so small a loss.
+    except ValueError:  # RDP cannot resolve so small a privacy loss.
         by_rdp = None
     counts = sorted({one.num_examples for one in data} - {None})
-    # An example that is emptied costs a Poisson sample or full batch what one that is removed does.
+    # With Poisson samples or full batches, emptying an example costs the same as removing it.
     is_shuffled = any(record.is_shuffled for record in read)
     problems = list(dict.fromkeys(why for record in (*read, together) for why in record.problems))
     answer = {
@@ -169,11 +169,12 @@ def _of_runs(values):
 
 
 def _together(read, delta, same_data):
-    """One `Record` of all that several runs on the same data have spent.
+    """Returns one `Record` of the privacy loss of several runs on the same data.
 
     Gaussian updates compose, and the best of a random number of runs adds its own epsilon and
-    delta. Steps that several records list count once. Shuffled batches count as they were drawn,
-    and earlier trainings behind the weights count where they may have seen the same examples.
+    delta. Steps that are in several records count once. Shuffled batches are accounted for as
+    shuffled, and earlier trainings behind the weights count if they may have used the same
+    examples.
     """
     data = [record.data for record in read if record.data]
     other = next((one for one in data if not _is_same(one, data[0])), None)
@@ -198,7 +199,7 @@ def _together(read, delta, same_data):
 
 
 def _is_same(one, other):
-    """Whether two `Data` may share examples: parts of one public data set count as all of it."""
+    """Returns whether two `Data` may share examples; a part of a public set counts as all."""
     if one.identifier is not None or other.identifier is not None:
         return one.identifier == other.identifier
     first, second = (re.split("[:/]", data.name)[0] for data in (one, other))
@@ -206,14 +207,14 @@ def _is_same(one, other):
 
 
 def _overlap(one, other):
-    """Whether two `Data` may share examples, and parts of one data set each other's."""
+    """Returns whether two `Data` may share examples, for example two parts of one data set."""
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]
 
 
 def _about(record):
-    """A line on one run."""
+    """Returns a line about one run."""
     data = record.data.name if record.data else "data that the file does not name"
     what = record.results.get("model") or record.results.get("method") or "weights"
     spent = describe_steps(record.ledger).rstrip(".")
@@ -221,7 +222,7 @@ def _about(record):
 
 
 def _claims(runs, together, neighbours):
-    """Sentences on the guarantee of all runs together, or on why there is none."""
+    """Returns sentences on the guarantee of all runs together, or on why there is none."""
     ledger, spent, delta = together.ledger, together.epsilon, together.total_delta
     if spent == math.inf:
         return ["There is no differential privacy: epsilon is infinite."]
@@ -302,10 +303,10 @@ def _plot(what, path, draw):
 
 
 def _read(path, flag):
-    """Dict from files to their `Record`: of one file, or of a folder and all folders in it.
+    """Returns a dict from files to their `Record`s, for a file, or a folder and all folders in it.
 
-    Of a folder every record, model and ledger counts, and an unfinished run is refused. --compare
-    takes the runs with a record, and their models.
+    Every record, model and ledger in a folder counts, and an unfinished run is refused. --compare
+    uses only runs with a record, and their models.
     """
     received = f"Received: --{flag}={path}."
     try:

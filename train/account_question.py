@@ -1,4 +1,4 @@
-"""The questions of `account`: one quantity of a run from all others, and runs side by side."""
+"""Answers the questions of `account`: solves for one quantity of a run, and compares runs."""
 
 import dataclasses
 import math
@@ -22,14 +22,14 @@ from tfdpx.accounting.statement import rounded_up
 from tfdpx.train import pictures
 from tfdpx.train.output import print_table, readable
 
-# Other parts of tensorflow_privacy fail to import on TensorFlow >= 2.16, and this skips them.
+# Skips the other parts of tensorflow_privacy, because they fail to import on TensorFlow >= 2.16.
 sys.skip_tf_privacy_import = True
 try:
     from tensorflow_privacy.privacy.analysis import compute_dp_sgd_privacy_lib
 except ImportError:
     compute_dp_sgd_privacy_lib = None
 
-# The rate and the length can each be given in two ways.
+# There are two ways to give the rate, and two for the length.
 _RATE, _LENGTH = ("batch_size", "num_examples", "sampling_probability"), ("steps", "epochs")
 NAMES = ("noise_multiplier", *_RATE, *_LENGTH, "delta", "epsilon")
 _COMPARED = (
@@ -41,7 +41,7 @@ _NO_BOUNDS = (
     "No bound on attacks is known: it needs a privacy loss distribution, and none is known for "
     "batches of a fixed size or of unknown sampling, and for an unknown past."
 )
-# Neighbours that keep the number of examples.
+# The neighbours with the same number of examples.
 _ABSENT = {
     "zero_out": " Absent means that an empty example is in its place.",
     "replace_one": " Absent means that any other example is in its place.",
@@ -58,26 +58,26 @@ _WHY = (
 def answer(
     quantities: dict[str, Any], sampling: Sampling, accountant: str | None = None
 ) -> dict[str, Any]:
-    """Solves for the quantity that is left out, as `tfdpx.PrivacyPlan` does.
+    """Solves for the quantity that was left out, like `tfdpx.PrivacyPlan`.
 
-    One of the noise, the rate, the length, delta and epsilon is left out, and solved: the least
-    noise, the highest rate, the most steps, the least delta that keep within epsilon, or epsilon.
-    The rate is `batch_size` of `num_examples`, or a `sampling_probability`, and the one that is
-    missing of it is solved. The length is `steps` or `epochs`.
+    One of the noise, the rate, the length, delta and epsilon is left out. The solution is the least
+    noise, the highest rate, the most steps or the least delta within epsilon, or epsilon itself.
+    The rate is `batch_size` of `num_examples`, or a `sampling_probability`; if only one of the
+    former is given, the other is solved for. The length is `steps` or `epochs`.
 
     Args:
-        quantities: Dict of any of `NAMES`; None is unknown.
+        quantities: Dict with some of `NAMES`; None means unknown.
         sampling: `Sampling`.
-        accountant: The accountant that solves; the tightest of the sampling if left out.
+        accountant: The privacy accountant; by default the tightest one for the sampling.
 
     Returns:
-        Dict of JSON values: `solved`, the name of the quantity; all of `NAMES`, with
-        `batch_size` and `num_examples` None if neither is known; epsilon by each accountant,
-        None where it has none; and how batches are drawn.
+        Dict of JSON values: `solved`, the name of the quantity; all of `NAMES`, with `batch_size`
+        and `num_examples` None if neither is known; epsilon by each accountant, or None if it has
+        none; and the sampling of batches.
 
     Raises:
-        ValueError: If a value is out of its range, there is not one unknown, nothing meets
-            `epsilon`, or the accountant cannot resolve the loss.
+        ValueError: If a value is out of range, not exactly one quantity is unknown, nothing keeps
+            within `epsilon`, or the accountant cannot resolve the loss.
     """
     accountant = accountant or sampling.accountants[0]
     values = {name: quantities[name] for name in NAMES if quantities.get(name) is not None}
@@ -118,12 +118,12 @@ def answer(
 
 
 def _epsilon(sampling, run, delta, accountant):
-    """Epsilon by "pld", "rdp", or exactly by "gdp"; None where the accountant has none."""
+    """Returns epsilon by "pld", "rdp" or, exactly, "gdp"; None if the accountant has none."""
     try:
         if accountant != "gdp":
             return sampling.epsilon(*run, delta, accountant)
         noise_multiplier, probability, steps = sampling.run(*run)
-    except ValueError:  # It does not know the sampling, or cannot resolve so small a loss.
+    except ValueError:  # The accountant lacks the sampling, or cannot resolve so small a loss.
         return None
     is_gaussian = probability == 1 and noise_multiplier and sampling.name != "without_replacement"
     return exact_epsilon(math.sqrt(steps) / noise_multiplier, delta) if is_gaussian else None
@@ -134,7 +134,7 @@ def _run(answer):
 
 
 def _left_out(quantities):
-    """The name of the quantity that is to be solved."""
+    """Returns the name of the quantity to solve for."""
     for names in (_LENGTH, _RATE):
         if all(name in quantities for name in names):
             listed = " ".join(f"--{name}={quantities[name]}" for name in names)
@@ -150,19 +150,19 @@ def _left_out(quantities):
 
 
 def people(answer: dict[str, Any], rows: int) -> tuple[dict[str, Any], str]:
-    """The epsilon of a person with several examples, if updates draw examples, or people.
+    """Computes the epsilon of a person with several examples, if updates draw examples, or people.
 
-    With people of k examples each, an update of B examples has B / k people, whose mean gradients
-    are clipped at C each: noise of C sigma / k on their sum has then the same ratio to the signal
-    as C sigma to the sum of B gradients.
+    If each person has k examples, an update of B examples has B / k people. The mean gradient of
+    each person is clipped at C. Noise of C sigma / k on the sum of these has the same ratio to the
+    signal as noise of C sigma on the sum of B gradients.
 
     Args:
-        answer: Dict that `answer` returned.
-        rows: Int k, the most examples of a person.
+        answer: Dict returned by `answer`.
+        rows: Int, k, the most examples of a person.
 
     Returns:
-        Pair of a dict of JSON values and sentences. `epsilon_of_user_drawing_people` is None
-        below the least noise that the accountants take.
+        Pair of a dict of JSON values and sentences. `epsilon_of_user_drawing_people` is None if the
+        noise is below the range of the accountants.
 
     Raises:
         ValueError: If batches are not Poisson samples.
@@ -191,12 +191,12 @@ def attack_bounds(answer: dict[str, Any], sampling: Sampling) -> attack.AttackBo
     """Returns bounds on attacks on one example.
 
     Args:
-        answer: Dict that `answer` returned.
+        answer: Dict returned by `answer`.
         sampling: `Sampling`.
 
     Returns:
-        `AttackBounds` under the neighbours of the sampling, of full batches if it is "shuffle".
-        None for batches of a fixed size.
+        `AttackBounds` under the neighbours of the sampling, or under those of full batches if it is
+        "shuffle". None for batches of a fixed size.
     """
     if sampling.name == "without_replacement":
         return None
@@ -209,12 +209,13 @@ def print_attack_bounds(
     """Prints bounds on attacks, rounded up, as a table and a sentence.
 
     Args:
-        bounds: `AttackBounds`, or None where none is known.
-        neighbours: String, the neighbours that they hold for.
-        rows_per_user: Optional int, the most examples of a person, of which the bounds are not.
+        bounds: `AttackBounds`, or None if no bounds are known.
+        neighbours: String, the neighbours for which they hold.
+        rows_per_user: Optional int, the most examples of a person. The bounds do not cover all of
+            these together.
 
     Returns:
-        Dict of JSON values: `attack_bounds`, None where none is known.
+        Dict of JSON values: `attack_bounds`, None if no bounds are known.
     """
     if bounds is None:
         print(f"{textwrap.fill(_NO_BOUNDS, 88)}\n")
@@ -247,14 +248,15 @@ def _rounded(epsilon):
 
 
 def tf_privacy(answer: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """tensorflow-privacy's own statement on the same numbers.
+    """Returns the statement of tensorflow-privacy for the same numbers.
 
     Args:
-        answer: Dict that `answer` returned.
+        answer: Dict returned by `answer`.
 
     Returns:
-        Pair of a dict of JSON values, its two epsilons, and a text: its statement and why it
-        differs, or why it is missing. The epsilons are then None.
+        Pair of a dict of JSON values, the two epsilons of tensorflow-privacy, and a text: the
+        statement and the reason why it differs, or the reason why it is missing. The epsilons are
+        then None.
     """
     names = [f"epsilon_tensorflow_privacy_{name}" for name in ("once_per_epoch", "poisson")]
     why_missing, count, size = None, answer["num_examples"], answer["batch_size"]
@@ -273,7 +275,7 @@ def tf_privacy(answer: dict[str, Any]) -> tuple[dict[str, Any], str]:
     statement = compute_dp_sgd_privacy_lib.compute_dp_sgd_privacy_statement(
         number_of_examples=count,
         batch_size=size,
-        # It rounds the steps up from here; the whole number could round to one more.
+        # tensorflow-privacy rounds up to whole steps, and a whole number could become one more.
         num_epochs=(answer["steps"] - 1e-6) * size / count,
         noise_multiplier=answer["noise_multiplier"],
         delta=answer["delta"],
@@ -289,11 +291,11 @@ def draw_trade_off(answer: dict[str, Any], sampling: Sampling, path: str) -> Non
     """Draws the trade-off around an answer: epsilon against steps, and noise against batch size.
 
     Args:
-        answer: Dict that `answer` returned, of a run with noise.
+        answer: Dict returned by `answer`, for a run with noise.
         sampling: `Sampling`.
         path: PNG file to write.
     """
-    from matplotlib import figure  # It takes as long to import as all else.
+    from matplotlib import figure  # The import takes as long as everything else.
 
     (noise, rate, steps), delta, accountant = _run(answer), answer["delta"], answer["accountant"]
     fig = figure.Figure(figsize=(10, 4), layout="constrained")
@@ -325,25 +327,25 @@ def draw_trade_off(answer: dict[str, Any], sampling: Sampling, path: str) -> Non
 
 
 def _noise(around, sampling, rate):
-    """The noise by RDP, the quickest, that keeps within epsilon at a rate; NaN where none does."""
+    """Returns the least noise within epsilon by RDP, the fastest accountant, or NaN."""
     values = {name: around[name] for name in ("steps", "delta", "epsilon")}
     values["sampling_probability"] = rate
     try:
         return calibration.solve("noise_multiplier", values, "rdp", sampling.epsilon)
-    except ValueError:  # Less noise than accountants resolve.
+    except ValueError:  # The noise is below the range of the accountants.
         return math.nan
 
 
 def compare(runs: dict[pathlib.Path, records.Record], delta: float | None = None) -> dict[str, Any]:
-    """The runs side by side: the settings that differ, accuracy and epsilon.
+    """Compares runs: the settings that differ, accuracy and epsilon.
 
     Args:
         runs: Dict from files to the `Record`s in them.
-        delta: Optional float in (0, 1), at which all epsilons are.
+        delta: Optional float in (0, 1), the delta of all epsilons.
 
     Returns:
-        Dict of JSON values: the names of the settings that differ, and a dict for each run. A run
-        is named by the end of its path by which it differs from the others.
+        Dict of JSON values: the names of the settings that differ, and a dict for each run. The
+        name of a run is the end of its path, as long as needed to differ from the others.
 
     Raises:
         ValueError: If `delta` is out of its range, or a record needs one.
@@ -378,7 +380,7 @@ def _results(record, delta):
 
 
 def print_comparison(compared: dict[str, Any]) -> None:
-    """Prints a column for each run.
+    """Prints a table with a column for each run.
 
     Args:
         compared: Dict that `compare` returned.
@@ -406,16 +408,16 @@ def print_comparison(compared: dict[str, Any]) -> None:
 def draw_comparison(
     compared: dict[str, Any], curves: dict[str, attack.AttackBounds], path: str
 ) -> None:
-    """Draws accuracy against epsilon, a point a run, and beside it the bounds on attacks.
+    """Draws the accuracy of each run against its epsilon, and beside it the bounds on attacks.
 
-    Runs without privacy stand at the right of the former.
+    Runs without privacy are at the right end of the first picture.
 
     Args:
         compared: Dict that `compare` returned. Runs without an accuracy are left out.
         curves: Dict from names of runs to their `AttackBounds`.
         path: PNG file to write.
     """
-    from matplotlib import figure  # It takes as long to import as all else.
+    from matplotlib import figure  # The import takes as long as everything else.
 
     runs = [run for run in compared["runs"] if run["accuracy"] is not None]
     epsilons = [float(run["epsilon"]) for run in runs]
@@ -425,7 +427,7 @@ def draw_comparison(
     for run, epsilon in zip(runs, epsilons, strict=True):
         place = min(epsilon, right), 100 * run["accuracy"]
         axes.plot(*place, marker="o" if epsilon < math.inf else "s")
-        # A pair of dollars in the name of a folder is no formula.
+        # Escaped, because a pair of dollar signs in a folder's name is not a formula.
         offset = dict(xytext=(5, 4), textcoords="offset points", parse_math=False)
         axes.annotate(run["name"], place, fontsize=8, **offset)
     if math.inf in epsilons:

@@ -1,4 +1,4 @@
-"""Image classifiers by name, fed with uint8 images."""
+"""Builds image classifiers by name, which take uint8 images."""
 
 import re
 
@@ -22,7 +22,7 @@ NAMES = (
 )
 _ON_FEATURES = {"scatter_linear": ScatterLinear, "scatter_cnn": ScatterCNN}
 _BY_NAME = {"small_cnn": SmallCNN, "lenet": LeNet, "resnet_20": ResNet20, **_ON_FEATURES}
-# Options of a WRN that the small CNN has too.
+# The options of a WRN that the small CNN has, too.
 _OF_SMALL_CNN = ("group_norm", "weight_standardization")
 _WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
 _NF_RESNET = re.compile(r"nf_resnet_(\d+)")
@@ -43,19 +43,19 @@ def build(
 ):
     """Returns a model from uint8 images to logits.
 
-    Its first layer maps a grey level x to `(x - centre) / deviation`: normalising in the model lets
+    Its first layer maps a grey level x to `(x - centre) / deviation`. Because the model normalises,
     images travel to the device as bytes, and a saved model needs no preprocessing. Models on
-    scattering features take values from 0 to 1 instead, whatever the data set.
+    scattering features always take values from 0 to 1 instead.
 
     Args:
         name: One of the names in `NAMES`.
         image_shape: `(height, width, channels)`.
         num_classes: Number of logits.
-        centre: Grey level that becomes 0, or a tuple of one for each channel.
-        deviation: Grey levels that become a difference of 1, likewise; `centre` if left out.
+        centre: Grey level that becomes 0, or a tuple with one for each channel.
+        deviation: Difference of grey levels that becomes 1, or a tuple; `centre` by default.
         variant: "text" or "code": a WRN as De et al. (2022) describe it, or as in their code.
         group_norm: Bool, whether a WRN or the small CNN has group normalization.
-        weight_standardization: Bool, whether the convolutions of those are weight-standardized.
+        weight_standardization: Bool, whether their convolutions are weight-standardized.
         relu_first: Bool, whether a WRN has ReLU before each normalization.
         skip_init: Float, the initial scale of the branches of an NF-ResNet.
 
@@ -63,7 +63,7 @@ def build(
         A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
 
     Raises:
-        UserError: If there is no model of that name, or it does not fit images of that shape.
+        UserError: If there is no model with that name, or it cannot take images of that shape.
     """
     check_name(name)
     options = {
@@ -95,12 +95,12 @@ def build(
 
 
 def is_name(name):
-    """Whether there is a model of that name."""
+    """Returns whether there is a model with that name."""
     return name in _BY_NAME or bool(_WIDE_RESNET.fullmatch(name) or _NF_RESNET.fullmatch(name))
 
 
 def check_name(name):
-    """Raises UserError unless there is a model of that name, before any data is read."""
+    """Raises UserError, before any data are read, unless there is a model with that name."""
     if not is_name(name):
         near = did_you_mean(name, [*_BY_NAME, "wrn_16_4", "nf_resnet_50"])
         raise UserError(

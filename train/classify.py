@@ -5,11 +5,11 @@ r"""Trains a classifier with differential privacy and reports accuracy and epsil
     tfdpx classify --dataset=csv:PATH --target=COLUMN --epsilon=3
     tfdpx classify --head=least_squares --init_from=MODEL.keras --dataset=NAME --epsilon=1
 
-A preset gives every setting; flags win over it. Of --epsilon, --noise_multiplier, --steps and
---batch_size the missing one is solved for. The working folder receives the model, its record, a
+A preset has every setting, and flags override it. Leave out one of --epsilon, --noise_multiplier,
+--steps and --batch_size: it is solved for. The working folder receives the model, its record, a
 statement to cite and a page, report.html; the last line printed is one JSON object. Ctrl-C saves
-and ends; --workdir=PATH --resume goes on. Progress bars show private metrics: do not publish the
-log. All flags: --helpfull, and docs/flags.md.
+and ends; --workdir=PATH --resume continues. Do not publish the log, because progress bars show
+private metrics. For all flags see --helpfull and docs/flags.md.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -37,7 +37,7 @@ COMMON = (
 )
 for _name in COMMON:
     flags.declare_key_flag(_name)
-# Flags of runs on images by updates alone.
+# Flags that only runs on images by updates have.
 _OF_UPDATES = (
     *("resume", "dry_run", "final", "strategy", "tpu", "cpu_devices", "log_private_metrics"),
 )

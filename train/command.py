@@ -9,7 +9,7 @@ import tfdpx
 from tfdpx.train.errors import did_you_mean
 
 PROGRAMS = ("classify", "predict", "account", "plan", "verify", "sweep", "pretrain")
-# Programs that became flags of `classify`.
+# Former programs that are flags of `classify` now.
 _GONE = {
     "features": "tfdpx classify --head=HEAD --init_from=MODEL.keras --dataset=NAME --workdir=PATH",
     "adamix": "tfdpx classify --head=adamix --dataset=NAME --public_dataset=NAME --workdir=PATH",
@@ -29,7 +29,7 @@ def main() -> None:
         print("tfdpx PROGRAM --help lists the flags of a program.")
     elif name in PROGRAMS:
         del sys.argv[1]
-        # As `python -m` does: the module is `__main__`, and the first argument its file.
+        # Like `python -m`: the module is `__main__`, and the first argument is its file.
         runpy.run_module(f"tfdpx.train.{name}", run_name="__main__", alter_sys=True)
     elif name in _GONE:
         sys.exit(f"tfdpx: {name} is now: {_GONE[name]}")
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _summary(name):
-    """The first line of a program, read but not run: that would import TensorFlow."""
+    """Returns the first line of a program's docstring, read from its source to avoid imports."""
     spec = importlib.util.find_spec(f"tfdpx.train.{name}")
     with open(spec.origin, encoding="utf-8") as file:
         return ast.get_docstring(ast.parse(file.read())).splitlines()[0]

@@ -1,44 +1,45 @@
-"""The model, steps, rates and clip of a private run, where the user leaves them open.
+"""Chooses the model, steps, learning rate and clip of a private run if the user does not.
 
 The rule for a linear classifier on fixed features was fitted on generated problems
-(`docs/features.md`) and reads nothing of the data but their number. With features of norm one and
-most gradients clipped, the weights move by up to `steps * learning_rate`, and the noise on a logit
-is a multiple of that over epsilon * N. So the best product grows with epsilon * N. It is bounded,
-shared by many updates, and the weights are averaged, because large updates go to and fro along a
-direction that all images share, such as a mean colour: a larger budget then gave a worse result.
+(`docs/features.md`) and uses only the number of examples. If features have norm one and most
+gradients are clipped, the weights move by up to `steps * learning_rate`, and the noise on a logit
+is proportional to that divided by epsilon * N. So the best product grows with epsilon * N. The
+product is bounded and shared by many updates, and the weights are averaged, because large updates
+oscillate along a direction that all images share, for example a mean colour. Without that a larger
+budget gave a worse result.
 """
 
 import dataclasses
 
 from tfdpx.train.errors import UserError
 
-# Values of `model`: chosen for the user; for `features`; the file of `init_from` as it is.
+# Values of `model`: chosen by this module; for `features`; the unchanged file of `init_from`.
 AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
-# Beyond so many, training a network costs less than a full batch and learns more.
+# With more images, training a network costs less than full batches and learns more.
 MOST_IMAGES = 20_000
-# As if the budget were that, where the noise is given and not epsilon, or the run is not private.
+# The assumed budget if the noise is given in place of epsilon, or the run is not private.
 _EPSILON = 8.0
-# Of epsilon * N: the product of steps and learning rate, up to a bound.
+# The product of steps and learning rate as a multiple of epsilon * N, and its bound.
 _MOVE, _LARGEST_MOVE = 0.28, 3600.0
-# Of networks; with less noise the updates themselves are what is too large.
+# For networks; with less noise the updates themselves would be too large.
 _LARGEST_RATE = 4.0
 
 
 def complete(settings, num_examples, replicas=1):
-    """The settings of a run with every open one chosen, and the words to say so.
+    """Chooses every open setting of a run, and returns a sentence about the choices.
 
-    A value that the user or the preset gave stays as it is.
+    Values of the user or the preset stay as they are.
 
     Args:
         settings: A `settings.Settings`.
-        num_examples: Int, N, training images, or people; public, as in the plan.
-        replicas: Int, the devices that share a batch evenly.
+        num_examples: Int, N, the number of training images or people; public, as in the plan.
+        replicas: Int, the number of devices that share a batch evenly.
 
     Returns:
-        A `settings.Settings` that leaves nothing open, and a string, empty if nothing was.
+        A `settings.Settings` with nothing open, and a string, empty if nothing was open.
 
     Raises:
-        UserError: If nothing can be chosen for so many images.
+        UserError: If there is no rule for so many images.
     """
     if not settings.open:
         return settings, ""
@@ -58,10 +59,10 @@ def complete(settings, num_examples, replicas=1):
         values, reason = _for_features(budget, num_examples)
     else:
         values, reason = for_networks(budget, num_examples)
-        if settings.individual:  # It clips each example below a constant.
+        if settings.individual:  # Individual accounting clips each example below a constant.
             values["l2_norm_clip"] = 1.0
     values["batch_size"] -= values["batch_size"] % replicas
-    # A budget and a noise leave the steps to be solved for, or with these the batch size.
+    # With a budget and a noise, the steps are solved for, or the batch size if these are given.
     if settings.epsilon is not None and settings.noise_multiplier is not None:
         del values["steps" if settings.steps is None else "batch_size"]
     chosen = {name: value for name, value in values.items() if getattr(settings, name) is None}
@@ -80,7 +81,7 @@ def complete(settings, num_examples, replicas=1):
 
 
 def _for_features(epsilon, num_examples):
-    """Values for a linear classifier on features of norm one, and why."""
+    """Returns values for a linear classifier on features of norm one, and the reason."""
     steps, move = 200, min(_MOVE * epsilon * num_examples, _LARGEST_MOVE)
     values = dict(
         batch_size=num_examples,
@@ -105,7 +106,7 @@ def for_networks(epsilon, num_examples):
 
     Args:
         epsilon: Float, the budget.
-        num_examples: Int, of at most `MOST_IMAGES` the rule was fitted on.
+        num_examples: Int; the rule was fitted on at most `MOST_IMAGES`.
     """
     values = dict(
         batch_size=min(1024, num_examples),

@@ -1,4 +1,4 @@
-"""Where a run computes: one device, the devices of one host, several hosts, or a TPU."""
+"""Chooses the devices of a run: one device, the devices of one host, several hosts, or a TPU."""
 
 import contextlib
 import json
@@ -33,23 +33,23 @@ _CPU_DEVICES = flags.DEFINE_integer(
 
 
 def from_flags():
-    """The `tf.distribute.Strategy` that --strategy, --tpu and --cpu_devices ask for.
+    """Returns the `tf.distribute.Strategy` of the flags --strategy, --tpu and --cpu_devices.
 
     Must be called before TensorFlow computes anything.
 
     Raises:
-        UserError: If there are no such devices, or TF_CONFIG is missing or unfit.
+        UserError: If there are no such devices, or TF_CONFIG is missing or invalid.
     """
     return make(_STRATEGY.value, _TPU.value, _CPU_DEVICES.value)
 
 
 def make(kind, tpu=None, cpu_devices=1):
-    """As `from_flags`, from values.
+    """Returns the strategy like `from_flags`, but from values.
 
     Args:
         kind: One of `KINDS`.
         tpu: Optional name of a TPU.
-        cpu_devices: Int, logical devices to make of the CPU.
+        cpu_devices: Int, number of logical devices to split the CPU into.
     """
     if tpu is not None and kind not in ("auto", "tpu"):
         raise UserError(f"Flag --tpu={tpu} needs --strategy=tpu. Received: --strategy={kind}.")
@@ -79,7 +79,7 @@ def make(kind, tpu=None, cpu_devices=1):
 
 
 def _find(tpu, workers, cpu_devices):
-    """What "auto" means here; None for TensorFlow's own choice of a single device."""
+    """Returns the kind that "auto" stands for; None for a single device that TensorFlow chooses."""
     if tpu is not None or tf.config.list_physical_devices("TPU"):
         return "tpu"
     if len(workers) > 1:
@@ -89,7 +89,7 @@ def _find(tpu, workers, cpu_devices):
 
 
 def _workers():
-    """The addresses in TF_CONFIG, in order; empty if it is not set."""
+    """Returns the addresses in TF_CONFIG, in order; an empty list if it is not set."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return []
@@ -136,7 +136,7 @@ def _connect_tpu(name):
 
 
 def is_chief(strategy):
-    """Whether this process is the one that writes checkpoints, events and the final model."""
+    """Returns whether this process writes checkpoints, events and the final model."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return True
     resolver = strategy.cluster_resolver
@@ -146,21 +146,22 @@ def is_chief(strategy):
 
 
 def check_batch_size(strategy, batch_size):
-    """Raises UserError, with batch sizes that would do, unless the replicas divide it."""
+    """Raises UserError, with valid batch sizes, unless the batch divides evenly among replicas."""
     with checking_flags():
         check_divides(strategy.num_replicas_in_sync, batch_size, "examples of --batch_size")
 
 
 @contextlib.contextmanager
 def chief_first(strategy, settings):
-    """Lets the chief run a block before the other hosts do: it may write files that they read.
+    """Lets the chief run a block before the other hosts, because it may write files that they read.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
-        settings: Dict of JSON values, for which the hosts must have been given the same.
+        settings: Dict of JSON values, which must be the same on all hosts.
 
     Yields:
-        `()` -> int, for after the block: 128 secret bits from the chief, the same on every host.
+        Function `()` -> int to call after the block: 128 secret bits from the chief, the same on
+        every host.
 
     Raises:
         UserError: If settings differ.
@@ -178,14 +179,14 @@ def chief_first(strategy, settings):
 
 
 def on_one_device(model, values=None):
-    """A copy of a Functional or Sequential model, under no strategy.
+    """Copies a Functional or Sequential model, outside of any strategy.
 
-    It has no optimizer: Keras may compile the clone of a compiled model as that was, so what is
-    cloned is a model that was not.
+    The copy has no optimizer. Keras may compile the clone of a compiled model, so this clones an
+    uncompiled one.
 
     Args:
         model: The model.
-        values: List of arrays for its weights; None for those that it has.
+        values: List of arrays for its weights; None keeps the present values.
     """
     bare = keras.Model(model.inputs, model.outputs, name=model.name)
     copy = keras.models.clone_model(bare)

@@ -1,4 +1,4 @@
-"""The size, the epsilon and the time of a run, without data and without training."""
+"""Describes the size, epsilon and time of a run without data and without training."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from tfdpx.train.start_from import Start
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run",
     False,
-    "Only say how large the run is and the epsilon of it alone, without data.",
+    "Only print the size of the run and its epsilon, without reading data.",
 )
 _SECONDS_PER_UPDATE = flags.DEFINE_float(
     "seconds_per_update",
@@ -29,16 +29,16 @@ _SECONDS_PER_UPDATE = flags.DEFINE_float(
 _MEASURE = flags.DEFINE_integer(
     "measure",
     None,
-    "With --dry_run: time so many updates on black images here, to estimate the hours.",
+    "With --dry_run: time this many updates on black images here, to estimate the hours.",
     lower_bound=1,
 )
 
 
 def from_flags(settings):
-    """Returns the dict of `describe` if the flags ask for a dry run, else None.
+    """Returns the dict of `describe` if --dry_run is set, else None.
 
     Raises:
-        UserError: As `describe`, or if --seconds_per_update is unfit, or given for a real run.
+        UserError: See `describe`; also if --seconds_per_update is invalid, or set for a real run.
     """
     seconds, updates = _SECONDS_PER_UPDATE.value, _MEASURE.value
     if updates is not None and (seconds is not None or not _DRY_RUN.value):
@@ -60,18 +60,17 @@ def describe(settings, seconds_per_update=None, updates_to_time=None):
 
     Args:
         settings: A `settings.Settings`.
-        seconds_per_update: Optional float, the seconds of an update.
-        updates_to_time: Optional int, to measure these seconds here.
+        seconds_per_update: Optional float, the seconds that an update takes.
+        updates_to_time: Optional int, the number of updates to time here instead.
 
     Returns:
-        Dict. `epsilon` is by `accountant`, the one of the run. Both accountants judge the same
-        updates, so `epsilon_rdp` and `epsilon_pld` differ whichever of the two solved for the
-        missing quantity; None where the accountant cannot resolve so small a loss, infinity without
-        privacy. `images_per_update` counts views, on average. `estimated_hours` is None if no time
-        is given.
+        Dict. `epsilon` is by `accountant`, the accountant of the run. `epsilon_rdp` and
+        `epsilon_pld` differ because they are two bounds for the same updates; they are None if the
+        accountant cannot resolve so small a loss, and infinite without privacy. `images_per_update`
+        is the mean number of views. `estimated_hours` is None without a time.
 
     Raises:
-        UserError: If the size of the data set is not known, or the values do not go together.
+        UserError: If the size of the data set is unknown, or the values contradict each other.
     """
     entry = tfds.find(settings.dataset)
     if entry is None or entry.train_images is None:
@@ -123,7 +122,7 @@ def describe(settings, seconds_per_update=None, updates_to_time=None):
 
 
 class _BlackImages:
-    """A source of so many inputs of a model, all zero, with labels."""
+    """A source of all-zero inputs of a model, with labels."""
 
     def __init__(self, model, count):
         [inputs] = model.inputs
@@ -138,9 +137,9 @@ class _BlackImages:
 
 
 def _seconds_per_update(model, settings, plan, updates):
-    """Returns the mean seconds of updates of a plan, after a first one that is not timed."""
+    """Returns the mean time of updates in seconds; the first update is not timed."""
     if not settings.augmult and (features := fitting.features_of(model)):
-        # A run computes them once, and trains the last layer on them.
+        # A run computes the features once, and trains the last layer on them.
         model = keras.Sequential([keras.Input(features.output_shape[1:]), last_layer(model)])
     loss = fitting.crossentropy(settings.label_smoothing)
     optimizer = fitting.private_optimizer(settings, plan, None)
@@ -156,7 +155,7 @@ def _seconds_per_update(model, settings, plan, updates):
 
 
 def _held_out(images, validation):
-    """How many of so many images `--validation` holds out."""
+    """Returns the number of images that `--validation` holds out."""
     held_out = math.ceil(validation * images) if validation < 1 else int(validation)
     if held_out >= images:
         raise UserError(
@@ -184,5 +183,5 @@ def _epsilon(plan, accountant):
         return accounting.epsilon(
             plan.noise_multiplier, plan.sampling_probability, plan.steps, plan.delta, accountant
         )
-    except ValueError:  # The values are in range: `plan` checked them.
+    except ValueError:  # Not because of values out of range: `plan` has checked them.
         return None

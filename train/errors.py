@@ -1,4 +1,4 @@
-"""The one exception that the binaries show to their user as a line of text."""
+"""The exception that the programs show to their user as one line of text."""
 
 import contextlib
 import difflib
@@ -8,16 +8,16 @@ from absl import flags, logging
 
 
 class UserError(Exception):
-    """Something that the user of a binary can fix: a flag, a path, data that is not there.
+    """Raised for errors that the user can fix, for example a flag, a path, or missing data.
 
-    The binaries print it as one line and exit with a status other than zero; any other exception is
-    a defect and keeps its stack trace.
+    The programs print it as one line and exit with a nonzero status. Any other exception is a bug
+    and keeps its stack trace.
     """
 
 
 @contextlib.contextmanager
 def checking_flags():
-    """Turns the ValueErrors of a block into UserErrors, where values come straight from flags."""
+    """Turns the ValueErrors of a block into UserErrors, because its values come from flags."""
     try:
         yield
     except ValueError as error:
@@ -26,13 +26,13 @@ def checking_flags():
 
 @contextlib.contextmanager
 def in_one_line(program, argv=()):
-    """Within it an error of the user ends the program, with one line.
+    """Context manager in which a `UserError` ends the program with one line.
 
     Args:
-        program: String, such as "tfdpx.train.classify".
-        argv: List of strings: the name of the program, and arguments that are no flags.
+        program: String, for example "tfdpx.train.classify".
+        argv: List of strings: the name of the program, and the arguments that are not flags.
     """
-    # `absl.app` sets INFO, at which TensorFlow Datasets prints each file that it opens.
+    # `absl.app` sets the level INFO, and then TensorFlow Datasets prints each file that it opens.
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     try:
@@ -44,19 +44,19 @@ def in_one_line(program, argv=()):
 
 
 def did_you_mean(name, names):
-    """The end of an error, such as: Did you mean 'table12/eps8'? Empty where no name is near.
+    """Returns the end of an error, for example " Did you mean 'digits'?", if a name is similar.
 
     Args:
-        name: String, what was received.
-        names: Strings, all that there are.
+        name: String, the name that was received.
+        names: Strings, all valid names.
     """
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def printable(path):
-    """Returns a path as text that can be printed anywhere; the rest is written as escapes."""
+    """Returns a path as text that can be printed anywhere; other characters become escapes."""
     text = str(path)
-    # Persian, Indic scripts and emoji join or part letters by these two.
+    # Persian, Indic scripts and emoji use these two to join or separate letters.
     shown = text.replace("\u200c", "").replace("\u200d", "")
     return text if shown.isprintable() else ascii(text)[1:-1]
