@@ -1,1 +1,1 @@
-"""Data sets by name, their images on disk, and what a run loads of them."""
+"""Loads data sets by name, folders of images, and tables."""

@@ -1,8 +1,8 @@
-"""Images in folders: which files there are, which can be read, and folders of images by class.
+"""Reads folders of images by class, and finds the image files that can be read.
 
 The size and the colours that are chosen from the files, the names of the classes, and the numbers
-of images to train and to test on count as public. An image is a training or a test image by a hash
-of its own bytes (or of its person), so adding or removing one changes no other's side.
+of training and test images count as public. A hash of the bytes of an image (or of its person)
+decides whether it is a training or a test image, so adding or removing an image moves no other one.
 """
 
 import concurrent.futures
@@ -21,18 +21,18 @@ from tfdpx.train.data.people import People, suggestion
 from tfdpx.train.data.tfds import FOLDER, Features
 from tfdpx.train.errors import UserError, printable
 
-# In any case; formats that Pillow reads without a plugin. HEIC, which telephones write, is not one.
+# Suffixes, in upper or lower case, of formats that Pillow reads without a plugin; not HEIC.
 SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"),
 )  # fmt: skip
 _GRAY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L")
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
-_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # Of EXIF, which cameras write.
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF, which cameras write.
 
-# The sides that are chosen. Larger images have more features than memory, where there are many.
+# The sides to choose from. The features of many larger images would not fit in memory.
 _LEAST_SIDE, _LARGEST_SIDE, _LARGEST_SIDE_OF_MANY, _MANY = 8, 64, 32, 5_000
 _TRAIN, _TEST = ("train", "training"), ("test", "testing", "validation", "valid", "val")
-_SHOWN = 5  # Names in a note.
+_SHOWN = 5  # Number of names in a note.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Readable:
 
 
 def find(folder):
-    """Returns the files under a folder that are images by their names, and all other files.
+    """Returns the files under a folder that have names of images, and all other files.
 
-    Hidden files and folders are passed over. Links to folders are followed.
+    Skips hidden files and folders. Follows links to folders.
 
     Args:
         folder: `pathlib.Path`.
@@ -69,7 +69,7 @@ def find(folder):
     images, other_files, visited = [], [], set()
     for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         place = os.path.realpath(parent)
-        if place in visited:  # A link that leads back.
+        if place in visited:  # A link to a folder above.
             folders.clear()
             continue
         visited.add(place)
@@ -81,19 +81,19 @@ def find(folder):
 
 
 def check(files, folder, named, skip_broken=False):
-    """Reads each file to its end, and sorts out those that are no images.
+    """Reads each file to its end, and separates those that are not images.
 
     Args:
         files: List of `pathlib.Path`.
-        folder: `pathlib.Path`, relative to which an error names them.
-        named: String, the name of all in an error, such as "--images=PATH".
-        skip_broken: Bool, whether files that cannot be read are no error.
+        folder: `pathlib.Path`; errors name the files relative to it.
+        named: String, the name of all files in an error, for example "--images=PATH".
+        skip_broken: Bool, whether files that cannot be read are left out, without an error.
 
     Returns:
         List of `Readable`, and a dict from each broken file to the reason, a string.
 
     Raises:
-        UserError: If there are broken ones: it names all.
+        UserError: If files are broken. It names all of them.
     """
     screen = console.Console(stderr=True)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -117,14 +117,15 @@ def check(files, folder, named, skip_broken=False):
 
 
 def eight_bits(image, channels):
-    """Returns an image upright and in 8 bits, on white where it is transparent.
+    """Returns an image upright, in 8 bits, and on white where it is transparent.
 
     Args:
         image: `PIL.Image.Image`.
         channels: 1 for gray, 3 for colours.
 
     Raises:
-        ValueError: If its pixels have more than 16 bits, because their white is unknown.
+        ValueError: If its pixels have more than 16 bits, because the value of white is then
+            unknown.
     """
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
@@ -138,11 +139,11 @@ def eight_bits(image, channels):
 
 
 class Files:
-    """Images of a split, a file each: records for `images.Images`.
+    """The image files of a split, as records for `images.Images`.
 
     Args:
-        pairs: List of a `pathlib.Path` and an int, the class.
-        people: Optional array of the person of each.
+        pairs: List of pairs of a `pathlib.Path` and an int, the class.
+        people: Optional array with the person of each image.
     """
 
     def __init__(self, pairs, people=None):
@@ -152,7 +153,7 @@ class Files:
         return len(self.pairs)
 
     def read(self, rows):
-        """Returns a list of pairs of the bytes of a file and its class."""
+        """Returns a list of pairs: the bytes of a file, and its class."""
         return [(file.read_bytes(), label) for file, label in (self.pairs[row] for row in rows)]
 
     def labels(self):
@@ -165,21 +166,21 @@ class ImageFolder:
 
     Args:
         path: `pathlib.Path`.
-        validation: Float in [0, 1), the expected part of the other images (or people) to hold out.
-        test_fraction: Float in [0, 1), the expected part of the images (or people) to test on;
-            None: a fifth. Not where the folder has test images.
-        test_seed: Int in [0, 2**63), the key of the hash that says which.
-        skip_broken: Bool. Whether files that cannot be read are left out, not refused.
-        user: The way to the person of an image, see `people.People`; None protects images.
+        validation: Float in [0, 1), the expected share of the other images (or people) to hold out.
+        test_fraction: Float in [0, 1), the expected share of the images (or people) to test on;
+            None is a fifth. Must be None if the folder has test images.
+        test_seed: Int in [0, 2**63), the key of the hash that chooses these.
+        skip_broken: Bool, whether files that cannot be read are left out or refused.
+        user: String that tells the person of an image, see `people.People`; None protects images.
 
     Attributes:
         features: `tfds.Features`, with a shape for all images that is chosen from the files.
-        notes: List of strings for people, on the images and the choices.
-        left_out: Int, broken files that were left out.
+        notes: List of sentences to print about the images and the choices.
+        left_out: Int, the number of broken files that were left out.
 
     Raises:
-        UserError: If the folder does not hold images of at least two classes, holds broken ones,
-            or has no image of a class to train on.
+        UserError: If the folder has fewer than two classes, broken images, or a class without
+            training images.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class ImageFolder:
             split: "train", "validation" or "test".
 
         Raises:
-            UserError: If there is no image in it.
+            UserError: If the split has no image.
         """
         if not len(self._splits[split]):
             raise UserError(
@@ -274,7 +275,7 @@ class ImageFolder:
 
 
 def existing(path):
-    """Returns the path of a folder that is there.
+    """Returns the path of an existing folder.
 
     Raises:
         UserError: If there is no such folder.
@@ -288,7 +289,7 @@ def existing(path):
 
 
 def _passed_over(path, other_files, loose, broken, train_folder, names):
-    """Returns notes on files in a folder that are not among the images."""
+    """Returns notes on the files in a folder that are not used."""
     empty = [f for f in _folders(train_folder) if printable(f.name) not in names]
     kinds = {
         "broken, so left out": broken,
@@ -306,12 +307,12 @@ def _passed_over(path, other_files, loose, broken, train_folder, names):
 
 
 def _is_shown(name):
-    """Whether a file or folder of that name is the user's, not a program's."""
+    """Returns whether a name is of a user's file or folder, and not of a program's."""
     return not name.startswith(".") and name != "__MACOSX"
 
 
 def _look(file):
-    """Returns a `Readable`, or the fault of the file, a string."""
+    """Returns a `Readable`, or a string with the reason why the file cannot be read."""
     encoded = b""
     try:
         encoded = file.read_bytes()
@@ -320,11 +321,11 @@ def _look(file):
             if image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:
                 width, height = height, width
             is_gray = image.mode in _GRAY_MODES
-            image.draft(None, (1, 1))  # A JPEG is read whole, but decoded to an eighth.
+            image.draft(None, (1, 1))  # Reads all of a JPEG, but decodes an eighth of its size.
             eight_bits(image, 3)
     except UnidentifiedImageError:
         return "is no image that can be read: convert HEIC to JPEG" if encoded else "is empty"
-    # Of broken files Pillow raises nearly anything: OSError, SyntaxError, struct.error, ...
+    # Pillow raises nearly anything for broken files: OSError, SyntaxError, struct.error, ...
     except Exception as error:
         return f"{error}" or type(error).__name__
     return Readable(file, (height, width), is_gray, hashlib.blake2b(encoded).digest())
@@ -335,11 +336,11 @@ def _refuse(error):
 
 
 def _parts(path):
-    """Returns the folders of the training and of the test images; the latter None without any."""
+    """Returns the folders of training and of test images; the latter is None if there is none."""
     folders = {folder.name.lower(): folder for folder in _folders(path)}
     train = next((folders[name] for name in _TRAIN if name in folders), None)
     test = next((folders[name] for name in _TEST if name in folders), None)
-    # Not where `train` is a class, of pictures of trains.
+    # Unless `train` is a class, for example of pictures of trains.
     if train and test and _folders(train) and _folders(test):
         return train, test
     if train and len(folders) == 1 and _folders(train):
@@ -352,7 +353,7 @@ def _folders(path):
 
 
 def _in_classes(files, folder):
-    """Returns a dict from those of the files that are in a folder of a class to its name."""
+    """Returns a dict from the files in a folder of a class to the name of the class."""
     return {
         file: printable(file.relative_to(folder).parts[0])
         for file in files

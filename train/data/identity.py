@@ -1,11 +1,12 @@
-"""Which data set a name means, so that no file needs to hold where it lies or which rows it has.
+"""Identifies data sets, so that no file has to store their paths or rows.
 
-- A folder of images is known by a random identifier in a hidden file in it, which moves with it.
-  Where that file cannot be written it is known by a keyed hash of where it lies.
-- A table is known by a keyed hash of its columns and rows, in any file and in any order.
+- A folder of images is identified by a random number in a hidden file in it, which moves with the
+  folder. If that file cannot be written, a keyed hash of the folder's path identifies it.
+- A table is identified by a keyed hash of its columns and rows, which is the same in any file and
+  order.
 
-The key of both hashes stays with its owner, because a hash without a key would tell anyone who
-guesses a row or a path whether it is the right one. It is in no other file.
+The key of both hashes stays with its owner, and is in no other file, because a hash without a key
+would confirm a guessed row or path to anyone.
 """
 
 import contextlib
@@ -25,14 +26,14 @@ _KEY = pathlib.Path("~/.config/tfdpx/key")
 
 
 def of(name, num_examples=None):
-    """Returns the `Data` that a name of `--dataset` means.
+    """Returns the `Data` of a value of `--dataset`.
 
     Args:
-        name: String as of `--dataset`.
-        num_examples: Optional int, of its training examples.
+        name: String, a value of `--dataset`.
+        num_examples: Optional int, the number of its training examples.
 
     Raises:
-        UserError: If it is a folder or a table that is not there, or no identifier can be kept.
+        UserError: If the folder or table does not exist, or no identifier can be stored.
     """
     parsed = tfds.Name.parse(name)
     if parsed.path is None:
@@ -43,7 +44,7 @@ def of(name, num_examples=None):
 
 
 def called(name):
-    """Returns what records call the data of a name of `--dataset`, a string without a path."""
+    """Returns the name that records have for a value of `--dataset`, a string without a path."""
     parsed = tfds.Name.parse(name)
     if parsed.path is None:
         return parsed.full
@@ -51,13 +52,14 @@ def called(name):
 
 
 def overlap(data, name):
-    """Whether a recorded data set may share examples with the one that a name means.
+    """Returns whether a recorded data set may share examples with a value of `--dataset`.
 
-    One folder may lie in the other; versions and sizes of a public data set are no other data.
+    For example, one folder may be inside the other. Versions and sizes of a public data set count
+    as the same data.
 
     Args:
         data: `Data`.
-        name: String as of `--dataset`.
+        name: String, a value of `--dataset`.
     """
     parsed = tfds.Name.parse(name)
     if parsed.entry.name in tfds.TABLES:
@@ -89,11 +91,11 @@ def _of_folder(path):
     if identifier := _read(file):
         return identifier
     try:
-        with file.open("x") as opened:  # Never in place of one that a record may name.
+        with file.open("x") as opened:  # Never replaces an identifier that a record may name.
             opened.write(f"{secrets.token_hex(16)}\n")
     except FileExistsError:
         pass
-    except OSError:  # Of a read-only disk.
+    except OSError:  # For example, a read-only disk.
         return _keyed(os.fsencode(path))
     if identifier := _read(file):
         return identifier
@@ -112,7 +114,7 @@ def _read(file):
 
 
 def _around(path):
-    """Returns identifiers of a folder, of those in it, behind its links, and above all these."""
+    """Returns the identifiers of a folder, of all in it, behind its links and above these."""
     images, other_files = folder.find(path)
     inside = {file.parent.resolve() for file in (*images, *other_files)} | {path}
     behind = {file.resolve().parent for file in (*images, *other_files) if file.is_symlink()}
@@ -124,7 +126,7 @@ def _around(path):
 
 
 def _keyed(content):
-    """Returns a hash of bytes under the owner's key, a string of 32 digits."""
+    """Returns a hash of bytes with the owner's key, a string of 32 digits."""
     path = _KEY.expanduser()
     try:
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Reads the images to train on and those to measure on: from memory, or large sets from disk."""
+"""Loads the images to train and to measure on, in memory or, if there are many, from disk."""
 
 import dataclasses
 import functools
@@ -17,33 +17,32 @@ from tfdpx.train.data import tfds
 from tfdpx.train.data.folder import ImageFolder, eight_bits
 from tfdpx.train.errors import UserError
 
-# The most that is held in memory: of decoded images, or of encoded ones that cannot be read in any
-# order.
+# The most bytes to hold in memory: of decoded images, or of encoded ones without random access.
 IN_MEMORY_BYTES = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageData:
-    """Images with labels, and what a model needs to know of them.
+    """Images with labels, and the properties of them that a model needs.
 
     Examples are a pair of arrays, uint8 images `[count, height, width, channels]` and int64 labels
-    `[count]` in `[0, num_classes)`. Where they would fill more than `IN_MEMORY_BYTES`, the first of
-    the pair is a `tfdpx.RandomAccess` that reads both from disk, and the second is None:
+    `[count]` in `[0, num_classes)`. If they would take more than `IN_MEMORY_BYTES`, the first is a
+    `tfdpx.RandomAccess` that reads both from disk, and the second is None.
     `plan.batches(data.train_x, data.train_y)` takes either.
 
     Attributes:
         name: Name of the data set.
-        train_x, train_y: The private data. Larger than `image_shape` with a `train_scale`.
+        train_x, train_y: The private data. With a `train_scale` they are larger than `image_shape`.
         eval_x, eval_y: Examples on which accuracy is measured.
         num_train: Number of training examples.
         image_shape: `(height, width, channels)` of the images that the model takes.
         eval_split: `"test"`, or `"validation"` for a part of the training images held out.
-        class_names: One name a class.
-        centre: Grey level that the model maps to 0, or a tuple, one for each channel.
-        deviation: Likewise, grey levels that it maps to a difference of 1.
-        notes: Tuple of sentences for people, on the images and the choices.
-        left_out: Number of images that could not be read, where these are left out.
-        train_users: The person of each training example, an array; None without people.
+        class_names: Tuple with a name for each class.
+        centre: Grey level that the model maps to 0, or a tuple with one for each channel.
+        deviation: Difference of grey levels that the model maps to 1, or a tuple.
+        notes: Tuple of sentences to print about the images and the choices.
+        left_out: Number of images that were left out because they could not be read.
+        train_users: Array with the person of each training example; None without people.
         center_crop: Whether images were cropped to the shape before they were resized.
     """
 
@@ -70,7 +69,7 @@ class ImageData:
 
     @property
     def num_protected(self):
-        """Number of training examples, or of the people behind them."""
+        """Number of training examples, or of people who are protected."""
         return self.num_train if self.train_users is None else len(set(self.train_users))
 
     @property
@@ -102,7 +101,7 @@ def load(
     takes=(None, None, None),
     **of_folder,
 ):
-    """Reads the training images of a data set and those to measure accuracy on.
+    """Reads the training images of a data set, and the images to measure accuracy on.
 
     Args:
         name: `"digits"`, any image classification data set of TensorFlow Datasets, or
@@ -110,21 +109,22 @@ def load(
             and `PATH/test/...`. `"NAME:FIRST-LAST"` keeps those classes only (small data sets),
             numbered from 0.
         data_dir: Folder with prepared data sets; `None` is the default of TensorFlow Datasets.
-        validation: Training images to hold out: a fraction below 1, or a number. It is always the
-            same part, so that runs can be compared: class by class, but at random for data sets on
-            disk, because their labels are not known without reading them all. Of a folder a
-            fraction only, see `folder.ImageFolder`.
+        validation: Training images to hold out: a fraction below 1, or a number. The same images
+            are held out each time, so that runs can be compared. They are stratified by class, but
+            not for data sets on disk, because their labels are unknown until all images are read.
+            For a folder it must be a fraction, see `folder.ImageFolder`.
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
         eval_split: `"validation"` (the images held out) or `"test"`; None for those held out, if
             there are any.
-        image_size: Height and width in pixels to resize to; None leaves images of one size alone,
-            and chooses for a folder.
+        image_size: Height and width in pixels to resize to. None keeps the size of images that have
+            only one, and chooses a size for a folder.
         center_crop: Whether images of another aspect ratio are cropped around their centre, or
-            resized without keeping it.
-        train_scale: Float >= 1. Training images are made this many times larger, to cut views from.
-        takes: `(height, width, channels)` of the images that a model takes, None where any: they
-            are resized, and made gray or coloured.
-        **of_folder: Of a folder: `test_fraction`, `test_seed`, `skip_broken` and `user`, see
+            squeezed.
+        train_scale: Float >= 1. Training images are this many times larger, so that views can be
+            cut from them.
+        takes: `(height, width, channels)` of the images that a model takes; None for any. Images
+            are resized, and converted to gray or colour.
+        **of_folder: `test_fraction`, `test_seed`, `skip_broken` and `user` for a folder, see
             `folder.ImageFolder`.
 
     Returns:
@@ -132,8 +132,8 @@ def load(
         images, as in Table 11 of De et al. 2022.
 
     Raises:
-        UserError: If there is no such data set, it is not prepared or cannot be, or it does not
-            consist of uint8 images, each with one label.
+        UserError: If there is no such data set, it is not or cannot be prepared, or its examples
+            are not pairs of a uint8 image and a label.
     """
     name = tfds.Name.parse(name)
     if image_size and any(side not in (None, image_size) for side in takes[:2]):
@@ -207,14 +207,14 @@ _SETTINGS = (
 
 
 def load_for(settings, data_dir, download, takes=None, user=None):
-    """Does as `load`, with the settings of a run.
+    """Loads images like `load`, with the settings of a run.
 
     Args:
         settings: A `settings.RunSettings`.
-        data_dir: As for `load`.
-        download: As for `load`.
-        takes: As for `load`; None for any images.
-        user: As for `load`.
+        data_dir: See `load`.
+        download: See `load`.
+        takes: See `load`; None for any images.
+        user: See `load`.
     """
     return load(
         settings.dataset,
@@ -233,8 +233,8 @@ def decode(encoded, shape, center_crop=False):
     Args:
         encoded: Bytes of an image file, or a uint8 array `[h, w, channels]`.
         shape: `(height, width, channels)`, of 1 channel or 3.
-        center_crop: Whether an image of another aspect ratio is cropped around its centre, so that
-            its shorter side is kept whole, before it is resized.
+        center_crop: Whether to crop an image of another aspect ratio around its centre before it is
+            resized. The crop has the full length of the shorter side.
     """
     height, width, channels = shape
     if isinstance(encoded, np.ndarray):
@@ -249,15 +249,15 @@ def decode(encoded, shape, center_crop=False):
 
 
 class Images:
-    """Some examples of a split, as `tfdpx.RandomAccess` reads them.
+    """Examples of a split, which `tfdpx.RandomAccess` can read.
 
     Args:
-        records: Has `read(rows)`, as `folder.Files`.
+        records: Object with `read(rows)`, for example `folder.Files`.
         rows: Indices of `records` to take, an int array.
         shape: `(height, width, channels)` of the images to return.
         first_class: The label that becomes 0.
-        num_classes: Int. Labels that are returned lie below.
-        center_crop: As for `decode`.
+        num_classes: Int. Labels must be below it.
+        center_crop: See `decode`.
     """
 
     def __init__(self, records, rows, shape, first_class, num_classes, center_crop=False):
@@ -314,7 +314,7 @@ def public_split(labels, shots, seed):
 
 
 class _Split:
-    """The examples of a split that belong to some of the classes.
+    """The examples of a split that are of chosen classes.
 
     Attributes:
         records: The records of the split.
@@ -334,7 +334,7 @@ class _Split:
             raise UserError(f"The {split!r} split of {name.full!r} holds no image.")
 
     def read(self, rows, shape, center_crop):
-        """Returns images and labels of the examples `rows`; or a `RandomAccess` and None."""
+        """Returns images and labels of the examples `rows`, or a `RandomAccess` and None."""
         first, count = self._classes.start, len(self._classes)
         images = Images(self.records, rows, shape, first, count, center_crop)
         try:
@@ -377,7 +377,7 @@ def _hold_out(split, validation):
             stratify=None if labels is None else labels[rows],
             random_state=0,
         )
-    except ValueError as error:  # Too few images for one of each class on both sides.
+    except ValueError as error:  # Too few images to have each class on both sides.
         raise UserError(
             f"Cannot hold out --validation={validation:g} of {len(rows)} training images: {error}"
         ) from error
@@ -387,8 +387,7 @@ def _records(builder, kind, split):
     """Returns the records of a split of TensorFlow Datasets.
 
     Raises:
-        UserError: If there is no such split, or it is large and of a format that has to be read
-            from beginning to end.
+        UserError: If there is no such split, or it is large and its format has no random access.
     """
     info = builder.info
     if split not in info.splits or not info.splits[split].num_examples:
@@ -427,7 +426,7 @@ def _in_memory(pairs):
 
 @dataclasses.dataclass(frozen=True)
 class _Records:
-    """Examples of a split that a function reads.
+    """Examples of a split that are read by a function.
 
     Attributes:
         count: Int.

@@ -1,6 +1,6 @@
-"""The images that a saved classifier takes, how to prepare them, and the names of its classes.
+"""Records the images that a saved classifier takes, and the names of its classes.
 
-Keras saves neither, so the record in a `.keras` file of `classify` and `pretrain` does.
+They are in the record in a `.keras` file of `classify` and `pretrain`, because Keras saves neither.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class ImageInput:
 
 
 def of(data):
-    """What a record says of a model's images and classes, a dict of JSON values.
+    """Returns the `inputs` of a record, a dict of JSON values about the model's images and classes.
 
     Args:
         data: `images.ImageData`.
@@ -50,10 +50,10 @@ def of(data):
 
 
 def read(path):
-    """The `ImageInput` of a `.keras` file.
+    """Reads the `ImageInput` of a `.keras` file.
 
     Raises:
-        UserError: If the file cannot be read or does not say.
+        UserError: If the file cannot be read, or has no such record.
     """
     inputs = recorded_inputs(path)
     if "image_shape" not in inputs:

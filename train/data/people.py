@@ -1,4 +1,4 @@
-"""The person of each image of a folder, by the names of files."""
+"""Finds the person of each image of a folder from the names of files."""
 
 import collections
 import os
@@ -11,21 +11,22 @@ from tfdpx.sampling.users import numbered, spelling
 from tfdpx.train.errors import UserError, checking_flags, printable
 
 PARENT_FOLDER = "parent_folder"
-# The names of files up to their first separator, and up to the last.
+# Match the names of files up to their first separator, and up to their last one.
 _PREFIXES = (r"([^-_. /]+)[-_. ][^/]*\.[^./]*$", r"([^/]+)[-_. ][^-_. /]*\.[^./]*$")
-_MOST_NAMES = 20  # Of paths in an error.
+_MOST_NAMES = 20  # Number of paths in an error.
 
 
 class People:
-    """The people whose images a folder holds.
+    """The people in a folder of images.
 
     Args:
-        user: "parent_folder", or a regular expression that is searched for in the path of a file
-            below `path`, with "/" between folders: its group, or all of it, is the person.
-        path: `pathlib.Path` of the folder that holds a folder for each class.
+        user: "parent_folder", or a regular expression to search for in the path of a file below
+            `path`, with "/" between folders. The match of its group, or else of all of it, is the
+            person.
+        path: `pathlib.Path` of the folder with a folder for each class.
 
     Raises:
-        UserError: If `user` is no regular expression, or one of several groups.
+        UserError: If `user` is not a regular expression, or has several groups.
     """
 
     def __init__(self, user, path):
@@ -44,13 +45,13 @@ class People:
             )
 
     def of(self, files):
-        """Returns a dict from each file to its person, bytes, spelled in one way.
+        """Returns a dict from each file to its person, bytes in one normal form.
 
         Args:
             files: List of `pathlib.Path`.
 
         Raises:
-            UserError: If a path does not say, or two names differ in the case of letters alone.
+            UserError: If a path names no person, or two names differ in upper and lower case alone.
         """
         persons = {file: self._name(file) for file in files}
         if nameless := [file for file, name in persons.items() if not name]:
@@ -71,16 +72,16 @@ class People:
         return file.relative_to(self._path)
 
     def _name(self, file):
-        """The person of a file, a string; None or empty if its path does not say."""
+        """Returns the person of a file, a string; None or empty if its path names none."""
         relative = self._relative(file)
         if self._pattern:
             match = self._pattern.search(relative.as_posix())
             return match and match[self._pattern.groups]
-        # Deeper down it is unknown which of the folders is the person.
+        # In deeper folders it is unknown which folder is the person.
         return relative.parent.name if len(relative.parts) == 3 else None
 
     def _hint(self, nameless):
-        """A sentence on an expression that ignores the case of letters, where it would do."""
+        """Returns a sentence that suggests to ignore upper and lower case, if that would help."""
         if not self._pattern:
             return ""
         any_case = re.compile(self._user, self._pattern.flags | re.IGNORECASE)
@@ -91,18 +92,18 @@ class People:
 
 
 def suggestion(files, path, num_classes):
-    """Returns a sentence for people if several images seem to be of one person; empty if not.
+    """Returns a sentence if several images seem to be of one person; else an empty string.
 
     Args:
-        files: List of `pathlib.Path`, images of people that --user does not name.
-        path: `pathlib.Path` of the folder that holds a folder for each class.
+        files: List of `pathlib.Path`, the images of a run without --user.
+        path: `pathlib.Path` of the folder with a folder for each class.
         num_classes: Int.
     """
     for user in (PARENT_FOLDER, *_PREFIXES):
         people = People(user, path)
         names = collections.Counter(filter(None, map(people._name, files)))
         shared = {name: count for name, count in names.items() if count > 1}
-        # Names that number the images of each class or of all begin alike, too.
+        # Numbered images of a class, or of all classes, have names that begin alike, too.
         if len(names) > 2 * num_classes and sum(shared.values()) > len(files) / 2:
             name, count = max(shared.items(), key=lambda item: item[1])
             return (

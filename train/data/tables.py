@@ -1,7 +1,7 @@
-"""Tables to train on: CSV and Parquet files as columns of numbers and texts.
+"""Reads tables to train on, CSV and Parquet files, as columns of numbers and texts.
 
-Names and types of columns are public, so errors name them. No error quotes a value. pyarrow is
-imported where a table is read, because runs on images do not need it.
+Errors name columns and their types, because these are public, but never quote a value. pyarrow is
+imported when a table is read, because runs on images do not need it.
 """
 
 import collections
@@ -20,11 +20,11 @@ MISSING = "(missing)"  # The category of a field without a text.
 _DELIMITERS = ",;\t|"
 _BLOCK_SIZE = 2**30  # pyarrow infers types from the first block of a file.
 _MOST_CLASSES = 100
-_MOST_NAMES = 30  # Of columns in an error.
-# A column of at least so many texts that nearly all differ names the rows. A column of texts that
-# are nearly all dates is of dates.
+_MOST_NAMES = 30  # Number of columns in an error.
+# A column names the rows if it has at least this many texts and nearly all differ. A column is of
+# dates if nearly all of its texts are dates.
 _FEWEST_NAMES, _NEARLY_ALL = 20, 0.9
-# Names of columns that hold the person of a row, and the last words of others.
+# Names of columns with the person of a row, and last words of such names.
 _PERSONS = ("id", "user", "person", "patient", "customer", "client", "member", "subject", "email")
 _DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})\b")
 
@@ -34,10 +34,10 @@ class Rows:
     """Rows of a table.
 
     Attributes:
-        columns: Dict from a name to an array `[rows]`: float64 with NaN, or texts.
+        columns: Dict from a name to an array `[rows]` of float64 with NaN, or of texts.
         target: float32 numbers, or int64 classes `[rows]`.
         people: int64 `[rows]`, the number of the person of each row; None without `--user`.
-        hashes: uint64 `[rows]`, of each row with its person; None without `--user`.
+        hashes: uint64 `[rows]`, hashes of each row with its person; None without `--user`.
     """
 
     columns: dict
@@ -54,9 +54,10 @@ class Rows:
         return Rows(columns, self.target[index], *by_person)
 
     def one_of_each_person(self):
-        """Returns a row of each person, `Rows`; all rows without `--user`.
+        """Returns `Rows` with one row of each person; all rows without `--user`.
 
-        Which row it is follows from the rows of that person alone, so that no person moves another.
+        The choice depends on the rows of that person alone, so that no person changes another's
+        row.
         """
         if self.people is None:
             return self
@@ -69,11 +70,11 @@ class Table:
     """A table that was read, with its rows split into training and test rows.
 
     Attributes:
-        kinds: Dict from the columns that the model takes to `NUMBER`, `BOOLEAN` or `CATEGORY`.
+        kinds: Dict from each column that the model takes to `NUMBER`, `BOOLEAN` or `CATEGORY`.
         class_names: Tuple with a label for each class; empty for a regression.
         train: `Rows` to train on.
         test: `Rows` to test on.
-        note: A sentence if a column seems to hold the person of a row; else empty.
+        note: A sentence if a column seems to hold the person of a row; else an empty string.
     """
 
     kinds: dict
@@ -105,7 +106,7 @@ def load(settings):
     users = [settings.user] if settings.user else []
     drop += users
     bounded = [name for name in settings.ranges if name != "*"]
-    # Names of people are read as texts, so that 01 and 1 are two.
+    # Names of people are read as texts, because 01 and 1 are two people.
     source = read(path, dict.fromkeys([*categorical, *users], CATEGORY), where)
     _require([settings.target, *drop, *bounded], source.column_names, where)
     names = [name for name in source.column_names if name not in (settings.target, *drop)]
@@ -148,7 +149,7 @@ def load(settings):
 
 
 def _usable(source, names, bounded, categorical):
-    """The kinds and the values of columns, two dicts.
+    """Returns the kinds and the values of columns, two dicts.
 
     Args:
         source: `pyarrow.Table`.
@@ -157,7 +158,7 @@ def _usable(source, names, bounded, categorical):
         categorical: Columns of `--categorical`.
 
     Raises:
-        UserError: Names all columns that cannot be used.
+        UserError: If columns cannot be used. It names all of them.
     """
     input_names = collections.Counter(map(input_name, names))
     kinds, columns = {}, {}
@@ -191,7 +192,7 @@ def _usable(source, names, bounded, categorical):
 
 
 def _suggestion(columns):
-    """A sentence if a column is named like one of people, and its values come several times."""
+    """Returns a sentence if a column has a name as for people, and its values repeat."""
     for name, values in columns.items():
         words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
         is_named = words in _PERSONS or re.split(r"[\W_]+", words)[-1] == "id"
@@ -209,7 +210,7 @@ def read_columns(path, kinds, flag):
     """Reads columns of known kinds, for a model that was trained on them.
 
     Args:
-        path: String, a file. A name that ends in .parquet is of Parquet, any other of CSV.
+        path: String, a file. It is read as Parquet if it ends in .parquet, else as CSV.
         kinds: Dict from columns to kinds, as in `Table`.
         flag: String, the flag that names the file, for errors.
 
@@ -227,7 +228,7 @@ def read(path, kinds, where):
     """Reads a file as a `pyarrow.Table`.
 
     Args:
-        path: String, a file. A name that ends in .parquet is of Parquet, any other of CSV.
+        path: String, a file. It is read as Parquet if it ends in .parquet, else as CSV.
         kinds: Dict from columns to kinds; all others get the type of their values.
         where: String, the flag that names the file, for errors.
 
@@ -248,7 +249,7 @@ def read(path, kinds, where):
                 file.seek(0)
                 table = csv.read_csv(
                     file,
-                    # With threads an error does not give the number of the row.
+                    # Without threads, because only then does an error have the number of the row.
                     csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
                     csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                     csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
@@ -282,7 +283,7 @@ def input_name(column):
 
 
 def _require(wanted, names, where):
-    """Refuses columns that are not there."""
+    """Refuses columns that do not exist."""
     for name in wanted:
         if name not in names:
             raise UserError(
@@ -292,7 +293,7 @@ def _require(wanted, names, where):
 
 
 def _kind_of(name, column):
-    """The kind of a `pyarrow.ChunkedArray`."""
+    """Returns the kind of a `pyarrow.ChunkedArray`."""
     from pyarrow import types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
@@ -310,7 +311,7 @@ def _kind_of(name, column):
 
 
 def _values(column, kind):
-    """A `pyarrow.ChunkedArray` as an array of `Rows`."""
+    """Converts a `pyarrow.ChunkedArray` to an array of `Rows`."""
     if kind == CATEGORY:
         return np.array([text or MISSING for text in column.cast("string").to_pylist()])
     return column.cast("float64", safe=False).to_numpy(zero_copy_only=False)
@@ -347,7 +348,7 @@ def _check_numbers(name, numbers):
 
 
 def _encode(column, values, kind, settings):
-    """The target of `Rows` from a column and its values, and the names of classes."""
+    """Returns the target of `Rows` from a column and its values, and the names of the classes."""
     from pyarrow import types
 
     name = settings.target
@@ -382,9 +383,9 @@ def _encode(column, values, kind, settings):
 
 
 def _hashes(columns, seed):
-    """Keyed hashes of each row's values, uint64 `[rows]`, so that no row moves another.
+    """Returns keyed hashes of each row's values, uint64 `[rows]`, so that no row moves another.
 
-    Equal rows are told apart by a running number. Of these it does not matter which is which.
+    Equal rows get running numbers. Their order does not matter, because they are equal.
     """
     salt, counts, hashes = seed.to_bytes(16, "little"), collections.Counter(), []
     for row in zip(*(values.tolist() for values in columns), strict=True):

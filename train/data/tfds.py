@@ -1,7 +1,7 @@
-"""Data sets by name: of TensorFlow Datasets, and the digits of scikit-learn.
+"""Finds data sets by name: those of TensorFlow Datasets, and the digits of scikit-learn.
 
-A new data set of TensorFlow Datasets is an entry of `ENTRIES`. One without an entry can be trained
-on too: its images are then mapped to [-1, 1], and --dry_run does not know its size.
+To add a data set of TensorFlow Datasets, add an entry to `ENTRIES`. Data sets without an entry
+work, too, but their images are mapped to [-1, 1], and --dry_run does not know their size.
 """
 
 import dataclasses
@@ -16,28 +16,28 @@ from tfdpx.train.errors import UserError, did_you_mean
 
 FOLDER = "folder"
 TABLES = ("csv", "parquet")
-# Pixels of the digits hold 0..16. Times 15 they span 0..240, whole numbers.
+# Pixels of the digits are 0 to 16. Times 15 they are whole numbers from 0 to 240.
 PIXEL_SCALE = 15
 TEST_EXAMPLES = 360
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set as it is known without reading it.
+    """The facts about a data set that are known without reading it.
 
-    `centre` and `deviation` are public constants, because statistics of the private images would
-    be a release that no budget pays for.
+    `centre` and `deviation` are public constants, because statistics of the private images would be
+    a release outside of the budget.
 
     Attributes:
         name: Its name in `--dataset`.
         source: Its name in TensorFlow Datasets.
         train_images: Number of training images; None if unknown.
-        image_shape: `(height, width, channels)`; None where it varies.
+        image_shape: `(height, width, channels)`; None if it varies.
         num_classes: Number of classes; None if unknown.
         centre: Grey level that becomes 0: a float, or a tuple with one for each channel.
-        deviation: Difference of grey levels that becomes 1, likewise. By default both are 127.5,
-            which maps bytes to [-1, 1].
-        test_split: Split to measure on; None: "test" if there is one, else "validation".
+        deviation: Difference of grey levels that becomes 1, a float or a tuple. By default both are
+            127.5, which maps bytes to [-1, 1].
+        test_split: Split to measure on; None is "test" if there is one, else "validation".
     """
 
     name: str
@@ -50,7 +50,7 @@ class DataSet:
     test_split: str | None = None
 
 
-# Constants that are published for ImageNet serve all photographs. (Of ImageNet itself they are
+# The constants published for ImageNet are used for all photographs. (For ImageNet itself they are
 # averages over more than a million images, rounded to three digits.)
 _IMAGENET = (
     tuple(255 * mean for mean in (0.485, 0.456, 0.406)),
@@ -84,17 +84,17 @@ KNOWN = (*(entry.name for entry in ENTRIES), f"{FOLDER}:PATH")
 
 
 def find(name):
-    """Returns the entry of that name or source, None if there is none."""
+    """Returns the entry with that name or source, or None."""
     return next((entry for entry in ENTRIES if name in (entry.name, entry.source)), None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """The value of `--dataset`, taken apart.
+    """The parts of a value of `--dataset`.
 
     Attributes:
-        text: The value itself.
-        entry: `DataSet`, with nothing but a name if it is not one of `ENTRIES`.
+        text: The whole value.
+        entry: `DataSet`, which has only a name if it is not in `ENTRIES`.
         path: `pathlib.Path` of the folder of images or of the table, or None.
         classes: The classes to keep, a range; None for all.
     """
@@ -122,7 +122,7 @@ class Name:
 
     @property
     def full(self):
-        """The name in full, such as `"sklearn_digits:0-4"`."""
+        """The full name, for example `"sklearn_digits:0-4"`."""
         if self.classes is None:
             return self.text if self.path else self.entry.source
         return f"{self.entry.source}:{self.classes.start}-{self.classes.stop - 1}"
@@ -134,8 +134,8 @@ class Features:
 
     Attributes:
         keys: Names of the image and the label in an example.
-        shape: `(height, width, channels)` of an image; None where it varies.
-        class_names: Tuple, a name for each class.
+        shape: `(height, width, channels)` of an image; None if it varies.
+        class_names: Tuple with a name for each class.
     """
 
     keys: tuple
@@ -163,23 +163,23 @@ DIGITS_FEATURES = Features(("image", "label"), (8, 8, 1), tuple("0123456789"))
 
 
 def open_builder(name, data_dir, download):
-    """Returns the builder of a data set, which it prepares if need be and allowed.
+    """Returns the builder of a data set, and prepares the data if needed and allowed.
 
     Args:
         name: `Name`.
         data_dir: Folder with prepared data sets, or None.
-        download: Whether to fetch and prepare a data set that is not there.
+        download: Whether to fetch and prepare a data set that is not in `data_dir`.
 
     Returns:
         A builder of TensorFlow Datasets, and its `Features`.
 
     Raises:
-        UserError: If there is no such data set, it is not prepared and cannot be, or it is no image
-            classification data set.
+        UserError: If there is no such data set, it is not or cannot be prepared, or it is not for
+            image classification.
     """
     source = name.entry.source
     builder = _find(source, data_dir)
-    kind = features(builder, source)  # Before it is fetched in vain.
+    kind = features(builder, source)  # Raises an error before the data are fetched.
     if builder.is_prepared():
         return builder, kind
     if not download:
@@ -189,12 +189,12 @@ def open_builder(name, data_dir, download):
             f"`tfds build {source} --file_format=array_record` on a machine with a network "
             f"and copy the result. Received: --data_dir={data_dir}."
         )
-    # The format that can be read in any order, which large data sets need.
+    # Large data sets need this format, because it has random access.
     builder = _find(source, data_dir, file_format="array_record")
     try:
         builder.download_and_prepare()
-    # Any exception of a builder (no network, no space, files to be fetched by hand) means to the
-    # user that the data set could not be prepared, and why.
+    # Any exception of a builder becomes a UserError with its reason, for example no network, no
+    # space, or files to be fetched by hand.
     except Exception as error:
         # Another process may have prepared it meanwhile.
         if not _find(source, data_dir).is_prepared():
@@ -209,10 +209,10 @@ def features(builder, name):
     """Returns the `Features` of a builder of (image, label) pairs.
 
     Raises:
-        UserError: If it has no such pairs, or the images are not uint8.
+        UserError: If there are no such pairs, or the images are not uint8.
     """
     keys, info = builder.info.supervised_keys, builder.info.features
-    # Those of places365_small end with the name of the file.
+    # The pairs of places365_small end with the name of the file.
     if keys and len(keys) >= 2 and all(isinstance(key, str) for key in keys):
         image, label = (info[key] for key in keys[:2])
         is_image = np.dtype(image.np_dtype) == np.uint8 and len(image.shape) == 3
