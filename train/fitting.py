@@ -1,4 +1,4 @@
-"""The training of an image classifier: optimizer, loss, views, and the calls of `fit`."""
+"""Trains an image classifier: its optimizer, loss, views, and the calls of `fit`."""
 
 import dataclasses
 import importlib
@@ -16,12 +16,12 @@ from tfdpx.train import individual, measure
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import SavingInterruption
 
-# Features of all images, of training and to measure on, are kept in memory up to this size.
+# The features of all images are kept in memory up to this size.
 MOST_BYTES = 2**30
 
 
 def augmentation(settings):
-    """The `tfdpx.augment` object of `--augment_padding`, `_flip` and `_resize`, or None.
+    """Returns the `tfdpx.augment` object for `--augment_padding`, `_flip` and `_resize`, or None.
 
     Args:
         settings: A `settings.RunSettings`.
@@ -36,7 +36,7 @@ def augmentation(settings):
 
 
 def views(settings):
-    """The views of a private training, the layers of `--augment` and mixtures among them; or None.
+    """Returns the views of a private training, with layers of `--augment` and mixtures, or None.
 
     Args:
         settings: A `settings.Settings`.
@@ -54,11 +54,11 @@ def views(settings):
 
 
 def _layer(text):
-    """The layer of Keras, or else of KerasCV, that `NAME:ARGUMENT=VALUE:...` makes."""
+    """Builds the layer `NAME:ARGUMENT=VALUE:...` of Keras or else of KerasCV."""
     name, *arguments = text.strip().split(":")
     kind = getattr(keras.layers, name, None)
     if kind is None:
-        with warnings.catch_warnings():  # Its import warns of Keras 2.
+        with warnings.catch_warnings():  # The import warns about Keras 2.
             warnings.simplefilter("ignore")
             kind = getattr(importlib.import_module("keras_cv").layers, name, None)
     try:
@@ -74,7 +74,7 @@ def _layer(text):
 
 
 def _value(text):
-    """A number, a pair of numbers joined by "..", True, False, or the text."""
+    """Parses a number, a pair of numbers joined by "..", True or False; else returns the text."""
     if text in ("True", "False"):
         return text == "True"
     try:
@@ -86,12 +86,12 @@ def _value(text):
 
 
 def private_optimizer(settings, plan, seed, accountant=None, public_validation=False):
-    """The private optimizer that the settings name, or the same step without privacy.
+    """Builds the private optimizer of the settings, or the same step without privacy.
 
     Args:
         settings: A `settings.Settings`.
         plan: The `tfdpx.PrivacyPlan` of the run.
-        seed: Int, of the noise and the views, or None.
+        seed: Int, the seed of the noise and the views, or None.
         accountant: `tfdpx.accounting.IndividualAccountant` of the run, or None.
         public_validation: Bool, see `measure.is_public`.
     """
@@ -118,11 +118,12 @@ def private_optimizer(settings, plan, seed, accountant=None, public_validation=F
 
 
 def crossentropy(label_smoothing):
-    """The loss of logits and class indices.
+    """Returns the loss for logits and class indices.
 
     Args:
         label_smoothing: Float in [0, 1), the weight of the uniform distribution over all classes
-            in the target. It is a part of each example's own loss, so privacy does not notice it.
+            in the target. It does not affect privacy, because it is a part of the loss of each
+            example.
     """
     if not label_smoothing:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -135,7 +136,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
     Args:
         label_smoothing: Float in [0, 1).
-        **kwargs: Those of `keras.losses.Loss`.
+        **kwargs: Arguments of `keras.losses.Loss`.
     """
 
     def __init__(self, label_smoothing, name="smoothed_crossentropy", **kwargs):
@@ -143,7 +144,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         self.label_smoothing = label_smoothing
 
     def call(self, y_true, y_pred):
-        """Losses `[batch]` of classes `[batch]` or `[batch, 1]` and logits `[batch, classes]`."""
+        """Returns losses `[batch]` for classes `[batch]` or `[batch, 1]`, and logits."""
         classes = keras.ops.reshape(y_true, [-1])
         targets = keras.ops.one_hot(classes, y_pred.shape[-1], dtype=y_pred.dtype)
         return keras.losses.categorical_crossentropy(
@@ -156,7 +157,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
 
 def check(settings, plan, image_shape):
-    """Raises UserError unless head steps and views fit the updates of the plan and the images."""
+    """Raises UserError unless head steps are below the plan's updates, and views fit the images."""
     if settings.augment_padding >= min(image_shape[:2]):
         raise UserError(
             f"Flag --augment_padding must be smaller than the images, of shape {image_shape}. "
@@ -170,11 +171,11 @@ def check(settings, plan, image_shape):
 
 
 class Trainer:
-    """The calls of `fit` that make a run.
+    """Makes the calls of `fit` of a run.
 
-    With `head_steps` there are two, each with an optimizer of its own. They share the plan, and the
-    ledger follows the weights from one to the other: epsilon is of all updates. Privacy does
-    not notice which layers train.
+    With `head_steps` there are two calls, each with another optimizer. They share the plan, and
+    epsilon counts the updates of both, because the ledger follows the weights. The choice of layers
+    to train does not affect privacy.
 
     Args:
         settings: A `settings.Settings`.
@@ -193,7 +194,7 @@ class Trainer:
 
     @property
     def steps_saved(self):
-        """Int: the updates of the run so far, as its checkpoints have them.
+        """The number of updates in the checkpoints of the run, an int.
 
         Raises:
             UserError: If a checkpoint is damaged.
@@ -205,22 +206,22 @@ class Trainer:
         """Trains the last layer for `head_steps` updates, a single Keras epoch.
 
         Args:
-            model: The `keras.Model`; all weights that are to train in the end are trainable.
+            model: The `keras.Model`, in which all weights of the later training are trainable.
             callbacks: List of Keras callbacks.
         """
-        if self._saved.exists:  # It holds the outcome of this.
+        if self._saved.exists:  # The checkpoint has the result of this step.
             return
         rate = self._settings.head_learning_rate or self._settings.learning_rate
         settings = dataclasses.replace(self._settings, learning_rate=rate)
         trained = model.trainable_variables
         train_only(model, last_layer(model).trainable_variables)
-        # A run that ended within them makes the rest.
+        # A run that was interrupted here makes the remaining updates.
         steps = settings.head_steps - self._saved_head.saved_updates or settings.head_steps
         self._fit(model, settings, self._saved_head, steps, steps, callbacks)
         train_only(model, trained)
 
     def fit(self, model, callbacks):
-        """Trains all that is trainable for the rest of the plan.
+        """Trains all trainable weights for the rest of the plan.
 
         Args:
             model: The `keras.Model`.
@@ -231,7 +232,7 @@ class Trainer:
         self._fit(model, settings, self._saved, steps, epoch, callbacks)
 
     def _fit(self, model, settings, saved, steps, epoch, callbacks):
-        """Compiles and fits; `fit` leaves the averaged weights in the model."""
+        """Compiles and fits the model, which has the averaged weights afterwards."""
         plan, data, strategy = self._plan, self._data, self._strategy
         with strategy.scope():
             model.compile(
@@ -273,15 +274,15 @@ class Trainer:
                 batches = plan.batches(
                     data.train_x, data.train_y, optimizer=model.optimizer, **people
                 )
-                # `batches` draws at random already.
+                # Not shuffled, because `batches` already draws at random.
                 model.fit(batches, shuffle=False, validation_data=measure.batches(data), **run)
 
 
 def head_and_features(settings, model, data):
-    """The last layer as a model of its own, and the data as it sees them; else model and data.
+    """Returns the last layer and its inputs, if that alone trains; else the model and the data.
 
-    Without augmentation an image has the same features in every update where nothing trains but the
-    last layer, so an update on the features is the update on the images, at a fraction of its time.
+    If only the last layer trains, and without augmentation, an image has the same features in every
+    update. So an update on the features equals an update on the images, in a fraction of the time.
 
     Args:
         settings: A `settings.Settings`.
@@ -301,7 +302,7 @@ def head_and_features(settings, model, data):
         return model, data
     print(f"Computing features of shape {shape} once: the layers before the last do not train.")
     size = measure.BATCH_SIZE
-    # One trace for every number of rows, where `predict` makes two.
+    # One trace for any number of rows, because `predict` would make two.
     spec = tf.TensorSpec([None, *features.input_shape[1:]], features.inputs[0].dtype)
     compute = tf.function(features, input_signature=[spec], autograph=False)
     train_x, eval_x = (
@@ -316,7 +317,7 @@ def head_and_features(settings, model, data):
 
 
 def features_of(model):
-    """Returns a model from images to the inputs of the last layer, if that alone trains, or None.
+    """Returns a model from images to the inputs of the last layer, if only that trains; else None.
 
     Args:
         model: The classifier of `start_from.Start.build`.

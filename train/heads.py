@@ -1,8 +1,8 @@
-"""Private heads of `classify --head=NAME`, on features of images that a folder keeps.
+"""Fits private heads, `classify --head=NAME`, on features of images that are kept in a folder.
 
-Features go to `--workdir` in shards; an extraction that was interrupted resumes after the last.
-The shards are private data. They are used again only for the same backbone and the same images.
-Each head has a folder of its own in it, `head-001`, `head-002` ..., the only one to publish.
+Features are written to `--workdir` in shards. An interrupted extraction resumes after the last
+shard. The shards are private data, and are reused only for the same backbone and the same images.
+Each head is written to a new folder in it, for example `head-001`. Publish only that folder.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from tfdpx.train.start_from import Start, not_private, without_paths, without_se
 SHARD = 4096
 _ABOUT, KEY = "features.json", "features.key"
 
-# Arguments besides the budget. Learning rates and alpha were chosen on other draws of the mixture
-# of docs/heads.md; steps are those of the paper.
+# Arguments besides the budget. Learning rates and alpha were chosen on other samples of the mixture
+# in docs/heads.md; the numbers of steps are from the paper.
 _KINDS = {
     "least_squares": (heads.LeastSquares, {"alpha": 1.0}),
     "newton": (heads.Newton, {"steps": 10, "learning_rate": 0.1}),
@@ -42,7 +42,7 @@ _KINDS = {
 
 
 def run(settings, workdir):
-    """Extracts the missing features, fits the head, and writes all that it leaves.
+    """Extracts missing features, fits the head, and writes its files.
 
     Args:
         settings: `settings.Settings` with `head`.
@@ -51,7 +51,7 @@ def run(settings, workdir):
     Returns:
         The report, a dict.
     """
-    build(settings, num_classes=2)  # Refuses unfit arguments before any image is read.
+    build(settings, num_classes=2)  # Refuses invalid arguments before any image is read.
     features = FeatureFolder.of(settings, workdir)
     measure.check_threshold(settings.threshold, features.class_names)
     x, y = features.arrays("train")
@@ -78,11 +78,11 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
     Args:
         features: `FeatureFolder`.
         head: The fitted head.
-        ledger: `Ledger` of the head and of all that was fitted to choose it.
-        num_examples: Int, the examples that `ledger` is of.
-        chosen: Dict of the method, its arguments, and scores of a search.
-        searched: Optional string, how arguments were chosen on these examples.
-        num_public: Int, examples without a guarantee.
+        ledger: `Ledger` of the head and of all fits that were made to choose it.
+        num_examples: Int, the number of examples that `ledger` covers.
+        chosen: Dict with the method, its arguments, and the scores of a search.
+        searched: Optional string, the way arguments were chosen on these examples.
+        num_public: Int, number of examples without a guarantee.
         threshold: Float, see `measure.predicted_classes`.
     """
     x, y = features.arrays("test")
@@ -120,7 +120,7 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
         },
     )
     folder = features.new_head()
-    record.save(folder / records.FILE)  # First: no weights exist without a record.
+    record.save(folder / records.FILE)  # Saved first, so that no weights exist without a record.
     files.write(folder / report.STATEMENT, record.statement().encode(), mode=0o644)
     with files.replacing(folder / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)
@@ -133,14 +133,14 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
 
 
 def build(settings, num_classes):
-    """The head of `tfdpx.heads` that the settings name, not fitted.
+    """Builds the head of `tfdpx.heads` that the settings name, without fitting it.
 
     Args:
         settings: `settings.Settings` with `head`.
         num_classes: Int.
 
     Raises:
-        UserError: If an argument is unfit, or belongs to another head.
+        UserError: If an argument is invalid, or belongs to another head.
     """
     kind, usual = _KINDS[settings.head]
     taken = {field.name for field in dataclasses.fields(kind)}
@@ -162,7 +162,7 @@ def build(settings, num_classes):
 
 
 def _head_arguments(settings):
-    """The arguments of the head that the settings give, a dict."""
+    """Returns the arguments of the head that the settings have, a dict."""
     names = {field.name for kind, _ in _KINDS.values() for field in dataclasses.fields(kind)}
     names = (names & {field.name for field in dataclasses.fields(settings)}) - {"seed"}
     values = {name: getattr(settings, name) for name in sorted(names)}
@@ -170,23 +170,23 @@ def _head_arguments(settings):
 
 
 class FeatureFolder:
-    """Shards `<split>-00000.npz` of features and labels, and `features.json` with their origin.
+    """A folder with shards `<split>-00000.npz` of features and labels, and their record.
 
-    `features.json` is a `Record`: features of private examples are not private, so its epsilon is
-    infinite. Its `seen` says what the backbone had seen.
+    The `Record` is in `features.json`. Its epsilon is infinite, because features of private
+    examples are not private. Its `seen` has the earlier trainings of the backbone.
 
     Args:
         path: Folder.
-        record: Optional `Record` of an extraction. A folder of another is refused.
+        record: Optional `Record` of an extraction. A folder with another record is refused.
 
     Attributes:
         path: `pathlib.Path`.
         record: `Record`.
-        extractor: `keras.Model` that this process extracts by; None if it only reads.
-        data: `images.ImageData` that it extracts from, or None.
+        extractor: `keras.Model` for the extraction; None if this process only reads.
+        data: `images.ImageData` to extract from, or None.
 
     Raises:
-        UserError: If the folder holds other features, or none and `record` is None.
+        UserError: If the folder has other features, or none while `record` is None.
     """
 
     def __init__(self, path, record=None):
@@ -215,14 +215,16 @@ class FeatureFolder:
 
     @classmethod
     def of(cls, settings, workdir):
-        """The folder `workdir`, with the features that the settings name, or those it has.
+        """Opens the folder `workdir`, and extracts the features that the settings name.
 
         Args:
-            settings: `settings.Settings` with `head`; without `dataset` the folder has all.
+            settings: `settings.Settings` with `head`; without `dataset` the folder must have all
+                features.
             workdir: `pathlib.Path`.
 
         Raises:
-            UserError: If the backbone saw these data without an account, or a file does not fit.
+            UserError: If the backbone was trained on these data without an account, or a file is of
+                another kind.
         """
         if settings.dataset is None:
             usual = {field.name: field.default for field in dataclasses.fields(settings)}
@@ -247,25 +249,25 @@ class FeatureFolder:
 
     @property
     def num_classes(self):
-        """Int."""
+        """The number of classes, an int."""
         return self.record.settings["num_classes"]
 
     @property
     def class_names(self):
-        """Tuple of strings; numbers where the features do not say."""
+        """The names of the classes, a tuple of strings; numbers if they are unknown."""
         names = (self.record.inputs or {}).get("class_names")
         return tuple(names or map(str, range(self.num_classes)))
 
     @property
     def before(self):
-        """`Ledger` of the backbone's training on the same data."""
+        """The `Ledger` of the backbone's training on the same data."""
         same = (
             training.ledger for training in self.record.seen if training.data == self.record.data
         )
         return sum(same, Ledger())
 
     def arrays(self, split):
-        """Features `[n, d]` and labels `[n]` of all shards of a split."""
+        """Returns the features `[n, d]` and labels `[n]` in all shards of a split."""
         shards = [np.load(path) for path in sorted(self.path.glob(f"{split}-*.npz"))]
         if not shards:
             raise UserError(f"The folder {self.path} holds no features of the split {split!r}.")
@@ -274,7 +276,7 @@ class FeatureFolder:
         )
 
     def extract(self, split, x, y):
-        """Writes the missing shards of a split, each whole or not at all.
+        """Writes the missing shards of a split. Each is written completely or not at all.
 
         Args:
             split: "train", "test" or "public".
@@ -282,7 +284,7 @@ class FeatureFolder:
             y: Integer labels `[n]`.
 
         Raises:
-            UserError: If a shard is of other images or labels: the data have changed since.
+            UserError: If a shard is of other images or labels, because the data have changed since.
         """
         count = math.ceil(len(x) / SHARD)
         for index in range(count):
@@ -299,7 +301,7 @@ class FeatureFolder:
         self._check(not self._shard(split, count).exists(), split)
 
     def new_head(self):
-        """The path of a new folder for a head."""
+        """Returns the path of a new folder for a head."""
         number = 1 + sum(1 for _ in self.path.glob("head-*"))
         while True:
             head = self.path / f"head-{number:03}"
@@ -313,7 +315,7 @@ class FeatureFolder:
         return self.path / f"{split}-{index:05}.npz"
 
     def _seal(self, x, y):
-        """A digest of examples under a key of the folder, which tells nobody else of them."""
+        """Returns a digest of examples under a key of the folder, so that it reveals nothing."""
         key = (self.path / KEY).read_bytes()
         content = np.ascontiguousarray(x).tobytes() + np.asarray(y, "int64").tobytes()
         return hashlib.blake2b(content, key=key, digest_size=16).digest()
@@ -344,7 +346,7 @@ def _load(settings, dataset, takes):
 
 
 def _public(settings, data):
-    """All images and labels of `--public_dataset`."""
+    """Returns all images and labels of `--public_dataset`."""
     pairs = (settings.dataset, settings.public_dataset), (settings.public_dataset, settings.dataset)
     if any(identity.overlap(identity.of(one), other) for one, other in pairs):
         raise UserError(
@@ -367,7 +369,7 @@ def _public(settings, data):
 
 
 def _extraction(settings, start, data):
-    """The `Record` of features, which are not private; `seen` on the same data is marked so."""
+    """Returns the `Record` of features; earlier trainings on the same data get the same `Data`."""
     mine = identity.of(settings.dataset)
     trainings = tuple(
         dataclasses.replace(training, data=mine)

@@ -1,7 +1,7 @@
-"""Individual epsilons of a run of `classify`: they are followed, released and written.
+"""Tracks, releases and writes the individual epsilons of a run of `classify`.
 
-All of it is private data, one number an example, and goes to a folder that its owner alone may
-read. Nothing of it goes to TensorBoard or into the report, except for released statistics.
+Everything is private data, because there is one number for each example, and is written to a folder
+that only its owner can read. TensorBoard and the report get released statistics only.
 """
 
 import json
@@ -42,16 +42,16 @@ def accountant(settings, plan):
 
 
 class History(keras.callbacks.Callback):
-    """Keeps norms and losses of all training examples after every Keras epoch.
+    """Stores norms and losses of all training examples after every Keras epoch.
 
-    A pass over these takes as long as the forward part of an epoch of training.
+    This takes as long as the forward passes of an epoch of training.
 
     Args:
         data: `images.ImageData`.
-        path: `pathlib.Path` of a file that keeps them for a resumed run.
+        path: `pathlib.Path` of the file that stores them for a resumed run.
 
     Attributes:
-        steps: List of ints, the model updates at each report.
+        steps: List of ints, the number of updates at each report.
         norms: List of float32 arrays [n], as fractions of the clip.
         losses: List of float32 arrays [n].
     """
@@ -103,14 +103,14 @@ def losses_and_labels(model, examples):
 
 
 def release(accountant, noise_multiplier):
-    """Returns the individual epsilons, and statistics of them that may be published.
+    """Returns the individual epsilons, and statistics of them that can be published.
 
-    It does both, because a release is charged to every example: read after it, the epsilons would
-    be others than those that the statistics are of.
+    It does both, because a release is charged to every example: after it, the epsilons would be
+    larger than the epsilons in the statistics.
 
     Args:
         accountant: The `IndividualAccountant` of the run.
-        noise_multiplier: Float, or None for no statistics.
+        noise_multiplier: Float, the noise of the statistics, or None for no statistics.
 
     Returns:
         Epsilons of the training alone, float64 array [n], private; a dict of statistics for the
@@ -133,8 +133,8 @@ def write(epsilons, worst, history, model, data, workdir, bounds=None):
     """Writes arrays, pictures and the report of the classes to `workdir / FOLDER`.
 
     Args:
-        epsilons: float64 array [n], of `release`.
-        worst: Float, the epsilon of the training for every example, before a release.
+        epsilons: float64 array [n], returned by `release`.
+        worst: Float, the epsilon of the training that holds for every example, before a release.
         history: `History`.
         model: The trained `keras.Model`.
         data: `images.ImageData`.
@@ -187,7 +187,7 @@ def group_report(epsilons, losses, groups, held_out_losses=None, held_out_groups
     Args:
         epsilons: Float array [num_examples], of `IndividualAccountant.epsilon`.
         losses: Float array [num_examples], of the same examples.
-        groups: Array [num_examples] of ids, such as classes: ints or strings.
+        groups: Array [num_examples] of ints or strings, for example classes.
         held_out_losses: Optional float array [n] of examples that were not trained on, for the
             attack. Losses of another model than the one of `epsilons` show more, because an attack
             against a private one has next to no success.
@@ -229,14 +229,14 @@ def group_report(epsilons, losses, groups, held_out_losses=None, held_out_groups
 def membership_success(members, others, splits=100, seed=0):
     """Returns the success of the attack that takes examples of low loss for members.
 
-    After Yu et al. 2022, section 5.3: as many members as others; the threshold that is best on one
-    half of them is tested on the other half.
+    After Yu et al. 2022, section 5.3, with as many members as others. The threshold that is best on
+    one half of these is tested on the other half.
 
     Args:
         members: Float array [n] of losses of examples that were trained on; at least two.
         others: Float array [m] of losses of examples that were not; at least two.
-        splits: Int, random choices and halves that the result is averaged over.
-        seed: Int, of these.
+        splits: Int, number of random choices and halves to average over.
+        seed: Int, the seed of these.
 
     Returns:
         Float in [0, 1]; 0.5 is guessing.
@@ -251,7 +251,7 @@ def membership_success(members, others, splits=100, seed=0):
         taken_right = np.searchsorted(np.sort(inside[:half]), losses, side="right")
         taken_wrong = np.searchsorted(np.sort(outside[:half]), losses, side="right")
         best = np.argmax(taken_right - taken_wrong)
-        threshold = losses[best : best + 2].mean()  # Half way to the next.
+        threshold = losses[best : best + 2].mean()  # Half way to the next loss.
         right = np.mean(inside[half:] <= threshold) + np.mean(outside[half:] > threshold)
         successes.append(right / 2)
     return float(np.mean(successes))

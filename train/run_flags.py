@@ -1,4 +1,4 @@
-"""The flags of training: one for each setting, and those that say where a run reads and writes."""
+"""Defines the flags of training: one for each setting, and flags for files and folders."""
 
 import dataclasses
 import types
@@ -11,7 +11,7 @@ from tfdpx.train.settings import Settings
 
 
 class _NumberOrAutomatic(flags.ArgumentParser):
-    """Parser of a flag that is a number or `automatic`."""
+    """A parser for a flag that is a number or `automatic`."""
 
     syntactic_help = "a number or automatic"
 
@@ -29,7 +29,7 @@ class _NumberOrAutomatic(flags.ArgumentParser):
         return self.syntactic_help
 
 
-# By the types of a field, None aside.
+# By the type of a field, without None.
 _DEFINE = {
     (str,): flags.DEFINE_string,
     (int,): flags.DEFINE_integer,
@@ -41,10 +41,10 @@ _DEFINE = {
 
 
 def define(settings):
-    """Defines a flag for each field that has none yet; unset means as the preset says.
+    """Defines a flag for each field that has none yet. An unset flag leaves the preset's value.
 
     Args:
-        settings: A dataclass whose fields `setting` made.
+        settings: A dataclass with fields that `setting` returned.
     """
     for field in dataclasses.fields(settings):
         text, choices = field.metadata["help"], field.metadata["choices"]
@@ -61,14 +61,14 @@ WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
 )
 DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder with TensorFlow Datasets. Default: that library's own."
+    "data_dir", None, "Folder with TensorFlow Datasets. Default: that of the library."
 )
-DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if --data_dir has it not.")
-RESUME = flags.DEFINE_bool("resume", False, "Go on with the unfinished run in --workdir, if any.")
+DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if it is not in --data_dir.")
+RESUME = flags.DEFINE_bool("resume", False, "Continue the unfinished run in --workdir, if any.")
 LOG_PRIVATE_METRICS = flags.DEFINE_bool(
     "log_private_metrics",
     False,
-    "Also write training loss and the like, which no guarantee covers, to TensorBoard.",
+    "Also write metrics without a guarantee, such as the training loss, to TensorBoard.",
 )
 FINAL = flags.DEFINE_bool(
     "final", False, "Train on all training images: --validation=0 --eval_split=test."
@@ -80,10 +80,10 @@ def given(settings=Settings):
     """Returns a dict from the fields of `settings` to the values of their flags, None if unset.
 
     Args:
-        settings: A dataclass for which `define` was called.
+        settings: A dataclass that was passed to `define`.
 
     Raises:
-        UserError: If --final comes with a flag that it excludes.
+        UserError: If a flag contradicts --final.
     """
     values = {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(settings)}
     if not FINAL.value:

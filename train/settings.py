@@ -1,7 +1,7 @@
-"""The settings of a run of `classify`, and which go together.
+"""The settings of a run of `classify`, and the conflicts between them.
 
 A field of `Settings` is a flag of the same name (`run_flags.py`), and one of the settings in the
-record. A flag that is not given is None, and then the preset decides.
+record. A flag that is not set is None, and then the preset's value is used.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
 from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES
 from tfdpx.train.errors import UserError, checking_flags
 
-# The kinds of runs: updates on images, a run on a table, a head on features of images.
+# The kinds of runs: updates on images, a table, and a head on features of images.
 IMAGES, TABLES, HEADS = "images", "tables", "heads"
-# These determine each other: three are given and tfdpx.PrivacyPlan solves for the fourth. In this
-# order the preset's are dropped where the flags give too many.
+# Three of these determine the fourth, for which tfdpx.PrivacyPlan solves. If flags and preset give
+# all four, the preset's are dropped in this order.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 HEAD_NAMES = ("least_squares", "newton", "feature_covariance", "first_order", "adamix")
 CLASSIFICATION, REGRESSION = "classification", "regression"
@@ -34,7 +34,7 @@ _OPTIMIZERS = {
 
 
 class Check(NamedTuple):
-    """A condition on the value of a setting, and the same in words after "must"."""
+    """A condition on the value of a setting, and the words for it after "must"."""
 
     holds: Callable[[Any], bool]
     text: str
@@ -49,7 +49,7 @@ SHARE = Check(lambda v: 0 < v < 1, "lie strictly between 0 and 1")
 
 
 class Conflict(NamedTuple):
-    """Settings that do not go together: a condition of them, their names, and the sentence."""
+    """A conflict between settings: its condition, their names, and the sentence of the error."""
 
     holds: Callable[[Any], Any]
     names: str
@@ -61,9 +61,9 @@ def setting(flag_help, check=None, *, choices=None, of=(IMAGES,), **default):
 
     Args:
         flag_help: The text of the flag.
-        check: `Check` of every value but None.
-        choices: Tuple of strings, all values that there are.
-        of: Kinds of runs that have the setting.
+        check: `Check` for every value but None.
+        choices: Tuple of strings, all valid values.
+        of: The kinds of runs that have the setting.
         **default: `default` or `default_factory`, as for `dataclasses.field`.
     """
     if choices:
@@ -75,14 +75,14 @@ def setting(flag_help, check=None, *, choices=None, of=(IMAGES,), **default):
 _ALL, _PHOTOS = (IMAGES, TABLES, HEADS), (IMAGES, HEADS)
 
 
-# Tables of flags and of conflicts, not formatted, to be read as such.
+# The tables of flags and of conflicts are not formatted, so that they stay readable.
 # fmt: off
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """The settings that `classify` and `pretrain` share.
 
     Raises:
-        UserError: If a value is out of its range, or values do not go together.
+        UserError: If a value is out of range, or values contradict each other.
     """
 
     dataset: str | None = setting("digits, any image data set of TensorFlow Datasets, folder:PATH "
@@ -123,7 +123,7 @@ class RunSettings:
     init_from: str | None = setting("Start from this .keras file, of tfdpx or of any Keras image "
         "model, or from the run folder that holds it. The last layer starts anew.", of=_PHOTOS,
         default=None)
-    pretrained_on: str | None = setting("What --init_from was trained on; presets say so, nothing "
+    pretrained_on: str | None = setting("Data of --init_from's training, set by presets; nothing "
         "depends on it.", default=None)
     init_data: str | None = setting("The data set that --init_from was trained on, where the file "
         "does not say.", of=_PHOTOS, default=None)
@@ -152,7 +152,7 @@ class RunSettings:
         default="auto")
     report_every: int = setting("Updates between reports: the length of a Keras epoch.", FROM_ONE,
         default=100)
-    seed: int | None = setting("For repeatable experiments. Somebody who knows it can remove the "
+    seed: int | None = setting("For repeatable experiments. Anyone who knows it can remove the "
         "noise: never for a release.", NOT_NEGATIVE, of=_ALL, default=None)
 
     conflicts: typing.ClassVar[tuple[Conflict, ...]] = (
@@ -180,7 +180,7 @@ class RunSettings:
                 problems.append(
                     f"Flag --{field.name} must {check.text}. Received: --{field.name}={value}."
                 )
-        # Conditions compare values that are in their ranges.
+        # Conditions assume that all values are in range.
         for conflict in () if problems else self.conflicts:
             if conflict.holds(self):
                 values = [f"--{name}={getattr(self, name)}" for name in conflict.names.split()]
@@ -198,8 +198,8 @@ class RunSettings:
 class Settings(RunSettings):
     """The settings of a run of `classify`.
 
-    Without privacy (`private` False) the same step neither clips nor adds noise: then
-    `noise_multiplier` is 0, `epsilon` None and `l2_norm_clip` infinite.
+    Without privacy (`private` is False) the step neither clips nor adds noise: then
+    `noise_multiplier` is 0, `epsilon` is None and `l2_norm_clip` is infinite.
     """
 
     private: bool = setting("False: the same step without clipping and noise.", default=True)
@@ -207,9 +207,9 @@ class Settings(RunSettings):
         Check(lambda v: v > 0, "be positive"), of=_ALL, default=None)
     delta: float = setting("The delta of (epsilon, delta)-differential privacy.", SHARE, of=_ALL,
         default=1e-5)
-    noise_multiplier: float | None = setting("Noise deviation over l2_norm_clip; 0: no privacy. Of "
+    noise_multiplier: float | None = setting("Noise deviation / l2_norm_clip; 0: no privacy. Of "
         "heads: of every release.", FINITE, of=_PHOTOS, default=None)
-    sampling: str = setting("How batches are drawn.", choices=("poisson", "shuffle"),
+    sampling: str = setting("The sampling of batches.", choices=("poisson", "shuffle"),
         default="poisson")
     accountant: str | None = setting("The accountant of epsilon, pld by default; of heads gdp, "
         "which is exact.", choices=("pld", "rdp", "gdp", "zcdp"), of=_ALL, default=None)
@@ -228,7 +228,7 @@ class Settings(RunSettings):
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
     augment: list | None = setting("Layers of Keras and KerasCV that make the views, with their "
         "arguments: RandomFlip,RandomRotation:factor=0.1.", default=None)
-    batch_norm: str | None = setting("What becomes of batch normalization in --init_from; default: "
+    batch_norm: str | None = setting("Treatment of batch normalization in --init_from; default: "
         "freeze.", choices=("freeze", "replace"), default=None)
     pixels: str | None = setting("Values of pixels that the Keras model of --init_from was trained "
         "on, if it does not scale them itself: from ... to ..., or as keras.applications prepares "
@@ -237,7 +237,7 @@ class Settings(RunSettings):
         NOT_NEGATIVE, default=0)
     head_learning_rate: float | None = setting("Learning rate of these; default: --learning_rate.",
         POSITIVE, default=None)
-    augment_mix: int = setting("Of the --augmult views so many are mixtures of two of the others.",
+    augment_mix: int = setting("Number of --augmult views that are mixtures of two other views.",
         NOT_NEGATIVE, default=0)
     augment_mix_alpha: float | None = setting("Alpha of the Beta distribution of the weights of "
         "--augment_mix; default 0.2.", POSITIVE, default=None)
@@ -396,7 +396,7 @@ class Settings(RunSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        self.ranges  # noqa: B018 - refuses --bounds that it cannot read.
+        self.ranges  # noqa: B018 - refuses invalid --bounds.
         quantities = {name: getattr(self, name) for name in PRIVACY}
         if self.kind == IMAGES and not (self.open and None in quantities.values()):
             with checking_flags():
@@ -409,12 +409,12 @@ class Settings(RunSettings):
 
     @property
     def is_regression(self):
-        """Whether numbers are predicted."""
+        """Whether the model predicts numbers."""
         return self.task == REGRESSION
 
     @property
     def open(self):
-        """Whether something is left for `tfdpx.train.defaults` to choose."""
+        """Whether `tfdpx.train.defaults` has something to choose."""
         chosen = (self.learning_rate, self.l2_norm_clip, self.ema_momentum)
         return self.model == AUTO or None in chosen
 
@@ -436,10 +436,10 @@ class Settings(RunSettings):
         return ranges
 
     def privacy_plan(self, num_examples):
-        """Returns the `tfdpx.PrivacyPlan` of the run on so many training images, or people.
+        """Returns the `tfdpx.PrivacyPlan` of a run on `num_examples` images, rows or people.
 
         Raises:
-            UserError: If the values do not go together.
+            UserError: If the values contradict each other.
         """
         with checking_flags():
             return tfdpx.PrivacyPlan(
@@ -457,11 +457,11 @@ class Settings(RunSettings):
 
 # fmt: on
 def kind_of(dataset, head):
-    """The kind of a run.
+    """Returns the kind of a run.
 
     Args:
-        dataset: String as of `--dataset`, or None.
-        head: String as of `--head`, or None.
+        dataset: String, the value of `--dataset`, or None.
+        head: String, the value of `--head`, or None.
     """
     if (dataset or "").partition(":")[0] in TABLE_FORMATS:
         return TABLES
@@ -469,21 +469,21 @@ def kind_of(dataset, head):
 
 
 def resolve(preset, overrides):
-    """Returns the `Settings` of a preset with the given values in place of its own.
+    """Returns the `Settings` of a preset with some values replaced.
 
-    Of noise_multiplier, epsilon, steps and batch_size exactly one is left open. Given values stay;
-    where they and the preset's are too many, the preset's noise_multiplier goes first, then its
-    epsilon, its steps, its batch_size. So `epsilon` alone chooses the noise, and `noise_multiplier`
-    alone gives the epsilon that follows from it. Without privacy (`private=False`) the preset's
-    noise, clip and epsilon go.
+    Exactly one of noise_multiplier, epsilon, steps and batch_size is left open, because it follows
+    from the others. If `overrides` and the preset have all four, one of the preset's values is
+    dropped: the first of these names that is not in `overrides`. For example, `epsilon` alone
+    determines the noise, and `noise_multiplier` alone determines epsilon. Without privacy
+    (`private=False`) the preset's noise, clip and epsilon are replaced.
 
     Args:
-        preset: Name of a preset, or None for the usual one of the data.
-        overrides: Dict of the fields of `Settings` that the user chose; None is not chosen.
+        preset: Name of a preset, or None for the default of the data set.
+        overrides: Dict of the fields of `Settings` that the user set; None means not set.
 
     Raises:
-        UserError: If there is no such preset, a value is out of its range, or a flag belongs to
-            another kind of run.
+        UserError: If there is no such preset, a value is out of range, or a flag belongs to another
+            kind of run.
     """
     overrides = {name: value for name, value in overrides.items() if value is not None}
     kind = kind_of(overrides.get("dataset"), overrides.get("head"))
@@ -500,7 +500,7 @@ def resolve(preset, overrides):
     if kind != IMAGES:
         return Settings(**{**presets.OF_KIND[kind], **overrides})
     epsilon = overrides.get("epsilon")
-    if epsilon is not None and not 0 < epsilon < math.inf:  # Presets compute with it.
+    if epsilon is not None and not 0 < epsilon < math.inf:  # Presets depend on it.
         raise UserError(
             f"Flag --epsilon must be positive and finite. Received: --epsilon={epsilon}. "
             "For a run without privacy use --private=false."
@@ -513,7 +513,7 @@ def resolve(preset, overrides):
         values.update({"noise_multiplier": 0.0, "l2_norm_clip": math.inf, **overrides})
     left_open = None in (values.get("steps"), values.get("batch_size"))
     if left_open and "noise_multiplier" in overrides and "epsilon" not in overrides:
-        values.pop("epsilon", None)  # What the preset leaves open is chosen, not solved for.
+        values.pop("epsilon", None)  # Open values of the preset are chosen, not solved for.
     if all(values.get(name) is not None for name in PRIVACY):
         values.pop(next((name for name in PRIVACY if name not in overrides), None), None)
     return Settings(**values)

@@ -13,7 +13,7 @@ def test_the_pages_are_current():
 def test_a_default_is_shown_of_the_flag_or_else_of_the_settings():
     page = reference_pages.flags_page()
     assert (
-        "| `--sampling` | `poisson`, `shuffle`. How batches are drawn. Default: `poisson`. |"
+        "| `--sampling` | `poisson`, `shuffle`. The sampling of batches. Default: `poisson`. |"
         in page
     )
     assert "to try a strategy out. Default: `1`. |" in page
