@@ -33,7 +33,7 @@ class Measured:
     Attributes:
         targets: Array `[count]`: integer labels, or the values of a regression.
         outputs: float32 array: logits `[count, classes]`, or predicted values `[count]`.
-        class_names: Names of the classes; none of a regression.
+        class_names: Names of the classes; empty for a regression.
         threshold: Float, see `predicted_classes`.
         split: "test" or "validation", the first word of the metrics' names.
         is_public: Bool, see `is_public`.
@@ -48,24 +48,24 @@ class Measured:
 
     @property
     def predictions(self):
-        """Array `[count]`, predicted classes or values."""
+        """The predicted classes or values, an array `[count]`."""
         if not len(self.class_names):
             return self.outputs
         return predicted_classes(self.outputs, self.threshold)
 
     @property
     def margins(self):
-        """Float64 array `[count]`, the log-odds of the second of two classes."""
+        """The log-odds of the second of two classes, a float64 array `[count]`."""
         return np.diff(self.outputs.astype("float64"))[:, 0]
 
     @property
     def positive(self):
-        """Float64 array `[count]`, the probability of the second of two classes."""
+        """The probability of the second of two classes, a float64 array `[count]`."""
         return special.expit(self.margins)
 
     @property
     def top5_accuracy(self):
-        """Float, share of labels among the five largest; None with five classes or fewer."""
+        """The share of labels among the five largest outputs; None with five classes or fewer."""
         if len(self.class_names) <= TOP or not len(self.targets):
             return None
         pair = self.targets, self.outputs
@@ -73,7 +73,7 @@ class Measured:
         return float(np.mean(within, dtype="float64"))
 
     def results(self):
-        """Returns the metrics as a record has them, a dict; None where one is undefined."""
+        """Returns the metrics for a record, a dict; None for a metric that is undefined."""
         scores = {"accuracy": None} if len(self.class_names) else {"r2": None}
         if len(self.targets):
             scores = self._of_classes() if len(self.class_names) else self._of_values()
@@ -85,7 +85,7 @@ class Measured:
         return records.plain(results | {"not_protected": None if self.is_public else NOT_PROTECTED})
 
     def warnings(self):
-        """Returns a sentence where classes among the labels are never predicted, in a list."""
+        """Returns a list with a sentence if classes among the labels are never predicted."""
         predicted = np.unique(self.predictions)
         missing = np.setdiff1d(self.targets, predicted) if len(self.class_names) else ()
         if not len(missing):
@@ -136,7 +136,7 @@ class Measured:
 
 
 def probabilities(logits):
-    """Returns the probabilities of classes, float64 `[rows, classes]`, of their logits."""
+    """Returns the probabilities of classes, float64 `[rows, classes]`, from their logits."""
     return special.softmax(np.asarray(logits, "float64"), axis=1)
 
 
@@ -145,8 +145,8 @@ def predicted_classes(logits, threshold=THRESHOLD):
 
     Args:
         logits: Float array `[rows, classes]`.
-        threshold: Float in (0, 1). Of two classes the second is predicted where its probability
-            is at least this. Of more the class of the largest logit is.
+        threshold: Float in (0, 1). Of two classes, the second is predicted if its probability is at
+            least this. Of more classes, the one with the largest logit is.
     """
     if logits.shape[1] == 2:
         return (probabilities(logits)[:, 1] >= threshold).astype("int64")
@@ -154,7 +154,7 @@ def predicted_classes(logits, threshold=THRESHOLD):
 
 
 def check_threshold(threshold, class_names):
-    """Raises UserError for a `--threshold` of other than two classes."""
+    """Raises UserError if there is a `--threshold` but not two classes."""
     if threshold != THRESHOLD and len(class_names) != 2:
         raise UserError(
             "Flag --threshold is the least probability of the second of two classes: leave it out. "
@@ -164,16 +164,16 @@ def check_threshold(threshold, class_names):
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class AUC(keras.metrics.AUC):
-    """`keras.metrics.AUC` of two logits, by equal steps of log-odds where these are small.
+    """`keras.metrics.AUC` for two logits, with equal steps of log-odds where these are small.
 
-    Equal steps of probabilities do not rank examples of a rare class.
+    Equal steps of probability, the default, cannot rank examples of a rare class.
     """
 
     def __init__(self, name="auc", **kwargs):
         super().__init__(_THRESHOLDS_OF_AUC, name=name, **kwargs)
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        """Takes labels `[batch]` and logits `[batch, 2]`."""
+        """Adds labels `[batch]` and logits `[batch, 2]`."""
         margins = keras.ops.cast(y_pred[:, 1] - y_pred[:, 0], "float32")
         ranks = 0.5 + 0.5 * margins / (1 + keras.ops.abs(margins))
         super().update_state(keras.ops.reshape(y_true, [-1]), ranks, sample_weight)
@@ -182,7 +182,7 @@ class AUC(keras.metrics.AUC):
 def is_public(data, public_test=False):
     """Returns whether the examples to measure on are public test images.
 
-    Images that were held out of the training images are as private as these.
+    Held-out training images are as private as the training images.
 
     Args:
         data: `images.ImageData`. The test images of the data sets in `tfds.ENTRIES` are
@@ -193,12 +193,12 @@ def is_public(data, public_test=False):
 
 
 def is_known(name):
-    """Returns whether a data set, a string, is one of `tfds.ENTRIES`."""
+    """Returns whether the name of a data set is in `tfds.ENTRIES`."""
     return tfds.Name.parse(name).entry in tfds.ENTRIES
 
 
 def batches(data):
-    """Returns the examples to measure on as a `tf.data.Dataset` of batches, in their order.
+    """Returns the examples to measure on as a `tf.data.Dataset` of batches, in order.
 
     Args:
         data: `images.ImageData`.
@@ -207,7 +207,7 @@ def batches(data):
 
 
 def measure(model, data, public_test=False, threshold=THRESHOLD):
-    """Returns the `Measured` of a model on the examples of `data` to measure on.
+    """Measures a model on the examples of `data` to measure on, and returns a `Measured`.
 
     Args:
         model: A `keras.Model` from images to logits.
@@ -222,7 +222,7 @@ def measure(model, data, public_test=False, threshold=THRESHOLD):
 
 
 def predicted(model, examples):
-    """Yields the logits of examples, batch by batch, in their order.
+    """Yields the logits of examples, batch by batch, in order.
 
     Args:
         model: A `keras.Model` from images to logits.
@@ -241,7 +241,7 @@ def noisy_count(right, noise_multiplier):
     Guarantee: one Gaussian release; adding or removing one example changes the count by at most 1.
 
     Args:
-        right: Number of examples that the model classifies correctly; rounded to a whole one.
+        right: Number of examples that the model classifies correctly; it is rounded.
         noise_multiplier: Float, standard deviation of the noise.
     """
     released = Releases({"right": (noise_multiplier, 1)})
@@ -249,13 +249,13 @@ def noisy_count(right, noise_multiplier):
 
 
 class RawWeights(keras.callbacks.Callback):
-    """Keeps the weights of the last update, over which Keras then writes their average.
+    """Keeps the weights after the last update, because Keras then overwrites them by their average.
 
     Args:
-        steps: Int, updates of the whole training.
+        steps: Int, the number of updates of the whole training.
 
     Attributes:
-        values: List of arrays as of `model.get_weights()`; None before the end.
+        values: List of arrays, from `model.get_weights()`; None before the end.
     """
 
     def __init__(self, steps):
@@ -264,11 +264,11 @@ class RawWeights(keras.callbacks.Callback):
         self.values = None
 
     def on_train_begin(self, logs=None):
-        """Keeps them if the run was resumed after its last update, because no other follows."""
+        """Keeps the weights if the run was resumed after its last update, because none follows."""
         self.on_epoch_end(None, logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Must be called before Keras averages the weights, as it is after Keras's epochs."""
+        """Keeps the weights after the last update. Keras calls this before it averages them."""
         del epoch, logs
         if steps_taken(self.model.optimizer) >= self._steps:
             self.values = self.model.get_weights()

@@ -1,4 +1,4 @@
-"""The model card of a run: a file beside the model, with the header that model hubs read."""
+"""Writes the model card of a run, a file with the header that model hubs read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TASKS = {"image": "image", "row": "tabular", "text": "text"}
 
 
 def text(record: Record) -> str:
-    """Returns the card, Markdown below a header of YAML: the same for the same record.
+    """Returns the card, Markdown with a YAML header. It is a function of the record.
 
     Metrics of private examples are left out, because a card is made to be published.
 
@@ -46,7 +46,7 @@ def text(record: Record) -> str:
         "## How to check this",
         _escaped(plain_words.check(record)),
         "## Statement",
-        textwrap.indent(record.statement(), "    "),  # Code, which shows any name as it is.
+        textwrap.indent(record.statement(), "    "),  # As code, which shows any name unchanged.
     ]
     header = [f"{key}: {_yaml(value)}" for key, value in _header(record, model, name).items()]
     return "\n".join(["---", *header, "---", "", "\n\n".join(parts)])
@@ -76,11 +76,11 @@ def _header(record: Record, model: str, name: str) -> dict[str, Any]:
 
 
 def _yaml(value: Any) -> str:
-    """Returns a value as JSON, which is YAML: no name can end its strings."""
+    """Returns a value as JSON. That is valid YAML, and no name can end its strings."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else json.dumps(value)
 
 
 def _escaped(text: str) -> str:
-    """Returns text as a line of Markdown that shows it: neither markup nor HTML."""
+    """Returns text as a line of Markdown, with markup and HTML escaped."""
     return re.sub(r"([\\`*_\[\]<>&|])", r"\\\1", " ".join(str(text).split()))

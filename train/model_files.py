@@ -1,4 +1,4 @@
-"""The file of a model that a flag names, and the model in it."""
+"""Finds and reads the file of a model that a flag names."""
 
 import pathlib
 import zipfile
@@ -9,20 +9,20 @@ from tfdpx import account
 from tfdpx.accounting import record as records
 from tfdpx.train.errors import UserError
 
-# The file of a run folder that holds its model.
+# The file in a run's folder with its model.
 MODEL_FILE = "model.keras"
 
 
 def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
-    """The file that a flag means: itself, or the model of a run folder.
+    """Returns the file that a flag names, or the model in a run's folder.
 
     Args:
         path: String.
-        flag: The flag that names it, for errors.
-        suffixes: Tuple of strings, of the files that may be named.
+        flag: String, the name of the flag, for errors.
+        suffixes: Tuple of strings, the valid endings of files.
 
     Raises:
-        UserError: If there is none.
+        UserError: If there is no such file.
     """
     file = pathlib.Path(path).expanduser()
     if file.is_dir():
@@ -48,7 +48,7 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
 
 
 def read(path, flag="init_from"):
-    """The model of a `.keras` file, whose origin the record in the file accounts for."""
+    """Reads the model of a `.keras` file. The record in the file accounts for its origin."""
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -58,7 +58,7 @@ def read(path, flag="init_from"):
 
 
 def recorded_inputs(path):
-    """The inputs in the record of a `.keras` file and its threshold, a dict; empty if it has none.
+    """Returns inputs and threshold in the record of a `.keras` file, a dict; empty if it has none.
 
     Raises:
         UserError: If the file cannot be read.

@@ -1,4 +1,4 @@
-"""The report of a model that was trained by the user's own Keras code: `tfdpx.report`."""
+"""`tfdpx.report`, which writes the report of a model that Keras code of a user trained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tfdpx.train import report as files_of_run
 from tfdpx.train.measure import Measured
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-_UNITS = {2: "row", 4: "image"}  # By the rank of a model's only input.
+_UNITS = {2: "row", 4: "image"}  # By the rank of the only input of a model.
 _LEAST_PROBABILITY, _LARGEST_PROBABILITY = 1e-30, 1 - 2.0**-24  # Their log-odds are finite.
 
 
@@ -38,32 +38,32 @@ def report(
     data: str,
     test: Any = None,
 ) -> dict[str, Any]:
-    """Writes what was spent on a model, and how well it does, for the people who receive it.
+    """Writes a report of a model's privacy loss and results, for the people who receive the model.
 
     The files are those of the program `tfdpx classify`: `model.keras` without its optimizer,
     `record.json`, `privacy_statement.txt`, `report.html`, `model_card.md` and pictures. The command
     `tfdpx verify FOLDER` checks that they agree. Call it after the last `fit`.
 
-    Metrics of `test` are exact, not private, and the files say so: they are on the page and in the
-    record, and not on the model card. Labels of two or more classes get accuracy, its interval and
-    base rate, AUC and the like; a single number gets R2 and the mean absolute error; models of any
-    other kind get the metrics that they were compiled with.
+    Metrics of `test` are exact, not private. They are on the page and in the record, which tell
+    this, but not on the model card. For classes they are for example accuracy with its interval and
+    base rate, and AUC; for a single number they are R2 and the mean absolute error. For all other
+    models they are the metrics of `compile`.
 
     Args:
-        model: A `keras.Model` that a tfdpx optimizer with a `plan` has trained, all of it or some
-            layers, or one with a layer of a fitted head of `tfdpx.heads`.
-        folder: Path of a folder without a report. It is made if need be.
-        data: String, the name of the data set that was trained on, for example "ward 7, 2024".
-            Reports on data of one name are added up by `tfdpx account`.
-        test: Optional `(x, y)` of arrays as for `evaluate`, or a `tf.data.Dataset` of batches, of
-            examples that were not trained on.
+        model: A `keras.Model` of which all or some layers were trained by a tfdpx optimizer with a
+            `plan`, or one with the layer of a fitted head of `tfdpx.heads`.
+        folder: Path of a folder without a report. It is created if needed.
+        data: String, the name of the training data, for example "ward 7, 2024". `tfdpx account`
+            adds up reports on data with the same name.
+        test: Optional test examples: arrays `(x, y)` as for `evaluate`, or a `tf.data.Dataset` of
+            batches.
 
     Returns:
-        Dict of JSON values: results, epsilon and what else follows from the record.
+        Dict of JSON values: results, epsilon and other values that follow from the record.
 
     Raises:
-        ValueError: If no private training of the model is known, a part of what its weights have
-            spent is unknown, `folder` holds a report, or `test` is no pair and no data set.
+        ValueError: If no private training of the model is known, a part of the privacy loss of its
+            weights is unknown, `folder` has a report, or `test` is neither a pair nor a data set.
 
     Example:
     >>> tfdpx.report(model, "reports/first", data="ward 7, 2024", test=(x, y))  # doctest: +SKIP
@@ -118,7 +118,7 @@ def report(
 
 
 def _ledger(model: keras.Model, optimizer: Any, plan: PrivacyPlan | None) -> Ledger:
-    """Returns what was spent on the weights of a model, with a delta."""
+    """Returns the ledger of the weights of a model, with a delta."""
     ledger = optimizer.ledger if optimizer else account.ledger_of(model.variables)
     if plan:
         ledger = ledger.assuming(plan.sampling_probability)
@@ -165,7 +165,7 @@ def _unit(model: keras.Model) -> str:
 
 
 def _measure(model: keras.Model, test: Any) -> tuple[Measured | None, dict[str, Any]]:
-    """Returns the `Measured` of a model with classes or one value; and results for a record."""
+    """Returns the `Measured` of a model with classes or one value, and the results for a record."""
     is_pair = isinstance(test, tuple) and len(test) == 2
     if not is_pair and not isinstance(test, tf.data.Dataset):
         raise ValueError(
@@ -193,7 +193,7 @@ def _measure(model: keras.Model, test: Any) -> tuple[Measured | None, dict[str, 
 
 
 def _class_indices(targets: np.ndarray, num_outputs: int) -> np.ndarray | None:
-    """Returns integer labels [n] of targets [n, 1] or one-hot [n, classes]; None of others."""
+    """Returns integer labels [n] for targets [n, 1] or one-hot [n, classes]; None for others."""
     if targets.dtype.kind not in "biuf":
         return None
     if targets.shape[1] == num_outputs > 1:
@@ -205,7 +205,7 @@ def _class_indices(targets: np.ndarray, num_outputs: int) -> np.ndarray | None:
 
 
 def _logits(outputs: np.ndarray, loss: Any) -> np.ndarray:
-    """Returns logits [n, classes] of logits or probabilities; one column is of the second class."""
+    """Returns logits [n, classes] for logits or probabilities; one column is the second class."""
     if outputs.shape[1] > 1:
         is_sure = (outputs >= 0).all() and np.allclose(outputs.sum(axis=1), 1, atol=1e-2)
         return np.log(np.maximum(outputs, _LEAST_PROBABILITY)) if is_sure else outputs
@@ -216,7 +216,7 @@ def _logits(outputs: np.ndarray, loss: Any) -> np.ndarray:
 
 
 def _evaluate(model: keras.Model, test: tuple) -> dict[str, Any]:
-    """Returns the metrics that a model was compiled with, as a record has results."""
+    """Evaluates the metrics that a model was compiled with, and returns results for a record."""
     scores = model.evaluate(*test, return_dict=True, verbose=0) if model.compiled else {}
     results = {f"test_{name}": float(score) for name, score in scores.items()}
     return records.plain(results | {"measured_on": "test", "not_protected": measure.NOT_PROTECTED})
@@ -224,7 +224,7 @@ def _evaluate(model: keras.Model, test: tuple) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _without_optimizer(model: keras.Model) -> Iterator[None]:
-    """Within it Keras saves the model as one that was never compiled."""
+    """Context manager in which Keras saves the model as if it was never compiled."""
     optimizer, compiled = getattr(model, "optimizer", None), model.compiled
     model.optimizer, model.compiled = None, False
     try:

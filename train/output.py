@@ -1,4 +1,4 @@
-"""Output of the programs: a table for people, and one line of JSON for programs."""
+"""Prints the output of the programs: a table for people, and a line of JSON for programs."""
 
 import json
 
@@ -41,7 +41,7 @@ def print_table(record, title, file=None):
 
 
 def readable(value):
-    """Returns a value of JSON as a table shows it, a string."""
+    """Returns a JSON value as a string for a table."""
     if value is None:
         return "-"
     if isinstance(value, list):

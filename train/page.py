@@ -1,6 +1,6 @@
-"""The page of a run, for readers who know no machine learning: made from its record and pictures.
+"""Makes the page of a run from its record and pictures, for readers outside of machine learning.
 
-It is one file that loads nothing and runs nothing. Pictures and the whole record are inside.
+It is one file that includes the pictures and the whole record. It loads and runs nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TITLES = {ATTACK: "The limit on every attack, and guessing", **_MEASURED}
 _MOST_CLASSES = 20
 # Settings that a command always names.
 _ALWAYS = ("dataset", *PRIVACY, "delta")
-# The policy allows neither scripts nor the network, should an escape ever fail.
+# The policy forbids scripts and network access, in case an escape ever fails.
 _PAGE = string.Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -69,13 +69,13 @@ _RECORD = re.compile(rb'<pre id="record">(.*?)</pre>', re.DOTALL)
 
 
 def page(record: Record, pictures: dict[str, bytes]) -> bytes:
-    """Returns the page of a run: the same bytes for the same record and pictures.
+    """Returns the page of a run. It is a function of the record and the pictures.
 
-    Names that a user chose are shown as text.
+    Names that a user chose are escaped.
 
     Args:
         record: `tfdpx.accounting.record.Record`.
-        pictures: Dict from names of files to PNG files, see `pictures_of`.
+        pictures: Dict from names of files to the bytes of PNG files, see `pictures_of`.
     """
     record = dataclasses.replace(record, weights=None)  # Only the model file has their digest.
     view = record.view()
@@ -114,24 +114,24 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
     model = view.get("model") or view.get("method") or record.program
     title = _escaped(f"Privacy of a model trained on {plain_words.data_name(record)} ({model})")
     text = _PAGE.substitute(title=title, body="\n".join(parts))
-    # The name of a file may hold bytes that are no characters.
+    # The name of a file may have bytes that are not characters.
     return text.encode("utf-8", "backslashreplace")
 
 
 def pictures_of(folder: str | os.PathLike) -> dict[str, bytes]:
-    """Returns the pictures in a run's folder that its page shows, a dict from names to files."""
+    """Returns the pictures in a run's folder that its page shows, a dict from names to bytes."""
     paths = (pathlib.Path(folder) / name for name in _TITLES)
     return {path.name: path.read_bytes() for path in paths if path.exists()}
 
 
 def take_apart(content: bytes) -> tuple[bytes, dict[str, bytes], bytes]:
-    """Returns the record in a page as JSON, the pictures in it by name, and all but the record.
+    """Returns the record in a page as JSON, its pictures by name, and the page without the record.
 
     Args:
         content: Bytes of the page.
 
     Raises:
-        ValueError: If there is no record in it.
+        ValueError: If the page has no record.
     """
     match = _RECORD.search(content)
     if match is None:
@@ -152,16 +152,16 @@ def record_in(content: bytes) -> Record:
         content: Bytes of the page.
 
     Raises:
-        ValueError: If there is none, or it was edited.
+        ValueError: If there is no record, or it was edited.
     """
     return Record.from_json(take_apart(content)[0])
 
 
 def command_again(record):
-    """Returns the command that trains the same again, a flag a line; None if there is none.
+    """Returns the command that repeats the training, with a flag on each line, or None.
 
-    A record has neither the seed nor paths, so files and folders are named by their ends. No
-    command repeats a search.
+    Files and folders are named by the ends of their paths, because a record has neither paths nor
+    the seed. No command repeats a search.
     """
     if record.searched or record.program not in ("classify", "pretrain"):
         return None
@@ -185,8 +185,8 @@ def _defaults(kind):
 
 
 def _usual_settings(recorded):
-    """Returns the settings that data and budget alone give a run of `classify`, a dict."""
-    dataset = recorded.get("dataset")  # A folder of features may have none.
+    """Returns the settings of a `classify` run that sets only the same data and budget."""
+    dataset = recorded.get("dataset")  # A folder of features may have no data set.
     kind = settings.kind_of(dataset, recorded.get("head"))
     if kind != settings.IMAGES:
         return presets.OF_KIND[kind]
@@ -196,7 +196,7 @@ def _usual_settings(recorded):
 
 
 def _picture(pictures, name, title):
-    """Returns a picture with its title, in a list; an empty one if there is none."""
+    """Returns a list with a picture and its title; an empty list if there is no picture."""
     if name not in pictures:
         return []
     pixels = base64.b64encode(pictures[name]).decode()

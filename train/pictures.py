@@ -1,7 +1,7 @@
-"""Pictures of runs: accuracy, mistakes, bounds on attacks, and individual epsilons.
+"""Draws pictures of runs: accuracy, mistakes, bounds on attacks, and individual epsilons.
 
-matplotlib is imported when something is drawn, because most runs of `account` draw nothing. Class
-names may be in any script.
+matplotlib is imported when something is drawn, because most runs of `account` draw nothing. Names
+of classes may be in any script, for example Chinese.
 """
 
 import functools
@@ -20,10 +20,10 @@ def learning_curve(rows, path, eval_split="test", base_rate=None):
     Without privacy (an infinite epsilon) the updates are the only axis.
 
     Args:
-        rows: List of dicts with `step`, `epsilon`, `accuracy` and, of two classes, `auc`, in the
+        rows: List of dicts with `step`, `epsilon`, `accuracy` and, for two classes, `auc`, in the
             order of steps.
         path: PNG file to write.
-        eval_split: String, the examples that the accuracy was measured on.
+        eval_split: String, the name of the examples on which accuracy was measured.
         base_rate: Float, the share of their most frequent class, drawn as a line; or None.
     """
     from matplotlib import ticker
@@ -60,7 +60,7 @@ def confusion_matrix(labels, predictions, class_names, path):
     Args:
         labels: Integer labels `[num_examples]`.
         predictions: Predicted labels `[num_examples]`.
-        class_names: One name a class.
+        class_names: List with a name for each class.
         path: PNG file to write.
     """
     num_classes = len(class_names)
@@ -93,8 +93,9 @@ def reliability(labels, probabilities, name, path, with_thresholds=False):
         probabilities: Probabilities of the class, `[num_examples]`.
         name: Name of the class.
         path: PNG file to write.
-        with_thresholds: Bool, whether precision and recall are drawn against the threshold. Only
-            for public examples, because a threshold that is read off it depends on them.
+        with_thresholds: Bool, whether precision and recall are drawn against the threshold. Use
+            this only for public examples, because a threshold that is read off the picture depends
+            on them.
     """
     from sklearn import calibration, metrics
 
@@ -125,13 +126,13 @@ def reliability(labels, probabilities, name, path, with_thresholds=False):
 
 
 def wrong_predictions(images, labels, predictions, class_names, path):
-    """Draws images with their class and the one that they were taken for.
+    """Draws images with their class and the predicted class.
 
     Args:
         images: uint8 array `[count, height, width, channels]`.
         labels: Integer labels `[count]`.
         predictions: Predicted labels `[count]`.
-        class_names: One name a class.
+        class_names: List with a name for each class.
         path: PNG file to write.
     """
     from matplotlib import figure
@@ -155,9 +156,9 @@ def attack_curve(curves, path, measured=None, axes=None):
     Args:
         curves: Dict from names of runs to `tfdpx.accounting.AttackBounds`.
         path: PNG file to write.
-        measured: Dict from names of attacks that were made to pairs of arrays [n], false and true
-            positive rates; or None. The rates of an attack on private data are private.
-        axes: matplotlib axes to draw on, the picture of which is written; or None, for new ones.
+        measured: Dict from names of real attacks to pairs of arrays [n], false and true positive
+            rates; or None. The rates of an attack on private data are private.
+        axes: matplotlib axes to draw on, or None for new ones. Their whole figure is written.
     """
     names, fonts = readable([*curves, *(measured or {})])
     axes = axes or _axes((6, 5.5))
@@ -179,7 +180,7 @@ def attack_curve(curves, path, measured=None, axes=None):
 
 
 def individual_histogram(epsilons, worst, path):
-    """Draws how many examples have which epsilon (Figure 1).
+    """Draws a histogram of the epsilons of examples (Figure 1).
 
     Args:
         epsilons: Float array [n], at most `worst`.
@@ -221,7 +222,7 @@ def individual_losses(epsilons, losses, path):
 
     Args:
         epsilons: Float array [n].
-        losses: Dict from a name, such as "loss at the end", to a float array [n].
+        losses: Dict from a name, for example "loss at the end", to a float array [n].
         path: PNG file to write.
     """
     axes = _axes((6, 4), _PRIVATE)
@@ -241,9 +242,9 @@ def individual_groups(groups, value, label, path):
     """Draws the mean epsilon of groups as bars, and another value as a line (Figures 6 and 7).
 
     Args:
-        groups: List of dicts of `individual.group_report`, in the order to draw.
+        groups: List of dicts from `individual.group_report`, in the order to draw.
         value: String, the entry to draw as a line.
-        label: String, its name.
+        label: String, the name of that entry.
         path: PNG file to write.
     """
     names, fonts = readable([group["name"] for group in groups])
@@ -261,14 +262,14 @@ def individual_groups(groups, value, label, path):
 
 
 def readable(names):
-    r"""Returns names as matplotlib is to show them, and the fonts that have their letters.
+    r"""Returns names for matplotlib to show, and the fonts with their letters.
 
     Args:
         names: List of names.
 
     Returns:
-        List of strings, in which letters that no installed font has are escapes, such as `\u732b`,
-        and dollars too, because a pair of them means a formula; and a list of font families.
+        List of strings, and a list of font families. Letters without an installed font become
+        escapes, for example `\u732b`. Dollar signs do, too, because a pair of them means a formula.
     """
     import matplotlib
     from matplotlib import font_manager
@@ -279,7 +280,7 @@ def readable(names):
     for font in font_manager.fontManager.ttflist:
         if not missing:
             break
-        # The font "Last Resort" has a box for every letter.
+        # The font "Last Resort" only has boxes in place of letters.
         if font.style != "normal" or font.name.startswith("Last Resort"):
             continue
         if letters := missing & _letters(font.fname):
@@ -296,7 +297,7 @@ def _letters(path):
 
     try:
         font = font_manager.get_font(path)
-    except (OSError, RuntimeError):  # Of coloured bitmaps.
+    except (OSError, RuntimeError):  # A font of coloured bitmaps.
         return frozenset()
     return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
 

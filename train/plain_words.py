@@ -1,6 +1,6 @@
-"""The privacy and the results of a run in plain words, for readers outside the field.
+"""Describes the privacy and the results of a run in plain words, for readers outside the field.
 
-All sentences are made from the record alone. `report.html` and `model_card.md` consist of them.
+All sentences follow from the record alone. `report.html` and `model_card.md` consist of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up
 
-# From this share of right guesses on, texts call the protection weak.
+# Texts call the protection weak from this share of right guesses.
 _WEAK = 0.75
 _SPLITS = {"test": "test {}s", "validation": "{}s that were held out of the training"}
 
@@ -21,20 +21,20 @@ def data_name(record: Record) -> str:
 
 
 def reasons_against_release(record: Record) -> list[str]:
-    """Returns a sentence on why the weights must not be released, in a list; else an empty one."""
+    """Returns a list with a sentence on why not to release the weights; else an empty list."""
     if record.epsilon == math.inf:
         return [f"Not private: the weights may tell everything about the {record.unit}s."]
     return [f"Do not release: {'; '.join(record.problems)}."] if record.problems else []
 
 
 def is_weak(record: Record) -> bool:
-    """Whether an attack may be right more than 75 times of 100."""
+    """Returns whether an attack may be right more than 75 times in 100."""
     bounds = record.attack_bounds()
     return bounds is not None and bounds.right_guesses > _WEAK
 
 
 def protected(record: Record) -> tuple[str, str]:
-    """Returns a sentence on who is protected, and a caution on those who are protected less."""
+    """Returns a sentence on who is protected, and a caution about people with less protection."""
     name, unit = data_name(record), record.unit
     if record.epsilon == math.inf:
         return f"Not a single {unit} of {name} is protected.", record.statement()
@@ -116,7 +116,7 @@ def measured(record: Record) -> str:
 
 
 def limits(record: Record) -> list[str]:
-    """Returns sentences on the causes that would void the claim, and on all that it leaves out."""
+    """Returns sentences on the causes that would void the claim, and on its exceptions."""
     unit, results = record.unit, record.results
     seed = "This run had one." if record.ledger.is_seeded else "None is recorded."
     names = "names of classes" + " and columns" * (unit == "row")
@@ -147,7 +147,7 @@ def limits(record: Record) -> list[str]:
 
 
 def check(record: Record) -> str:
-    """Returns sentences on how to find out whether files belong to the record."""
+    """Returns sentences on how to check that files belong to the record."""
     return (
         "The command tfdpx verify FOLDER checks that model, record, statement and page belong "
         f"together. The fingerprint of the record is {record.fingerprint}. Have the sender read "

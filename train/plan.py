@@ -1,11 +1,11 @@
-"""Shows how much noise, and how many updates, each privacy budget means, before anything is spent.
+"""Shows the noise and the number of updates for each privacy budget, before anything is spent.
 
     tfdpx plan --num_examples=4000 --batch_size=400
 
-A row for each epsilon from 0.5 to 20: the noise multiplier, the updates, a learning rate to test
-first, the most right guesses of an attacker, and the epsilon of a person with 2 or 4 examples. With
---steps or --epochs the updates are fixed and the noise is solved; with --noise_multiplier the
-updates are. No data are read, and no row promises an accuracy. The last line is one JSON object.
+Each row is for an epsilon from 0.5 to 20: the noise multiplier, the updates, a learning rate to
+test first, the largest share of right guesses of an attacker, and the epsilon of a person with 2 or
+4 examples. Set --steps or --epochs to solve for the noise, or --noise_multiplier to solve for the
+updates. No data are read, and no row promises an accuracy. The last line is one JSON object.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -28,7 +28,7 @@ from tfdpx.train.output import to_json
 
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0)
 GROUPS = (2, 4)
-_LARGEST_DELTA = 1e-5  # Of those that are chosen here.
+_LARGEST_DELTA = 1e-5  # The largest delta that this program chooses.
 _NOTES = (
     "Right guesses: someone who knows everything but whether one example was in the data finds it "
     "out at most so often (50% is tossing a coin; above 75% the protection is weak).",
@@ -47,8 +47,8 @@ def define_flags(values):
     real, whole = flags.DEFINE_float, flags.DEFINE_integer
     for define, name, text in (
         (whole, "num_examples", "Training examples; public."),
-        (whole, "batch_size", "Expected examples a model update. Default: up to 1,024."),
-        (whole, "steps", "Model updates. Default, up to 20,000 examples: 60 or 100."),
+        (whole, "batch_size", "Expected examples in an update. Default: up to 1,024."),
+        (whole, "steps", "Model updates. Default for up to 20,000 examples: 60 or 100."),
         (real, "epochs", "In place of --steps: passes over the data."),
         (real, "noise_multiplier", "In place of --steps: the updates are solved for."),
         (real, "delta", "Delta. Default: at most a tenth of 1/num_examples, and at most 1e-5."),
@@ -89,16 +89,16 @@ def plans(
 
     Args:
         num_examples: Int.
-        batch_size: Int; of `defaults.for_networks` if left out, as `steps`.
+        batch_size: Int; None, as for `steps`, uses `defaults.for_networks`.
         steps: Int, or None.
         epochs: Float, in place of `steps`, or None.
-        noise_multiplier: Float, in place of both; the steps are then solved for.
-        delta: Float in (0, 1), or None for one that is chosen.
+        noise_multiplier: Float, in place of both, to solve for the steps.
+        delta: Float in (0, 1), or None to choose one.
         accountant: "pld" or "rdp".
 
     Returns:
-        Dict of JSON values with `plans`, a dict for each epsilon. Where nothing keeps within it,
-        its other values are None.
+        Dict of JSON values with `plans`, a dict for each epsilon. Its other values are None if no
+        plan keeps within that epsilon.
     """
     delta = _delta(num_examples) if delta is None else delta
     rows, cautions = [], {}
@@ -114,7 +114,7 @@ def plans(
                 length = length or {"steps": usual["steps"]}
                 plan = PrivacyPlan(num_examples, size, **length, **about)
             cautions |= dict.fromkeys(str(caution.message) for caution in caught)
-        except ValueError:  # Nothing keeps within so small an epsilon, or it bounds nothing.
+        except ValueError:  # No plan keeps within so small an epsilon, or it is too large.
             plan = None
         rows.append({"epsilon": epsilon, **_row(plan)})
     return {
@@ -129,7 +129,7 @@ def plans(
 
 
 def _row(plan):
-    """Returns the values of a plan that the table shows, a dict; None for all without a plan."""
+    """Returns the values of a plan for the table, a dict; all are None without a plan."""
     names = ("noise_multiplier", "steps", "epochs", "learning_rate", "right_guesses")
     names += ("epsilon_of_examples_of_one_person",)
     if plan is None:
@@ -145,7 +145,7 @@ def _delta(num_examples):
 
 
 def _problems(values):
-    """Yields a sentence for each flag that is out of its range, and each pair at odds."""
+    """Yields a sentence for each flag that is out of range, and each conflict of two flags."""
     count, size = values.num_examples, values.batch_size
     if count is None or count < 1:
         yield f"Flag --num_examples must be at least 1. Received: --num_examples={count}."
@@ -175,7 +175,7 @@ def _problems(values):
 
 
 def _print(record, is_delta_asked):
-    """Prints the table and what its columns mean."""
+    """Prints the table and the meaning of its columns."""
     count, size, delta = (record[name] for name in ("num_examples", "batch_size", "delta"))
     rows = table.Table(title=f"{count:,} examples, {size:,} an update, delta {delta:g}")
     titles = ("epsilon", "noise", "updates", "learning rate", "right guesses")

@@ -1,13 +1,13 @@
-"""Predicts classes of images, or the target of rows of a table, by a trained model.
+"""Predicts the classes of images, or the target of rows of a table, with a trained model.
 
     python -m tfdpx.train.predict --model=RUN --images=PATH
     python -m tfdpx.train.predict --model=RUN --rows=NEW.csv
 
 RUN is the working folder of `tfdpx.train.classify` (or `pretrain`), or a .keras file that it wrote;
-PATH an image, or a folder that is searched at any depth. Prints a table and writes a CSV file with
-the columns file, class, probability; with --all_classes also the probability of each class. Of a
-model of a table the second writes a line for each row of a CSV or Parquet file. Predictions for
-private images and rows are private.
+PATH is an image, or a folder to search at any depth. Prints a table and writes a CSV file with the
+columns file, class and probability; with --all_classes also the probability of each class. The
+second command is for models of tables, and writes a line for each row of a CSV or Parquet file.
+Predictions for private images and rows are private.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -32,24 +32,24 @@ from tfdpx.train.errors import UserError, in_one_line, printable
 from tfdpx.train.output import to_json
 
 _BATCH_SIZE = 256
-_MOST_ROWS = 50  # Of the table that is printed.
+_MOST_ROWS = 50  # Rows of the table that is printed.
 
 
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     common = {"flag_values": values}
     flags.DEFINE_string("model", None, "Working folder of a run, or a .keras file.", **common)
-    flags.DEFINE_string("images", None, "An image, or a folder of images at any depth.", **common)
+    flags.DEFINE_string("images", None, "An image, or a folder to search at any depth.", **common)
     flags.DEFINE_string("rows", None, "A CSV or Parquet file of new rows of a table.", **common)
     flags.DEFINE_string("csv", "predictions.csv", "File to write, or to replace.", **common)
-    flags.DEFINE_bool("skip_broken", False, "Leave broken images out, and count them.", **common)
+    flags.DEFINE_bool("skip_broken", False, "Leave out broken images, and count them.", **common)
     flags.DEFINE_bool("all_classes", False, "Write the probability of every class.", **common)
-    threshold = "Of two classes: instead of the --threshold that the training recorded."
+    threshold = "For two classes: replaces the --threshold that the training recorded."
     flags.DEFINE_float("threshold", None, threshold, 1e-9, 1 - 1e-9, **common)
 
 
 def main(argv, values=flags.FLAGS):
-    """Predicts as the flags say; errors of the user become one line."""
+    """Predicts what the flags ask for; errors of the user become one line."""
     with in_one_line("tfdpx.train.predict", argv):
         record = run(values)
     print(to_json(record), flush=True)
@@ -95,7 +95,7 @@ def logits(model, takes, files):
     Args:
         model: A `keras.Model` from uint8 images to logits.
         takes: `inputs.ImageInput`.
-        files: List of `pathlib.Path`, each of an image that can be read.
+        files: List of `pathlib.Path` of images that can be read.
     """
     parts = []
     for start in range(0, len(files), _BATCH_SIZE):
@@ -106,7 +106,7 @@ def logits(model, takes, files):
 
 
 def print_table(files, names, shares, csv_path):
-    """Prints file, class and probability of the first images, and the place of the others."""
+    """Prints file, class and probability of the first images, and where the others are."""
     rows = table.Table()
     for title in ("file", "class", "probability"):
         rows.add_column(title, overflow="fold")
@@ -119,18 +119,18 @@ def print_table(files, names, shares, csv_path):
 
 
 def write(path, files, names, predicted, shares, class_names=()):
-    """Writes the CSV file, whole or not at all.
+    """Writes the CSV file, completely or not at all.
 
     Args:
         path: `pathlib.Path`.
         files: List of `pathlib.Path`.
-        names: List of the names of their classes.
+        names: List of the names of the predicted classes.
         predicted: Probabilities of these, `[images]`.
         shares: Probabilities `[images, classes]`.
-        class_names: Names of the classes, for a column each; none by default.
+        class_names: Names of the classes, to write a column for each; empty by default.
 
     Raises:
-        UserError: If it cannot be written.
+        UserError: If the file cannot be written.
     """
     content = io.StringIO(newline="")
     writer = csv.writer(content)
@@ -139,14 +139,14 @@ def write(path, files, names, predicted, shares, class_names=()):
         columns = [share, *(row if class_names else ())]
         writer.writerow([file, name, *(f"{share:.6f}" for share in columns)])
     try:
-        # Names of files need not be UTF-8; they are written as they are.
+        # Names of files are written unchanged, even if they are not UTF-8.
         _files.write(path, content.getvalue().encode(errors="surrogateescape"), mode=0o644)
     except OSError as error:
         raise UserError(f"Cannot write --csv={path}: {error}.") from error
 
 
 def _readable(path, skip_broken):
-    """Returns the images under a path, and how many broken ones were left out."""
+    """Returns the images under a path, and the number of broken ones that were left out."""
     if not path.exists():
         raise UserError(f"There is nothing at --images={path}.")
     files, folder = (find(path)[0], path) if path.is_dir() else ([path], path.parent)
