@@ -1,18 +1,19 @@
-"""Presets: the values of flags of an experiment, by name. docs/presets.md says what to expect.
+"""Presets: named sets of flag values for experiments. See docs/presets.md for their results.
 
-`--preset=table12/eps8` is the column `eps8` of the group `table12`; `COMMON` holds what all columns
-of a group share. Flags on the command line win over a preset. Groups `table2` to `table21` and
-`figure4` follow appendix C of De et al. 2022 (arXiv:2204.13650); others name their paper.
+For example, `--preset=table12/eps8` is the column `eps8` of the group `table12`. `COMMON` has the
+values that all columns of a group share. Flags on the command line override a preset. Groups
+`table2` to `table21` and `figure4` follow appendix C of De et al. 2022 (arXiv:2204.13650); the
+others name their paper.
 """
 
 from tfdpx.train.errors import UserError, did_you_mean
 
-# A column may depend on the budget: pairs of a lower end of epsilon, and the values above it.
+# The key of values that depend on the budget: pairs of a lower limit of epsilon, and values above.
 BY_EPSILON = "by_epsilon"
-# The budget of a preset that depends on it, if the user names none.
+# The budget of such a preset if the user sets none.
 EPSILON = 8.0
 
-# Values that are left open are chosen by tfdpx.train.defaults.
+# tfdpx.train.defaults chooses open values.
 _CHOSEN = dict(
     model="auto", epsilon=EPSILON, delta=1e-5, learning_rate=None, l2_norm_clip=None,
     ema_momentum=None, report_every=20,
@@ -26,7 +27,7 @@ _SMALL_TABLE2 = dict(
 _SMALL_TABLE5 = dict(_DIGITS_CNN, dataset="digits:5-9", batch_size=512, report_every=20)
 _NO_ADDITION = dict(group_norm=False, weight_standardization=False, ema_momentum=0.0)
 
-# The appendix C of De et al. WRNs from random weights.
+# Appendix C of De et al.: WRNs from random weights.
 _CIFAR10 = dict(
     dataset="cifar10", model="wrn_16_4", delta=1e-5, batch_size=4096, l2_norm_clip=1.0, augmult=16,
     augment_padding=4, augment_flip=True, ema_momentum=0.9999, microbatch_size=64, report_every=50,
@@ -42,12 +43,12 @@ _FROM_IMAGENET32 = dict(
     learning_rate=1.0, microbatch_size=16,
 )  # fmt: skip
 _LAST = dict(trainable="last", learning_rate=4.0)
-# Only with 45,000 training images are the epsilons of this table those that the paper gives.
+# This table has the epsilons of the paper only with 45,000 training images.
 _FROM_CIFAR100 = dict(
     _CIFAR10, validation=0.1, eval_split="test", model="wrn_40_4", pretrained_on="cifar100",
     trainable="all", microbatch_size=32,
 )  # fmt: skip
-# 10,000 training images are held out (Table 11); accuracy is of the official validation images.
+# 10,000 training images are held out (Table 11); accuracy is on the official validation images.
 _IMAGENET = dict(
     dataset="imagenet2012", validation=10_000, eval_split="test", center_crop=True, delta=8e-7,
     batch_size=16384, l2_norm_clip=1.0, ema_momentum=0.99999, report_every=500,
@@ -69,17 +70,17 @@ _PUBLIC_PLACES = dict(private=False, batch_size=1024)
 # the norms of projections.
 _TAN = dict(_CIFAR10, relu_first=True, weight_standardization=False)
 
-# Tramer and Boneh 2021 (arXiv:2011.11660): their commands, whose learning rates are for gradients
-# that are not divided by the clip.
+# Tramer and Boneh 2021 (arXiv:2011.11660): their commands, with learning rates for gradients that
+# are not divided by the clip.
 _SCATTERNET = dict(
     epsilon=3.0, delta=1e-5, l2_norm_clip=0.1, momentum=0.9, ema_momentum=0.0, microbatch_size=512,
     report_every=40,
 )  # fmt: skip
 _SCATTER_CIFAR10 = dict(dataset="cifar10", batch_size=8192, steps=360, learning_rate=0.4)
 
-# Yu et al. 2022, appendix B: noise, batch size and epochs, two refreshes an epoch; the clip there
-# is the median norm at the start, which no epsilon covers, and here a number of ours. Learning
-# rates are ours too.
+# Yu et al. 2022, appendix B: noise, batch size and epochs, and two refreshes in an epoch. The clip
+# and the learning rates are ours, because theirs is the median norm at the start, which no epsilon
+# covers.
 _INDIVIDUAL = dict(
     individual=True, individual_refreshes=2, delta=1e-5, l2_norm_clip=1.0, ema_momentum=0.0,
     learning_rate=1.0, report_every=50,
@@ -131,7 +132,7 @@ _IMAGENET32_COLUMNS = {
 
 
 def _additions(**rows):
-    """Returns the columns of an ablation: the values of each row on top of those before it."""
+    """Returns the columns of an ablation, in which each row adds its values to the rows before."""
     columns, values = {}, {}
     for name, row in rows.items():
         columns[name] = values = {**values, **row}
@@ -201,7 +202,7 @@ COLUMNS = {
         "eps3": dict(learning_rate=2.0, noise_multiplier=5.0, steps=1593),
         "eps4": dict(learning_rate=2.0, noise_multiplier=4.0, steps=1687),
         "eps6": dict(learning_rate=4.0, noise_multiplier=3.0, steps=1843),
-        # Only with 45,000 training images is this epsilon 8.
+        # This epsilon is 8 only with 45,000 training images.
         "eps8": dict(
             learning_rate=4.0, noise_multiplier=3.0, steps=2468, validation=0.1, eval_split="test"
         ),
@@ -282,7 +283,7 @@ COLUMNS = {
     },
 }  # fmt: skip
 
-# Runs on tables and heads have no other presets.
+# The only presets of runs on tables and heads.
 OF_KIND = {
     "tables": dict(epsilon=3.0, delta=1e-5, accountant="pld", test_fraction=0.2),
     "heads": dict(delta=1e-5),
@@ -290,7 +291,7 @@ OF_KIND = {
 
 
 def names():
-    """Returns the names of all presets, such as `"digits"` and `"table12/eps8"`."""
+    """Returns the names of all presets, for example `"digits"` and `"table12/eps8"`."""
     return [
         f"{group}/{column}" if column else group
         for group in COMMON
@@ -299,7 +300,7 @@ def names():
 
 
 def summary():
-    """Returns the names of all presets as a phrase, those of a group together."""
+    """Returns the names of all presets as a phrase, grouped."""
     columns = {group: [c for c in COLUMNS.get(group, ()) if c] for group in COMMON}
     return ", ".join(
         f"{g}/({'|'.join(options)})" if options else g for g, options in columns.items()
@@ -307,10 +308,10 @@ def summary():
 
 
 def default_for(dataset):
-    """Returns the preset of a run on images that names none.
+    """Returns the default preset of a run on images.
 
     Args:
-        dataset: String as of --dataset, or None.
+        dataset: String, the value of `--dataset`, or None.
     """
     return "folder" if (dataset or "").startswith("folder:") else "digits"
 
@@ -320,7 +321,7 @@ def values_of(preset, epsilon=None):
 
     Args:
         preset: One of `names()`.
-        epsilon: Float, of the user, for a preset that depends on it.
+        epsilon: Float, the user's budget, for a preset that depends on it.
 
     Raises:
         UserError: If there is no such preset.

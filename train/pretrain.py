@@ -3,11 +3,11 @@ r"""Pre-trains an image classifier without privacy, for fine-tuning, on public i
     python -m tfdpx.train.pretrain --recipe=imagenet32 --workdir=/tmp/pretrained
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
 
-The recipe gives every setting; flags win over it. Recipes are those of De et al. 2022
-(arXiv:2204.13650), appendix C.3. The working directory receives `model.keras`, which `--init_from`
-of `classify` reads, `record.json`, which the last line of the standard output shows, and
-`report.html`, a page of it with its pictures. Ctrl-C ends a run after the update under way, saved;
-it resumes with --workdir=PATH --resume and no other flag. Training takes one device.
+A recipe has every setting, and flags override it. Recipes follow De et al. 2022 (arXiv:2204.13650),
+appendix C.3. The working directory receives `model.keras` for `--init_from` of `classify`,
+`record.json`, which is also the last line of the standard output, and `report.html`, a page with
+pictures. Ctrl-C ends a run after the current update, and saves it; --workdir=PATH --resume without
+other flags continues. Training uses one device.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -38,7 +38,7 @@ from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD, WORKDIR, define, given
 from tfdpx.train.settings import NOT_NEGATIVE, Check, Conflict, RunSettings, Settings, setting
 from tfdpx.train.start_from import Start, not_private, without_secrets
 
-# What a recipe does not say.
+# Values that recipes leave out.
 _DEFAULTS = dict(momentum=0.9, weight_decay=0.0, report_every=1000)
 RECIPES = {
     "digits": dict(
@@ -55,19 +55,19 @@ RECIPES = {
         dataset="imagenet32", validation=10_000, model="wrn_28_10", batch_size=1024, steps=240_000,
         learning_rate=0.3, weight_decay=5e-5, augment_padding=4, augment_flip=True,
     ),
-    # Of JFT-300M, which is not public: --dataset and --steps (10 epochs) are to be given.
+    # For JFT-300M, which is not public: --dataset and --steps (10 epochs) must be set.
     "jft": dict(
         model="nf_resnet_50", batch_size=1024, learning_rate=0.4, weight_decay=1e-6,
         schedule="cosine", warmup_steps=5_000, image_size=224, augment_resize=1.2,
         augment_flip=True,
     ),
 }  # fmt: skip
-# Flags with a default: the recipe, and those of programs that train on several devices.
+# Flags with a default: the recipe, and the flags of programs that train on several devices.
 _NO_SETTINGS = ("recipe", "strategy", "tpu", "cpu_devices")
 
 
 def _rise(steps):
-    """Whether all are whole numbers, as text or not, and each is above the one before."""
+    """Returns whether all are whole numbers, or texts of these, in rising order."""
     if not all(str(step).isdecimal() for step in steps):
         return False
     return all(int(a) < int(b) for a, b in zip([0, *steps], steps, strict=False))
@@ -75,13 +75,13 @@ def _rise(steps):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretraining(RunSettings):
-    """The settings of a run of `pretrain`; each field is the flag of that name.
+    """The settings of a run of `pretrain`. Each field is a flag with the same name.
 
-    `momentum` and `weight_decay` are those of SGD: the latter times the weight is added to the
+    `momentum` and `weight_decay` are for SGD: `weight_decay` times the weight is added to the
     gradient of every weight, before the momentum.
 
     Raises:
-        UserError: If a value is out of its range, or values do not go together.
+        UserError: If a value is out of range, or values contradict each other.
     """
 
     schedule: str = setting(
@@ -116,7 +116,7 @@ class Pretraining(RunSettings):
 _RECIPE = flags.DEFINE_string(
     "recipe", "digits", f"Settings to start from, one of: {', '.join(RECIPES)}."
 )
-define(Pretraining)  # Those of private training are defined as well, and refused by name.
+define(Pretraining)  # Flags of private training are defined, too, for errors.
 for _name in ("dataset", "model", "steps", "batch_size", "learning_rate", "workdir", "resume"):
     flags.declare_key_flag(_name)
 
@@ -136,15 +136,15 @@ def main(argv):
 
 
 def resolve(recipe, overrides):
-    """The `Pretraining` of a recipe with the given values in place of its own.
+    """Returns the `Pretraining` of a recipe with some values replaced.
 
     Args:
         recipe: One of `RECIPES`.
-        overrides: Dict from flag names to values; None for those left out.
+        overrides: Dict from names of flags to values; None means not set.
 
     Raises:
-        UserError: If there is no such recipe, a value is out of its range, or a flag is of private
-            training or of several devices.
+        UserError: If there is no such recipe, a value is out of range, or a flag is for private
+            training or several devices.
     """
     if recipe not in RECIPES:
         raise UserError(
@@ -185,7 +185,7 @@ def train(settings, workdir):
     folder = RunFolder(workdir, _RECIPE.value, settings, start.settings, determined)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
-    # As NF-ResNets are published; De et al. start at 1 where they train privately from scratch.
+    # The published value of NF-ResNets; De et al. use 1 for private training from scratch.
     model = start.build(data, skip_init=0.0)
     add_weight_decay(model, settings.weight_decay)
     model.compile(
@@ -249,14 +249,14 @@ def train(settings, workdir):
 
 
 class LastState(keras.callbacks.Callback):
-    """Saves model and optimizer after every Keras epoch.
+    """Saves the model and the optimizer after every Keras epoch.
 
-    The state after the last update is not saved: a run that is cut off between its end and its
-    report makes its last epoch again, and reports that.
+    The state after the last update is not saved. If a run is interrupted between that update and
+    its report, it repeats its last epoch.
 
     Args:
         folder: The `resume.RunFolder`.
-        steps: Updates of the whole run.
+        steps: Int, the number of updates of the whole run.
     """
 
     def __init__(self, folder, steps):
@@ -265,7 +265,7 @@ class LastState(keras.callbacks.Callback):
         self._weights = folder.path / "latest.weights.h5"
 
     def restore(self, model):
-        """Loads the last save, if there is one, into a compiled model."""
+        """Loads the last saved state, if any, into a compiled model."""
         if self._weights.exists():
             model.optimizer.build(model.trainable_variables)
             model.load_weights(self._weights)
@@ -276,7 +276,7 @@ class LastState(keras.callbacks.Callback):
         self._folder.begin()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Saves, but for the end of the run."""
+        """Saves the state, except at the end of the run."""
         del epoch, logs
         if int(self.model.optimizer.iterations) < self._steps:
             self.save()
@@ -287,10 +287,10 @@ class LastState(keras.callbacks.Callback):
 
 
 def learning_rates(settings):
-    """The learning rate of a `Pretraining`: a float, or a `LearningRateSchedule` of Keras."""
+    """Returns the learning rate of a `Pretraining`, a float or a Keras `LearningRateSchedule`."""
     rate, warmup = settings.learning_rate, settings.warmup_steps
     if settings.schedule == "step":
-        # Keras' value up to and including a boundary is the one before it.
+        # Keras uses the value before a boundary up to and including that boundary.
         boundaries = [int(step) - 1 for step in settings.decay_steps]
         rates = [rate / 10**i for i in range(len(boundaries) + 1)]
         return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
@@ -302,14 +302,14 @@ def learning_rates(settings):
 
 
 def add_weight_decay(model, weight_decay):
-    """Gives every trained weight the regularizer with the gradient `weight_decay` times it."""
+    """Adds a regularizer with the gradient `weight_decay` times the weight to every trained weight."""
     if weight_decay:
         for variable in model.trainable_variables:
             variable.regularizer = keras.regularizers.L2(weight_decay / 2)
 
 
 def _batches(settings, data, seed, start):
-    """Batches of a new permutation every epoch, with random views in place of the images."""
+    """Returns batches of random views of images, in a new order every epoch."""
     augment, key = augmentation(settings), noise.make_seed(seed)
 
     def views(step, batch):

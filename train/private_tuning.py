@@ -1,8 +1,9 @@
-"""Tuning that is paid for: the best of a random number of runs at random points is kept.
+"""Tunes privately: keeps the best of a random number of runs at random points.
 
 Papernot and Steinke 2021 (`tfdpx.accounting.selection`). All runs train on the same images, with
-the same noise, sampling and number of updates. A run is scored by how many of its training images
-it gets right, with noise: one image changes that by 1, and no image needs to be held out.
+the same noise, sampling and number of updates. The score of a run is the noisy number of training
+images that it classifies correctly. One image changes that number by 1, so no image has to be held
+out.
 """
 
 import collections
@@ -27,40 +28,40 @@ from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
 from tfdpx.train.settings import PRIVACY, resolve
 from tfdpx.train.start_from import Start, ledger_on
 
-# Settings that the guarantee needs.
+# The settings that the guarantee requires.
 _NEEDED = dict(
     private=True, sampling="poisson", noise_multiplier=None, seed=None, user=None, individual=False,
     validation=0.0,
 )  # fmt: skip
-# Settings that say on which images a run trains, and what it releases.
+# Settings that determine the training images and the releases of a run.
 _SHARED = (
     "dataset", "test_fraction", "test_seed", "skip_broken", "eval_split", "epsilon", "delta",
     "batch_size", "steps", "accountant",
 )  # fmt: skip
-# The noise of a score, of that at which one release would spend the whole budget.
+# The noise of a score, as a multiple of the noise of one release with the whole budget.
 _SCORE = 4.0
 
 
 def tune(runs, mean, workdir, train):
-    """Trains and keeps the best run in `<workdir>/best`; all others are deleted.
+    """Trains, keeps the best run in `<workdir>/best`, and deletes all others.
 
-    Guarantee: (epsilon, delta)-differential privacy of that folder, but not of how long this took,
-    under adding or removing one training image. How many runs there were is not published. The
-    epsilon in its files is that of the ledger which the kept run wrote.
+    Guarantee: (epsilon, delta)-differential privacy of that folder, but not of the time that this
+    took, under adding or removing one training image. The number of runs is not published. The
+    epsilon in the files follows from the ledger that the best run wrote.
 
     Args:
         runs: List of `sweep.Run`, the points of the grid.
-        mean: Float > 1, mean number of runs.
+        mean: Float > 1, the mean number of runs.
         workdir: `pathlib.Path`.
-        train: Function of a `sweep.Run` and a new folder that trains in it. It returns the folder
-            of the finished run, and raises UserError if it fails.
+        train: Function that trains a `sweep.Run` in a new folder. It returns the folder of the
+            finished run, and raises UserError if the run fails.
 
     Returns:
-        Dict, the report.
+        The report, a dict.
 
     Raises:
-        UserError: If a setting does not fit, points differ in their images or releases, or a run
-            fails or releases anything else.
+        UserError: If a setting is not allowed, points differ in their images or releases, or a run
+            fails or makes other releases.
     """
     with checking_flags():
         selection.check_mean(mean)
@@ -100,7 +101,7 @@ def tune(runs, mean, workdir, train):
 
 
 def _check(points):
-    """Raises UserError, naming a setting, unless all points have the same images and releases."""
+    """Raises UserError unless all points have allowed settings and the same images and releases."""
     for name, value in _NEEDED.items():
         for point in points:
             if getattr(point, name) != value:
@@ -125,7 +126,7 @@ def _load(settings, takes=None):
 
 
 def _entries(settings, num_examples, mean):
-    """The `Entry` objects of the updates and of the score of each run."""
+    """Returns the `Entry` objects of the updates and of the score of each run."""
     plan = settings.privacy_plan(num_examples)
     once = dict(steps=1, epsilon=settings.epsilon, delta=settings.delta)
     entries = [
@@ -137,7 +138,7 @@ def _entries(settings, num_examples, mean):
 
 
 def _at_noise(run, settings, noise_multiplier):
-    """The `sweep.Run` of settings that leave nothing open, at the noise of all runs."""
+    """Returns the `sweep.Run` of complete settings at the noise of all runs."""
     settings = dataclasses.replace(settings, epsilon=None, noise_multiplier=noise_multiplier)
     plan = {name: getattr(settings, name) for name in PRIVACY if name != "epsilon"}
     usual = dataclasses.asdict(resolve(run.chosen["preset"], plan))
@@ -150,10 +151,10 @@ def _at_noise(run, settings, noise_multiplier):
 
 
 def _entry_of(folder, before, planned):
-    """The `Entry` of a run's updates, as its own ledger has it.
+    """Returns the `Entry` of a run's updates in the ledger that it wrote.
 
     Raises:
-        UserError: If it is not the entry that all runs were planned to have.
+        UserError: If it is not the entry that was planned for all runs.
     """
     ledger, spent = records.read(folder / records.FILE).ledger, collections.Counter()
     for entry in ledger.entries:
@@ -169,11 +170,11 @@ def _entry_of(folder, before, planned):
 
 
 def _count_right(folder, settings):
-    """The number of training images that a run's model gets right."""
+    """Returns the number of training images that a run's model classifies correctly."""
     model = keras.saving.load_model(folder / "model.keras", compile=False)
     shape = model.input_shape[1:]
     data = _load(settings, shape)
-    # With --augment_resize training images are larger than those that the model takes.
+    # With --augment_resize training images are larger than the inputs of the model.
     model = keras.Sequential([keras.layers.Resizing(*shape[:2]), model])
     on_training = dataclasses.replace(data, eval_x=data.train_x, eval_y=data.train_y)
     batches = measure.predicted(model, on_training.eval_examples)
@@ -181,9 +182,9 @@ def _count_right(folder, settings):
 
 
 def _write(folder, ledger, trainings, search):
-    """Puts the cost of all runs in place of one's, in every file; deletes what no account covers.
+    """Writes the cost of all runs to every file, and deletes files that no account covers.
 
-    Curves and events name the epsilon of a run alone, and Keras prints the training loss.
+    Curves and events have the epsilon of one run only, and Keras logs the training loss.
     """
     for name in ("curve.jsonl", report.CURVE, "log.txt", "point.json"):
         (folder / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Imports TensorFlow without its notices of processors and drivers. Programs import this first.
+"""Imports TensorFlow without its messages about processors and drivers. Programs import it first.
 
-TensorFlow writes them to the file descriptor of the standard error before it reads any setting of
-its log. `TF_CPP_MIN_LOG_LEVEL=0` in the environment shows all of them.
+TensorFlow writes these to the file descriptor of the standard error before it reads its log
+settings. `TF_CPP_MIN_LOG_LEVEL=0` in the environment shows all of them.
 """
 
 import logging
@@ -12,7 +12,7 @@ _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def _import_tensorflow():
-    """Imports TensorFlow; an import that fails shows all that was written."""
+    """Imports TensorFlow, and shows all of its messages if the import fails."""
     with tempfile.TemporaryFile() as notices:
         stderr = os.dup(2)
         os.dup2(notices.fileno(), 2)
@@ -29,5 +29,5 @@ def _import_tensorflow():
 
 if os.environ[_LEVEL] == "3":
     _import_tensorflow()
-    # Programs trace a function for each of a few shapes, of which TensorFlow warns.
+    # TensorFlow warns because programs trace a function for each of a few shapes.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The files that a run leaves: model, record, statement, learning curve, pictures, page, card."""
+"""Writes the files of a run: model, record, statement, learning curve, pictures, page and card."""
 
 import json
 import math
@@ -26,16 +26,16 @@ _MOST_WRONG = 12
 
 
 class Curve(keras.callbacks.Callback):
-    """Writes epsilon and, on public examples, accuracy after every Keras epoch as a line of JSON.
+    """Writes a line of JSON after every Keras epoch: epsilon and, on public examples, accuracy.
 
-    The file keeps the rows for a resumed run. A row is written once a `Checkpoint` of the same
-    `fit`, if there is one, holds its update.
+    The file stores the rows for a resumed run. A row is written after a `Checkpoint` of the same
+    `fit`, if there is one, has saved its update.
 
     Args:
-        path: File to write.
-        plan: `tfdpx.PrivacyPlan` for the epsilon that is spent.
-        steps: Updates that the restored model has taken; later rows of the file are dropped.
-        before: `Ledger` of the same data before the run.
+        path: Path of the file to write.
+        plan: `tfdpx.PrivacyPlan`, from which epsilon is computed.
+        steps: Int, the updates of the restored model; later rows of the file are dropped.
+        before: `Ledger` of earlier trainings on the same data.
 
     Attributes:
         rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and, if the
@@ -68,15 +68,15 @@ class Curve(keras.callbacks.Callback):
 
 
 def write(record, model, data, measured, rows, workdir):
-    """Writes model, statement and record, then the pictures and the page, and prints the first.
+    """Writes model, statement and record, then pictures and page, and prints the statement.
 
     Args:
-        record: `tfdpx.accounting.record.Record`. The model file holds a copy.
+        record: `tfdpx.accounting.record.Record`. The model file has a copy.
         model: A `keras.Model` that was never compiled, because a .keras file of a compiled model
             holds the optimizer, even with `include_optimizer=False`.
         data: `images.ImageData`.
         measured: `measure.Measured`.
-        rows: The rows of `Curve`. Without accuracy in them there is no learning curve.
+        rows: The rows of `Curve`. The learning curve is drawn only if they have an accuracy.
         workdir: `pathlib.Path`.
     """
     save_model(model, record, workdir)
@@ -96,17 +96,17 @@ def write(record, model, data, measured, rows, workdir):
 
 
 def draw_metrics(measured, workdir, data=None):
-    """Prints warnings, draws the confusion matrix and, of two classes, the calibration.
+    """Prints warnings, and draws the confusion matrix and, for two classes, the calibration.
 
-    Of public examples alone also some wrong predictions, and precision and recall by threshold.
+    If the examples are public, also draws wrong predictions, and precision and recall by threshold.
 
     Args:
-        measured: `measure.Measured`. Nothing is drawn of a regression or without examples.
+        measured: `measure.Measured`. Nothing is drawn for a regression or without examples.
         workdir: `pathlib.Path`.
-        data: `images.ImageData` that was measured on; None without images.
+        data: `images.ImageData` of the examples; None without images.
 
     Returns:
-        List of the paths of the first two.
+        List of the paths of the confusion matrix and the calibration.
     """
     for warning in measured.warnings():
         print(f"Warning: {warning}")
@@ -154,7 +154,7 @@ def write_page(folder: str | os.PathLike) -> None:
         folder: Path of the folder with `record.json` and pictures.
 
     Raises:
-        OSError: If the folder has no record, because its run has not ended.
+        OSError: If the folder has no record because its run is unfinished.
         ValueError: If the record is damaged.
     """
     folder = pathlib.Path(folder)
@@ -163,6 +163,6 @@ def write_page(folder: str | os.PathLike) -> None:
     if bounds and record.ledger.steps and record.epsilon < math.inf:
         pictures.attack_curve({"no attack is above": bounds}, folder / ATTACK)
     files.write(folder / FILE, page(record, pictures_of(folder)), mode=0o644)
-    # The name of a file may hold bytes that are no characters.
+    # The name of a file may have bytes that are not characters.
     card = model_card.text(record).encode("utf-8", "backslashreplace")
     files.write(folder / model_card.FILE, card, mode=0o644)

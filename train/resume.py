@@ -1,7 +1,7 @@
-"""The folder of a run: made for it, left behind by Ctrl-C, and resumed.
+"""Creates the folder of a run, and resumes a run after Ctrl-C.
 
-An unfinished run leaves `<workdir>/checkpoint`, which says what was asked for and what the data
-were, so that `--workdir=PATH --resume` alone goes on with it.
+An unfinished run leaves `<workdir>/checkpoint` with its settings and the identity of the data, so
+that `--workdir=PATH --resume` continues it without other flags.
 """
 
 import contextlib
@@ -25,33 +25,33 @@ from tfdpx.accounting import record as records
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run_flags import RESUME, WORKDIR
 
-# Fields of a run that may change on a resume: they touch neither the weights nor the guarantee.
+# Settings that may change on a resume, because they affect neither weights nor guarantee.
 FREE = ("report_every", "seed", "public_test", "threshold")
-# Flags that are no settings, and that a resume takes from the run unless they are given.
+# Flags that are not settings, and that a resume takes from the run unless they are set.
 _FLAGS = ("data_dir", "log_private_metrics", "strategy", "tpu", "cpu_devices")
-# As shells have it: 128 and the number of the signal.
+# The exit status as in shells: 128 plus the number of the signal.
 _STATUS = 130
 
 
 @contextlib.contextmanager
 def working_folder(program, path, is_chief=True):
-    """Makes the folder of a run; within it, Ctrl-C ends the program with a line on how to resume.
+    """Creates the folder of a run. In the context, Ctrl-C ends the program and tells how to resume.
 
-    Where the block fails, folders that were made and that hold nothing are removed.
+    If the block fails, new folders that are empty are removed.
 
     Args:
-        program: String, such as "classify".
+        program: String, for example "classify".
         path: String.
-        is_chief: Bool, whether this process is the one that writes.
+        is_chief: Bool, whether this process writes the files.
 
     Yields:
         `pathlib.Path`.
 
     Raises:
-        UserError: If the folder cannot be written, or holds a finished run.
+        UserError: If the folder cannot be written, or has a finished run.
     """
     workdir = pathlib.Path(path)
-    # With those above it, as `runs` is made for a first run.
+    # With its parents, for example `runs` for a first run.
     missing = [folder for folder in (workdir, *workdir.parents) if not folder.exists()]
     try:
         try:
@@ -67,7 +67,7 @@ def working_folder(program, path, is_chief=True):
             )
         yield workdir
     except BaseException as error:
-        with contextlib.suppress(OSError):  # It holds something, or was never made.
+        with contextlib.suppress(OSError):  # The folder is not empty, or was never created.
             for folder in missing:
                 folder.rmdir()
         if isinstance(error, KeyboardInterrupt):
@@ -92,7 +92,7 @@ def _end(program, workdir, error):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after `updates` updates that a save holds."""
+    """Raised for Ctrl-C after `updates` updates, which are saved."""
 
     def __init__(self, updates):
         super().__init__()
@@ -100,12 +100,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class SavingInterruption(keras.callbacks.Callback):
-    """Has Ctrl-C wait for the update under way and save it; a second Ctrl-C ends at once.
+    """Delays Ctrl-C until the current update is done and saved; a second Ctrl-C ends at once.
 
-    So does the first before an update was made, where nothing is to be saved.
+    The first one ends at once, too, before any update, because there is nothing to save.
 
     Args:
-        save: Function without arguments, called between two updates.
+        save: Function without arguments, which is called between two updates.
     """
 
     def __init__(self, save):
@@ -114,17 +114,17 @@ class SavingInterruption(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def waiting(self):
-        """Around `fit`; raises `Interrupted`."""
+        """Context manager around `fit`, which raises `Interrupted`."""
         in_main = threading.current_thread() is threading.main_thread()
         if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            yield  # Another program decides what Ctrl-C does, such as `nohup`.
+            yield  # Another program handles Ctrl-C, for example `nohup`.
             return
         signal.signal(signal.SIGINT, self._ask)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self._asked:  # In the last epoch, which was saved as it ended.
+        if self._asked:  # In the last epoch, which is already saved.
             raise Interrupted(int(self.model.optimizer.iterations))
 
     def _ask(self, number, frame):
@@ -134,33 +134,34 @@ class SavingInterruption(keras.callbacks.Callback):
         self._asked = True
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Ends the training between two updates, if that was asked for."""
+        """Ends the training between two updates after Ctrl-C."""
         del batch, logs
         if self._asked:
             self._save()
             raise Interrupted(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch, logs=None):
-        """From here on there is something to save."""
+        """Notes that there is something to save."""
         del batch, logs
         self._trained = True
 
 
 def resumed(kind, base, flag_values):
-    """The settings of the unfinished run that --resume names; None without one.
+    """Returns the settings of the unfinished run that --resume continues, or None.
 
-    Flags that were not given, such as --data_dir, become what the run had.
+    Flags that are not set, for example --data_dir, get the values of that run.
 
     Args:
         kind: The dataclass of the settings.
-        base: Pair of the flag of the preset or recipe and its value, None where it is not given.
-        flag_values: Dict of the settings that the flags give; None for all others.
+        base: Pair of the name of the flag for the preset or recipe, and its value or None.
+        flag_values: Dict of the settings in flags; None means not set.
 
     Returns:
         Settings of class `kind`, or None.
 
     Raises:
-        UserError: If a flag contradicts the run, or there is none and nothing else is asked for.
+        UserError: If a flag contradicts the run, or there is no unfinished run and no flag for a
+            new one.
     """
     path = WORKDIR.value
     if not RESUME.value or path is None:
@@ -197,13 +198,13 @@ def resumed(kind, base, flag_values):
 
 
 def begun(workdir):
-    """A dict of what an unfinished run wrote down as it began; None where there is none.
+    """Returns the dict that an unfinished run wrote at its start; None without such a run.
 
     Args:
         workdir: Folder of the run.
 
     Raises:
-        UserError: If it is damaged.
+        UserError: If the file is damaged.
     """
     with checking_flags():
         contents = resumable.begun(_file(workdir))
@@ -216,7 +217,7 @@ def begun(workdir):
 
 
 def facts(data, identity, paths):
-    """A dict of JSON values of the data and the files that a run starts from.
+    """Returns a dict of JSON values about the data and the files that a run starts from.
 
     Args:
         data: `images.ImageData`.
@@ -233,33 +234,33 @@ def facts(data, identity, paths):
 
 
 def digest(path):
-    """A hash of a file, as hexadecimal digits."""
+    """Returns a hash of a file, as hexadecimal digits."""
     return hashlib.blake2b(pathlib.Path(path).read_bytes(), digest_size=8).hexdigest()
 
 
 class RunFolder:
-    """The folder `<workdir>/checkpoint`, which an unfinished run leaves behind.
+    """The folder `<workdir>/checkpoint` of an unfinished run.
 
-    It holds no seed of noise or draws. With individual accounting the norms of examples are in it:
-    its owner alone may read it, and `remove` deletes it when the run ends.
+    It has no seed of noise or sampling. Only its owner can read it, and `remove` deletes it when
+    the run ends, because with individual accounting it has norms of examples.
 
     Args:
         workdir: Folder of the run.
         base: String, the preset or recipe, or None.
-        settings: Dataclass of the settings that were asked for.
-        chosen: The same, with nothing left open.
-        facts: Dict of JSON values that determine the run besides these. A resume with others is
-            refused: its epsilon would be wrong.
-        entropy: Int from which seeds are drawn if `settings` has none; the same on every host.
-            None asks the operating system.
+        settings: Dataclass of the settings that the user asked for.
+        chosen: The same settings with nothing left open.
+        facts: Dict of other JSON values that determine the run. A resume with other facts is
+            refused, because its epsilon would be wrong.
+        entropy: Int from which seeds are drawn if `settings` has none; the same on every host. None
+            uses random numbers of the operating system.
 
     Attributes:
         path: `pathlib.Path`.
-        seeds: Dict of two ints, the same after a resume: of the initial weights, and of the batches
-            of a pre-training, which is not private.
+        seeds: Dict of two ints that stay the same after a resume: the seeds of the initial weights,
+            and of the batches of a pre-training, which is not private.
 
     Raises:
-        UserError: If the folder holds an unfinished run without --resume, or one of other data.
+        UserError: If the folder has an unfinished run without --resume, or a run on other data.
     """
 
     def __init__(self, workdir, base, settings, chosen, facts, entropy=None):
@@ -291,7 +292,7 @@ class RunFolder:
         }
 
     def begin(self):
-        """Writes down what has begun; nothing is on disk before."""
+        """Writes the settings of the run, as its first file."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         resumable.save(self._file, self._facts, run=self._run)
 
@@ -305,12 +306,12 @@ def _file(workdir):
 
 
 def _without_seed(settings):
-    """Settings for a file: with the seed the noise could be taken away."""
+    """Returns settings for a file, without the seed, because it would allow to remove the noise."""
     return {name: v for name, v in dataclasses.asdict(settings).items() if name != "seed"}
 
 
 def _draw_seeds(seed):
-    """Returns unrelated seeds for each use, from the operating system if `seed` is None."""
+    """Returns independent seeds for each use, from the operating system if `seed` is None."""
     root = np.random.SeedSequence(secrets.randbits(128) if seed is None else seed)
     initial, sampling = root.spawn(2)
     # Python ints for JSON; Keras's seed has 32 bits.

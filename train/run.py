@@ -1,4 +1,4 @@
-"""The story of a run of `classify`: load, model, plan, fit, measure, record, report."""
+"""Runs `classify`: load, plan, model, fit, measure, record, report."""
 
 import dataclasses
 import math
@@ -24,20 +24,20 @@ from tfdpx.training.budget import steps_taken
 
 
 def run(settings, preset, workdir, strategy, log_private_metrics=False):
-    """Trains, measures and writes to `workdir` all that a run leaves.
+    """Trains, measures, and writes all files of a run to `workdir`.
 
     Args:
         settings: `settings.Settings`.
-        preset: String, the name of the preset that they began with.
+        preset: String, the name of the preset of the settings.
         workdir: `pathlib.Path`.
-        strategy: The `tf.distribute.Strategy`; the chief alone writes.
-        log_private_metrics: Bool, whether TensorBoard receives metrics that no guarantee covers.
+        strategy: The `tf.distribute.Strategy`; only the chief writes.
+        log_private_metrics: Bool, whether TensorBoard receives metrics without a guarantee.
 
     Returns:
         The report, a dict; None on a host that is not the chief.
 
     Raises:
-        UserError: If settings, files and data do not go together.
+        UserError: If settings, files and data contradict each other.
     """
     if settings.kind == TABLES:
         return _run_on_table(settings, workdir)
@@ -56,8 +56,8 @@ def run(settings, preset, workdir, strategy, log_private_metrics=False):
 def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     is_chief = devices.is_chief(strategy)
 
-    # Load: the weights to start from and what they have seen; then the images, as bytes, in memory
-    # or read as they are drawn. The model normalises them.
+    # Load: the weights to start from and their earlier trainings; then the images, as bytes in
+    # memory or on disk. The model normalises them.
     with strategy.scope():
         start = Start(asked, asked.pixels, asked.batch_norm, asked.features)
     settings = start.settings
@@ -67,13 +67,13 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
             settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape, settings.user
         )
         measure.check_threshold(settings.threshold, data.class_names)
-        # Before it trains: data that cannot be named are no reason to lose the training.
+        # Before the training, because it should not be lost if the data cannot be identified.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
     for note in (*data.notes, *start.notes):
         say(note)
 
-    # Plan: choices that were left open, and the updates that the budget allows.
+    # Plan: choices for open settings, and the updates that the budget allows.
     settings, chosen = defaults.complete(
         settings, data.num_protected, strategy.num_replicas_in_sync
     )
@@ -89,7 +89,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     fitting.check(settings, plan, data.image_shape)
     devices.check_batch_size(strategy, plan.batch_size)
 
-    # Model: new, of a file, or as an interrupted run left it.
+    # Model: new, from a file, or from an interrupted run.
     determined = facts(data, trained_on, start.files) | {
         name: getattr(plan, name) for name in ("batch_size", "steps", "noise_multiplier")
     }
@@ -131,7 +131,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     if not is_chief:
         return None
 
-    # Measure: `fit` has left the averaged weights in the model.
+    # Measure: the model has the averaged weights after `fit`.
     optimizer, trained = model.optimizer, model.trainable_variables
     steps = steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
@@ -139,7 +139,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     measured = measure.measure(model, examples, *how)
     raw_measured = measure.measure(devices.on_one_device(model, raw.values), examples, *how)
 
-    # Record: what was spent, on which data, and what came of it.
+    # Record: the privacy loss, the data, and the results.
     ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
     epsilons, released, of_statistics = None, {}, Ledger()
     if settings.individual:
@@ -255,7 +255,7 @@ def _run_on_table(settings, workdir):
 
 
 def _counting(plan, ledger):
-    """The plan with what the weights to start from have spent, on whatever data."""
+    """Returns the plan with the privacy loss of the weights to start from, on any data."""
     if not ledger.entries or not plan.noise_multiplier:
         return plan
     names = ("sampling", "accountant", "unit", "delta", "noise_multiplier")

@@ -1,4 +1,4 @@
-"""Files that say what was spent: records, models, ledgers and checkpoints, read without Keras."""
+"""Reads the privacy loss in records, models, ledgers and checkpoints, without Keras."""
 
 import dataclasses
 import io
@@ -18,19 +18,19 @@ from tfdpx.accounting.record import Record
 
 MODEL = "model.keras"  # Of a run, beside its record.
 CHECKPOINT = "tfdpx-checkpoint.zip"  # Of `tfdpx.callbacks.Checkpoint`.
-_FEATURES = "features.json"  # It tells of features, which are not released; heads tell of theirs.
-# Folders that a run and a tuning leave behind where they were cut off.
+_FEATURES = "features.json"  # Not a release; heads have records.
+# Folders that an interrupted run and an interrupted tuning leave behind.
 UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error)
 UNREADABLE += (zipfile.BadZipFile,)
 
 
 def files_below(path):
-    """Files of a folder that may say what was spent, and folders of unfinished work: sorted."""
+    """Returns the files that may have a ledger, and folders of unfinished work, sorted."""
     files, unfinished, walked = [], [], set()
     for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
         folder, there = pathlib.Path(parent), os.path.realpath(parent)
-        if there in walked:  # A link that leads back.
+        if there in walked:  # A link to a folder above.
             folders.clear()
             continue
         walked.add(there)
@@ -58,14 +58,14 @@ def _is_model(path):
 
 
 def _is(path, kind):
-    """Whether a file is JSON of a `Ledger` or a `Record`, be it whole or not."""
+    """Returns whether a file is JSON of a `Ledger` or a `Record`, even if it is damaged."""
     form = rf'"format"\s*:\s*"tfdpx\.{kind}/'.encode()
     with path.open("rb") as file:
         return file.read(1) == b"{" and re.search(form, file.read()) is not None
 
 
 def record_in(path):
-    """The `Record` in a file; of a ledger alone one that names no data."""
+    """Reads the `Record` in a file; for a ledger alone it names no data."""
     if path.suffix == ".keras" or path.name == records.FILE or _is(path, "Record"):
         record = records.read(path)
         if record is not None:
@@ -84,7 +84,7 @@ def record_in(path):
 
 
 def _ledger_in(path):
-    """The `Ledger` that Keras saved with a private optimizer, read without Keras."""
+    """Reads, without Keras, the `Ledger` that Keras saved with a private optimizer."""
     weights = path
     if path.suffix != ".h5":
         with zipfile.ZipFile(path) as archive:
@@ -101,10 +101,10 @@ def _ledger_in(path):
 
 
 def check_model(folder, records_by_file):
-    """Holds the model of a run against its record, and raises ValueError if it is of another run.
+    """Compares the model of a run with its record; raises ValueError if it is of another run.
 
-    The same record counts once. A model that was trained on and saved in place has a ledger alone:
-    it counts as another training on the same data.
+    The same record counts once. A model that was trained further and saved in place has only a
+    ledger, and counts as another training on the same data.
     """
     about, path = records_by_file[folder / records.FILE], folder / MODEL
     record = records_by_file.pop(path, about)
