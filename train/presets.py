@@ -79,8 +79,8 @@ _SCATTERNET = dict(
 _SCATTER_CIFAR10 = dict(dataset="cifar10", batch_size=8192, steps=360, learning_rate=0.4)
 
 # Yu et al. 2022, appendix B: noise, batch size and epochs, and two refreshes in an epoch. The clip
-# and the learning rates are ours, because theirs is the median norm at the start, which no epsilon
-# covers.
+# there is the median norm at the start, which no epsilon covers, so clip and learning rates are
+# ours.
 _INDIVIDUAL = dict(
     individual=True, individual_refreshes=2, delta=1e-5, l2_norm_clip=1.0, ema_momentum=0.0,
     learning_rate=1.0, report_every=50,

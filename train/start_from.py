@@ -1,8 +1,9 @@
-"""The trained weights that a run starts from: their files, their classifier, and their account.
+"""Loads the trained weights that a run starts from, and accounts for their earlier trainings.
 
-A model that saw the private data before would have a guarantee for its last training alone. So
-every run reads the records of the weights or features that it starts from: what was spent on the
-same data is added, and weights that saw them without an account are refused.
+Otherwise a model that was trained on the private data before would have a guarantee for its last
+training alone. So every run reads the records of the weights or features that it starts from. It
+adds the privacy loss on the same data, and refuses weights that were trained on them without an
+account.
 """
 
 import dataclasses
@@ -36,24 +37,24 @@ class Start:
     """The trained model of `--init_from`, and the fixed features of `--features`.
 
     A `.keras` file of `classify` or `pretrain` gives the weights of all layers but the last, and
-    how grey levels are normalised; a `.weights.h5` file the weights of all layers. Any other Keras
-    image model is taken as it is, in place of `--model`.
+    the normalisation of grey levels. A `.weights.h5` file gives the weights of all layers. Any
+    other Keras image model is used unchanged, in place of `--model`.
 
     Args:
         settings: A `settings.RunSettings`.
-        pixels: As of `tfdpx.models.backbone`.
+        pixels: See `tfdpx.models.backbone`.
         batch_norm: "freeze" or "replace"; None is "freeze".
-        features: String as of `--features`, or None.
+        features: String, the value of `--features`, or None.
 
     Attributes:
-        settings: With the path of a file, and `model` `OF_FILE` where the model of the file is
-            taken as it is.
-        files: Paths of the files that are read.
-        image_shape: `(height, width, channels)` that the model of the file takes, None where any.
-        notes: Sentences for people.
+        settings: The settings with the path of a file, and with `model` `OF_FILE` if the model in
+            the file is used unchanged.
+        files: Paths of the files to read.
+        image_shape: `(height, width, channels)` that the model in the file takes; None for any.
+        notes: Sentences to print.
 
     Raises:
-        UserError: If a file is not there or cannot be read, or flags do not fit it.
+        UserError: If a file does not exist or cannot be read, or flags contradict it.
     """
 
     def __init__(self, settings, pixels=None, batch_norm=None, features=None):
@@ -88,10 +89,10 @@ class Start:
 
     @functools.cached_property
     def seen(self):
-        """The trainings behind the files, a tuple of `Seen`.
+        """The earlier trainings of the files, a tuple of `Seen`.
 
         Raises:
-            UserError: If a file is missing, or says nothing and the user neither.
+            UserError: If a file is missing, or neither the file nor the user names its data.
         """
         init_data, pretrained_on = self.settings.init_data, self.settings.pretrained_on
         if pretrained_on and not self.files:
@@ -104,21 +105,21 @@ class Start:
         )
 
     def ledger_on(self, dataset, allow_unaccounted=False):
-        """As `ledger_on`, of the trainings behind the files."""
+        """Returns the result of `ledger_on` for the earlier trainings of the files."""
         return ledger_on(self.seen, dataset, allow_unaccounted)
 
     def build(self, data, skip_init=1.0):
-        """The classifier of the run, not compiled, with what `--trainable` names trainable.
+        """Builds the classifier of the run, not compiled, with `--trainable` applied.
 
         Args:
             data: `images.ImageData`.
-            skip_init: As of `classifiers.build`, for a model from random weights.
+            skip_init: See `classifiers.build`, for a model from random weights.
 
         Returns:
             A `keras.Model` from uint8 images `[batch, height, width, channels]` to logits.
 
         Raises:
-            UserError: If a file does not fit.
+            UserError: If a file does not match the settings.
         """
         settings, shape = self.settings, tuple(data.image_shape)
         if self._features:
@@ -137,7 +138,7 @@ class Start:
         return model
 
     def parameters(self, name, shape, num_classes):
-        """The number of weights of the classifier that `--model` names, without any data."""
+        """Returns the number of weights of the classifier `--model`, without any data."""
         if self._features:
             return _on_features(self._features, shape, num_classes).count_params()
         if self._as_it_is:
@@ -146,10 +147,10 @@ class Start:
         return _named_classifier(settings, shape, num_classes, 127.5).count_params()
 
     def extractor(self, shape, largest=255):
-        """A `keras.Model` from uint8 images of a shape to features `[batch, dimensions]`, norm one.
+        """Builds a `keras.Model` from uint8 images to features `[batch, dimensions]` of norm one.
 
-        Without a file the features are those of scattering, which know no data, of images that are
-        divided by the largest grey level of their format.
+        Without a file these are scattering features, which depend on no data, of images divided by
+        the largest grey level of their format.
         """
         if self.settings.init_from and self._model is None:
             raise UserError(
@@ -183,8 +184,8 @@ class Start:
         return model
 
     def _as_classifier(self, shape, num_classes, trained):
-        """The model of the file behind uint8 images, with a new last layer or as features."""
-        # One by one: Keras passes nothing on from a model that is trainable already.
+        """Builds the model in the file for uint8 images, with a new last layer or for features."""
+        # Layer by layer, because Keras sets no layer of a model that is already trainable.
         for layer in layer_internals.flatten_layers(self._model):
             layer.trainable = trained != "last"
         pixels = keras.Input(shape)
@@ -201,21 +202,21 @@ class Start:
         images = keras.Input(shape, dtype="uint8", name="image")
         outputs = body(keras.layers.Rescaling(1.0, name="normalise")(images))
         model = keras.Model(images, outputs, name=self._model.name)
-        account.mark_known(model.variables)  # `seen` accounts for what the file has seen.
+        account.mark_known(model.variables)  # `seen` has the earlier trainings of the file.
         return model
 
 
 def ledger_on(trainings, dataset, allow_unaccounted=False):
-    """The `Ledger` of what was spent before by trainings that may have had a data set.
+    """Returns the `Ledger` of earlier trainings that may have used a data set.
 
     Args:
         trainings: Tuple of `Seen`.
-        dataset: String as of `--dataset`.
-        allow_unaccounted: Bool: a training without an account makes epsilon infinite, in place
-            of an error.
+        dataset: String, the value of `--dataset`.
+        allow_unaccounted: Bool, whether a training without an account makes epsilon infinite or is
+            an error.
 
     Raises:
-        UserError: If a training without an account may have had these data.
+        UserError: If a training without an account may have used these data.
     """
     before = Ledger()
     for training in trainings:
@@ -236,7 +237,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
 
 
 def _named_classifier(settings, shape, num_classes, centre, deviation=None, skip_init=1.0):
-    """The classifier of `--model`, as `classifiers.build` makes it."""
+    """Returns the classifier of `--model` from `classifiers.build`."""
     return classifiers.build(
         settings.model,
         shape,
@@ -252,12 +253,12 @@ def _named_classifier(settings, shape, num_classes, centre, deviation=None, skip
 
 
 def not_private(steps=1):
-    """The `Ledger` of so many updates without noise."""
+    """Returns the `Ledger` of updates without noise."""
     return Ledger((Entry(0.0, 1.0, steps),))
 
 
 def without_secrets(settings):
-    """A dict of JSON values of settings for a record: neither the seed nor where anything lies.
+    """Returns settings for a record, a dict of JSON values without the seed and paths.
 
     Args:
         settings: A `settings.RunSettings`.
@@ -268,7 +269,7 @@ def without_secrets(settings):
         for field in dataclasses.fields(settings)
         if kind is None or kind in field.metadata["of"]
     }
-    del recorded["seed"]  # With it the noise could be taken away.
+    del recorded["seed"]  # The seed would allow to remove the noise.
     for name in {"dataset", "init_data", "public_dataset"} & set(recorded):
         recorded[name] = recorded[name] and identity.called(recorded[name])
     for name in {"init_from", "features", "initial_weights"} & set(recorded):
@@ -277,25 +278,25 @@ def without_secrets(settings):
 
 
 def without_paths(text):
-    """The last two parts of each path of `--init_from` or `--features`; None of None."""
+    """Returns the last two parts of each path of `--init_from` or `--features`; None for None."""
     return text and "+".join("/".join(pathlib.Path(part).parts[-2:]) for part in text.split("+"))
 
 
 def is_ours(model):
-    """Whether `classifiers.build` made a model, so that it can be made again."""
+    """Returns whether `classifiers.build` made a model, and so can make it again."""
     return classifiers.is_name(model.name) and any(x.name == "normalise" for x in model.layers)
 
 
 def features(model):
-    """From a classifier of `classifiers.build`, a model of uint8 images to its last layer's inputs.
+    """Returns a model from uint8 images to the inputs of the last layer of a classifier.
 
-    It shares the weights.
+    It shares the weights of the classifier, which `classifiers.build` made.
     """
     return keras.Model(model.inputs, _before_last(model)(model.get_layer("normalise").output))
 
 
 def _described(model, path, pixels):
-    """The shape of images that a Keras model takes, and a sentence on what is done with it."""
+    """Returns the shape of the images of a Keras model, and a sentence about its use."""
     try:
         shape = transfer.image_shape(model)
         _, head = transfer.without_head(model)
@@ -314,7 +315,7 @@ def _described(model, path, pixels):
 
 
 def _feature_files(features):
-    """The `.keras` files that `--features` names."""
+    """Returns the `.keras` files that `--features` names."""
     if features is None:
         return []
     kinds = [kind.strip() for kind in features.split("+")]
@@ -336,7 +337,7 @@ def _feature_files(features):
 
 
 def _on_features(features, shape, num_classes):
-    """The linear classifier of `--features`, of which nothing but the last layer trains."""
+    """Builds the linear classifier of `--features`. Only its last layer trains."""
     extractors = [_extractor_of(path, shape) for path in _feature_files(features)]
     with checking_flags():
         if _SCATTER in [kind.strip() for kind in features.split("+")]:
@@ -348,7 +349,7 @@ def _on_features(features, shape, num_classes):
 
 
 def _extractor_of(path, shape):
-    """A frozen model from images with values from 0 to 1 to the inputs of a file's last layer."""
+    """Returns a frozen model from images in [0, 1] to the inputs of the last layer of a file."""
     model = read(path, "features")
     centre, deviation = map(np.array, _standardization(model, path, "features"))
     body = _before_last(model)
@@ -386,7 +387,7 @@ def _standardization(source, path, flag="init_from"):
 
 def _copy(source, model, path):
     """Copies the weights of all layers but the last."""
-    factors = {id(v) for v in lora.factors_of(source)}  # Their product is in the kernels.
+    factors = {id(v) for v in lora.factors_of(source)}  # The kernels include their product.
     old, new = [v for v in source.weights if id(v) not in factors], model.weights
     last = {id(weight) for weight in last_layer(model).weights}
     is_fit = len(old) == len(new) and source.name == model.name
@@ -421,11 +422,11 @@ def _load_weights(model, path):
             f"The weights of --init_from={path} do not fit --model={model.name} with "
             f"{model.output_shape[-1]} classes (a .keras file may have other classes): {error}"
         ) from error
-    account.mark_known(model.variables)  # `Start.seen` accounts for what the file has seen.
+    account.mark_known(model.variables)  # `Start.seen` has the earlier trainings of the file.
 
 
 def _seen_by(path, init_data):
-    """The trainings behind one file, each a `Seen`."""
+    """Returns the earlier trainings of one file, a tuple of `Seen`."""
     try:
         record = records.read(path) if path.endswith(".keras") else None
     except (OSError, ValueError) as error:

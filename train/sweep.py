@@ -1,30 +1,30 @@
-r"""Trains at every point of a grid at a fixed budget, and writes a table of the results.
+r"""Trains at every point of a grid with a fixed budget, and writes a table of the results.
 
     python -m tfdpx.train.sweep --preset=digits --epsilon=8 --seeds=0,1,2 --workdir=runs/sweep \
         --grid="learning_rate=1,2,4;batch_size=256,512,1024"
 
-Any setting of `tfdpx.train.classify` can be swept, and so can presets (`--grid="preset=a,b"`). Any
-of its flags holds for all runs. Of noise_multiplier, epsilon, steps and batch_size one is solved
-for, as there: sweeping the batch size at one epsilon and number of steps changes the noise. A grid
-that would change epsilon silently is refused. `augmult=0` is a point without views, for which the
-augmentation is left out. A sweep chooses, so accuracy is that on training images held out (a
-quarter, unless preset or flags say otherwise) and not on test images, unless --final or
---eval_split=test asks for them.
+A sweep can vary any setting of `tfdpx.train.classify`, and presets (`--grid="preset=a,b"`). Other
+flags of `classify` hold for all runs. One of noise_multiplier, epsilon, steps and batch_size is
+solved for: for example, a sweep of the batch size at one epsilon and number of steps changes the
+noise. A grid that would change epsilon silently is refused. `augmult=0` is a point without views
+and without augmentation. Because a sweep chooses, accuracy is measured on held-out training images
+(a quarter, unless preset or flags set another share) and not on test images, unless --final or
+--eval_split=test is set.
 
 The working directory receives:
 
     table.csv  one row a run: swept settings, seed, accuracy, and its report
     runs/      the folder of each run, with its log
 
-A sweep that was interrupted resumes when it is started again with the same --workdir, also with
-more values or seeds; runs that failed are run again. --table_only writes the table of the runs that
-have finished. The last line of the standard output is one JSON object.
+Start an interrupted sweep again with the same --workdir to resume it, also with more values or
+seeds. Failed runs are repeated. --table_only writes the table of the finished runs. The last line
+of the standard output is one JSON object.
 
-The guarantee that a run states is for that run alone: choosing among runs on the private data, or
-releasing several, is not covered by it. --private_tuning=M covers it (Papernot and Steinke 2021): a
-random number of runs, M on average, each at a point of the grid drawn at random. The best by a
-noisy score is kept in `best/` of the working directory, the others are deleted, and all together
-keep to --epsilon:
+The guarantee of a run covers that run alone, and neither a choice among runs on the private data
+nor the release of several runs. --private_tuning=M covers the choice (Papernot and Steinke 2021).
+It makes a random number of runs, M on average, each at a random point of the grid. The best run by
+a noisy score is kept in `best/` of the working directory, the others are deleted, and all together
+keep within --epsilon:
 
     python -m tfdpx.train.sweep --preset=digits --epsilon=3 --private_tuning=5 \
         --grid="learning_rate=4,8,16" --workdir=runs/tuned
@@ -57,28 +57,28 @@ from tfdpx.train.output import to_json
 from tfdpx.train.run_flags import WORKDIR, given
 from tfdpx.train.settings import PRIVACY, Settings, resolve
 
-# Images held out where neither preset nor flags say so: a sweep chooses, and the images that it
-# chooses by must not be those that are reported in the end.
+# The share of images to hold out if neither preset nor flags set it, because a sweep must not
+# choose by the images of the final report.
 HELD_OUT = 0.25
-# A change of one of these changes the epsilon of a run without --epsilon.
+# Without --epsilon, these settings change the epsilon of a run.
 _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampling", "accountant"}
 # The settings of an augmentation, and their values without one.
 _NO_AUGMENTATION = dict(augment_padding=0, augment_flip=False, augment_resize=1.0, augment_mix=0)
-# Flags of every run that are no settings.
+# Flags of every run that are not settings.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
-# Preset and settings of a run of the sweep; `classify` adds its own files.
+# The preset and settings of a run of the sweep, beside the files of `classify`.
 _POINT = "point.json"
 _SECONDS_BETWEEN_POLLS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training run of a sweep.
+    """A run of a sweep.
 
     Attributes:
         point: Dict, the values of the swept settings.
-        chosen: Dict of "preset" and the settings that win over it, the point among them.
+        chosen: Dict of "preset" and the settings that override it, including the point.
     """
 
     point: dict
@@ -92,12 +92,12 @@ class Run:
 
     @property
     def name(self):
-        """Name of the run's folder, such as `"learning_rate=2.0,seed=0"`."""
+        """The name of the run's folder, for example `"learning_rate=2.0,seed=0"`."""
         return ",".join(f"{k}={urllib.parse.quote(str(v), safe='')}" for k, v in self.point.items())
 
     @property
     def arguments(self):
-        """Flags of `tfdpx.train.classify` that lead to these settings, a list."""
+        """Returns the flags of `tfdpx.train.classify` for these settings, a list."""
         texts = {k: ",".join(v) if isinstance(v, list) else str(v) for k, v in self.chosen.items()}
         return [f"--{name}={text}" for name, text in texts.items()]
 
@@ -105,7 +105,7 @@ class Run:
 def define_flags(values):
     """Defines the flags of this program in `values`, an `absl.flags.FlagValues`.
 
-    A function, because other programs of this package have flags of the same names.
+    This is a function because other programs of this package have flags with the same names.
     """
     common = {"flag_values": values}
     text = f"Settings to start from, one of: {presets.summary()}."
@@ -119,7 +119,7 @@ def define_flags(values):
     flags.DEFINE_float(
         "private_tuning",
         None,
-        "Mean number of runs; all are paid for, the best is kept.",
+        "Mean number of runs: keeps the best one, and epsilon covers all of them.",
         **common,
     )
 
@@ -175,7 +175,7 @@ def _tune(values, workdir):
 
 
 def _settings_of_all(values, grid):
-    """A dict of the settings, and the preset unless it is swept, that the flags give for all."""
+    """Returns a dict of the settings, and the preset unless it is swept, that all runs share."""
     shared = {name: value for name, value in given().items() if value is not None}
     if "preset" not in grid or values["preset"].present:
         shared["preset"] = values.preset
@@ -188,16 +188,17 @@ def _settings_of_all(values, grid):
 
 
 def parse(text):
-    """Returns the grid that `"learning_rate=1,2,4;batch_size=256,512"` describes.
+    """Parses a grid, for example `"learning_rate=1,2,4;batch_size=256,512"`.
 
     Args:
-        text: String: settings separated by `;`, their values by `,`.
+        text: String with settings separated by `;` and their values by `,`.
 
     Returns:
-        Dict from the names of settings to lists of values, of the types of their flags.
+        Dict from the names of settings to lists of values with the types of their flags.
 
     Raises:
-        UserError: If a name is no setting or comes twice, or a value is missing, unfit or double.
+        UserError: If a name is not a setting or is repeated, or a value is missing, invalid or
+            repeated.
     """
     names = ["preset", *(field.name for field in dataclasses.fields(Settings))]
     names.remove("seed")
@@ -228,21 +229,21 @@ def _parse_values(flag, name, text):
 
 
 def grid_runs(grid, shared):
-    """Returns the `Run`s of a grid, which hold images out unless the settings say otherwise.
+    """Returns the `Run`s of a grid. They hold out images unless the settings set a split.
 
     Args:
-        grid: What `parse` returned, and perhaps values of "seed".
-        shared: Dict of settings that hold for all runs; "preset" is in it or in the grid.
+        grid: Dict returned by `parse`, with or without values of "seed".
+        shared: Dict of settings that all runs share; "preset" must be in it or in the grid.
 
     Raises:
-        UserError: If a point is no valid configuration, or points have budgets that differ without
-            being swept.
+        UserError: If a point is not a valid configuration, or budgets of points differ though
+            epsilon is not swept.
     """
     runs, changing = [], sorted(_CHANGES_EPSILON & set(grid))
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         base_settings = shared
-        if point.get("augmult") == 0:  # Without views nothing is augmented.
+        if point.get("augmult") == 0:  # There is no augmentation without views.
             base_settings = {k: v for k, v in shared.items() if not k.startswith("augment")}
             base_settings |= _NO_AUGMENTATION
         chosen = {**base_settings, **point}
@@ -261,11 +262,11 @@ def grid_runs(grid, shared):
 
 
 def execute(runs, workdir, shared, jobs=1):
-    """Trains every run that has not been finished yet.
+    """Trains every run that is not finished yet.
 
-    A run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`, so that one which fails
-    or is killed for its memory leaves the others alone. A run that was cut off resumes from its
-    last checkpoint. A run that fails is reported, and the others continue; the next call retries.
+    A run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`, so that the others
+    continue if it fails or is killed because of its memory. A run that was interrupted resumes from
+    its last checkpoint. A failed run is reported, and repeated by the next call.
 
     Args:
         runs: List of `Run`.
@@ -274,11 +275,11 @@ def execute(runs, workdir, shared, jobs=1):
         jobs: Int, runs at a time.
 
     Returns:
-        Dict from the names of failed runs to a line each.
+        Dict from the names of failed runs to a line with the reason.
 
     Raises:
-        UserError: If the folder cannot be written, holds a sweep whose runs differ from these in
-            more than the swept settings, or is being written to by another sweep.
+        UserError: If the folder cannot be written, has a sweep with other shared settings, or
+            another sweep is writing to it.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -332,12 +333,12 @@ def _start(run, folder, lock):
             [*program, *run.arguments, *handed_on],
             stdout=log,
             stderr=subprocess.STDOUT,
-            pass_fds=[] if lock is None else [lock],  # Held by runs that outlive this process.
+            pass_fds=[] if lock is None else [lock],  # Runs may outlive this process.
         )
 
 
 def _reason(status, log):
-    """A line on why a run has no result."""
+    """Returns a line with the reason why a run has no result."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}: out of memory, unless you ended it"
     lines = [line for line in log.read_text().splitlines() if line.strip()]
@@ -345,7 +346,7 @@ def _reason(status, log):
 
 
 def _read_run(folder):
-    """The settings, point and report of a finished run, dicts in a dict; None if it is not."""
+    """Returns a dict with settings, point and report of a finished run; None if unfinished."""
     if not (folder / records.FILE).exists():
         return None
     with checking_flags():
@@ -354,7 +355,7 @@ def _read_run(folder):
 
 
 def _accuracy(report):
-    """The images that a run was measured on, and its accuracy on them."""
+    """Returns the name of the images that a run was measured on, and its accuracy."""
     measured_on = "validation" if report["test_accuracy"] is None else "test"
     return {"measured_on": measured_on, "accuracy": report[f"{measured_on}_accuracy"]}
 
@@ -386,8 +387,8 @@ def medians(rows, swept):
     """Returns the accuracy of each point over its seeds, in the order of the rows.
 
     Args:
-        rows: Of `read_table`.
-        swept: Names of the settings that make a point.
+        rows: List of rows from `read_table`.
+        swept: Names of the settings that define a point.
 
     Returns:
         List of dicts: the settings `swept`, and `median`, `lowest`, `highest` and `runs`.
@@ -402,7 +403,7 @@ def medians(rows, swept):
 
 
 def rank(point):
-    """Key that sorts points from the worst to the best: the median, then the lowest accuracy."""
+    """Returns a key to sort points from worst to best: by median, then by lowest accuracy."""
     return point["median"], point["lowest"]
 
 
@@ -410,7 +411,7 @@ def summarize(workdir):
     """Writes the table of all finished runs of a sweep.
 
     Args:
-        workdir: Its folder, `pathlib.Path`.
+        workdir: Folder of the sweep, `pathlib.Path`.
 
     Returns:
         Dict for the last line of the output.

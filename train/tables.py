@@ -1,6 +1,6 @@
-"""Private models of tables: `classify --dataset=csv:PATH` or `parquet:PATH`.
+"""Trains private models of tables: `classify --dataset=csv:PATH` or `parquet:PATH`.
 
-`tfdpx.table_rules` has the rules: which statistics are paid for, and how the model is trained.
+`tfdpx.table_rules` has the rules for the statistics to release and for the training.
 """
 
 import csv
@@ -40,14 +40,14 @@ _PREDICT_BATCH = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A model of a table that was trained.
+    """A trained model of a table.
 
     Attributes:
-        model: `keras.Model` from a dict of columns to logits, or to values of the target.
+        model: `keras.Model` from a dict of columns to logits, or to target values.
         plan: The `tfdpx.PrivacyPlan`.
         learning_rate: Float.
         l2_norm_clip: Float, or "automatic".
-        optimizer: The tfdpx optimizer, with the ledger of all that was spent.
+        optimizer: The tfdpx optimizer, with the ledger of statistics and training.
     """
 
     model: keras.Model
@@ -68,12 +68,12 @@ def fit(table, settings):
         `Trained`.
 
     Raises:
-        UserError: If the rows are too few to find ranges, or settings do not go together.
+        UserError: If there are too few rows to find ranges, or settings contradict each other.
     """
     if settings.seed is not None:
         keras.utils.set_random_seed(settings.seed % 2**32)
     y, by_person = table.train.target, {}
-    # One row of a person, so that statistics change with all rows of one as with one row.
+    # One row of each person, so that a person changes the statistics no more than one row does.
     rows = table.train.one_of_each_person()
     with checking_flags():
         preprocessing, spent, shares = adapt(rows, table, settings)
@@ -111,18 +111,18 @@ def fit(table, settings):
 
 
 def adapt(rows, table, settings):
-    """Makes the layers in front of a model of a table, and counts the labels.
+    """Builds the preprocessing layers of a model of a table, and counts the labels.
 
-    Numbers are centred and scaled by a private mean and variance within their public range, which
-    is narrowed first if it is rough, or by that range where rows are too few. Texts are one-hot
-    over those that are frequent.
+    Numbers are centred and scaled by a private mean and variance within their public range; a rough
+    range is narrowed first. If there are too few rows, the range itself is used. Frequent texts are
+    one-hot encoded.
 
-    Guarantee: the ledger has all that the statistics in the layers and the shares cost. Names and
-    kinds of columns, labels, the number of rows and `settings.ranges` are public.
+    Guarantee: the ledger has the cost of the shares and of all statistics in the layers. The names
+    and kinds of columns, the labels, the number of rows and `settings.ranges` are public.
 
     Args:
         rows: `data.tables.Rows` to train on.
-        table: `data.tables.Table`, for kinds of columns and labels.
+        table: `data.tables.Table` with the kinds of columns and the labels.
         settings: The settings of the run.
 
     Returns:
@@ -171,7 +171,7 @@ def adapt(rows, table, settings):
             continue
         x = np.stack([columns[name] for name in names], axis=1)
         lower = upper = None
-        if names == bounded:  # Numbers come first; booleans have no rough bounds.
+        if names == bounded:  # Numbers come first; booleans have exact bounds.
             lower, upper = np.array([limits[name] for name in bounded]).T
         is_rough = np.arange(len(names)) < len(rough)
         layer, spent = number_scaling(x, lower, upper, is_rough, plan, releases, seed)
@@ -185,7 +185,7 @@ def adapt(rows, table, settings):
         )
         parts.append(layer(inner_inputs[name]))
     features = ops.concatenate(parts, axis=-1)
-    # A model within a model, because columns may have the names of layers.
+    # A nested model, because columns may have the same names as layers.
     inner = keras.Model(list(inner_inputs.values()), features, name="tfdpx.preprocessing")
     outer_inputs = {
         input_name(name): keras.Input((1,), dtype=tensor.dtype, name=input_name(name))
@@ -196,7 +196,7 @@ def adapt(rows, table, settings):
 
 
 def inputs(table, settings):
-    """Returns the `inputs` of a record, a dict: the columns, and how to prepare rows for the model.
+    """Returns the `inputs` of a record, a dict of the columns and the preparation of rows.
 
     Args:
         table: `data.tables.Table`.
@@ -219,20 +219,20 @@ def predict(model, columns):
     """
     largest, tensors = np.finfo("float32").max, {}
     for name, values in columns.items():
-        if values.dtype.kind != "U":  # The model clips the largest number, and not infinity.
+        if values.dtype.kind != "U":  # The model clips the largest number, but not infinity.
             values = np.clip(values, -largest, largest).astype("float32")
         tensors[input_name(name)] = tf.constant(values[:, np.newaxis])
     return model.predict(tensors, batch_size=_PREDICT_BATCH, verbose=0)
 
 
 def measure(model, rows, class_names, threshold):
-    """Returns the `Measured` of a model on rows.
+    """Measures a model on rows, and returns a `Measured`.
 
     Args:
-        model: `keras.Model` from a dict of columns to logits, or to values of the target.
+        model: `keras.Model` from a dict of columns to logits, or to target values.
         rows: `data.tables.Rows`.
-        class_names: Tuple of names of the classes; none of a regression.
-        threshold: Float, see `predicted_classes`.
+        class_names: Tuple of names of the classes; empty for a regression.
+        threshold: Float, see `measure.predicted_classes`.
     """
     outputs = np.zeros([0, len(class_names) or 1], "float32")
     if len(rows):
@@ -241,20 +241,20 @@ def measure(model, rows, class_names, threshold):
 
 
 def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=None):
-    """Predicts rows of a file, and writes a CSV file with a line for each, in their order.
+    """Predicts the rows of a file, and writes a CSV file with a line for each row, in order.
 
     Args:
         model_path: String, a .keras file.
         rows_path: String, a CSV or Parquet file with the columns that the model was trained on.
         csv_path: String, the file to write.
-        all_classes: Bool, whether it gets the probability of every class.
-        threshold: Float, see `predicted_classes`; None for the one recorded.
+        all_classes: Bool, whether to write the probability of every class.
+        threshold: Float, see `measure.predicted_classes`; None for the recorded threshold.
 
     Returns:
-        Dict for the last line.
+        Dict for the last line of the output.
 
     Raises:
-        UserError: If the model is not of a table, or a column is missing or of another kind.
+        UserError: If the model is not for a table, or a column is missing or of another kind.
     """
     recorded = model_files.recorded_inputs(model_path)
     if "columns" not in recorded:

@@ -1,13 +1,14 @@
-"""Checks whether the files of a run that you received agree, and says who is protected.
+"""Checks whether the files of a run that you received agree, and who is protected.
 
     tfdpx verify PATH
 
 PATH is the folder of a run or one of its files: record.json, model.keras, another file of weights
 with a ledger, a ledger, report.html, model_card.md, or privacy_statement.txt. The first line is YES
-or NO. Then come the files and what disagrees, who is protected, how well, what is not covered, and
-the fingerprint of the record. The last line is one JSON object. The exit status is 0 for YES and 1
-for NO. Nothing is signed, so this finds accidents and edits, and no forger who makes all files
-anew. No model is run or loaded by Keras: files are read only.
+or NO. The next ones list the files and their problems, the protected people, the strength and the
+exceptions of the protection, and the fingerprint of the record. The last line is one JSON object.
+The exit status is 0 for YES and 1 for NO. This finds accidents and edits, but not a forger who
+makes all files anew, because nothing is signed. Files are only read: Keras neither loads nor runs a
+model.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -47,10 +48,10 @@ class Verdict:
     """The answer to whether the files of a run agree.
 
     Attributes:
-        record: The `Record` that all files are held against; None if none could be read.
-        files: Dict from names of files to "agrees" or another text about the file.
+        record: The `Record` that all files are compared with; None if none could be read.
+        files: Dict from the name of each file to "agrees" or another text.
         problems: List of reasons for NO.
-        unchecked: List of sentences on what was not checked.
+        unchecked: List of sentences about omitted checks.
     """
 
     record: Record | None = None
@@ -59,7 +60,7 @@ class Verdict:
     unchecked: list[str] = dataclasses.field(default_factory=list)
 
     def sentences(self) -> list[str]:
-        """Returns the whole answer for people, one paragraph a string; the first is YES or NO."""
+        """Returns the answer as a list of paragraphs; the first is YES or NO."""
         lines = [self._first(), "", "Files:"]
         for name, text in self.files.items():
             lines.append(f"- {name}: {text if text in _FINE else 'see Problems'}.")
@@ -109,7 +110,7 @@ class Verdict:
 
 
 def main(argv):
-    """Checks the path that is given, prints the answer, and exits with 1 where it is NO."""
+    """Checks a path, prints the answer, and exits with 1 if it is NO."""
     with in_one_line("tfdpx.train.verify"):
         if len(argv) != 2:
             received = " ".join(argv[1:]) or "nothing"
@@ -118,7 +119,7 @@ def main(argv):
             verdict = check(pathlib.Path(argv[1]).expanduser())
         except OSError as error:
             raise UserError(f"Cannot read {argv[1]}: {error}.") from error
-    # Names in a file may hold line breaks, and characters that a terminal obeys.
+    # Names in a file may have line breaks and control characters of terminals.
     texts = (printable(" ".join(text.split())) for text in verdict.sentences())
     print(next(texts))
     for text in texts:
@@ -129,20 +130,20 @@ def main(argv):
 
 
 def check(path: pathlib.Path) -> Verdict:
-    """Holds the files of a run against each other.
+    """Compares the files of a run with each other.
 
     Args:
         path: A folder, or one file.
 
     Raises:
-        UserError: If there is nothing to check, or the folder holds several runs.
+        UserError: If there is nothing to check, or the folder has several runs.
     """
     files, left_over = _files(path)
     verdict, read = Verdict(), {}
     for name, file in files.items():
         try:
             read[name] = _read(file)
-        except Exception as error:  # The file may hold anything.
+        except Exception as error:  # The file may have any content.
             reason = " ".join(str(error).split())[:300].rstrip(".")
             verdict.files[name] = f"is damaged, edited, or no file of a run: {reason}"
     whole = {name: record for name, record in read.items() if record and record.data}
@@ -172,7 +173,7 @@ def check(path: pathlib.Path) -> Verdict:
 
 
 def _files(path):
-    """Returns the files to check by their names below the path, and folders of unfinished work."""
+    """Returns a dict from names to the files to check, and folders of unfinished work."""
     if path.is_file():
         return {path.name: path}, ()
     if not path.is_dir():
@@ -189,7 +190,7 @@ def _files(path):
 
 
 def _read(file):
-    """Returns the `Record` in a file; None of a text. Raises anything at all if it is damaged."""
+    """Returns the `Record` in a file; None for a text. A damaged file may raise any exception."""
     if file.name in _TEXTS:
         return None
     record = page.record_in(file.read_bytes()) if file.suffix == ".html" else record_in(file)
@@ -198,12 +199,12 @@ def _read(file):
             if (entry := archive.testzip()) is not None:
                 raise ValueError(f"Its entry {entry} is not what was saved.")
     if record.data is not None:
-        page.page(record, {})  # Raises if a value is of another type than its words need.
+        page.page(record, {})  # Raises an error if a value has the wrong type for its words.
     return record
 
 
 def _disagreement(name, file, record, against, verdict):
-    """Returns what is wrong with a file; None if it agrees with the record of `against`."""
+    """Returns the problem of a file; None if it agrees with the record of `against`."""
     held = verdict.record
     if held is None:
         what = "is a text alone" if record is None else "has a ledger alone, without data and delta"
@@ -238,7 +239,7 @@ def _disagreement(name, file, record, against, verdict):
 
 
 def _misstated(content, record):
-    """Returns which numbers of a record as JSON do not follow from it; None if all do."""
+    """Returns the problem if numbers of a JSON record do not follow from its ledger; else None."""
     stated, ours = (json.loads(text)["derived"] for text in (content, record.to_json()))
     names = ours if _is_of_this_version(record) else ("epsilon", "delta")
     wrong = [n for n in names if n in stated and not _is_close(stated[n], ours[n])]
@@ -248,7 +249,7 @@ def _misstated(content, record):
 
 
 def _is_close(one, other):
-    """Whether two JSON values are equal but for rounding."""
+    """Returns whether two JSON values are equal up to rounding."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_close(one[k], other[k]) for k in one)
     if isinstance(one, float) and isinstance(other, float):
@@ -257,16 +258,16 @@ def _is_close(one, other):
 
 
 def _is_of_this_version(record):
-    """Whether the versions made it that word texts."""
+    """Returns whether a record is of the versions that determine the words of texts."""
     return all(record.versions.get(n) == _VERSIONS[n] for n in ("tfdpx", "dp-accounting"))
 
 
 def _difference(ours, theirs, file, verdict):
-    """Returns where a text is not the one that the record gives; None if it is.
+    """Returns the first difference between a text and the text of the record; else None.
 
-    A text by another version may be worded otherwise, but must claim the same epsilon.
+    A text by another version may have other words, but must state the same epsilon.
     """
-    ours = ours.encode("utf-8", "backslashreplace").decode()  # As it is written.
+    ours = ours.encode("utf-8", "backslashreplace").decode()  # Encoded as in the file.
     theirs = theirs.replace("\r\n", "\n")
     if ours == theirs:
         return None
