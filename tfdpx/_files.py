@@ -92,8 +92,7 @@ def locked(folder, user="Another training uses the checkpoint folder"):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RuntimeError(
-                f"{user} {os.fspath(folder)!r}: wait until it has ended, or give this one a folder "
-                "of its own."
+                f"{user} {os.fspath(folder)!r}: wait until it has ended, or choose another folder."
             ) from None
         except OSError:  # No matter: two that write leave a whole file all the same.
             yield None

@@ -302,7 +302,7 @@ def learning_rates(settings):
 
 
 def add_weight_decay(model, weight_decay):
-    """Adds a regularizer to every trained weight; its gradient is the weight times `weight_decay`."""
+    """Regularizes each trained weight, with the gradient `weight_decay` times the weight."""
     if weight_decay:
         for variable in model.trainable_variables:
             variable.regularizer = keras.regularizers.L2(weight_decay / 2)

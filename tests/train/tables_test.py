@@ -124,7 +124,7 @@ REFUSALS = [
     (GOOD | {"tfdpx.head": [1.5] * 40}, {}, "'tfdpx.head' needs another name"),
     (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' becomes '_'"),
     (GOOD | {"none": [""] * 40}, {}, "'none' is empty.*--drop=none"),
-    (GOOD | {"": [1] * 40}, {}, "name of its own"),
+    (GOOD | {"": [1] * 40}, {}, "a different name"),
     (
         GOOD | {"none": [""] * 40, "id": list(range(40))},
         dict(bounds=["t:0:1"]),

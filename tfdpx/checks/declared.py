@@ -35,8 +35,8 @@ def declared_problems(model):
     # They may mix the batch before Keras' step sees it.
     for method in model_internals.own_training_methods(model):
         yield (
-            f"Model '{model.name}' (of type {type(model).__name__}) has a `{method}` of its own. "
-            "What it does to the batch (mixing examples, for one) cannot be checked. Remove it: "
+            f"Model '{model.name}' (of type {type(model).__name__}) overrides `{method}`. Its "
+            "effect on the batch cannot be checked: for example, it may mix examples. Remove it: "
             "change data by `augment`, the loss by `compute_loss` or another output, metrics by "
             "`compute_metrics`."
         )

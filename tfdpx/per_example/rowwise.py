@@ -36,7 +36,7 @@ def find_obstacle(model):
         )
     for part in {id(m): m for m in (model, graph)}.values():
         if replaced := layer_internals.replaced_methods(part):
-            return f"model '{model.name}' has a `{replaced[0]}` of its own"
+            return f"model '{model.name}' overrides `{replaced[0]}`"
     layers, operations = _known_layers(), _known_operations()
     for operation in graph.operations:
         if isinstance(operation, keras.Model):
@@ -162,7 +162,7 @@ def _problem_of_layer(layer, check):
     problem = None
     replaced = layer_internals.replaced_methods(layer)
     if replaced:
-        problem = f"has a `{replaced[0]}` of its own"
+        problem = f"overrides `{replaced[0]}`"
     elif not _has_plain_activations(layer):
         problem = "has an activation that is none of keras.activations"
     elif layer.activity_regularizer is not None:

@@ -183,7 +183,7 @@ def numbered(user_ids, count):
         raise ValueError(
             "Argument `user_ids` must hold ints, or strings that are not empty, -1, 'nan' or the "
             f"like: two people with one id would be protected less. Received: {received}. Convert "
-            "all ids to one type, and give every example whose person is unknown an id of its own."
+            "all ids to one type, and give each example of an unknown person a different id."
         )
     numbers_of, spelled = {}, {}
     for value in dict.fromkeys(values):

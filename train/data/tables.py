@@ -261,7 +261,7 @@ def read(path, kinds, where):
     names = table.column_names
     if unfit := [name for name in names if names.count(name) > 1 or not name.strip()]:
         raise UserError(
-            f"The first line of {where} must give every column a name of its own. Received: "
+            f"The first line of {where} must give every column a different name. Received: "
             f"{unfit[0]!r}, double or empty. (With pandas: to_csv(index=False).)"
         )
     _require(kinds, names, where)

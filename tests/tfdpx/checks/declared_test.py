@@ -43,10 +43,10 @@ def test_methods_that_see_the_batch_first_are_refused(method):
     model = small.model(layers=[layers.Dense(3)])
     if method in OWN:
         setattr(model, method, OWN[method](model))
-        return refused(model, f"`{method}` of its own")
+        return refused(model, f"overrides `{method}`")
     derived = Derived(model.layers)
     derived.compile(optimizer=model.optimizer, loss=model.loss)
-    refused(derived, "`train_step` of its own")
+    refused(derived, "overrides `train_step`")
 
 
 def test_float8_layers_are_refused_by_name():
@@ -70,7 +70,7 @@ def test_all_problems_are_listed_with_their_remedies():
         model.fit(*small.data(), verbose=0)
     wanted = [
         ("There are 3 problems:",),
-        ("1. ", "`train_step` of its own", "compute_loss"),
+        ("1. ", "overrides `train_step`", "compute_loss"),
         ("2. ", "'spectral'", "SpectralNormalization", "overwrites", "kernel_constraint"),
         ("3. ", "'head'", "without `activity_regularizer`"),
     ]
