@@ -91,7 +91,7 @@ def pretrain(arguments):
         last_loss = model.train_on_batch(views.apply(images[rows], choices)[:, 0], rows)
     record = records.Record(
         program="experiments.free_features.pretrain",
-        data=records.Data(f"synthetic:{arguments.generator}", count),
+        data=records.DatasetId(f"synthetic:{arguments.generator}", count),
         ledger=Ledger(),  # Generated images hold no person's data.
         delta=None,
         results={"model": arguments.model, "steps": arguments.steps, "loss": float(last_loss)},

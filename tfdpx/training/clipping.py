@@ -358,7 +358,7 @@ class IndividualClip(ClipPolicy):
     def measure(self, ids, present, squared_norms, clips):
         """One tensor of ids, presence and norms, in which each replica has its own columns."""
         rows = [tf.cast(ids, "float32"), tf.cast(present, "float32"), self.over_clip(squared_norms)]
-        return Measured(exact=[replicas.beside_others(tf.stack(rows))])
+        return Measured(exact=[replicas.scatter_to_replica_slot(tf.stack(rows))])
 
     def update(self, measured):
         """Charges the examples of an update, then learns their norms."""
