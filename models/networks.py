@@ -352,7 +352,7 @@ def SmallCNN(
     check_positive_integer("num_classes", num_classes)
     if groups is not None:
         check_positive_integer("groups", groups)
-    check_image_shape(input_shape, known=True)
+    check_image_shape(input_shape, with_size=True)
     check_filters(filters, groups or 1)
     conv_class = WSConv2D if weight_standardization else keras.layers.Conv2D
     inputs = x = keras.Input(input_shape)

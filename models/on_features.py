@@ -54,7 +54,7 @@ def LinearOnFeatures(
           fixed features.
     """
     check_positive_integer("num_classes", num_classes)
-    check_image_shape(input_shape, known=True)
+    check_image_shape(input_shape, with_size=True)
     fits = isinstance(extractors, (list, tuple)) and len(extractors) > 0
     fits = fits and all(isinstance(extractor, keras.Model) for extractor in extractors)
     require(fits, "extractors", extractors, "be a list of one keras.Model or more")
@@ -198,7 +198,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
     Returns:
         `keras.Input` of `input_shape`, and a symbolic tensor `[batch, height', width', channels']`.
     """
-    check_image_shape(input_shape, known=True)
+    check_image_shape(input_shape, with_size=True)
     height, width, channels = input_shape
     inputs = keras.Input(input_shape)
     x, shorter = inputs, min(height, width)

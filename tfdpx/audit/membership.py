@@ -1,9 +1,9 @@
-"""Membership inference: finds out from a trained model's losses who was in its training set.
+"""Membership inference: finds members of the training set from the losses of a trained model.
 
 An attack gives each example, or each run, a score that is high for members. AUC, advantage and true
-positives at few false ones measure the scores. A bound on epsilon needs independent runs: many
-models, with and without one example. Scores of many examples of one model show what it leaks on
-average.
+positives at few false ones measure the scores. A bound on epsilon needs independent runs, that is
+many models, with and without one example. Scores of many examples of one model only measure its
+average leakage.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _RATES = (0.001, 0.01, 0.1)
 
 @dataclasses.dataclass(frozen=True)
 class MembershipReport:
-    """How well scores tell members from others.
+    """Measures of how well scores separate members from others.
 
     Attributes:
         members: Int, number of members.
         others: Int, number of examples that were not trained on.
         auc: Float; 0.5 for a guess.
-        advantage: Float, of the best threshold on these very scores.
+        advantage: Float, of the best threshold on these same scores.
         tpr_at_fpr: Dict from a rate of false positives to the rate of true ones. Rates below
             `1 / others` are left out.
     """
@@ -51,7 +51,7 @@ class MembershipReport:
 
 
 def membership_report(members: Any, others: Any) -> MembershipReport:
-    """The `MembershipReport` of an attack's scores.
+    """Returns the `MembershipReport` of an attack's scores.
 
     Args:
         members: Array of floats [M], scores of members.
@@ -73,15 +73,15 @@ positives: -.
 
 
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:
-    """The loss of each example, in inference mode. A function of the model and of the example.
+    """Returns the loss of each example, in inference mode, a function of model and example alone.
 
-    The attack that takes examples of low loss for members (Yeom et al. 2018) has `-losses` for
-    scores.
+    For the attack that takes examples with a low loss for members (Yeom et al. 2018), the scores
+    are `-losses`.
 
     Args:
         model: A compiled `keras.Model`.
         x: Nest of arrays [N, ...].
-        y: Nest of arrays [N, ...], as the loss takes them.
+        y: Nest of arrays [N, ...], as for the loss.
         batch_size: Int.
 
     Returns:
@@ -95,7 +95,7 @@ def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) ->
 
 
 def auc(members, others):
-    """The probability that a member's score is above another's, ties counted half.
+    """Returns the probability that a member's score is above another's; ties count half.
 
     Args:
         members: Array of floats [M].
@@ -112,9 +112,9 @@ def auc(members, others):
 
 
 def advantage(members, others):
-    """The rate of true positives minus the rate of false ones, of the best threshold.
+    """Returns the rate of true positives minus that of false positives, at the best threshold.
 
-    On few scores it is too high: the threshold was chosen on them.
+    On few scores it is too high, because the threshold was chosen on them.
 
     Args:
         members: Array of floats [M].
@@ -132,21 +132,21 @@ def advantage(members, others):
 
 
 def tpr_at_fpr(members, others, fpr):
-    """The rate of true positives of the best threshold with at most this rate of false ones.
+    """Returns the rate of true positives at the best threshold with at most `fpr` false ones.
 
-    An attack that is sure of a few members harms them, whatever its AUC (Carlini et al. 2022,
+    An attack that is sure of a few members harms them, whatever its AUC is (Carlini et al. 2022,
     arXiv:2112.03570, section III).
 
     Args:
         members: Array of floats [M].
-        others: Array of floats [N]; `fpr * N` of them at least should be a few.
+        others: Array of floats [N]; `fpr * N` should be at least a few of them.
         fpr: Float in [0, 1).
 
     Returns:
         Float in [0, 1].
 
     Raises:
-        ValueError: If an array is empty, or holds a NaN, or `fpr` is out of its range.
+        ValueError: If an array is empty, or holds a NaN, or `fpr` is out of range.
     """
     members, others = checked(members, others)
     require(is_number(fpr) and 0 <= fpr < 1, "fpr", fpr, "lie in [0, 1)")
@@ -157,7 +157,7 @@ def tpr_at_fpr(members, others, fpr):
 
 
 def checked(members, others):
-    """Both as float64 arrays; raises ValueError for an empty one, or one with a NaN."""
+    """Returns both as float64 arrays; raises ValueError for an empty one, or one with a NaN."""
     arrays = []
     for name, values in (("members", members), ("others", others)):
         array = np.asarray(values, "float64").ravel()

@@ -143,7 +143,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
         model_internals.set_initial_epoch(model, self._epoch)
         # What is in memory of the run that wrote it is at least as late.
-        if optimizer.account.made(record["run"]):
+        if optimizer.account.has_made(record["run"]):
             return
         with _unchanged_on_error(model):
             self._load(model, optimizer, content)

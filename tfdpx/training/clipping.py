@@ -94,7 +94,7 @@ class ClipPolicy:
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
         """The factors of gradients, float32 [n]; see `mechanism.clip_factors`.
 
-        Absent rows, and norms that are not finite, need no care: `mechanism.counted` follows.
+        Absent rows, and norms that are not finite, need no care: `mechanism.zero_invalid` follows.
 
         Args:
             squared_norms: float32 [n].

@@ -148,7 +148,7 @@ def _step(optimizer, model, data, ids):
     def apply():
         penalty, penalty_gradients = regularization(variables)
         pairs = zip(gradients, penalty_gradients, strict=True)
-        optimizer.apply([g if p is None else g.plus(p) for g, p in pairs], variables)
+        optimizer.apply([g if p is None else g + p for g, p in pairs], variables)
         return penalty
 
     if tf.executing_eagerly():
