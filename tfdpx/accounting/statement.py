@@ -83,7 +83,7 @@ def text(facts: Facts) -> str:
         facts: `Facts`.
 
     Returns:
-        String of lines of at most 88 characters, the last of which ends with a line break.
+        String of lines of at most 88 characters; it ends with a line break.
 
     Raises:
         ValueError: If an argument is out of range, or the sampling probability of an entry is

@@ -65,11 +65,10 @@ def membership_report(members: Any, others: Any) -> MembershipReport:
     Membership of 2 members and 2 others: AUC 0.875, advantage 0.500, true positives at false \
 positives: -.
     """
-    members, others = checked(members, others)
-    rates = [rate for rate in _RATES if rate * len(others) >= 1]
-    true = {rate: tpr_at_fpr(members, others, rate) for rate in rates}
-    values = auc(members, others), advantage(members, others)
-    return MembershipReport(len(members), len(others), *values, true)
+    scores = checked(members, others)
+    rates = [rate for rate in _RATES if rate * len(scores[1]) >= 1]
+    true = {rate: tpr_at_fpr(*scores, rate) for rate in rates}
+    return MembershipReport(*map(len, scores), auc(*scores), advantage(*scores), true)
 
 
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:
@@ -94,12 +93,12 @@ def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) ->
     return np.concatenate(losses).astype("float64")
 
 
-def auc(members, others):
+def auc(members, non_members):
     """Returns the probability that a member's score is above another's; ties count half.
 
     Args:
         members: Array of floats [M].
-        others: Array of floats [N].
+        non_members: Array of floats [N].
 
     Returns:
         Float in [0, 1]; 0.5 for a guess.
@@ -107,18 +106,20 @@ def auc(members, others):
     Raises:
         ValueError: If an array is empty, or holds a NaN.
     """
-    members, others = checked(members, others)
-    return float(scipy.stats.mannwhitneyu(members, others).statistic / (len(members) * len(others)))
+    members, non_members = checked(members, non_members)
+    return float(
+        scipy.stats.mannwhitneyu(members, non_members).statistic / (len(members) * len(non_members))
+    )
 
 
-def advantage(members, others):
+def advantage(members, non_members):
     """Returns the rate of true positives minus that of false positives, at the best threshold.
 
     On few scores it is too high, because the threshold was chosen on them.
 
     Args:
         members: Array of floats [M].
-        others: Array of floats [N].
+        non_members: Array of floats [N].
 
     Returns:
         Float in [0, 1].
@@ -126,12 +127,12 @@ def advantage(members, others):
     Raises:
         ValueError: If an array is empty, or holds a NaN.
     """
-    members, others = checked(members, others)
-    thresholds = np.union1d(members, others)
-    return float(np.max(_rates_above(members, thresholds) - _rates_above(others, thresholds)))
+    members, non_members = checked(members, non_members)
+    thresholds = np.union1d(members, non_members)
+    return float(np.max(_rates_above(members, thresholds) - _rates_above(non_members, thresholds)))
 
 
-def tpr_at_fpr(members, others, fpr):
+def tpr_at_fpr(members, non_members, fpr):
     """Returns the rate of true positives at the best threshold with at most `fpr` false ones.
 
     An attack that is sure of a few members harms them, whatever its AUC is (Carlini et al. 2022,
@@ -139,7 +140,7 @@ def tpr_at_fpr(members, others, fpr):
 
     Args:
         members: Array of floats [M].
-        others: Array of floats [N]; `fpr * N` should be at least a few of them.
+        non_members: Array of floats [N]; `fpr * N` should be at least a few of them.
         fpr: Float in [0, 1).
 
     Returns:
@@ -148,18 +149,18 @@ def tpr_at_fpr(members, others, fpr):
     Raises:
         ValueError: If an array is empty, or holds a NaN, or `fpr` is out of range.
     """
-    members, others = checked(members, others)
+    members, non_members = checked(members, non_members)
     require(is_number(fpr) and 0 <= fpr < 1, "fpr", fpr, "lie in [0, 1)")
-    # Scores above the threshold are taken for members: at most `allowed` of the others.
-    allowed = math.floor(fpr * len(others) * (1 + 1e-12))
-    threshold = np.sort(others)[len(others) - 1 - allowed]
+    # Scores above the threshold are taken for members: at most `allowed` non-members.
+    allowed = math.floor(fpr * len(non_members) * (1 + 1e-12))
+    threshold = np.sort(non_members)[len(non_members) - 1 - allowed]
     return float(_rates_above(members, threshold))
 
 
-def checked(members, others):
+def checked(members, non_members):
     """Returns both as float64 arrays; raises ValueError for an empty one, or one with a NaN."""
     arrays = []
-    for name, values in (("members", members), ("others", others)):
+    for name, values in (("members", members), ("others", non_members)):
         array = np.asarray(values, "float64").ravel()
         missing = np.isnan(array).sum()
         sizes = f"{array.size} scores, {missing} of them NaN"
