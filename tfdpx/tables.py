@@ -140,8 +140,8 @@ def _adapt_numbers(layer, x, lower, upper, released):
     else:
         least, most = public_limits
     if isinstance(layer, keras.layers.Discretization):
-        limits = float(least[0]), float(most[0])
-        boundaries = quantiles(x[:, 0], *limits, layer.num_bins, released)
+        ends = float(least[0]), float(most[0])
+        boundaries = quantiles(x[:, 0], *ends, layer.num_bins, released)
         layer.bin_boundaries = boundaries.tolist()
         return
     mean, variance = moments(x, least, most, released)

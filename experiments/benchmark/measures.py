@@ -172,8 +172,8 @@ def measure_epoch(settings, num_examples, repeats):
             break
         for kind in _PAIR if repeat % 2 else _PAIR[::-1]:
             PROGRESS.print(f"{repeat} of {repeats}: {steps.KINDS[kind]}")
-            updates = fit(fit_arguments[kind], models[kind], _UPDATES).updates
-            seconds[kind] += updates if repeat else []  # The first are not timed.
+            times = fit(fit_arguments[kind], models[kind], _UPDATES).updates
+            seconds[kind] += times if repeat else []  # The first are not timed.
     drawn = _drawn(plan)
     [size] = microbatches.chosen_sizes(models["private"])
     computed = [size.rows(n) for n in drawn]

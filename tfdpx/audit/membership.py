@@ -67,8 +67,9 @@ positives: -.
     """
     scores = checked(members, others)
     rates = [rate for rate in _RATES if rate * len(scores[1]) >= 1]
-    true = {rate: tpr_at_fpr(*scores, rate) for rate in rates}
-    return MembershipReport(*map(len, scores), auc(*scores), advantage(*scores), true)
+    true = {rate: tpr_at_fpr(scores[0], scores[1], rate) for rate in rates}
+    sizes = len(scores[0]), len(scores[1])
+    return MembershipReport(*sizes, auc(*scores), advantage(*scores), true)
 
 
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:

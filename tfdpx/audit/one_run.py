@@ -136,7 +136,7 @@ class OneRunAudit(keras.callbacks.Callback):
     """Audits the training that it is a callback of, with canaries in the data.
 
     Each canary is in the data or not by a fair coin. The attack knows the canaries and the model
-    before and after, but not the coins. It guesses that the canaries with the largest drop in loss were
+    before and after, but not the coins. It takes the canaries with the largest drop in loss to be
     trained on. The number of right guesses bounds epsilon from below
     (`one_run_epsilon_lower_bound`).
 
