@@ -112,7 +112,7 @@ def parse(arguments=None):
     add(
         "--gpu_table",
         action="store_true",
-        help="Fill the table of docs/gpus.md on this machine's first GPU, and nothing else.",
+        help="Fill the table of docs/devices.md on this machine's first GPU, and nothing else.",
     )
     add("--norms", default="auto", choices=steps.NORMS, help="How per-example norms are computed.")
     add("--repeats", type=int, default=10, help="Runs of each step, from which medians are taken.")

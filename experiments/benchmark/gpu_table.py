@@ -1,4 +1,4 @@
-"""The table of docs/gpus.md: private steps against ordinary ones on a GPU.
+"""The table of docs/devices.md: private steps against ordinary ones on a GPU.
 
 Each row runs in a separate process, because TensorFlow keeps a GPU's memory until its process ends.
 """
@@ -33,7 +33,7 @@ def measure(repeats):
     if not gpus:
         raise UserError(
             "Flag --gpu_table needs a GPU, and TensorFlow sees none. Install "
-            "`pip install 'tensorflow[and-cuda]'` on a machine with one (docs/gpus.md)."
+            "`pip install 'tensorflow[and-cuda]'` on a machine with one (docs/devices.md)."
         )
     name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", gpus[0].name)
     print(f"| {name} | weights | batch | precision | XLA | ordinary, ms | private, ms | ratio |")

@@ -1,7 +1,7 @@
-"""What makes a model, a loss or an augmentation unfit for private training, and the remedy.
+"""Checks that refuse a model, a loss or an augmentation that is unfit for private training.
 
-One error lists every problem that was found: the layer, where it is known, and the remedy. Checks
-give the texts of problems; only `errors.refusing` raises. No private example is read.
+One error lists every problem with its layer, if known, and the remedy. Checks return the texts of
+problems, and only `errors.refusing` raises. No private example is read.
 """
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.

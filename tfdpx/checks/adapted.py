@@ -22,15 +22,15 @@ def mark_public(layer: keras.Layer) -> None:
 
     - The statistics that `adapt` computed for the layer, and for the layers in it, are public: they
       may be in a model that is trained privately.
-    - Weights that came from where no ledger could be seen (a file without one, `set_weights`,
+    - Weights from a source without a ledger (for example a file without one, `set_weights`, or
       training with an ordinary optimizer) are public: `model.optimizer.ledger.is_complete` is True
       again. The updates of private training stay in the ledger.
 
-    It holds for this layer in this process: a copy, or a model that is loaded from a file, is
-    declared again. That the weights are known is saved with the ledger.
+    The declaration holds for this layer in this process. Repeat it for a copy, or for a model that
+    is loaded from a file. The ledger saves that the weights are known.
 
     Args:
-        layer: A `keras.Layer` or `keras.Model` that has its values already.
+        layer: A `keras.Layer` or `keras.Model` that already has its values.
 
     Raises:
         TypeError: If `layer` is no `keras.Layer`.
@@ -59,7 +59,7 @@ def mark_public(layer: keras.Layer) -> None:
 
 
 def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
-    """Notes the cost of the statistics of a layer: models that hold it count it.
+    """Notes the cost of a layer's statistics, which models with the layer then count.
 
     Args:
         layer: A `keras.Layer` that holds noisy statistics.
@@ -70,7 +70,7 @@ def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
 
 
 def problems_of_adapted(model):
-    """Texts of the layers of a model, and of the augmentation, that were adapted to data.
+    """Returns texts of the layers of a model and its augmentation that were adapted to data.
 
     Args:
         model: A compiled, built `keras.Model`.

@@ -1,4 +1,4 @@
-"""What an augmentation does besides making the view of one example, which it does alone."""
+"""Checks of an augmentation, which may do no more than make the views of one example."""
 
 from tfdpx._keras import layer_internals
 from tfdpx.augment import LayerViews
@@ -6,7 +6,7 @@ from tfdpx.checks.state import Found, problems_of_raising
 
 
 def problems_of_augment(augment):
-    """Texts of what an augmentation keeps, or draws unseen; and of one that mixes images.
+    """Returns texts of state that an augmentation keeps, hidden random draws, and mixing of images.
 
     Args:
         augment: The augmentation of `tfdpx.training.step.Views`, which has made views; or None.

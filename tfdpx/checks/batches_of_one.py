@@ -1,8 +1,8 @@
-"""A microbatch against batches of one example, once: the one comparison that data decide.
+"""Compares a microbatch with batches of one example, once, on dummy data.
 
-No proof speaks of kernels, of rules and of hardware (a oneDNN product was once wrong from five rows
-on). So the traced microbatch runs on some made-up examples, and its norms and its clipped sum are
-compared with ordinary gradients of each example alone.
+The construction of the engine says nothing about kernels, rules and hardware; for example, a oneDNN
+product was once wrong from five rows on. So the traced microbatch runs on a few dummy examples, and
+its norms and clipped sum are compared with ordinary gradients of each example alone.
 """
 
 import concurrent.futures
@@ -30,7 +30,7 @@ _WRONG = (
 
 
 def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace):
-    """Texts of how a microbatch differs from batches of one example.
+    """Returns texts of the differences between a microbatch and batches of one example.
 
     Args:
         model: A compiled, built `keras.Model`.

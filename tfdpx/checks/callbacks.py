@@ -1,11 +1,11 @@
-"""Which callbacks would act on the training data without noise, or write what no noise covers.
+"""Checks of callbacks that would act on training metrics, which are computed without noise.
 
-The training loss and metrics are functions of the private data that no noise was added to. A
-callback that lets them choose weights, a learning rate, the number of steps or the name of a file
-reveals more of the examples than epsilon says: it is refused. Validation metrics are trusted only
-if the user declares that their examples are public, with `public_validation=True` of the optimizer.
-A callback that only writes for the user to read gets a warning. Custom code that reads the logs,
-and callbacks inside of other callbacks, cannot be checked.
+The training loss and metrics are functions of the private data without noise. A callback that uses
+them to choose weights, a learning rate, the number of steps or the name of a file is refused,
+because it reveals more of the examples than epsilon allows. Validation metrics are trusted only if
+the user declares that their examples are public, with `public_validation=True` of the optimizer. A
+callback that only writes for the user to read gets a warning. Custom code that reads the logs, and
+callbacks inside of other callbacks, cannot be checked.
 """
 
 import numbers
@@ -49,12 +49,12 @@ def is_covered(name, optimizer):
 
 
 def check_validation_data(data, x, optimizer):
-    """Raises if the examples to validate on are in the memory of the examples to train on.
+    """Raises if the validation examples share memory with the training examples.
 
     Args:
         data: The `validation_data` of `fit`, or None.
         x: The `x` of `fit`: arrays, or an object such as a `tf.data.Dataset`.
-        optimizer: The tfdpx optimizer; without noise there is no guarantee to void.
+        optimizer: The tfdpx optimizer; without noise nothing is refused.
 
     Raises:
         ValueError: If inputs of `data` are inputs of `x`, or arrays that share memory with them.
@@ -71,14 +71,14 @@ def check_validation_data(data, x, optimizer):
 
 
 def check_callbacks(callbacks, optimizer):
-    """Raises if a callback would let metrics of private examples act on what is released.
+    """Raises if a callback would base a decision on metrics of private examples.
 
     Args:
         callbacks: The argument of `fit`: a callback, a nest of them, a `CallbackList` or None.
-        optimizer: The tfdpx optimizer; without noise there is no guarantee to void.
+        optimizer: The tfdpx optimizer; without noise nothing is refused.
 
     Raises:
-        ValueError: Names each such callback, and what it monitors or the path that it writes to.
+        ValueError: If there is one; the message names its metric or the path that it writes to.
     """
     if not optimizer.noise_multiplier:
         return
@@ -96,17 +96,17 @@ def check_callbacks(callbacks, optimizer):
 
 
 def check_log_names(logs, optimizer):
-    """Raises if a training metric has a name by which it would pass for another number.
+    """Raises if a training metric has a name that is reserved for another number.
 
-    Callbacks take what begins with "val_" for a metric of validation data, "epsilon" for what
-    `PrivacyBudget` computes, and "l2_norm_clip" for the noisy one of `AdaptiveClip`.
+    Callbacks treat names that begin with "val_" as metrics of validation data, "epsilon" as the
+    number of `PrivacyBudget`, and "l2_norm_clip" as the noisy clip of `AdaptiveClip`.
 
     Args:
-        logs: Dict by name, what a training step shows.
+        logs: Dict by name, the numbers that a training step shows.
         optimizer: As for `check_callbacks`.
 
     Raises:
-        ValueError: Names each such metric.
+        ValueError: If there is one; the message names each.
     """
     with refusing(ValueError) as problems:
         for name in logs if optimizer.noise_multiplier else ():
@@ -130,7 +130,7 @@ def _share(a, b):
 
 
 def _flatten(callbacks):
-    """Every callback in a nest, also those in a `CallbackList`."""
+    """Yields every callback in a nest, also those in a `CallbackList`."""
     for callback in keras.tree.flatten(callbacks):
         if isinstance(callback, keras.callbacks.CallbackList):
             yield from _flatten(callback.callbacks)

@@ -1,4 +1,4 @@
-"""What a model declares about itself: methods of its own, precision, layers known to be unfit."""
+"""Checks of a model's declarations: overridden methods, precision, layers known to be unfit."""
 
 import keras
 
@@ -8,7 +8,7 @@ from tfdpx.checks.errors import refusing
 
 
 def check_declared(model):
-    """Raises if what `model` declares about itself is unfit; nothing of it is run.
+    """Raises if `model` is unfit by its declarations, without running it.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -21,11 +21,10 @@ def check_declared(model):
 
 
 def declared_problems(model):
-    """Texts of what makes `model` unfit, known without running it.
+    """Returns texts of the reasons why `model` is unfit, without running it.
 
     Args:
-        model: A compiled, built `keras.Model`; its class, the bases of its class and the instance
-            are looked at.
+        model: A compiled, built `keras.Model`. Its class, the bases and the instance are checked.
     """
     if model.optimizer is not model_internals.innermost(model.optimizer):
         yield (
@@ -52,7 +51,7 @@ def declared_problems(model):
 
 
 def _problems_of_layer(layer):
-    """Of layers known to couple examples, or to change weights without noise."""
+    """Returns texts of layers that couple examples, or that change weights without noise."""
     if isinstance(layer, keras.layers.SpectralNormalization):
         yield (
             f"Layer '{layer.name}' is a SpectralNormalization, which overwrites the kernel of "

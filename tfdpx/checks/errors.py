@@ -1,17 +1,17 @@
-"""The error of everything that is unfit for private training, and the one place that raises it."""
+"""The error for anything unfit for private training, and the context manager that raises it."""
 
 import contextlib
 
 
 class UnfitForPrivacy(ValueError):
-    """A model, loss or option with which the privacy guarantee would not hold."""
+    """Raised for a model, loss or option that would break the privacy guarantee."""
 
 
 @contextlib.contextmanager
 def refusing(error=UnfitForPrivacy):
     """Yields a list for texts of problems; afterwards raises one `error` with all of them, if any.
 
-    What fails after a problem was found is a consequence of it, and does not hide it.
+    An exception after the first problem is a consequence of it, and does not hide it.
 
     Args:
         error: Class of exception. Its text is the problem, or a numbered list of several.

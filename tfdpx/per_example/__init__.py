@@ -1,7 +1,7 @@
 """Per-example gradient norms and clipped sums for any Keras model.
 
-`register` makes a rule known for a layer class; `Rule` is what it derives from, and `GenericRule`
-leaves a layer to the map. `gradient_norms` are norms to choose a clip by.
+`register` adds a rule for a layer class, a subclass of `Rule`; `GenericRule` leaves a layer to the
+map. `gradient_norms` computes norms for choosing a clip.
 """
 
 import importlib as _importlib

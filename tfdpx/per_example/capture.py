@@ -1,9 +1,9 @@
 """Records the calls of layers that a model makes, with their inputs.
 
-A *unit* is the outermost layer whose class has a rule, with its subtree. While a `Recorder` is
-active, each call of a unit is kept with its inputs, and its outputs are watched by the recorder's
-tape, so that going back once over activations alone gives the gradient at every unit's output.
-Variables that are read outside of captured calls get their whole gradient from the same tape.
+A *unit* is an outermost layer with a rule for its class, and all layers in it. While a `Recorder`
+is active, each call of a unit is kept with its inputs, and the recorder's tape watches its outputs,
+so that one backward pass over activations gives the gradient at every unit's output. Variables that
+are read outside of captured calls get their whole gradient from the same tape.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfdpx.per_example.rule import Call, GenericRule, find_rules
 
 
 class ReadOutside(Exception):
-    """Trainable variables are read where no captured call explains their gradient.
+    """Raised if trainable variables are read outside of every captured call.
 
     Args:
         variables: List of `keras.Variable`.
@@ -33,7 +33,7 @@ class ReadOutside(Exception):
 
 
 class UnitRecorder:
-    """Shows every call of a unit to a function, but not the calls inside another unit.
+    """Passes every call of a unit to a function, except calls inside of another unit.
 
     Args:
         variables: The model's trainable variables.
@@ -46,7 +46,7 @@ class UnitRecorder:
         self._inside = False
 
     def observe(self, operation, args, kwargs):
-        """Called by the hook in place of `operation(*args, **kwargs)`."""
+        """Makes the call `operation(*args, **kwargs)` in place of Keras; the hook calls it."""
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return layer_internals.call_operation(operation, args, kwargs)
@@ -60,7 +60,7 @@ class UnitRecorder:
             self._inside = False
 
     def _rule(self, operation, args, kwargs):
-        """The rule class if `operation` is a unit, else None; symbolic calls are never captured."""
+        """Returns the rule class of a unit, else None; symbolic calls are never captured."""
         if not isinstance(operation, keras.Layer) or any(
             isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
         ):
@@ -95,7 +95,7 @@ class Recorder(UnitRecorder):
 
     @contextlib.contextmanager
     def taping(self):
-        """Within it, operations are differentiable."""
+        """Context manager in which operations are recorded on the tape."""
         self._graph = _graph()
         with self._tape, self.outside.watching():
             for variable in self._layout.whole:
@@ -110,7 +110,7 @@ class Recorder(UnitRecorder):
             self.outside.add(self._layout.variables)
         if call_layout is None or not call_layout.is_captured:
             return layer_internals.call_operation(layer, args, kwargs)
-        if _graph() is not self._graph:  # In a loop or a function, whose tensors stay inside.
+        if _graph() is not self._graph:  # In a loop or a function, which keeps its tensors.
             self.outside.add(layer.trainable_variables)
             return layer_internals.call_operation(layer, args, kwargs)
         call = Call(call_layout, args, kwargs, self._update.shared(layer), self._jit_compile)
@@ -131,7 +131,7 @@ class Recorder(UnitRecorder):
                 self.outside.add(call.layer.trainable_variables)
 
     def gradients(self, targets, cotangents):
-        """Gradients at the outputs of each call, and at the variables left to the map.
+        """Returns the gradients at the outputs of each call, and at the variables of the map.
 
         Args:
             targets: List of tensors, the outputs of the model.

@@ -1,4 +1,4 @@
-"""Which of two norms and of two sums each layer uses: the one predicted to be cheaper."""
+"""Chooses, for each layer, the cheaper way to form norms and the cheaper way to form sums."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ _forced = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Work beyond running the model and going back over activations.
+    """The work of a rule, in addition to the forward and backward pass over activations.
 
     Attributes:
         flops: Floating point operations, two for each multiplication with addition.
@@ -35,14 +35,15 @@ class Cost:
         return self.flops / flops + self.bytes / bytes_per_second + self.calls * call
 
 
-# Flops a second, bytes a second, seconds a call. Only ratios matter: how much arithmetic a byte of
-# traffic or a launch is worth. Measured on two CPU cores; the other row is a data-centre GPU.
+# Flops a second, bytes a second, seconds a call. Only ratios matter, because the model compares
+# arithmetic with traffic and launches. Measured on two CPU cores; the other row is a GPU of a data
+# centre.
 _RATES = {"cpu": (2e11, 1.5e10, 1e-4), "accelerator": (4e13, 1e12, 1e-5)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a model's layers with weights do, by which the size of a pass is picked.
+    """The work of a model's layers with weights, for choosing the size of a microbatch.
 
     Attributes:
         flops: Of a row, forward.
@@ -59,7 +60,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class LayerChoice:
-    """How one layer's per-example gradients are clipped, and what that is predicted to cost.
+    """The way in which one layer's per-example gradients are clipped, and its predicted cost.
 
     Attributes:
         layer: Name of the layer.
@@ -83,12 +84,12 @@ class LayerChoice:
 
 @contextlib.contextmanager
 def forced_norms(norm):
-    """Within it, steps are traced with one kind of norm wherever a rule has it.
+    """Context manager in which steps are traced with one kind of norm, wherever a rule has it.
 
-    For tests and benchmarks; results do not depend on it but for rounding.
+    For tests and benchmarks, because results depend on it by rounding alone.
 
     Args:
-        norm: "instantiate", "ghost", or "auto" for what is predicted to be cheaper.
+        norm: "instantiate", "ghost", or "auto" for the cheaper one by prediction.
 
     Raises:
         ValueError: If `norm` is none of these.
@@ -106,7 +107,7 @@ def forced_norms(norm):
 
 
 def choose(layer, rule, costs, allows_ordinary_sum=False):
-    """The cheapest `LayerChoice` for a rule.
+    """Returns the cheapest `LayerChoice` for a rule.
 
     Args:
         layer: Name of the layer.
@@ -136,19 +137,19 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
 
 
 def _sums_after(norm, costs, allows_ordinary_sum):
-    """The sums that go with a norm: of the arrays whose norms were taken, or those allowed for."""
+    """Returns the sums that a norm allows: of the same arrays, or others within its allowance."""
     if norm == "ghost" or "contract" not in costs:
         return ["ordinary"]
     return SUMS if allows_ordinary_sum else ["contract"]
 
 
 def cheapest(*costs):
-    """The one of `costs` that is predicted to take the least time here."""
+    """Returns the key in `costs` with the least predicted time on this device."""
     device = device_kind()
     return min(costs, key=lambda cost: cost.seconds(device))
 
 
 def device_kind():
-    """Where steps run: "accelerator" if TensorFlow sees a GPU or a TPU, else "cpu"."""
+    """Returns "accelerator" if TensorFlow sees a GPU or a TPU, else "cpu"."""
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     return "accelerator" if kinds & {"GPU", "TPU"} else "cpu"

@@ -1,6 +1,7 @@
-"""Runs a model on two and on three made-up rows to find out which tensors have a batch axis.
+"""Runs a model on dummy batches of two and three rows to find out which tensors have a batch axis.
 
-No data are read: `probe_batch` and `probe_targets` make rows in the ranges that a model's own have.
+No data are read, because `probe_batch` and `probe_targets` make rows in the ranges of the model's
+inputs.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ class Layout:
     Attributes:
         variables: List of the trainable `keras.Variable`s of the model.
         calls: List of the `CallLayout` of every unit call of the training-mode forward pass.
-        whole: List of the variables whose whole gradient the map forms.
+        whole: List of the variables that are left to the map, which forms their whole gradient.
         reason: Str, why there are such variables; None if there are none.
     """
 
@@ -37,14 +38,14 @@ class Layout:
     reason: str | None
 
     def without(self, variables, reason):
-        """The same layout with more variables left to the map.
+        """Returns the same layout with more variables left to the map.
 
-        A layer keeps its rule if the map forms none of its gradients. Calls that share a variable
-        so agree, and no two parts of one gradient are ever normed apart.
+        A layer keeps its rule if the map forms none of its gradients. So calls that share a
+        variable agree, and no gradient is split into parts with separate norms.
 
         Args:
             variables: List of `keras.Variable`.
-            reason: Str, a clause, used where there was no such variable so far.
+            reason: Str, a clause, used if there was no such variable before.
         """
         left = {id(v) for v in [*self.whole, *variables]}
         size = -1
@@ -68,7 +69,7 @@ class Layout:
         return [v for v in self.variables if id(v) in own]
 
     def choices_of_whole(self, model, gradients):
-        """List of a `LayerChoice` for each layer whose variables are left to the map.
+        """Returns a list of a `LayerChoice` for each layer that is left to the map.
 
         Args:
             model: The `keras.Model`.
@@ -91,10 +92,10 @@ class Layout:
 
 
 def find_layout(model, x):
-    """The `Layout` of a model, and the `Work` of one row.
+    """Returns the `Layout` of a model, and the `Work` of one row.
 
-    A length that merely equals the batch size looks like a batch axis within one run, so
-    the model is run, outside of any graph, on two and on three rows.
+    The model is run, outside of any graph, on two and on three rows, because an axis of the same
+    length as the batch looks like a batch axis within one run.
 
     Args:
         model: A built `keras.Model`.
@@ -127,7 +128,7 @@ def _two_runs(model, x):
 
 @contextlib.contextmanager
 def restored(variables):
-    """Gives `variables` their values back afterwards, in eager mode."""
+    """Context manager that restores the values of `variables` afterwards, in eager mode."""
     kept = [(v, v.numpy()) for v in variables]
     try:
         yield
@@ -137,7 +138,7 @@ def restored(variables):
 
 
 class _Sighting(typing.NamedTuple):
-    """One unit call. Shapes alone: the tensors of all calls at once would need memory."""
+    """One unit call. It holds shapes alone, because the tensors of all calls would need memory."""
 
     layer: keras.layers.Layer
     rule: type
@@ -218,15 +219,15 @@ def _grows(shape_of_two, shape_of_three):
 
 
 def probe_batch(model, specs, rows, seed=0):
-    """Inputs of a model, a nest of tensors [rows, ...], in the ranges that its own will have.
+    """Returns dummy inputs of a model, a nest of tensors [rows, ...], in plausible ranges.
 
-    Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, where a layer rescales or they have
-    the axes of an image, else tokens 0 and 1. Where a layer looks tokens or texts up, they are of
+    Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, if a layer rescales or if they have
+    the axes of an image, else tokens 0 and 1. If a layer looks up tokens or texts, they are from
     its vocabulary; other texts are "0" and "1". Axes of unknown length get 32.
 
     Args:
-        model: A built `keras.Model`; None to know nothing of it.
-        specs: Nest of which shapes and dtypes are read.
+        model: A built `keras.Model`, or None.
+        specs: Nest of tensors or specs; only shapes and dtypes are read.
         rows: Int.
         seed: Int.
     """
@@ -252,7 +253,7 @@ def probe_batch(model, specs, rows, seed=0):
 
 
 def probe_targets(specs, rows):
-    """As `probe_batch`, of targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
+    """Returns dummy targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
     generator = np.random.default_rng(1)
 
     def make(leaf):
@@ -265,6 +266,6 @@ def probe_targets(specs, rows):
 
 
 def _known(layers, kind):
-    """The vocabulary of the first of `layers` that is of a class, a list; empty if none is."""
+    """Returns the vocabulary of the first layer of a class, a list; empty if there is none."""
     matching = [layer for layer in layers if isinstance(layer, kind)]
     return list(matching[0].get_vocabulary(include_special_tokens=False)) if matching else []

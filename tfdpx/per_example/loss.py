@@ -35,11 +35,11 @@ class RowLosses:
 
 
 def row_losses(model, x, y, y_pred, sample_weight, states=None, variables=(), shared=()):
-    """`model.compute_loss` vectorised over batches of one row.
+    """Returns the losses of `model.compute_loss`, vectorized over batches of one row.
 
-    Any loss, weighting and reduction so means what it means in Keras; the batch loss times the
-    batch size does not (it is wrong for `sum` and `mean_with_sample_weight`). Weight
-    regularisers read no data and are left out.
+    So any loss, weighting and reduction has its Keras meaning. The batch loss times the batch size
+    would not do, because it is wrong for `sum` and `mean_with_sample_weight`. Weight regularisers
+    read no data and are left out.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -47,10 +47,10 @@ def row_losses(model, x, y, y_pred, sample_weight, states=None, variables=(), sh
         y: As `x`, or None.
         y_pred: The model's output, a nest of tensors [rows, ...].
         sample_weight: As `x`, or None.
-        states: int64 tensor [rows, generators, 2], from which the model's seed generators start
-            where a loss calls the model once more. None for states that are no secret.
-        variables: List of `keras.Variable`, of which `RowLosses.direct` is wanted.
-        shared: List of tensors that the loss may read besides.
+        states: int64 tensor [rows, generators, 2], the start of the model's seed generators if a
+            loss calls the model again. None for states that are no secret.
+        variables: List of `keras.Variable` for `RowLosses.direct`.
+        shared: List of other tensors that the loss may read.
 
     Returns:
         `RowLosses`.
@@ -91,7 +91,7 @@ def row_losses(model, x, y, y_pred, sample_weight, states=None, variables=(), sh
 
 
 def sum_of_outputs(y_pred, variables):
-    """The `RowLosses` of the sum of all outputs: shapes as of a loss, where none is needed.
+    """Returns the `RowLosses` of the sum of all outputs, which has the shapes of a loss.
 
     Args:
         y_pred: Nest of tensors [rows, ...].
@@ -105,7 +105,7 @@ def sum_of_outputs(y_pred, variables):
 
 
 def _losses_of_one(model, x, y, sample_weight, y_pred, states):
-    """The loss of a batch of one row, and what it adds to each tracker: float32 scalars, a list."""
+    """Returns the loss of a batch of one row and its sums for each tracker, a list of scalars."""
     trackers, own = model_internals.output_loss_trackers(model), model_internals.own_trackers(model)
     # They are to count once, later: here their updates go into the scope.
     counted = [v for tracker in (*trackers, *own) for v in tracker.variables]

@@ -1,13 +1,13 @@
-"""Keras's random layers under a secret: their seed generators run from keys, never from themselves.
+"""Runs the seed generators of Keras's random layers from secret keys, not from their own states.
 
-A layer draws by the states of its `keras.random.SeedGenerator`s. Anyone who calls
-`keras.utils.set_random_seed` knows them, and Keras saves them. In the private step these states are
-replaced (`keras.StatelessScope`): neither read, nor advanced, nor saved. Under a secret,
-masks that are drawn for each row are independent and alike, so their order changes no
+A layer draws by the states of its `keras.random.SeedGenerator`s. They are no secret, because
+`keras.utils.set_random_seed` sets them and Keras saves them. In the private step these states are
+replaced (`keras.StatelessScope`): neither read, nor advanced, nor saved. Masks that are drawn under
+a secret for each row are independent and identically distributed, so the order of rows changes no
 distribution (`docs/proofs/private_step.md`).
 
-In the function of one example, a draw becomes one draw for all examples (see
-`vectorizing_by`), in which each has its own place.
+In the function of one example, a draw becomes one draw for all examples (see `vectorizing_by`), in
+which each example has its place.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ _WORDS = 2**31 - 2
 
 
 class UnmappedState(ValueError):
-    """A layer assigned to what is not the state of one of its seed generators, or added a loss."""
+    """Raised if a layer adds a loss, or assigns to state other than its seed generators'."""
 
 
 def seeds(key, shape):
-    """Independent uniform states of seed generators, both words filled.
+    """Returns independent uniform states of seed generators, with both words filled.
 
     Args:
         key: int64 tensor [2].
@@ -46,7 +46,7 @@ def seeds(key, shape):
 
 @contextlib.contextmanager
 def keyed(layer, key):
-    """Within it every seed generator of a layer and its sublayers runs from `key`.
+    """Context manager in which all seed generators of a layer and its sublayers run from `key`.
 
     Args:
         layer: `keras.Layer`.
@@ -62,7 +62,7 @@ def keyed(layer, key):
 
 @contextlib.contextmanager
 def started_from(layer, states):
-    """Within it the seed generators of a layer and its sublayers start from given states.
+    """Context manager in which seed generators of a layer and its sublayers start from `states`.
 
     Args:
         layer: `keras.Layer`.
@@ -123,7 +123,7 @@ def check_assigned(scope, allowed, what, layer=None):
         scope: `keras.StatelessScope` that has ended.
         allowed: List of `keras.Variable`.
         what: Str, what ran within it.
-        layer: Optional `keras.Layer`, whose variables are known by name.
+        layer: Optional `keras.Layer`; the message names its variables.
     """
     permitted = {id(variable) for variable in allowed}
     unmapped = [i for i in scope.state_mapping if i not in permitted]

@@ -1,4 +1,4 @@
-"""Rows: each example has one for each of its K views. They are split, merged and summed here."""
+"""Splits, merges and sums rows; each example has K rows, one for each view."""
 
 import math
 
@@ -25,7 +25,7 @@ class Rows:
         self.tensors = [leaf for leaf, flag in zip(self._leaves, batched, strict=True) if flag]
 
     def pack(self, tensors, keep_others=True):
-        """The nest with its batched tensors replaced by `tensors`, in order.
+        """Returns the nest with its batched tensors replaced by `tensors`, in order.
 
         Args:
             tensors: Iterable of tensors.
@@ -39,18 +39,18 @@ class Rows:
         return tf.nest.pack_sequence_as(self._nest, leaves)
 
     def map(self, function):
-        """The nest with `function` applied to its batched tensors."""
+        """Returns the nest with `function` applied to its batched tensors."""
         return self.pack([function(tensor) for tensor in self.tensors])
 
     @property
     def count(self):
-        """The length of the batch axis: an int where it is static, else a scalar int32 tensor."""
+        """The length of the batch axis: an int if it is static, else a scalar int32 tensor."""
         static = self.tensors[0].shape[0]
         return tf.shape(self.tensors[0])[0] if static is None else static
 
 
 def split_views(tensor, num_views):
-    """[B * K, ...] as [B, K, ...], its shape as static as it was."""
+    """Reshapes [B * K, ...] to [B, K, ...], for example [6, 5] to [3, 2, 5]; keeps static axes."""
     rows, *rest = tensor.shape
     static = [None if rows is None else rows // num_views, num_views, *rest]
     if static.count(None) <= 1:
@@ -62,7 +62,7 @@ def split_views(tensor, num_views):
 
 
 def sum_rows(tensor, num_views, axes=()):
-    """[B * K, ...] summed over an example's views, and over `axes` of a row: [B, ...].
+    """Sums [B * K, ...] over an example's views and over `axes` of a row: [B, ...].
 
     Args:
         tensor: Of any type that adds.
@@ -75,25 +75,25 @@ def sum_rows(tensor, num_views, axes=()):
 
 
 def repeat_views(tensor, num_views):
-    """[B] as [B * K]: each for all the views of its example."""
+    """Repeats each of [B] for the views of its example: [B * K]."""
     return tensor if num_views == 1 else tf.repeat(tensor, num_views)
 
 
 def along(values, tensor):
-    """`values` [rows], with axes of length one for those of `tensor` [rows, ...] behind."""
+    """Reshapes `values` [rows] for broadcasting with `tensor`; for example, [4] to [4, 1, 1]."""
     return tf.reshape(values, [-1] + [1] * (tensor.shape.rank - 1))
 
 
 def merge_views(tensor):
-    """[B, K, ...] as [B * K, ...]."""
+    """Reshapes [B, K, ...] to [B * K, ...]."""
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
 
 
 class Outputs:
     """Takes a nest of outputs apart into plain tensors and rebuilds it around others.
 
-    Keras' cross-entropies read `_keras_logits` off a prediction and so bypass its last activation:
-    whoever wants all gradients of a loss must watch that tensor too.
+    Keras' cross-entropies read `_keras_logits` of a prediction and so bypass its last activation.
+    So a tape must watch that tensor too for all gradients of a loss.
 
     Attributes:
         tensors: Every tensor of the nest, each followed by its mask and its logits, if any.
@@ -131,7 +131,7 @@ class Outputs:
 
 
 def positions(tensor, num_views, groups=False):
-    """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in line.
+    """Reshapes [B * K, ..., d] to float32 [B, T, d], all positions of an example's views in line.
 
     Args:
         tensor: Tensor [B * K, ..., d].
@@ -149,7 +149,7 @@ def positions(tensor, num_views, groups=False):
 
 
 def sum_examples(tensor, factors):
-    """`tensor` [B, ...] summed over examples with `factors` [B]; 0 * nan counts as 0."""
+    """Sums `tensor` [B, ...] over examples with `factors` [B]; 0 * nan counts as 0."""
     return tf.reduce_sum(scale_examples(tensor, factors), axis=0)
 
 
@@ -166,13 +166,13 @@ def sum_each(tensors, factors):
 
 
 def scale_examples(tensor, factors):
-    """`tensor` [B, ...] times `factors` [B], exactly zero where the factor is."""
+    """Multiplies `tensor` [B, ...] by `factors` [B]; exactly zero where the factor is."""
     factors = tf.reshape(factors, [-1] + [1] * (tensor.shape.rank - 1))
     return tf.math.multiply_no_nan(tensor, factors)
 
 
 def zero_excluded(tensors, factors, finite=None):
-    """A list of tensors [B * n, ...] with zeros for the examples of factor zero.
+    """Returns tensors [B * n, ...] with zeros for the examples of factor zero, as a list.
 
     Args:
         tensors: List of float32 tensors; the n rows of an example stand one after the other.

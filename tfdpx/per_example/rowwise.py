@@ -1,7 +1,7 @@
-"""Models that are known to treat each row by itself, so that they need not be mapped to be apart.
+"""The models that treat each row by itself, so that their examples need not be mapped.
 
-The list fails closed: a model, a layer, an operation or an argument that is not known is mapped.
-Known are classes by identity, never by a name, with no method replaced on the object.
+The list fails closed: a model with an unlisted layer, operation or argument is mapped. Classes are
+compared by identity, never by name, and no method may be replaced on the object.
 """
 
 import sys
@@ -20,7 +20,7 @@ _CELLS = keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell
 
 
 def find_obstacle(model):
-    """The first reason why a model is not known to treat each row by itself.
+    """Returns the first reason why a model may not treat each row by itself.
 
     Args:
         model: A built `keras.Model`.
@@ -83,13 +83,13 @@ def _known_layers():
 
 
 def _known_operations():
-    """Dict by class, as of `_known_layers`: arithmetic, and what makes masks."""
+    """Returns a dict by class, like `_known_layers`, of arithmetic and operations on masks."""
     known = dict.fromkeys((*model_internals.ARITHMETIC, model_internals.NOT_EQUAL))
     return {**known, model_internals.ANY: _over_all}
 
 
 def has_plain_cells(layer):
-    """Whether a layer is a recurrent one of Keras, with cells that are exactly Keras's own."""
+    """Returns whether a recurrent layer of Keras has cells of exactly Keras's classes."""
     if type(layer) not in _RECURRENT or layer.stateful:
         return False
     cells = cells_of(layer)

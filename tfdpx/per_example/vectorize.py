@@ -5,12 +5,12 @@ with zeros whatever the value is. `SAFE_TO_VECTORIZE` lists the types that
 `tests/tfdpx/per_example/converters_test.py` compares, with their gradients, with the operation on
 each example alone. Any other type runs as it is, in a loop over the examples.
 
-With oneDNN, which is on by default, TensorFlow 2.16 to 2.21 multiply `[n, 1, a, b]` with one matrix
-`[1, 1, b, c]` for all wrongly from n = 5 on, and write beyond their memory. That is what
-vectorization makes of an example's `[1, a, b]` times a layer's weights. Here such products get a
-single batch axis first.
+With oneDNN, which is on by default, TensorFlow 2.16 to 2.21 multiply `[n, 1, a, b]` with a common
+matrix `[1, 1, b, c]` wrongly from n = 5 on, and write beyond their memory. Vectorization makes such
+a product of an example's `[1, a, b]` times a layer's weights, so products get a single batch axis
+first.
 
-XLA cannot compile a loop that was vectorized: that is found while tracing, before any step.
+XLA cannot compile a vectorized loop, which is found while tracing, before any step.
 """
 
 import tensorflow as tf
@@ -27,10 +27,10 @@ _ANY_LENGTH = frozenset(
 
 
 def _is_of_the_user(record):
-    """Whether a log message is one that the user can do something about.
+    """Returns whether a log message concerns the user.
 
-    Outside of a graph `tf.vectorized_map` makes a function of its own on each call, and TensorFlow
-    warns of retracing it.
+    Outside of a graph `tf.vectorized_map` makes a new function on each call, and TensorFlow warns
+    of retracing it.
     """
     message = record.getMessage()
     return not ("retracing" in message and "<function pfor." in message)
@@ -40,19 +40,19 @@ tf.get_logger().addFilter(_is_of_the_user)
 
 
 class TakesBatch(ValueError):
-    """A function of one example reads what was computed from the batch."""
+    """Raised if a function of one example reads a tensor that was computed from the batch."""
 
 
 def vectorized_map(
     function, elements, what="The function", jit_compile=False, loop=False, shared=()
 ):
-    """`tf.vectorized_map` for functions of one example, which read nothing else of the batch.
+    """Does `tf.vectorized_map` for functions of one example that read nothing else of the batch.
 
     Operations of the types in `SAFE_TO_VECTORIZE` are vectorized. Any other runs as it is, in a
     loop over the examples; so can the whole function.
 
     Args:
-        function: As there. Besides its argument it reads variables and constants alone.
+        function: As in `tf.vectorized_map`. It may also read variables and constants.
         elements: Nest of tensors [n, ...].
         what: String for the error: whose function it is.
         jit_compile: Whether XLA is to compile it later, where it does not already.
@@ -108,7 +108,7 @@ def vectorized_map(
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     try:
-        # A graph of its own, which shows what it takes from outside, and goes if this fails.
+        # A separate graph, which shows its captures, and which is dropped if this fails.
         each = tf.function(_looped(one, elements) if loop else mapped, autograph=False)
         each = each.get_concrete_function(*specs)
         if not taking:
@@ -146,10 +146,10 @@ def _looped(one, elements):
 
 
 def _source(tensor, allowed):
-    """The argument of a function, other than a resource, that a tensor is computed from; or None.
+    """Returns an argument of a function, other than a resource, that a tensor depends on; or None.
 
-    Variables and tables are resources, and constants come from none. Tensors of the list `allowed`
-    are not looked into.
+    Variables and tables are resources, and constants depend on no argument. Tensors in the list
+    `allowed` are skipped.
     """
     seen, waiting = {id(t) for t in allowed}, [tensor]
     while waiting:
@@ -245,6 +245,6 @@ SAFE_TO_VECTORIZE = frozenset(
     "If PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile TensorListElementShape "
     "TensorListFromTensor TensorListGetItem TensorListLength TensorListPopBack TensorListPushBack "
     "TensorListReserve TensorListSetItem TensorListStack While "
-    # What gives no tensor cannot run in a loop of its own.
+    # An operation without an output cannot run in a loop.
     "Assert Print PrintV2".split()
 )

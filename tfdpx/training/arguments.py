@@ -1,4 +1,4 @@
-"""What a private optimizer takes beyond the arguments of Keras, and which of those it refuses."""
+"""The arguments of a private optimizer beyond those of Keras, and the Keras ones it refuses."""
 
 import collections
 import copy
@@ -24,7 +24,7 @@ REFUSED = {
     "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
 }
 
-# Above it `epsilon` of Adam and its like is hardly meant: Keras's default is 1e-7.
+# A larger `epsilon` of Adam is probably a privacy budget, because Keras's default is 1e-7.
 _MOST_EPSILON_OF_ADAM = 1e-2
 
 Settings = collections.namedtuple(
@@ -66,7 +66,7 @@ def refuse_epsilon(optimizer_class, arguments):
 
 
 def checked(**arguments):
-    """The `Settings` of arguments as `tfdpx.DPSGD` takes them, by name; all are needed.
+    """Returns the `Settings` of arguments of `tfdpx.DPSGD`, given by name; all are needed.
 
     Warns if there is no noise.
 

@@ -1,6 +1,6 @@
 """The end of a privacy plan: the updates that it still pays for, and the callback that stops `fit`.
 
-All that was spent on the weights counts, whatever the data were.
+Everything spent on the weights counts, on any data.
 """
 
 import bisect
@@ -16,19 +16,19 @@ from tfdpx._keras import model_internals
 from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import EMPTY, Entry, Ledger
 
-# Seconds of silence before a user is told what takes so long.
+# Seconds of silence before a message explains the wait.
 _PATIENCE = 5.0
 
 
 class BudgetExceeded(RuntimeError):
-    """The privacy budget does not pay for the next step."""
+    """Raised when the privacy budget does not pay for the next step."""
 
 
 def updates_left(optimizer, plan, sampling_probability=None):
-    """The number of updates that a plan still pays for, an int; may be negative.
+    """Returns the number of updates that a plan still pays for, an int; may be negative.
 
-    All that was spent on the weights counts, but what the plan names as `spent` already: updates of
-    the plan's noise and sampling as its steps, all others by their epsilon.
+    Everything spent on the weights counts, except the plan's own `spent`. Updates with the plan's
+    noise and sampling count as its steps, all others by their epsilon.
 
     Args:
         optimizer: A tfdpx optimizer.
@@ -64,7 +64,7 @@ def _affordable(plan, spent, others, left, rate):
 
 
 def _not_before(optimizer, plan):
-    """The `Ledger` of the weights without what the plan counts as spent before it."""
+    """Returns the `Ledger` of the weights without the entries that the plan counts as `spent`."""
     before = {entry.key: entry.steps for entry in plan.spent.entries}
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
     steps = [entry.steps - before.get(entry.key, 0) for entry in ledger.entries]
@@ -73,7 +73,7 @@ def _not_before(optimizer, plan):
 
 
 def steps_taken(optimizer, plan=None):
-    """The number of updates behind the weights that a tfdpx optimizer trains, an int.
+    """Returns the number of updates that the weights of a tfdpx optimizer have had, an int.
 
     Args:
         optimizer: A tfdpx optimizer.
@@ -83,7 +83,7 @@ def steps_taken(optimizer, plan=None):
 
 
 def used_up(optimizer, plan):
-    """The `BudgetExceeded` that says how much of a plan was spent.
+    """Returns the `BudgetExceeded` with a message that names how much of a plan was spent.
 
     Args:
         optimizer: A tfdpx optimizer.
@@ -102,7 +102,7 @@ def used_up(optimizer, plan):
 
 
 def epsilon_log(plan, optimizer, before=EMPTY):
-    """The epsilon that was spent on the optimizer's weights, by its name in the logs."""
+    """Returns a dict of the epsilon spent on the optimizer's weights, by its name in the logs."""
     approximate = plan.is_approximate or optimizer.epsilon_is_approximate
     name = "epsilon_approximate" if approximate else "epsilon"
     return {name: epsilon_spent(optimizer, plan, before)}
@@ -122,13 +122,13 @@ def epsilon_spent(optimizer, plan, before=EMPTY):
 
 
 class StopAtBudget(keras.callbacks.Callback):
-    """Stops `fit` at the end of the session's plan, and logs epsilon and what a policy released.
+    """Stops `fit` at the end of the session's plan, and logs epsilon and a clip policy's releases.
 
-    The first of all callbacks, so that all others find it in the logs.
+    It comes before all other callbacks, so that they find these numbers in the logs.
     """
 
     def on_train_begin(self, logs=None):
-        """Raises BudgetExceeded if there is no room for an execution."""
+        """Raises BudgetExceeded if the budget does not pay for one execution."""
         self._is_spent = False
         first = model_internals.initial_epoch(self.model) or 0
         if first < self.params["epochs"]:  # Resumed after its last epoch, no step follows.
@@ -148,7 +148,7 @@ class StopAtBudget(keras.callbacks.Callback):
         )
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Finds the end anew: a callback may have restored weights."""
+        """Computes the end again, because a callback may have restored weights."""
         self._session.find_end()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -187,7 +187,7 @@ class StopAtBudget(keras.callbacks.Callback):
         execution, session = self.model.steps_per_execution, self._session
         if session.draws is None:
             return execution
-        # Batches that a plan draws end where it ended as `fit` began, and the last execution there.
+        # A plan's batches, and the last execution, end where the plan ended as `fit` began.
         return max(1, min(execution, (session.draws.ends_at or 0) - session.number))
 
     @property
@@ -200,7 +200,7 @@ class StopAtBudget(keras.callbacks.Callback):
 
 
 class BudgetProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar, whose target is the number of steps that the budget leaves an epoch."""
+    """Keras's progress bar, with the steps that the budget leaves an epoch as its target."""
 
     def set_params(self, params):
         """Keeps the number of steps that `fit` was asked for."""
@@ -217,7 +217,7 @@ class BudgetProgressBar(keras.callbacks.ProgbarLogger):
 
 
 class FirstUpdate(keras.callbacks.Callback):
-    """Says that the private step is being built, if that takes longer than some seconds."""
+    """Prints that the private step is being built, if that takes longer than some seconds."""
 
     def __init__(self):
         super().__init__()
@@ -225,7 +225,7 @@ class FirstUpdate(keras.callbacks.Callback):
         self._is_announced = False
 
     def on_train_begin(self, logs=None):
-        """Starts to wait, unless `fit` is silent."""
+        """Starts the timer, unless `fit` is silent."""
         if self.params.get("verbose"):
             self._start = time.monotonic()
             self._timer = threading.Timer(_PATIENCE, self._announce)
@@ -233,7 +233,7 @@ class FirstUpdate(keras.callbacks.Callback):
             self._timer.start()
 
     def on_train_batch_end(self, batch, logs=None):
-        """Says how long the first update took."""
+        """Prints how long the first update took."""
         if self._timer is not None:
             self.end()
             if self._is_announced:

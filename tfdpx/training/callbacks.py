@@ -38,31 +38,31 @@ __all__ = [
     "steps_taken",
 ]
 
-# Examples whose gradient norms are looked at once an epoch.
+# The number of gradient norms in the histogram of an epoch.
 _NORMS = 256
 
 
 class PrivacyBudget(keras.callbacks.Callback):
     """Keeps training within a smaller budget than the optimizer's plan, and logs its epsilon.
 
-    An optimizer's own plan ends its training, and logs epsilon, without a callback. What was spent
-    is the ledger of the model's weights (`model.optimizer.ledger`): the updates of this optimizer,
-    of those before it, and of the file that the weights came from. Training stops before the step
-    that would take it past the plan's steps, over any number of calls of `fit`, restarts and new
-    optimizers. Updates that the plan does not know (of other noise or another sampling probability)
-    are said, and compose with the plan's: training then stops before their common epsilon exceeds
-    the plan's. On data that no plan draws, with `steps_per_execution` above 1, it stops Keras's
-    `fit` before the execution that might, so up to `steps_per_execution - 1` steps can remain
+    An optimizer's own plan ends its training, and logs epsilon, without a callback. The ledger of
+    the model's weights (`model.optimizer.ledger`) holds everything that was spent: the updates of
+    this optimizer, of earlier ones, and of the file that the weights came from. Training stops
+    before the step that would exceed the plan's steps, over any number of calls of `fit`, restarts
+    and new optimizers. Updates with other noise or another sampling probability than the plan's
+    are printed and compose with the plan's: training then stops before the common epsilon exceeds
+    the plan's. On data that no plan draws, with `steps_per_execution` above 1, Keras's `fit` stops
+    before the execution that might exceed it, so up to `steps_per_execution - 1` steps can remain
     unused.
 
-    At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta; it is
-    called "epsilon_approximate" where the plan's sampling, or batches that no plan drew, make it an
-    approximation. Callbacks after this one see it, and so do the progress bar and `History`.
+    At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta. It is
+    called "epsilon_approximate" if the plan's sampling, or batches that no plan drew, make it an
+    approximation. Later callbacks, the progress bar and `History` see it.
 
     Args:
         plan: A `PrivacyPlan`.
-        allow_approximate: Bool. Whether to train on batches that no plan draws (of a data set or a
-            generator of your own), whose epsilon is only approximated.
+        allow_approximate: Bool. Whether to train on batches that no plan draws, for example of a
+            generator. Their epsilon is only an approximation.
 
     Raises:
         TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
@@ -81,7 +81,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         check_optimizer(optimizer, self.plan)
         session = optimizer.session
         self._check_batches(None if session is None else session.draws)
-        if session is None:  # A loop of one's own: the step itself ends with the optimizer's plan.
+        if session is None:  # In a custom loop the step itself ends with the optimizer's plan.
             return
         session.add_budget(self.plan)
         stop = StopAtBudget()
@@ -118,26 +118,25 @@ class PrivacyBudget(keras.callbacks.Callback):
 class TensorBoard(keras.callbacks.TensorBoard):
     """`keras.callbacks.TensorBoard` without the numbers that the guarantee does not cover.
 
-    Training loss and metrics are functions of the private data that no noise was added to: whoever
-    sees them learns more than epsilon says. This writes what the guarantee covers: epsilon, the
+    Training loss and metrics are functions of the private data without noise, so they reveal more
+    than epsilon allows. This callback writes only numbers that the guarantee covers: epsilon, the
     noise multiplier, the learning rate, the norm of the privatized gradient
-    (`optimizer.privatized_gradient_norm`) and weight histograms. Validation metrics are written
-    if the optimizer was made with `public_validation=True`, by which you declare that their
-    examples are public. The x-axis has model updates, not epochs. The hyperparameters stand under
-    "HParams", and under "Text" the plan and what was spent of it. `epsilon` has a second line, of
-    the run "budget": the plan's epsilon.
-    With a `tfdpx.callbacks.Checkpoint` numbers
-    of an update are written once a save holds it.
+    (`optimizer.privatized_gradient_norm`) and weight histograms. Validation metrics are written if
+    the optimizer was made with `public_validation=True`, which declares that their examples are
+    public. The x-axis shows model updates, not epochs. Hyperparameters are under "HParams"; the
+    plan and the amount spent of it are under "Text". The chart of `epsilon` has a second line, the
+    run "budget", with the plan's epsilon. With a `tfdpx.callbacks.Checkpoint` the numbers of an
+    update are written once a save holds that update.
 
     Args:
         log_dir: String. Folder for the event files.
         plan: Optional `PrivacyPlan`, for epsilon; not needed after a `PrivacyBudget` in the list of
             callbacks.
-        log_private_metrics: Bool. Whether to write what is not covered nevertheless:
-            with names that start with "not_private/", in the sub-folder `not_private` of `log_dir`,
-            to be deleted before the logs are given away. Where the plan draws the batches, a
-            histogram "not_private/gradient_norms" an epoch: of 256 examples, before clipping.
-        before: `Ledger` of the same data before, which epsilon counts too.
+        log_private_metrics: Bool. Whether to write metrics without a guarantee too, with names
+            that start with "not_private/", in the sub-folder `not_private` of `log_dir`. Delete
+            that folder before you share the logs. If the plan draws the batches, each epoch has a
+            histogram "not_private/gradient_norms" of 256 examples, before clipping.
+        before: `Ledger` of earlier uses of the same data, which epsilon counts too.
         **kwargs: Arguments of `keras.callbacks.TensorBoard`.
     """
 
@@ -196,7 +195,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._after_save(write)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Writes what was measured."""
+        """Writes the validation metrics."""
         super().on_test_end({})
         logs, step = dict(logs or {}), _scalar(self.model.optimizer.iterations, int)
         covered = self._is_covered("val_loss")

@@ -1,8 +1,8 @@
 """Resumes an interrupted run from its last save, at the epsilon of an uninterrupted run.
 
 A resume is exact in law: it restores weights, slots, averages, ledger and epoch, and continues with
-fresh draws and fresh noise. So the file holds no secret, may be resumed any number of times and by
-any program, and nothing has to be compared but what the account counts on.
+fresh draws and fresh noise. So the file holds no secret and may be resumed any number of times, by
+any program, because every resume is a new run in the ledger.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ _CALLBACKS, _FACTORS = "callbacks.npz", "lora.npz"
 # The state of callbacks of Keras: each begins anew in every `fit`.
 _NUMBERS = ("best", "best_epoch", "wait", "stopped_epoch", "cooldown_counter")
 _ARRAYS = "best_weights"
-# They change within `on_epoch_end`, and write nothing.
+# These change within `on_epoch_end`, and write nothing.
 _COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
 class Checkpoint(keras.callbacks.Callback):
     """Saves the run as it trains, and resumes it when `fit` is called again.
 
-    Like `keras.callbacks.BackupAndRestore`, but whole after a kill or on a full disk: with the same
-    callback and the same plan, `fit` restores what the folder holds before its first step, prints
-    at which update, and makes the updates that are left. Draws and noise are fresh from there on,
-    so epsilon is the same as without the interruption. With an optimizer's `seed` a resumed run
-    equals the unbroken one to the last bit, on the same machine.
+    Like `keras.callbacks.BackupAndRestore`, but it survives a kill or a full disk: with the same
+    callback and the same plan, `fit` restores the saved run before its first step, prints at which
+    update it continues, and makes the remaining updates. Draws and noise are fresh from there on,
+    so epsilon is the same as without the interruption. With an optimizer's `seed`, a resumed run
+    equals the uninterrupted one bit by bit on the same machine.
 
-    The folder holds one file: weights, the optimizer's state and its ledger, and what Keras's
-    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` remember. With individual
-    accounting the norms of examples are in it too, which are private. Its owner alone may read it.
-    Until a save holds an update, what tfdpx writes of it (TensorBoard, curves) waits. A second
+    The folder holds one file: weights, the optimizer's state and its ledger, and the state of
+    Keras's `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`. With individual accounting
+    it also holds the norms of examples, which are private. Only its owner may read the file.
+    Logs of an update (TensorBoard, curves) are written once a save holds that update. A second
     training on the same folder is refused while the first one runs.
 
     Args:
-        directory: Path of a folder of its own, made if needed.
-        save_freq: `"epoch"`, or an int: a save after every so many updates too. A run that is
-            resumed begins with a whole epoch, so with `steps_per_epoch` it may make up to an epoch
-            of updates more than `fit` was asked for; the ledger counts them, and the plan ends it.
-        write: Bool. On several hosts, all restore and one alone may write.
+        directory: Path of a folder for this run alone, created if needed.
+        save_freq: `"epoch"`, or an int to save after every so many updates too. A resumed run
+            begins with a whole epoch, so with `steps_per_epoch` it may make up to one epoch of
+            updates more than `fit` was asked for; the ledger counts them, and the plan ends it.
+        write: Bool. On several hosts all restore, but only one may write.
 
     Raises:
         ValueError: By `fit`, if the folder holds a run of another plan, number of examples,
@@ -90,7 +90,7 @@ class Checkpoint(keras.callbacks.Callback):
     def within(
         self, model: keras.Model, session: Any, num_examples: int | None, others: Any
     ) -> Any:
-        """Around a `fit`: restores what the folder holds, if anything, and saves from there on.
+        """Context manager around a `fit` that restores a saved run, if there is one, and saves.
 
         Args:
             model: The compiled, built model.
@@ -142,7 +142,7 @@ class Checkpoint(keras.callbacks.Callback):
                 )
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
         model_internals.set_initial_epoch(model, self._epoch)
-        # What is in memory of the run that wrote it is at least as late.
+        # The run that wrote the file is in memory, at this update or a later one.
         if optimizer.account.has_made(record["run"]):
             return
         with _unchanged_on_error(model):
@@ -178,23 +178,23 @@ class Checkpoint(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Restores the callbacks: each has begun anew by then."""
+        """Restores the callbacks, because Keras has reset each of them by then."""
         if self._states is not None:
             restore_states(self._others, self._states)
             self._states = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves, where `save_freq` is a number and it is time."""
+        """Saves, if `save_freq` is a number and divides the updates."""
         if self.save_freq != "epoch" and self._session.updates - self._saved >= self.save_freq:
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves. Not later: at the end of `fit` Keras may put averages in place of the weights."""
+        """Saves now, because at the end of `fit` Keras may replace weights by their averages."""
         self._epoch = epoch + 1
         self.save()
 
     def remove(self) -> None:
-        """Deletes what was saved, and the folder if there is nothing else in it."""
+        """Deletes the save, and the folder if nothing else is in it."""
         for path in [self._path, *files.leftovers(self.directory)]:
             path.unlink(missing_ok=True)
         if self.directory.exists() and not any(self.directory.iterdir()):
@@ -224,7 +224,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._session.saved()
 
     def _content(self):
-        """The bytes of the file: what is named in its record, and the record."""
+        """Returns the bytes of the file: a record, and the parts that it names."""
         optimizer = model_internals.innermost(self.model.optimizer)
         with lora.unmerged(self.model):
             content = {_WEIGHTS: saving_internals.weights_file(self.model)}
@@ -260,7 +260,7 @@ class Checkpoint(keras.callbacks.Callback):
             for name, digest in record["digests"].items():
                 if files.digest_of(content[name]) != digest:
                     raise ValueError(f"{name} is not what was saved")
-        except Exception as error:  # Whatever `zipfile` raises for bytes that it did not write.
+        except Exception as error:  # `zipfile` raises many kinds of errors for damaged bytes.
             raise ValueError(
                 f"The checkpoint in {os.fspath(self.directory)!r} is damaged: {error}. Restore the "
                 "folder from a copy, or remove it to begin anew: what its run spent on the data "
@@ -326,7 +326,7 @@ def in_order(callbacks):
 
 @contextlib.contextmanager
 def _unchanged_on_error(model):
-    """Within it an error leaves weights and the optimizer's state as they were, but the ledger."""
+    """Context manager in which an error restores weights and optimizer state, not the ledger."""
     optimizer = model_internals.innermost(model.optimizer)
     variables = [*model.variables, *optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
@@ -357,7 +357,7 @@ def saved_states(callbacks):
 
 
 def restore_states(callbacks, content):
-    """Gives callbacks the states that `saved_states` kept of those of their types, in their order.
+    """Restores the states of callbacks that `saved_states` kept, by type and order.
 
     Args:
         callbacks: As for `saved_states`, after `on_train_begin`.
@@ -378,10 +378,10 @@ def restore_states(callbacks, content):
 
 
 def place_of_save(callbacks):
-    """The least and the last place of a save among callbacks, two ints.
+    """Returns the first and the last place of a save among callbacks, two ints.
 
-    Behind those that count, whose epoch it then holds, and before those that put averages in place
-    of the weights.
+    It comes after callbacks with a state, so that it holds their state of this epoch, and before
+    those that replace weights by averages.
 
     Args:
         callbacks: List of callbacks, without the one that saves.
@@ -393,7 +393,7 @@ def place_of_save(callbacks):
 
 
 def _by_name(callbacks):
-    """Dict of those with a state, by their type and how many of the type come before."""
+    """Returns a dict of the callbacks with a state, by type and number within the type."""
     found = {}
     for callback in callbacks:
         if isinstance(callback, (*_COUNTING, keras.callbacks.ModelCheckpoint)):

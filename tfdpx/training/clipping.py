@@ -1,13 +1,14 @@
 """Clip policies choose the norm at which each example's gradient is clipped.
 
-In every update the private step calls the policy's methods in their order: `clips` before the
+In every update the private step calls the policy's methods in this order: `clips` before the
 gradients, `clip` for their factors, `measure` when all norms are known, and `update` after the
-noise. An optimizer takes a policy of your own as `l2_norm_clip=`. Norms and clips are those before
-class weights; only `before_weights` and `after_weights` know of them.
+noise. To use another policy, pass it as `l2_norm_clip=`. Norms and clips are those before class
+weights; only `before_weights` and `after_weights` use the weights.
 
 Guarantee, which every policy must keep: the factor of `clip` times an example's gradient has at
-most the norm 1/B, and all that it depends on besides the example's own norm is noisy or accounted
-for. The noise of `gradient_noise_multiplier` pays for the gradients and `Measured.noisy` together.
+most the norm 1/B, and apart from the example's own norm the factor depends only on numbers that
+are noisy or accounted for. The noise of `gradient_noise_multiplier` pays for the gradients and
+`Measured.noisy` together.
 """
 
 import math
@@ -29,11 +30,11 @@ AUTOMATIC = "automatic"
 # A root, a sum, two quotients and the product with a gradient are rounded, each by at most UNIT.
 _ROUNDED = 1.0 - 8 * UNIT
 _LARGEST_CLIP = _LARGEST_NOISE = 1e9
-# The noise of the adaptive clip's count: the share of a batch that the paper advises, and the least
-# in units of sigma by default, which costs the gradients 3% more noise.
+# The noise of the adaptive clip's count: the share of a batch that the paper advises, and the
+# default minimum in units of sigma, which costs the gradients 3% more noise.
 _OF_BATCH, _OF_SIGMA = 1 / 20, 2.0
-# The indicator falls from 1 to 0 over this part of the clip. At a cliff, an example more that
-# moves the others to other rows, where they are rounded otherwise, could move many of them across.
+# The indicator falls from 1 to 0 over this part of the clip. With a step function, one more example
+# that moves the others to other rows, where they round differently, could flip many indicators.
 _RAMP = 0.1
 
 
@@ -66,11 +67,11 @@ class ClipPolicy:
         self.l2_norm_clip = l2_norm_clip
 
     def init(self, optimizer: Any) -> None:
-        """Called as the optimizer is made: adds variables to it, which Keras's files then hold."""
+        """Adds variables to the optimizer as it is built, so that Keras's files hold them."""
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
-        """The argument `clips` of the other methods, float32 [count]; None if they need none.
+        """Returns the argument `clips` of the other methods, float32 [count], or None.
 
         Args:
             ids: int32 [count], the numbers of the examples; None where they are unknown or made up.
@@ -79,7 +80,7 @@ class ClipPolicy:
         return None
 
     def before_weights(self, clips: Any, weights: tf.Tensor) -> Any:
-        """Returns `clips`, changed if class weights must not matter to what `clips` stand for.
+        """Returns `clips`, changed if its meaning would otherwise depend on class weights.
 
         Args:
             clips: Of the method `clips`.
@@ -92,9 +93,9 @@ class ClipPolicy:
         return squared_norms
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
-        """The factors of gradients, float32 [n]; see `mechanism.clip_factors`.
+        """Returns the factors of gradients, float32 [n]; see `mechanism.clip_factors`.
 
-        Absent rows, and norms that are not finite, need no care: `mechanism.zero_invalid` follows.
+        Absent rows and norms that are not finite need no care, because `mechanism.zero_invalid` follows.
 
         Args:
             squared_norms: float32 [n].
@@ -105,18 +106,18 @@ class ClipPolicy:
         return mechanism.clip_factors(squared_norms, present, self.l2_norm_clip, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
-        """The statistics of a batch's norms that `update` learns from.
+        """Returns the statistics of a batch's norms for `update`, a `Measured`.
 
-        Arguments are as for `clip`, and `ids` as for `clips`. Rows that are not present mean
-        nothing, and norms may not be finite.
+        Arguments are as for `clip`, and `ids` as for `clips`. Rows that are not present must not
+        count, and norms may not be finite.
         """
         return Measured()
 
     def update(self, measured: Measured) -> None:
-        """Called once an update with the sums over all replicas, `noisy` with noise."""
+        """Adapts the policy, once an update, to the sums over all replicas, `noisy` with noise."""
 
     def released(self) -> dict[str, float]:
-        """Numbers for the logs, which the guarantee must cover."""
+        """Returns a dict of numbers for the logs, which the guarantee must cover."""
         return {}
 
     def get_config(self) -> dict:
@@ -133,15 +134,16 @@ class ClipPolicy:
 class AutomaticClip(ClipPolicy):
     """Normalizes every gradient: `l2_norm_clip="automatic"` (Bu et al. 2022, arXiv:2206.07136).
 
-    An update is `1/B sum_i g_i / (|g_i| + stability) + sigma/B xi`. Long and short gradients weigh
-    nearly alike, so there is no clip to choose. `l2_norm_clip` is 1, the bound on an example.
+    An update is `1/B sum_i g_i / (|g_i| + stability) + sigma/B xi`. Long and short gradients have
+    nearly the same weight, so there is no clip to choose. `l2_norm_clip` is 1, the bound on an
+    example.
 
-    Guarantee: the same as `tfdpx.mechanism`, since an example adds
+    Guarantee: the same as `tfdpx.mechanism`, because an example adds at most
     `|g| / (|g| + stability) / B < 1/B`.
 
     Args:
-        stability: Float >= 1e-9. Gradients far shorter than it count by their length, and not by
-            their direction alone.
+        stability: Float >= 1e-9. Gradients much shorter than it keep their length; longer ones
+            count by their direction alone.
 
     Raises:
         ValueError: If `stability` is out of range.
@@ -154,7 +156,7 @@ class AutomaticClip(ClipPolicy):
         self.stability = float(stability)
 
     def clip(self, squared_norms, present, batch_size, clips):
-        """float32 [n]: `1 / (B (norm + stability))`, and less by what is rounded."""
+        """Returns `1 / (B (norm + stability))`, float32 [n], lowered by its own rounding."""
         return _ROUNDED / (tf.sqrt(squared_norms) + self.stability) / float(batch_size)
 
     def get_config(self) -> dict:
@@ -164,13 +166,13 @@ class AutomaticClip(ClipPolicy):
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class AdaptiveClip(ClipPolicy):
-    """The clip follows a quantile of the norms; `DPSGD(l2_norm_clip=tfdpx.AdaptiveClip())`.
+    """A clip that follows a quantile of the norms: `DPSGD(l2_norm_clip=tfdpx.AdaptiveClip())`.
 
     After each update the clip C becomes `C exp(-learning_rate (b - quantile))` (Andrew et al. 2019,
-    arXiv:1905.03871), with b a noisy share of the examples whose norm is at most C. It is a
-    variable of the optimizer, so that Keras's files, `Checkpoint` and copies keep it, and
-    `l2_norm_clip` in the logs. As with any clip, the update is divided by it: the learning rate
-    needs no change.
+    arXiv:1905.03871), where b is a noisy share of the examples with a norm of at most C. The clip
+    is a variable of the optimizer, so that Keras's files, `Checkpoint` and copies keep it, and the
+    logs show it as `l2_norm_clip`. The learning rate needs no change, because the update is divided
+    by the clip.
 
     Guarantee: as for the optimizer's noise multiplier sigma, which the ledger counts. An update
     releases the clipped sum with noise z and the sum of (indicator - 1/2) with noise sigma_b, where
@@ -178,9 +180,9 @@ class AdaptiveClip(ClipPolicy):
     moves both together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma: one Gaussian mechanism.
 
     Args:
-        initial: Float from 1e-9 to 1e9, the clip of the first update. It need not fit: at
+        initial: Float from 1e-9 to 1e9, the clip of the first update. It may be far off: at
             `learning_rate=0.2` a clip moves by a factor of 10 in some 23 updates.
-        quantile: Float between 0 and 1: the share of the norms that are to be at most the clip.
+        quantile: Float between 0 and 1, the target share of norms that are at most the clip.
         learning_rate: Float > 0, of the logarithm of the clip.
         noise_multiplier: Optional float, sigma_b: standard deviation of the noise on the count of
             examples, which must exceed half of the optimizer's. None: a twentieth of the batch
@@ -217,14 +219,14 @@ class AdaptiveClip(ClipPolicy):
 
     @property
     def l2_norm_clip(self) -> float:  # type: ignore[override]
-        """Float: the clip now; the initial one before an optimizer has it."""
+        """Float, the current clip; the initial one before an optimizer uses the policy."""
         if self._clip is None:
             return self.initial
         now = float(keras.ops.convert_to_numpy(self._clip))
         return min(max(now, SMALLEST_CLIP), _LARGEST_CLIP)
 
     def init(self, optimizer: Any) -> None:
-        """Adds the clip to the optimizer's variables, and shares its noise out."""
+        """Adds the clip to the optimizer's variables, and divides its noise between releases."""
         sigma, noise = optimizer.noise_multiplier, self.noise_multiplier
         if noise is None:
             noise = max(_OF_BATCH * optimizer.batch_size, _OF_SIGMA * sigma)
@@ -235,7 +237,7 @@ class AdaptiveClip(ClipPolicy):
                 f"{sigma / 2:.6g}: the count alone would reveal what both may. Received: "
                 f"noise_multiplier={noise}. Give {_OF_SIGMA * sigma:.3g} or more, or leave it out."
             )
-        # The z of the guarantee. Without noise the count has none either, and may have any weight.
+        # z of the guarantee. Without noise the count has none either, and any weight will do.
         self.gradient_noise_multiplier = sigma / math.sqrt(1 - ratio**2)
         self._weight = self.gradient_noise_multiplier / noise if sigma else 1.0
         self._batch_size = optimizer.batch_size
@@ -251,7 +253,7 @@ class AdaptiveClip(ClipPolicy):
         return mechanism.clip_factors(squared_norms, present, clips, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
-        """The sum of (indicator - 1/2), in units in which the gradients' noise is sigma_b."""
+        """Returns the sum of (indicator - 1/2), scaled so that the gradients' noise is sigma_b."""
         excess = tf.sqrt(squared_norms) / clips - 1.0
         below = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
         # A norm that is not finite counts as above the clip.
@@ -274,7 +276,7 @@ class AdaptiveClip(ClipPolicy):
         return {name: getattr(self, name) for name in names}
 
     def _now(self):
-        """float32 scalar: the clip, within what float32 can clip at whatever was learned."""
+        """Returns the clip, a float32 scalar, limited to the range in which float32 can clip."""
         now = tf.convert_to_tensor(self._clip.value)
         return tf.clip_by_value(now, SMALLEST_CLIP, _LARGEST_CLIP)
 
@@ -283,15 +285,15 @@ class IndividualClip(ClipPolicy):
     """Clips each example at its most recently measured norm, for an `IndividualAccountant`.
 
     A level n, from 1 on, is the n-th of the accountant's fractions of the clip. The steps at a
-    level are counted when the level may change; until then they follow from the step since.
+    level are counted when the level may change; until then they follow from the first step at it.
 
-    The norms are functions of the private data. So they are in no variable that Keras or
-    `tf.train.Checkpoint` saves; `tfdpx.callbacks.Checkpoint` alone writes them.
+    The norms are functions of the private data. So no variable that Keras or `tf.train.Checkpoint`
+    saves holds them; only `tfdpx.callbacks.Checkpoint` writes them.
 
     Args:
-        accountant: `tfdpx.accounting.IndividualAccountant`; reads its account here from now on.
+        accountant: `tfdpx.accounting.IndividualAccountant`, which reads its account here.
         account: The optimizer's `tfdpx.account.Account`.
-        l2_norm_clip: Float, C, of which each clip is a fraction.
+        l2_norm_clip: Float, C. Each clip is a fraction of it.
     """
 
     def __init__(self, accountant, account, l2_norm_clip):
@@ -305,8 +307,8 @@ class IndividualClip(ClipPolicy):
         below = np.where(exact > self._fractions, np.nextafter(exact, np.float32(0)), exact)
         self._clips = tf.constant(below)
         self._count, count = self.plan.num_examples, self.plan.num_examples + 1
-        # The last row is for absent examples. No int32, which TensorFlow keeps off GPUs; counts
-        # are small integers.
+        # The last row is for absent examples. Counts are small integers in float32, because
+        # TensorFlow keeps int32 off GPUs.
         worst = len(self._fractions)
         self._held = {
             "levels": variable(np.full([count], worst), "int64"),
@@ -328,18 +330,18 @@ class IndividualClip(ClipPolicy):
         self._check_fingerprint(draws.examples.fingerprint())
 
     def clips(self, ids, count):
-        """float32 [count]: the fraction of C that each example is clipped at; 1 if made up."""
+        """Returns each example's clip as a fraction of C, float32 [count]; 1 for padding."""
         if ids is None:
             return tf.ones([count])
         return tf.gather(self._clips, tf.gather(self._held["levels"], ids) - 1)
 
     def before_weights(self, clips, weights):
-        """Larger fractions for smaller weights, so that their product is `clips` at most."""
+        """Returns larger fractions for smaller weights, with products of at most `clips`."""
         larger = tf.minimum(clips * _ROUNDED / weights, 1.0)
         return tf.where(weights < 1, larger, clips)
 
     def after_weights(self, squared_norms, weights):
-        """Of gradients as they are added up: clipped at C and weighted."""
+        """Returns squared norms of gradients as they are added up: clipped at C and weighted."""
         norms = tf.minimum(tf.sqrt(squared_norms), self.l2_norm_clip) * weights
         is_less = tf.math.is_finite(squared_norms) & (weights < 1)
         return tf.where(is_less, tf.square(norms), squared_norms)
@@ -352,27 +354,27 @@ class IndividualClip(ClipPolicy):
     def over_clip(self, squared_norms):
         """float32 [n]: norms over C, at most 1."""
         norms = tf.sqrt(squared_norms) / self.l2_norm_clip
-        # Of a gradient that is not finite nothing is known but that it may be long.
+        # A gradient that is not finite may be long.
         return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
 
     def measure(self, ids, present, squared_norms, clips):
-        """One tensor of ids, presence and norms, in which each replica has its own columns."""
+        """Returns one tensor of ids, presence and norms, with separate columns for each replica."""
         rows = [tf.cast(ids, "float32"), tf.cast(present, "float32"), self.over_clip(squared_norms)]
         return Measured(exact=[replicas.scatter_to_replica_slot(tf.stack(rows))])
 
     def update(self, measured):
-        """Charges the examples of an update, then learns their norms."""
+        """Charges the examples of an update, then stores their norms."""
         ids, present, norms = tf.unstack(measured.exact[0])
         self.count_update(tf.cast(ids, "int32"), present > 0, norms)
 
     def count_update(self, ids, present, norms):
-        """`update`, of int32, bool and float32 tensors [n]; norms are finite, and over the clip."""
+        """Updates by int32, bool and float32 tensors [n]; norms are finite, over the clip."""
         step = tf.convert_to_tensor(self._held["steps"])
         self._learn(ids, present, norms, step + 1)
         self._held["steps"].assign_add(1)
 
     def refresh(self, norms):
-        """Learns the norms of all examples, float32 [num_examples], between two updates."""
+        """Stores the norms of all examples, float32 [num_examples], between two updates."""
         ids, step = tf.range(self._count), tf.convert_to_tensor(self._held["steps"])
         self._learn(ids, tf.fill([self._count], True), self.over_clip(norms**2), step)
 
@@ -385,31 +387,31 @@ class IndividualClip(ClipPolicy):
         places = tf.stack([rows, levels - 1], axis=1)
         _scatter(held["counts"], "add", places, tf.cast(steps, "float32"))
         _scatter(held["since"], "update", rows[:, tf.newaxis], tf.fill(tf.shape(rows), upto))
-        # The least level whose clip is not below the norm.
+        # The lowest level with a clip of at least the norm.
         levels = 1 + tf.searchsorted(self._clips, norms, side="left", out_type=tf.int64)
         levels = tf.minimum(levels, len(self._fractions))
         _scatter(held["levels"], "update", rows[:, tf.newaxis], levels)
 
     def refresh_is_due(self):
-        """Whether a refresh is; then it counts as done."""
+        """Returns whether a refresh is due, and then counts it as done."""
         steps, done = int(self._array("steps")), int(self._array("refreshes"))
         due = int(steps * self.plan.sampling_probability * self.refreshes_per_epoch + 1e-9)
         self._held["refreshes"].assign(due)
         return due > done
 
     def counts(self):
-        """int64 array [num_examples, levels]: the steps that each was clipped at each level."""
+        """int64 array [num_examples, levels], each example's steps at each level."""
         counts = self._array("counts")[: self._count].astype("int64")
         levels, since = (self._array(name)[: self._count] for name in ("levels", "since"))
         counts[np.arange(self._count), levels - 1] += int(self._array("steps")) - since
         return counts
 
     def fractions(self):
-        """float64 array [num_examples]: the fraction of the clip that each is clipped at now."""
+        """float64 array [num_examples], each example's current clip as a fraction of C."""
         return self._fractions[self._array("levels")[: self._count] - 1]
 
     def ledger(self):
-        """The ledger of all that was spent on the weights."""
+        """The ledger of everything spent on the weights."""
         return self._account.ledger()
 
     def spend(self, ledger):
@@ -447,10 +449,10 @@ class IndividualClip(ClipPolicy):
 
 
 def split_ids(optimizer, data):
-    """Pair of the batch as Keras knows it, and of the ids of its rows, int32 [B]; None without.
+    """Splits a batch into the batch that Keras knows and the ids of its rows, int32 [B] or None.
 
-    With individual accounting the batch is `(x, y, sample_weight, ids)`, as `fit` makes it; raises
-    ValueError for any other.
+    With individual accounting the batch must be `(x, y, sample_weight, ids)`, as `fit` makes it;
+    any other raises ValueError.
     """
     if optimizer.individual is None:
         return data, None
@@ -470,6 +472,6 @@ def _scatter(held, kind, places, values):
     if not isinstance(held, tf.distribute.DistributedValues):
         getattr(held, f"scatter_nd_{kind}")(places, values)
         return
-    # These, with a copy on each replica, know no scatter.
+    # A variable with a copy on each replica has no scatter.
     function = tf.tensor_scatter_nd_add if kind == "add" else tf.tensor_scatter_nd_update
     held.assign(function(tf.convert_to_tensor(held), places, values))

@@ -71,13 +71,13 @@ def fit(
 ) -> keras.callbacks.History:
     """Trains for the plan's steps, like `model.fit(plan.batches(x, y), ...)`, on every replica.
 
-    On several hosts, each runs the same program with the same arguments. Every host draws its own
-    share of one Poisson sample, a function of the seed and the step alone; an update makes one
-    all-reduce, of the clipped sums, and all replicas add the same noise. It ends at the plan's last
-    step at the latest.
+    On several hosts, each host runs the same program with the same arguments. Every host draws its
+    share of one Poisson sample, which depends on the seed and the step alone. An update makes one
+    all-reduce, of the clipped sums, and all replicas add the same noise. Training ends at the
+    plan's last step at the latest.
 
-    Callbacks run on every host. Those that only write may be given to the chief alone; those that
-    stop the training must be given to all. In `logs` of a batch, metrics are means over this host's
+    Callbacks run on every host. Pass callbacks that only write to the chief alone, and those that
+    stop the training to all hosts. In the `logs` of a batch, metrics are means over this host's
     replicas, as in Keras; those of an epoch are exact, over all replicas.
 
     Args:
@@ -107,7 +107,7 @@ def fit(
 
     Raises:
         TypeError: If the model's optimizer is not a tfdpx optimizer.
-        ValueError: If the plan is not the optimizer's, or hosts were given different things.
+        ValueError: If the plan is not the optimizer's, or hosts have different data or arguments.
     """
     optimizer, strategy = model.optimizer, model.distribute_strategy
     check_optimizer(optimizer, plan)
@@ -194,13 +194,13 @@ def fit(
 
 
 def _zeros(spec):
-    """A tensor of one row for the spec of a batch; None for what has no data."""
+    """Returns a tensor of one row for the spec of a batch; None for a spec of None."""
     known = isinstance(spec, tf.TensorSpec)
     return tf.zeros([1, *spec.shape[1:]], spec.dtype) if known else None
 
 
 def _epoch(model, execute, batches, session, steps, callbacks):
-    """The updates of an epoch, `steps` of them or all that are left; the metrics of all of them."""
+    """Makes the updates of an epoch, `steps` or all that are left; returns the epoch's metrics."""
     model.reset_metrics()
     steps = session.left if steps is None else min(steps, session.left)
     for step in range(0, steps, model.steps_per_execution):
@@ -215,13 +215,13 @@ def _epoch(model, execute, batches, session, steps, callbacks):
 
 
 def _numbers(logs):
-    """Metrics of all replicas as Python numbers or arrays; on several hosts all must ask."""
+    """Returns metrics of all replicas as Python numbers or arrays; called on all hosts together."""
     arrays = {name: keras.ops.convert_to_numpy(value) for name, value in logs.items()}
     return {name: array if array.ndim else array.item() for name, array in arrays.items()}
 
 
 def _execution(model, strategy):
-    """A function of (iterator, number of updates) that makes them and gives the batch's logs."""
+    """Returns a function of (iterator, number of updates) that makes them and returns logs."""
 
     def execute(batches, count):
         if model.steps_per_execution == 1:
@@ -244,7 +244,7 @@ def _execution(model, strategy):
 
 
 class _Measuring:
-    """`model.evaluate` on all replicas: losses and metrics of padded batches, padding left out."""
+    """`model.evaluate` on all replicas: losses and metrics of batches without their padding."""
 
     def __init__(self, model, strategy, data, batch_size):
         self._model, self._strategy = model, strategy
@@ -258,7 +258,7 @@ class _Measuring:
         self._run = run
 
     def __call__(self, callbacks):
-        """Python floats by name."""
+        """Returns a dict of Python floats by name."""
         steps = math.ceil(self._examples.count / self._capacity)
         batches = iter(
             self._strategy.distribute_datasets_from_function(
@@ -296,12 +296,12 @@ class _Measuring:
 
 
 def agree(strategy, seed, parts):
-    """The chief's seed, once all hosts hold equal `parts`.
+    """Returns the chief's seed, after checking that all hosts hold equal `parts`.
 
-    Each host works out its share of a batch alone, which is right only if all of them hold the same
-    data, seed, weights and settings: otherwise examples are drawn twice in one update, or weights
-    drift apart. So each host sends a digest, and all stop if two differ. Must be called on every
-    host. The seed travels over the hosts' network, as gradients will.
+    Each host computes its share of a batch alone, so all hosts must hold the same data, seed,
+    weights and settings; otherwise examples are drawn twice in one update, or weights drift apart.
+    Each host sends a digest, and all stop if two differ. Call this on every host. The seed is sent
+    over the hosts' network, like gradients.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
@@ -336,7 +336,7 @@ def agree(strategy, seed, parts):
 
 
 def share_secret(strategy, session, seed, parts):
-    """`agree` before a training: the session of every host takes the chief's secret.
+    """Calls `agree` before a training, and gives the chief's secret to the session of every host.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
@@ -358,7 +358,7 @@ def share_secret(strategy, session, seed, parts):
 
 
 def _gather(strategy, vector):
-    """What each replica's host holds, an array [replicas, ...], on every host."""
+    """Returns the value of each replica's host, an array [replicas, ...], on every host."""
 
     def gather():
         context = tf.distribute.get_replica_context()
@@ -369,7 +369,7 @@ def _gather(strategy, vector):
 
 
 def _digest(part):
-    """BLAKE2 of a nest of arrays and variables, or of a JSON value."""
+    """Returns the BLAKE2 digest of a nest of arrays and variables, or of a JSON value."""
     digest = hashlib.blake2b()
     for leaf in tf.nest.flatten(part):
         if isinstance(leaf, keras.Variable) or hasattr(leaf, "dtype"):

@@ -1,16 +1,16 @@
-"""What happens around `model.fit`, in order.
+"""The stages of a private `model.fit`, in order.
 
 1. `read`      the arguments, as a frozen `Request`;
 2. `drawn`     arrays become the batches that the optimizer's plan draws;
-3. `checked`   refuse callbacks, data and batches that the account does not count on;
-4. `Session`   begin one training;
-5. `kept`      restore and save, by a `Checkpoint`;
-6. `laid_out`  share the updates that are left to epochs, and build the model;
-7. `followed`  add the callbacks that end, show and measure the training.
+3. `checked`   callbacks, data and batches that break the account's assumptions are refused;
+4. `Session`   one training begins;
+5. `kept`      a `Checkpoint` restores and saves;
+6. `laid_out`  the remaining updates are divided into epochs, and the model is built;
+7. `followed`  the callbacks that end, show and measure the training are added.
 
-Epsilon is exact for arrays and for the very data set that `plan.batches` made, each draw used once.
-Other data are refused where a plan counts on Poisson sampling, unless the user says that an
-approximation will do, and are labelled approximate everywhere.
+Epsilon is exact for arrays and for an unchanged data set of `plan.batches`, because each draw is
+used once. If a plan needs Poisson sampling, other data are refused unless the user accepts an
+approximation, and the result is labelled approximate everywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tfdpx.training.step import build_model
 _KERAS_BATCH_SIZE = 32
 # The arguments of a private `fit` beyond those of Keras.
 ARGUMENTS = ("user_ids", "examples_per_user")
-# They make batches, and change none that are made.
+# These arguments make batches; they do not apply to batches that a plan has made already.
 _OF_BATCHES = ("y", "sample_weight", "class_weight", "validation_split")
 
 
@@ -117,7 +117,7 @@ def fitting(optimizer, model, arguments):
 
 @contextlib.contextmanager
 def training(optimizer, model, request):
-    """Context manager of the `Session` of a `fit`; gives it, and the request laid out in epochs.
+    """Context manager of a `fit`'s `Session`; yields it, and the request divided into epochs.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -155,10 +155,10 @@ def training(optimizer, model, request):
 
 @contextlib.contextmanager
 def weighing(optimizer, model, class_weight):
-    """Context manager in which the steps of a model weigh examples by their class.
+    """Context manager in which the steps of a model weight examples by their class.
 
-    A traced step has its class weights in it. The last train function of other ones is kept, so
-    that trainings with and without them may take turns.
+    A traced step contains its class weights. The last train function for other weights is kept, so
+    that trainings with and without them can alternate.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -183,7 +183,7 @@ def weighing(optimizer, model, class_weight):
 
 @contextlib.contextmanager
 def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
-    """Context manager around `train_on_batch`, also inside of a `fit`: no plan drew such a batch.
+    """Context manager around `train_on_batch`, also inside of a `fit`; no plan drew its batch.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -222,7 +222,7 @@ def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
 
 
 def drawn(optimizer, model, request):
-    """The request with batches that the optimizer's plan draws of arrays or a `RandomAccess`.
+    """Returns the request with batches that the optimizer's plan draws from its data.
 
     An epoch has as many updates as Keras would make on the same arrays.
 
@@ -273,7 +273,7 @@ def drawn(optimizer, model, request):
 
 
 def checked(optimizer, request, draws):
-    """Refuses batches that the optimizer does not count on.
+    """Refuses batches that break the optimizer's assumptions.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -284,7 +284,7 @@ def checked(optimizer, request, draws):
         The number of examples, and the probability that one is in a batch; each None if unknown.
 
     Raises:
-        ValueError: Names the argument, and the remedy.
+        ValueError: If a batch breaks them; the message names the argument and the remedy.
     """
     if draws is None:
         count = _examples_of(request)
@@ -296,7 +296,7 @@ def checked(optimizer, request, draws):
 
 
 def laid_out(optimizer, model, session, request):
-    """The request with the updates that the plan has left, shared to the epochs of the `fit`."""
+    """Returns the request with the plan's remaining updates divided among its epochs."""
     draws = session.draws
     restored = model_internals.initial_epoch(model)
     first = restored or request.initial_epoch
@@ -312,7 +312,7 @@ def laid_out(optimizer, model, session, request):
             whole = math.ceil(draws.plan.steps / request.epochs) if restored is not None else 0
             steps = max(whole, math.ceil(session.left / (request.epochs - first)))
             request = request.with_(steps_per_epoch=steps)
-    # Keras itself would take flags for weights, and ids for a part of the batch.
+    # Keras's own build would mistake flags for weights, and ids for a part of the batch.
     build(model, request.with_(x=draws.fitted))
     per_user = getattr(draws.examples, "per_user", None)
     if per_user != optimizer.per_user:  # TensorFlow would trace a step for any number.
@@ -327,7 +327,7 @@ def laid_out(optimizer, model, session, request):
 
 @contextlib.contextmanager
 def followed(model, session, request):
-    """Context manager that gives the request with the callbacks of a private training."""
+    """Context manager that yields the request with the callbacks of a private training."""
     callbacks = checkpoint.in_order(request.list_of_callbacks())
     if isinstance(request.callbacks, keras.callbacks.CallbackList):
         # It has its model and its bar already.
@@ -385,7 +385,7 @@ def build(model, request):
 
 
 def check_draws(optimizer, draws):
-    """Raises ValueError unless batches of `draws` are what `optimizer` accounts for.
+    """Raises ValueError unless `optimizer` accounts for the batches of `draws`.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -418,7 +418,7 @@ def check_draws(optimizer, draws):
 
 
 def check_unplanned(optimizer, request):
-    """Refuses batches that no plan draws where the optimizer does not count on them.
+    """Refuses batches without a plan if they break the optimizer's assumptions.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -480,7 +480,7 @@ def _check_size(optimizer, rows, exactly=True):
 
 
 def _guess_probability(optimizer, count):
-    """The probability that an example is in a batch; None if the number of examples is unknown.
+    """Returns an example's probability of being in a batch; None if the examples are not counted.
 
     Args:
         optimizer: The tfdpx optimizer.

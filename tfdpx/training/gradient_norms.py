@@ -1,6 +1,6 @@
 """The norms of examples' gradients before they are clipped, for choosing `l2_norm_clip`.
 
-Not private: a norm is a function of one example that no noise was added to.
+Not private, because a norm is a function of one example without noise.
 """
 
 import typing
@@ -25,17 +25,17 @@ def gradient_norms(
     sample_weight: typing.Any = None,
     batch_size: int = 32,
 ) -> np.ndarray:
-    """The l2 norm of each example's gradient, before clipping. Not private.
+    """Returns the l2 norm of each example's gradient, before clipping. Not private.
 
-    A clip that was chosen by looking at the norms of private examples is a choice made on private
-    data, which no epsilon covers. Look at those of public examples of the same kind, or take a clip
-    from a paper; keep what this returns as secret as the data.
+    No epsilon covers a clip that was chosen by looking at norms of private examples, because such a
+    choice depends on private data. Use norms of similar public examples, or a clip from a paper,
+    and keep the result of this function as secret as the data.
 
-    The gradient is of the loss of one example alone, as the private step computes it: in
-    training mode, over all trainable variables, without weight regularisers, and with an optimizer
-    of tfdpx as the mean over the `augmult` views. A norm is up to 1.0003 times the exact one, since
-    it bounds what rounding may add. Random layers and augmentations draw alike in every call.
-    Weights, metrics and Keras's random states stay as they are.
+    The gradient is that of the loss of one example, as the private step computes it: in training
+    mode, over all trainable variables, without weight regularisers, and for a tfdpx optimizer as
+    the mean over the `augmult` views. A norm is up to 1.0003 times the exact one, because it bounds
+    rounding. Random layers and augmentations draw the same numbers in every call. Weights, metrics
+    and Keras's random states do not change.
 
     Args:
         model: A compiled `keras.Model`, with an optimizer of tfdpx or any other.
@@ -50,7 +50,7 @@ def gradient_norms(
 
     Raises:
         UnfitForPrivacy: If `model` cannot be trained privately, such as one with a trainable
-            `BatchNormalization`: no example has a gradient of its own there.
+            `BatchNormalization`, because its gradients are not sums over examples.
         ValueError: If the model is not compiled, or an argument is unfit.
 
     Example:
@@ -73,7 +73,7 @@ def gradient_norms(
         x, *others = Rows(data).map(tf.convert_to_tensor)
         model_internals.build(model, (views.example_rows(x), *others))
         optimizer = model_internals.innermost(model.optimizer)
-        # One that trains nothing: what is prepared for the model's own stays as it is.
+        # A separate optimizer, so that the preparation of the model's own stays as it is.
         stand_in = DPSGD(
             0.0,
             batch_size=batch_size,

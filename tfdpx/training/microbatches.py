@@ -1,10 +1,10 @@
 """The microbatches of an update: how many examples each takes, the traced one, and their sums.
 
-A Poisson batch is padded to a capacity that is almost never reached. Rows of padding stand at its
-end and add nothing, so microbatches end with the last row that is present. That number is known as
-the step runs. So is the size of the last microbatch, which takes what is left; under XLA all
-microbatches have one size. No row moves to another place: random layers draw by it, and a row that
-is absent must leave the draws of all others as they are.
+A Poisson batch is padded to a capacity that is almost never reached. Padding is at its end and adds
+nothing, so microbatches end with the last row that is present, a number that is known when the step
+runs. The last microbatch takes the remaining rows; under XLA all microbatches have one size. No row
+changes its place, because random layers draw by place, and a row that is absent must not change the
+draws of the others.
 
 The size of a microbatch changes the memory and time of an update and nothing else: neither its
 examples nor their clipping, so not its sensitivity.
@@ -25,15 +25,15 @@ from tfdpx.per_example.cost_model import Cost, device_kind
 from tfdpx.per_example.rows import Outputs, Rows, along
 
 _FLOAT = 4  # Bytes.
-# Work of a row against its forward microbatch, and bytes moved for each number in outputs and
-# weights: fitted to steps on two CPU cores. Launches a layer: on a GPU it is what the graph has,
-# unmeasured.
+# Work of a row relative to its forward pass, and bytes moved for each number in outputs and
+# weights, fitted to steps on two CPU cores. Kernel launches a layer: the accelerator's is the
+# number in the graph, not measured.
 _BACKWARD, _TRAFFIC, _WEIGHT_TRAFFIC = 3.5, 12, 10
 _CALLS = {"cpu": 4, "accelerator": 60}
 # Bytes of outputs and their gradients beyond which a microbatch takes half of a batch at most.
 _LARGE = 64 * 2**20
-# A last microbatch takes whole parts, of so many in a full one: kernels are compiled for each
-# length.
+# The last microbatch takes a multiple of this fraction of a full one, because kernels are compiled
+# for each length.
 _PARTS_OF_PASS = 16
 
 
@@ -71,10 +71,11 @@ def of_examples(examples, varies):
 
 
 def choose_size(optimizer, work, num_views, count, weighted, varies=False):
-    """The `MicrobatchSize` that `microbatch_size` says, or the one of least expected time.
+    """Returns the `MicrobatchSize` that the user gave, or the one of least expected time.
 
-    Few examples a microbatch cost efficiency, many cost padding. Where activations are large a
-    microbatch takes half of the batch at most: it holds output gradients of all layers besides.
+    Small microbatches are less efficient, large ones have more padding. If activations are large, a
+    microbatch takes half of the batch at most, because it also holds the output gradients of all
+    layers.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -106,7 +107,7 @@ def _examples(optimizer, work, num_views, count, weighted, varies):
         deviation = math.sqrt(optimizer.batch_size * (1.0 - probability)) / replicas
     largest = min(count, mean + math.ceil(4 * deviation))
     if 8 * work.elements * num_views * mean > _LARGE:
-        # Of nearly all draws, where that costs no padding.
+        # Large enough for nearly all draws, if that costs no padding.
         usual = min(largest, mean + math.ceil(2 * deviation)) if varies else mean
         largest = min(largest, -(-usual // 2))
     seconds = _seconds(work, num_views)
@@ -123,7 +124,7 @@ def chosen_sizes(model):
 
 
 def least_time(each, every, mean, deviation, largest, most, varies=False):
-    """The size of a microbatch, an int up to `largest`, of least expected time for an update.
+    """Returns the microbatch size, an int up to `largest`, with the least expected time.
 
     Args:
         each: Float, seconds of an example.
@@ -135,8 +136,7 @@ def least_time(each, every, mean, deviation, largest, most, varies=False):
         varies: Bool, whether the last microbatch may take fewer examples than the others.
     """
     drawn = np.clip(mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0, most)
-    # Odd sizes divide badly among threads; the largest may save a microbatch, and a divisor
-    # padding.
+    # Odd sizes divide badly among threads; the largest may save a microbatch, a divisor padding.
     sizes = np.arange(1, largest + 1)
     sizes = sizes[(sizes < 16) | (sizes % 4 == 0) | (sizes == largest) | (mean % sizes == 0)]
     drawn = np.ceil(drawn)
@@ -162,8 +162,8 @@ class Inputs(typing.NamedTuple):
         rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...] and None.
         present: bool [n], which examples count; None where all do.
         key: int64 [2], from which random layers draw; no other microbatch has it.
-        weights: float32 [n] in [0, 1], which multiply clipped gradients. An example of weight NaN
-            counts as one whose gradient is not finite.
+        weights: float32 [n] in [0, 1], which multiply clipped gradients. NaN marks an example as
+            one without a finite gradient.
         clips: float32 [n], of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
         shared: List of the tensors of a `tfdpx.per_example.engine.Update`.
         shares: float32 [n * K], the weight of each row in its example's gradient; None: 1 / K.
@@ -183,7 +183,7 @@ class Outcome(typing.NamedTuple):
 
     Attributes:
         losses: float32 [n * K].
-        tracked: List of float32 [n * K], as of `RowLosses`.
+        tracked: List of float32 [n * K], as in `RowLosses`.
         y_pred: The model's output, a nest of tensors [n * K, ...].
         squared_norms: float32 [n].
         sums: List of float32 tensors, one a trained variable: clipped gradients over B, added up.
@@ -197,7 +197,7 @@ class Outcome(typing.NamedTuple):
 
 
 def compute(optimizer, engine, update, inputs):
-    """The `EngineOutput` of a microbatch, and its clipped sums.
+    """Returns the `EngineOutput` of a microbatch, and its clipped sums.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -252,11 +252,11 @@ class Microbatch:
 
     @property
     def draws(self):
-        """Whether what it gives depends on its key: some layer draws random numbers."""
+        """Whether the output depends on the key, because some layer draws random numbers."""
         return self.inputs.key.op in _needed(self.graph)
 
     def renewed(self):
-        """The same function for another update, of the weights as they are now."""
+        """Returns the same function for another update, with the current weights."""
         twin = copy.copy(self)
         twin.update = self.update.of(self.engine.update().tensors)
         return twin
@@ -268,7 +268,7 @@ class Microbatch:
 
 
 def _needed(graph):
-    """Set of the operations that the outputs of a graph are computed from."""
+    """Returns the set of operations that the outputs of a graph depend on."""
     left, needed = [t.op for t in graph.outputs], set()
     while left:
         operation = left.pop()
@@ -306,7 +306,7 @@ class BatchTotals(typing.NamedTuple):
         loss: float32 scalar, of the present rows.
         tracked: List of float32 scalars, such sums of `RowLosses.tracked`.
         examples: float32 scalar, the number of present examples.
-        nonfinite: float32 scalar, the number of present examples whose gradient is not finite.
+        nonfinite: float32 scalar, the number of present examples without a finite gradient.
         squared_norms: float32 [B], each at the place of its example; 0 for absent ones.
     """
 
@@ -319,7 +319,7 @@ class BatchTotals(typing.NamedTuple):
 
 
 def run(one_microbatch, data, choices, present, size, zero):
-    """The `BatchTotals` of all microbatches, and Keras's logs if one took the batch as it is.
+    """Returns the `BatchTotals` of all microbatches, and Keras's logs if there is just one.
 
     Args:
         one_microbatch: Function of `data`, `choices` and `present` of some rows, and of the number
@@ -328,11 +328,11 @@ def run(one_microbatch, data, choices, present, size, zero):
         choices: Nest of tensors [B, ...], or None.
         present: bool [B], or None where every row is present.
         size: `MicrobatchSize`.
-        zero: The `BatchTotals` of no microbatch at all.
+        zero: The zero element of `BatchTotals`, for summing over microbatches.
     """
     count = Rows(data).count
-    # Where all microbatches are full, none has a row to leave out. Those of any number of rows are
-    # looked at as such: to what they run it must be unknown.
+    # If all microbatches are full, no row is left out. Microbatches of any number of rows are not
+    # treated as full, because the checks must see that the number is unknown.
     full = present is None and size.fits(count)
     if full and 0 < count <= size.examples:
         return one_microbatch(data, choices, None, 0)
@@ -348,7 +348,7 @@ def run(one_microbatch, data, choices, present, size, zero):
             length = tf.minimum(length, left)
         places = start + tf.range(length)
         inside = places < examples
-        # The rest of a last microbatch is filled with the first row, as an absent one.
+        # The last microbatch is filled up with the first row, marked absent.
         part = tf.where(inside, places, 0)
         (x, y, weights), drawn = rows.map(lambda t: tf.gather(t, part))
         if present is not None:

@@ -1,4 +1,4 @@
-"""The norms of chosen examples' gradients at the weights of a training under way."""
+"""The norms of chosen examples' gradients at the current weights of a training."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ _VIEWS, _MASKS = 0, 1
 
 
 class GradientNorms:
-    """Measures gradient norms before clipping, at the weights as they then are; not private.
+    """Measures gradient norms before clipping, at the current weights; not private.
 
     It is traced once for all calls.
 
@@ -22,8 +22,8 @@ class GradientNorms:
         batch_size: Int.
         make_engine: Function of `Views` and of a batch `(x, y, sample_weight)` of the shapes to
             come, that returns the per-example engine.
-        finish: Function of squared norms [n], targets and outputs of examples, to what is returned;
-            by default the norms.
+        finish: Function of squared norms [n], targets and outputs of examples that makes the
+            result; by default the norms.
     """
 
     def __init__(self, model, examples, batch_size, make_engine, finish=None):
@@ -60,7 +60,7 @@ class GradientNorms:
 
 
 class Refresh(keras.callbacks.Callback):
-    """Gives the optimizer's clip policy the norms of all examples, whenever they are due.
+    """Measures the norms of all examples for the optimizer's clip policy, whenever they are due.
 
     Each host measures all examples, on its first device.
 
@@ -73,7 +73,7 @@ class Refresh(keras.callbacks.Callback):
         self._examples, self._norms = examples, None
 
     def on_train_batch_end(self, batch, logs=None):
-        """Measures, if it is time."""
+        """Measures, if a refresh is due."""
         optimizer = model_internals.innermost(self.model.optimizer)
         if not optimizer.clip_policy.refresh_is_due():
             return
@@ -92,7 +92,7 @@ class Refresh(keras.callbacks.Callback):
 
 
 def norm_refreshes(model, session):
-    """List of a `Refresh` for a `fit` whose optimizer asks for it, before all other callbacks.
+    """Returns a list with a `Refresh` if the optimizer asks for it; it comes before all callbacks.
 
     Args:
         model: The `keras.Model`.

@@ -1,4 +1,4 @@
-"""DP-SGD, DP-Adam and DP-AdamW: Keras optimizers whose updates are differentially private."""
+"""DP-SGD, DP-Adam and DP-AdamW: Keras optimizers with differentially private updates."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
 
         1/B * sum_i clip_C(mean over K views of grad l_i) / C + sigma/B * xi,
 
-    with B the declared `batch_size`, a constant, whatever the size of the batch at hand. Dividing
-    by C keeps the learning rate independent of the clip.
+    where B is the declared `batch_size`, a constant that does not follow the size of the batch.
+    Dividing by C keeps the learning rate independent of the clip.
 
     Guarantee: each update is one Gaussian mechanism of sensitivity 1 and standard deviation sigma
-    under adding or removing one example. What a run of updates costs depends on how batches are
-    drawn: see `tfdpx.PrivacyPlan`. It holds for the weights; the training loss and metrics that
+    under adding or removing one example. The cost of many updates depends on how batches are drawn:
+    see `tfdpx.PrivacyPlan`. The guarantee holds for the weights; the training loss and metrics that
     Keras shows are functions of the private data. Files that Keras saves hold no seed of noise or
     draws; a loaded or copied optimizer has fresh noise, and its `ledger` continues.
 
-    The arguments below, but for those of Keras, are read-only attributes.
+    The arguments below, except those of Keras, are read-only attributes.
 
     Args:
         *args: Arguments of `keras.optimizers.SGD`, `learning_rate` first.
@@ -45,21 +45,22 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         noise_multiplier: Float sigma, noise standard deviation in units of `l2_norm_clip`. Needed
             without a plan. 0 clips without noise: epsilon is infinite.
         l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient. With
-            `noise_multiplier=0` also infinity: gradients are then averaged, neither clipped nor
-            divided by C, in what is otherwise the same step. That is training without privacy.
-            Or `"automatic"`: each gradient is divided by its norm plus 0.01, and C is 1, so that
-            only the learning rate is tuned (`docs/choosing.md`). Or a `tfdpx.AdaptiveClip`, which
-            follows the norms.
-        microbatch_size: Optional int. Examples per pass; a memory knob that changes neither the
-            update (but for rounding) nor its sensitivity. `None` takes the size that is predicted
-            to cost least time, from shapes and the plan alone, and half of the batch at most where
+            `noise_multiplier=0` it may be infinity: the same step then averages gradients, neither
+            clipped nor divided by C. That is training without privacy.
+            `"automatic"` divides each gradient by its norm plus 0.01, with C = 1, so that only
+            the learning rate needs tuning (`docs/choosing.md`). A `tfdpx.AdaptiveClip` follows the
+            norms.
+        microbatch_size: Optional int, the number of examples that are in memory at once. It changes
+            neither the update (except for rounding) nor its sensitivity. `None` chooses the size of
+            least predicted time, from shapes and the plan alone, and half of the batch at most if
             activations are large.
         augment: A `tfdpx.augment` object or a Keras augmentation layer, run on the device.
         augmult: Int K, views of each example. 0 means no augmentation. With `augment=None`, K > 0
             expects inputs of shape [batch, K, ...].
-        seed: Optional int, of noise, views and draws. `None`, for seeds from the operating system,
-            is what privacy needs: noise of a known seed can be subtracted.
-        per_example_engine: Means nothing; deprecated.
+        seed: Optional int, of noise, views and draws, for experiments. Private training needs
+            `None`, which takes seeds from the operating system, because noise with a known seed can
+            be subtracted.
+        per_example_engine: Deprecated; it has no effect.
         individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
             is clipped at its most recently measured norm, and its own epsilon is known. Needs
             `fit(x, y)` or `fit(plan.batches(...))`.
@@ -70,7 +71,7 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
     Raises:
-        ValueError: For an argument out of range, one that contradicts `plan`, or one of Keras'
+        ValueError: For an argument out of range, one that contradicts `plan`, or a Keras argument
             that would change the mechanism: `clipnorm`, `clipvalue`, `global_clipnorm`,
             `gradient_accumulation_steps`, `loss_scale_factor`.
 
@@ -85,16 +86,16 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
 
 
 class BiasCorrected(PrivateOptimizer):
-    """Adam whose second moment is less the noise's variance (Tang et al. 2023, arXiv:2312.14334).
+    """Adam with the noise's variance subtracted from its second moment.
 
     The square of a noisy gradient is on average the square of the gradient plus the variance of the
-    noise, which is public. Under privacy the second is mostly the larger, so that Adam divides all
-    coordinates by nearly the same number. Here the variance is taken from each square as it enters
-    the average. An average of few squares is seldom exact: it counts as at least a share of the
-    variance.
+    noise, which is public. Under privacy the variance is usually larger, so that Adam divides all
+    coordinates by nearly the same number. This class subtracts the variance from each square as it
+    enters the average. The result counts as at least a share of the variance, because an average of
+    few squares is not exact. Source: Tang et al. 2023, arXiv:2312.14334.
 
-    Guarantee: as without it, because moments are computed from noisy gradients and public numbers.
-    It stands before `keras.optimizers.Adam`, or a class made of it, in the bases.
+    Guarantee: the same, because moments are computed from noisy gradients and public numbers.
+    In the bases it comes before `keras.optimizers.Adam` or a class derived from it.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class BiasCorrected(PrivateOptimizer):
             )
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Adam's update by the corrected second moment, where that is asked for."""
+        """Makes Adam's update, with the corrected second moment if `bias_correction` is set."""
         if self.bias_correction is None:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -127,7 +128,7 @@ class BiasCorrected(PrivateOptimizer):
         values, variance = tf.cast(gradient.tensor, dtype), tf.cast(gradient.deviation, dtype) ** 2
         self.assign_add(first, (values - first) * (1 - self.beta_1))
         self.assign_add(second, (values**2 - variance - second) * (1 - self.beta_2))
-        # In float32: of 16 bits, 1 - beta_2 were zero.
+        # In float32, because 1 - beta_2 would be zero in 16 bits.
         step = tf.cast(self.iterations + 1, "float32")
         unbiased = second / tf.cast(1 - self.beta_2**step, dtype)
         moment = tf.maximum(unbiased, self.least_second_moment * variance)
@@ -145,15 +146,15 @@ class DPAdam(BiasCorrected, keras.optimizers.Adam):
     """Adam on privatized gradients.
 
     Adam's moments are computed from the clipped and noisy gradient that `DPSGD` describes, so the
-    guarantee is the same: what follows the noise costs nothing.
+    guarantee is the same, because computations after the noise cost nothing.
 
     Args:
         *args: Arguments of `keras.optimizers.Adam`, `learning_rate` first.
-        bias_correction: `"noise"` takes the noise's variance, which is public, from the second
-            moment (Tang et al. 2023, arXiv:2312.14334): coordinates are then scaled by their
-            gradients and not by the noise. None: as Keras.
-        least_second_moment: Float > 0, in units of that variance: the least that a corrected second
-            moment counts as. Smaller values take longer steps where gradients drown in noise.
+        bias_correction: `"noise"` subtracts the noise's variance, which is public, from the second
+            moment (Tang et al. 2023, arXiv:2312.14334), so that coordinates are scaled by their
+            gradients and not by the noise. None does as Keras.
+        least_second_moment: Float > 0, the minimum of a corrected second moment, in units of that
+            variance. Smaller values make longer steps where the noise is larger than gradients.
         **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
             `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
             `individual` and `public_validation` of `DPSGD`.
@@ -171,8 +172,8 @@ class DPAdamW(BiasCorrected, keras.optimizers.AdamW):
 
     Args:
         *args: Arguments of `keras.optimizers.AdamW`, `learning_rate` first.
-        bias_correction: As of `DPAdam`.
-        least_second_moment: As of `DPAdam`.
+        bias_correction: See `DPAdam`.
+        least_second_moment: See `DPAdam`.
         **kwargs: Keyword arguments of `keras.optimizers.AdamW`, and those that `DPAdam` lists.
 
     Raises:
@@ -184,7 +185,7 @@ _made = {base: private for private in (DPSGD, DPAdam, DPAdamW) for base in [priv
 
 
 def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
-    """The differentially private variant of a Keras optimizer class.
+    """Returns the differentially private variant of a Keras optimizer class.
 
     Args:
         optimizer_class: A subclass of `keras.optimizers.Optimizer` such as

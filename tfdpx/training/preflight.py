@@ -1,4 +1,4 @@
-"""Decides, as a step is traced, how examples are kept apart, and checks what the graph shows."""
+"""Decides, when a step is traced, how examples are kept apart, and checks the traced graph."""
 
 import contextlib
 import dataclasses
@@ -25,9 +25,9 @@ from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.vectorize import TakesBatch
 from tfdpx.training.microbatches import Inputs, Microbatch, choose_size
 
-# Of factors, in float32.
+# Relative tolerance of factors, in float32.
 _ROUNDING = 1e-5
-# Of random numbers that an engine is run with where they decide what it runs.
+# Random numbers for a trial run of an engine, where they may decide which operations run.
 _KEYS = 6
 
 
@@ -57,13 +57,13 @@ class Batch(typing.NamedTuple):
 
 @dataclasses.dataclass
 class ModelCache:
-    """The results for a model and the shapes of its batches.
+    """The results of the preflight for a model and the shapes of its batches.
 
     Attributes:
         key: Tuple, of the model and the shapes.
         engine: The per-example engine.
         sizes: The `MicrobatchSize` for each `_Kind` of batch.
-        checked: Set of what was compared with batches of one.
+        checked: Set of the kinds of batches that were compared with batches of one.
         eager: Pair of a `Microbatch` and its `MicrobatchSize` for each `_Kind`, in eager mode.
     """
 
@@ -75,10 +75,10 @@ class ModelCache:
 
 
 def prepare(optimizer, model, batch):
-    """The `Microbatch` of this step, and the `MicrobatchSize` that it was traced for.
+    """Returns the `Microbatch` of this step, and the `MicrobatchSize` that it was traced for.
 
-    It is traced anew for each trace of the step; the rest is looked at once for a model and the
-    shapes of its batches.
+    It is traced again for each trace of the step; everything else is checked once for a model and
+    the shapes of its batches.
 
     Args:
         optimizer: The tfdpx optimizer that `model` is compiled with.
@@ -127,7 +127,7 @@ class _Preparation:
         self._kind = _Kind(count, _specs(sample_weight) or flags, way)
 
     def kept(self):
-        """The results of the last eager step of such batches, a pair; None if there was none."""
+        """Returns the pair of the last eager step with such batches; None if there was none."""
         microbatch, size = self._known.eager.get(self._kind, (None, None))
         return microbatch and (microbatch.renewed(), size)
 
@@ -143,7 +143,7 @@ class _Preparation:
         raise AssertionError("The last size does not vary.")
 
     def check(self, microbatch, size):
-        """Raises UnfitForPrivacy for state or errors of a microbatch; then remembers it."""
+        """Raises UnfitForPrivacy for state or errors of a microbatch, or marks it as checked."""
         known, model = self._known, self._model
         with refusing() as problems:
             state, name = Found(microbatch.graph, model, []), f"The training pass of '{model.name}'"
@@ -253,7 +253,7 @@ class _Preparation:
 
 
 def factors_of_policy(optimizer, squared_norms):
-    """float32 [n]: what the clip policy multiplies gradients by; UnfitForPrivacy if it is unfit.
+    """Returns the clip policy's factors, float32 [n]; raises UnfitForPrivacy for wrong factors.
 
     Args:
         optimizer: The tfdpx optimizer.

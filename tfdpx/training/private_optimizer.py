@@ -1,6 +1,6 @@
-"""What makes a Keras optimizer private: its arguments, its account, and what it refuses.
+"""The base class of private optimizers: arguments, account, and refused operations.
 
-The update itself is `train_step`; the optimizers that users name are in `optimizers`.
+The update itself is in `step`; the optimizers that users name are in `optimizers`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tfdpx.training.step import private_train_step
 
 
 def _read_only(name):
-    """A property without a setter: the traced step and the account hold the value."""
+    """Returns a property without a setter, because the traced step holds the value."""
 
     def get(self) -> Any:
         return getattr(self._settings, name)
@@ -46,7 +46,7 @@ def _read_only(name):
 
 
 class PrivateOptimizer(model_internals.OptimizerOverrides):
-    """What makes a Keras optimizer private; stands before it in the bases."""
+    """Makes a Keras optimizer private; it comes before the Keras class in the bases."""
 
     plan = _read_only("plan")
     batch_size = _read_only("batch_size")
@@ -123,7 +123,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return fit.unplanned_step(self, model, rows, *weights)
 
     def compiled(self, model: keras.Model) -> None:
-        """Called after `model.compile`: what was spent on the model's weights counts here."""
+        """Takes over, after `model.compile`, everything that was spent on the model's weights."""
         self.account.follow(model)
         if self.session is None:
             reset_between_fits(self)
@@ -145,7 +145,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def of_users(self) -> bool:
-        """Whether its plan is of people, and each row of a batch a person with some examples."""
+        """Whether the plan is of people, so that each row of a batch is a person's examples."""
         return self.plan is not None and self.plan.unit == USER
 
     def step_key(self) -> Any:
@@ -153,7 +153,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return self.state.key()
 
     def trains(self, model: keras.Model) -> None:
-        """Called by the private step as it is traced: its updates are spent on these weights."""
+        """Records, when the private step is traced, that its updates are spent on these weights."""
         self.account.follow(model)
         if self.plan is not None and self.plan.spent.entries:
             account.attach(self.plan.spent, model.variables)
@@ -166,16 +166,16 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def nonfinite_examples(self) -> int:
-        """Int: examples so far whose gradient was not finite and counted as zero. Not private."""
+        """Int, examples so far that counted as zero for a non-finite gradient. Not private."""
         return self.state.nonfinite
 
     @property
     def ledger(self) -> Ledger:
-        """`tfdpx.accounting.Ledger`: all that was spent on the weights that this optimizer trains.
+        """The `tfdpx.accounting.Ledger` of everything spent on the weights that are trained.
 
-        It holds the updates of former optimizers too, and those of the file that the weights were
-        loaded from. Nothing that is assigned lowers it. Where values came from where no ledger
-        could be seen, `ledger.is_complete` is False.
+        It holds the updates of earlier optimizers too, and those of the file that the weights were
+        loaded from. Assigning weights never lowers it. If values came from a source without a
+        ledger, `ledger.is_complete` is False.
         """
         ledger, plan = self.account.ledger(), self.plan
         about = {"delta": float(plan.delta), "num_examples": plan.num_examples} if plan else {}
@@ -183,15 +183,15 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def epsilon_is_approximate(self) -> bool:
-        """Bool: whether any update was on batches that were not drawn as the accountant assumes."""
+        """Bool, whether any update was on batches that were not drawn as the accountant assumes."""
         return self.ledger.is_approximate
 
     @property
     def independence(self) -> tuple:
         """Tuple of strings, how examples are kept apart in each model that was trained so far.
 
-        "mapped", where each example is computed by a function of that example alone; "batched",
-        where every layer is known to treat each example by itself; with the reason.
+        "mapped" if each example is computed by a function of that example alone, "batched" if
+        every layer is known to treat each example by itself; with the reason.
         """
         return tuple(dict.fromkeys(known.engine.mode for known in self.prepared.values()))
 
@@ -201,13 +201,13 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.state.count(nonfinite)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves what Keras saves, and the ledger. No seed of noise or draws is in it."""
+        """Saves Keras's variables and the ledger, but no seed of noise or draws."""
         super().save_own_variables(store)
         for name, array in self.account.arrays().items():
             store[name] = array
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what Keras loads, joins the saved ledger, and continues as a run of its own."""
+        """Loads Keras's variables, joins the saved ledger, and continues as a separate run."""
         arrays = {name: store[name] for name in store.keys()}
         ledger = saved.read(arrays)
         if ledger is not None:
@@ -224,7 +224,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             self.session.renew()
 
     def refuse_hdf5(self) -> None:
-        """Raises ValueError: called where Keras would save or load a whole model as HDF5."""
+        """Raises ValueError where Keras would save or load a whole model as HDF5."""
         raise ValueError(
             "The legacy HDF5 format of whole models (`.h5`, `.hdf5`) has no room for the ledger of "
             f"a private optimizer. Received: a model with optimizer {type(self).__name__}. Save it "
@@ -245,7 +245,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """The base optimizer's update with the tensor inside a `PrivateGradient`."""
+        """Makes the base optimizer's update with the tensor inside a `PrivateGradient`."""
         return super().update_step(self.opened(gradient).tensor, variable, learning_rate)
 
     def opened(self, gradient: Any) -> Any:
@@ -259,7 +259,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return gradient
 
     def all_reduce_sums(self, grads_and_vars: list) -> list:
-        """Nothing to do: the private step has reduced the sums, before the noise."""
+        """Does nothing, because the private step has reduced the sums before the noise."""
         for gradient, _ in grads_and_vars:
             gradient.all_reduce_passed = True
         return grads_and_vars
@@ -283,7 +283,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         plan, views, individual = self.plan, self.augment, self.individual
         policy = self._settings.policy or self.l2_norm_clip
         serialize = keras.saving.serialize_keras_object
-        # Without `seed`: a file must not tell it, and a copy must have noise of its own.
+        # Without `seed`, because a file must not reveal it, and a copy needs different noise.
         config.update(
             plan=None if plan is None else serialize(plan),
             batch_size=self.batch_size,

@@ -1,9 +1,9 @@
-"""What the private step and `fit` need to know of `tf.distribute`: who shares a batch, and how.
+"""How replicas of `tf.distribute` share a batch, for the private step and `fit`.
 
-The guarantee counts on each example being in one replica's rows of an update, once. Keras's `fit`
-splits a batch so on one host; `tfdpx.distributed.fit` does on many. Anything else that runs the
-step on replicas (`train_on_batch`, `strategy.run` by hand) may hand all of them the same rows, or
-batches of different steps: it is refused.
+The guarantee needs each example in the rows of one replica, once in an update. Keras's `fit` splits
+a batch like this on one host, and `tfdpx.distributed.fit` on many. Other calls of the step on
+replicas (`train_on_batch`, `strategy.run`) are refused, because they may give all replicas the same
+rows, or batches of different steps.
 """
 
 import math
@@ -23,7 +23,7 @@ _STRATEGIES = (
 
 
 def is_tpu(strategy):
-    """Whether `strategy` compiles by itself all that it runs."""
+    """Returns whether `strategy` compiles everything that it runs."""
     return isinstance(strategy, tf.distribute.TPUStrategy)
 
 
@@ -36,7 +36,7 @@ def hosts(strategy):
 
 
 def check_keras_fit(model, data):
-    """Refuses what `keras.Model.fit` would do wrong, or cannot do, under a strategy.
+    """Refuses uses of `keras.Model.fit` that are wrong, or that fail, under a strategy.
 
     Args:
         model: A compiled `keras.Model`.
@@ -68,7 +68,7 @@ def check_keras_fit(model, data):
             f"steps_per_execution={model.steps_per_execution}. {use}, or compile without them."
         )
     if isinstance(data, tf.data.Dataset):
-        # Uneven shares would have views that depend on who has them.
+        # With uneven shares, views would depend on the replica.
         rows = tf.nest.flatten(data.element_spec)[0].shape[0]
         if rows is not None:
             shards.check_divides(strategy.num_replicas_in_sync, rows, "rows a batch")
@@ -125,14 +125,14 @@ def check_context(model):
 def compile_per_replica(model):
     """Whether the step itself compiles each replica's part by XLA.
 
-    Keras's `fit` compiles the whole step, a TPU anything.
+    Keras's `fit` compiles the whole step, and a TPU compiles everything.
     """
     strategy = tf.distribute.get_strategy()
     return step_context.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
 def interleaved(model, session, batches):
-    """Reorders a plan's batches so that Keras's split gives every replica as many examples.
+    """Reorders a plan's batches so that Keras's split gives all replicas equally many examples.
 
     Args:
         model: The `keras.Model`.
@@ -152,27 +152,27 @@ def interleaved(model, session, batches):
 
 
 def is_interleaved(model, session):
-    """Whether replicas have the shares of `shards` and not the rows that Keras would give them."""
+    """Whether replicas have the shares of `shares` and not the rows that Keras would give them."""
     drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or drawn
 
 
-def own_rows(nest, count, context, interleaved):
-    """This replica's rows of a nest of tensors of all [replicas * count, ...].
+def own_rows(nest, count, context, in_shards):
+    """Returns this replica's rows of a nest of tensors [replicas * count, ...].
 
     Args:
         nest: Nest of tensors in the order of the draw, or None.
         count: Int or scalar tensor, rows of a replica.
         context: `tf.distribute.ReplicaContext`.
-        interleaved: As `is_interleaved` says.
+        in_shards: As `is_interleaved` says.
     """
     if context.num_replicas_in_sync == 1:
         return nest
 
     def own(tensor):
-        if interleaved:
+        if in_shards:
             tensor = shards.interleave_shards(tensor, context.num_replicas_in_sync)
-        # Not a slice: XLA needs to know at compile time where that begins.
+        # Not a slice, because XLA must know its start at compile time.
         parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
         return tf.gather(parts, context.replica_id_in_sync_group)
 
@@ -180,9 +180,9 @@ def own_rows(nest, count, context, interleaved):
 
 
 def scatter_to_replica_slot(tensor):
-    """[..., replicas * n]: a tensor [..., n] at this replica's place, and zeros at all others.
+    """Returns [..., replicas * n], a tensor [..., n] at this replica's place and zeros elsewhere.
 
-    The sum over replicas then holds what each has.
+    The sum over replicas then holds the tensors of all.
     """
     context = tf.distribute.get_replica_context()
     mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
@@ -191,7 +191,7 @@ def scatter_to_replica_slot(tensor):
 
 
 def sum_over_replicas(nest, context):
-    """The sums of float32 tensors over all replicas, by one all-reduce of one vector.
+    """Returns the sums of float32 tensors over all replicas, by one all-reduce of one vector.
 
     Args:
         nest: Nest of float32 tensors of static shapes, the same on every replica.

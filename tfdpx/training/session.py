@@ -1,11 +1,12 @@
-"""One training under way: its secret, its draws, and the end of its budget.
+"""The session of one training: its secret, its draws, and the end of its budget.
 
-`fit`, `tfdpx.distributed.fit` and `train_on_batch` are a session each. Its secret is 128 fresh bits
-of the operating system, in memory alone, from which draws, views, masks and noise follow by the
-number of the update. So no two trainings share any of them, even after copies, loads or forks.
+Each call of `fit`, `tfdpx.distributed.fit` or `train_on_batch` is a session. Its secret is 128
+fresh bits of the operating system, in memory alone. Draws, views, masks and noise are derived from
+it and the number of the update, so no two trainings share any of them, even after copies, loads or
+forks.
 
-A plan ends twice: a mask in the graph stops whoever calls the step, and `StopAtBudget` stops `fit`
-politely before that.
+The end of a plan is enforced twice: by a mask in the graph, for every call of the step, and before
+that by `StopAtBudget`, which stops `fit` politely.
 """
 
 import math
@@ -32,8 +33,8 @@ _NEVER = 2**62
 class StepState:
     """The numbers of a training that the traced step reads: its secret, its updates and its end.
 
-    They are variables that neither Keras nor `tf.train.Checkpoint` knows, because no file may hold
-    the secret, and because a step that was traced once serves every session.
+    They are variables, because a step that was traced once serves every session. Neither Keras nor
+    `tf.train.Checkpoint` tracks them, because no file may hold the secret.
     """
 
     def __init__(self):
@@ -47,7 +48,7 @@ class StepState:
 
     @property
     def updates(self):
-        """Int: the updates that this optimizer has made; nothing that a user assigns changes it."""
+        """Int, the updates of this optimizer; assigning `iterations` does not change it."""
         return int(value_of(self._updates))
 
     @property
@@ -57,7 +58,7 @@ class StepState:
 
     @property
     def nonfinite(self):
-        """Int: examples so far whose gradient was not finite. Not private."""
+        """Int, examples so far without a finite gradient. Not private."""
         return int(value_of(self._nonfinite))
 
     @property
@@ -66,7 +67,7 @@ class StepState:
         return int(value_of(self._end))
 
     def begin(self, secret, number, most=None):
-        """Keys the updates to come by another secret.
+        """Derives the keys of the next updates from another secret.
 
         Args:
             secret: Two ints, int64.
@@ -82,14 +83,15 @@ class StepState:
         self._end.assign(_NEVER if left is None else self.updates + left)
 
     def key(self):
-        """int64 tensor [2]: the key of the next update's noise, views and masks, of no other's."""
+        """int64 tensor [2], the key of the next update's noise, views and masks alone."""
         return noise.fold_in(self._secret, self._before + self._updates)
 
     def mask_after_budget(self, sums, examples, most=None):
-        """Lets the data change nothing in an update that the account does not count on.
+        """Removes the data from an update that the account does not allow.
 
-        That is one after the end of the plan, or of more examples than declared. It is an error; or
-        under XLA, which knows no errors, an update of noise alone, which costs no privacy.
+        Such an update comes after the end of the plan, or has more examples than declared. It
+        raises an error. Under XLA, which has no errors, it consists of noise alone and costs no
+        privacy.
 
         Args:
             sums: Nest of tensors, computed from the data.
@@ -118,14 +120,14 @@ class StepState:
         """Counts an update.
 
         Args:
-            nonfinite: Scalar tensor, the examples of the update whose gradient was not finite.
+            nonfinite: Scalar tensor, the examples of the update without a finite gradient.
         """
         self._updates.assign_add(1)
         self._nonfinite.assign_add(tf.cast(nonfinite, "int64"))
 
 
 class Session:
-    """Context manager in which the updates of one optimizer are those of one training.
+    """Context manager that makes the updates of one optimizer one training.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -184,13 +186,13 @@ class Session:
         reset_between_fits(self._optimizer)
 
     def renew(self):
-        """Takes a fresh secret and finds the end: at the start, and when weights were restored."""
+        """Draws a fresh secret and computes the end, at the start and for restored weights."""
         self._renewals += 1
         self.begin()
         self.find_end()
 
     def begin(self):
-        """Keys the updates to come by the session's secret."""
+        """Derives the keys of the next updates from the session's secret."""
         most = None if self.draws is not None else most_examples(self._optimizer)
         self._state.begin(self._secret("step"), self._optimizer.ledger.steps, most)
 
@@ -214,7 +216,7 @@ class Session:
         return secret_of(entropy, use)
 
     def best_weights(self):
-        """Lists of arrays that Keras's own `EarlyStopping` took from the model in this training."""
+        """Lists of arrays that Keras's `EarlyStopping` took from the model in this training."""
         stopping = [c for c in self._callbacks if type(c) is keras.callbacks.EarlyStopping]
         return [callback.best_weights for callback in stopping if callback.best_weights]
 
@@ -234,7 +236,7 @@ class Session:
         return None if self.plan is None else max(0, self._state.end - self._state.updates)
 
     def add_budget(self, plan):
-        """Ends the training where another plan ends, too.
+        """Ends the training at the end of another plan, too.
 
         Args:
             plan: A `PrivacyPlan`.
@@ -243,7 +245,7 @@ class Session:
         self.find_end()
 
     def find_end(self):
-        """Finds the end anew, by all that is known to be spent."""
+        """Computes the end again from everything that was spent."""
         rate = self._probability
         counts = [updates_left(self._optimizer, plan, rate) for plan in self._plans]
         least = min(counts, default=None)
@@ -255,14 +257,14 @@ class Session:
         return self.left is None or self.left >= updates
 
     def after_save(self, write):
-        """Calls `write()` once a save holds the updates made so far; at once if nothing saves."""
+        """Calls `write()` once a save holds the updates made so far; now if nothing saves."""
         if self._saved in (None, self.updates):
             write()
         else:
             self._unsaved.append(write)
 
     def saved(self):
-        """Writes what has waited: a save holds the updates made so far, and will hold others."""
+        """Calls the functions that waited for a save of the updates made so far."""
         self._saved, waiting, self._unsaved = self.updates, self._unsaved, []
         for write in waiting:
             write()
@@ -280,7 +282,7 @@ def reset_between_fits(optimizer):
 
 
 def start_unmanaged_step(optimizer):
-    """Keys the updates to come by a fresh secret, of no session.
+    """Derives the keys of the next updates from a fresh secret, which belongs to no session.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -315,7 +317,7 @@ def after_save(model, write):
 
 
 def secret_of(entropy, use):
-    """Two ints, int64: 128 bits that follow from an int or a tuple, others for each use.
+    """Returns two ints, int64: 128 bits derived from an int or a tuple, different for each use.
 
     Args:
         entropy: Int or tuple of ints.

@@ -1,11 +1,10 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
-The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
-its microbatch traced and checked (`preflight`, `checks`); each microbatch makes K
-views of its examples (`Views`), their gradients (`per_example`) and clipped sums (`clipping`,
-`microbatches`, `mechanism`); the sums are added over microbatches and replicas (`replicas`); noise
-is added once (`mechanism`, `noise`), keyed and counted (`session`); and the Keras optimizer applies
-the result.
+In order, with the module for each part: the inputs are checked (`inputs`); the model is built, and
+its microbatch is traced and checked (`preflight`, `checks`); each microbatch makes K views of its
+examples (`Views`), their gradients (`per_example`) and clipped sums (`clipping`, `microbatches`,
+`mechanism`); the sums are added over microbatches and replicas (`replicas`); noise is added once
+(`mechanism`, `noise`), keyed and counted (`session`); and the Keras optimizer applies the result.
 """
 
 import typing
@@ -58,7 +57,7 @@ class _Released(typing.NamedTuple):
         gradients: List of float32 tensors, clipped sums over B, one a trained variable.
         measured: `tfdpx.training.clipping.Measured`.
         examples: float32 scalar.
-        nonfinite: float32 scalar, examples whose gradient is not finite.
+        nonfinite: float32 scalar, examples without a finite gradient.
     """
 
     gradients: list
@@ -68,14 +67,14 @@ class _Released(typing.NamedTuple):
 
 
 def private_train_step(optimizer, model, data):
-    """What `keras.Model.train_step` does, privately.
+    """Makes one update privately, in place of `keras.Model.train_step`.
 
     Args:
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled `keras.Model`.
         data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
-            sample weight is zero is absent: it contributes exactly zero. Those of type
-            bool or `inputs.FLAGS`, [B], say that and nothing else.
+            sample weight is zero is absent: it contributes exactly zero. Weights of type bool or
+            `inputs.FLAGS`, [B], mark absent examples and have no other effect.
 
     Returns:
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
@@ -103,10 +102,10 @@ def _step(optimizer, model, data, ids):
     variables = model.trainable_variables
     optimizer.trains(model)
     seed, policy = optimizer.step_key(), optimizer.clip_policy
-    # Drawn for the rows of all replicas: which of them has an example does not change its views.
+    # Drawn for the rows of all replicas, so that an example's views do not depend on its replica.
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
-    interleaved = replicas.is_interleaved(model, optimizer.session)
-    choices = replicas.own_rows(choices, count, context, interleaved)
+    in_shards = replicas.is_interleaved(model, optimizer.session)
+    choices = replicas.own_rows(choices, count, context, in_shards)
     clips = policy.clips(ids, count)
     # Microbatches are counted over all replicas: no two have the same masks.
     masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
@@ -126,7 +125,7 @@ def _step(optimizer, model, data, ids):
         return totals._replace(sums=microbatch.update.finished(variables, totals.sums)), logs
 
     if replicas.compile_per_replica(model):
-        # XLA cannot compile what replicas on CPUs say to each other.
+        # XLA cannot compile the communication of replicas on CPUs.
         all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
     totals, logs = all_passes(data, by_example, present)
 
@@ -165,7 +164,7 @@ def _step(optimizer, model, data, ids):
 
 
 def class_factors(optimizer, y, y_pred):
-    """Weights of examples by their class, and the factors of their clipped gradients.
+    """Returns the class weights of examples, and the factors of their clipped gradients.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -183,12 +182,12 @@ def class_factors(optimizer, y, y_pred):
 
 
 def show_losses(model, loss, tracked, examples, penalty):
-    """Adds the losses of a batch to what Keras shows.
+    """Adds the losses of a batch to the metrics that Keras shows.
 
     Args:
         model: A compiled, built `keras.Model`.
         loss: Float32 scalar, the sum over the examples that are present.
-        tracked: List of float32 scalars, such sums of what `RowLosses.tracked` lists.
+        tracked: List of float32 scalars, such sums of `RowLosses.tracked`.
         examples: Float32 scalar, how many are present.
         penalty: Float32 scalar, of the weight regularisers.
     """
@@ -219,7 +218,7 @@ class _OneMicrobatch:
         checked = self._optimizer.prepared[model].checked
         choices = by_example.views
         x = without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
-        # Where every row is present, Keras counts as it always does.
+        # If every row is present, Keras's metrics see the whole batch.
         counted = present if of_users is None else of_users
         weights = by_example.class_weights
         if weights is not None and present is not None:
@@ -260,7 +259,7 @@ class _OneMicrobatch:
         return totals, logs
 
     def zero(self):
-        """The `BatchTotals` of no microbatch at all."""
+        """Returns the zero element of `BatchTotals`, for summing over microbatches."""
         return BatchTotals(
             sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
             loss=tf.zeros([]),
@@ -272,9 +271,9 @@ class _OneMicrobatch:
 
 
 class Views:
-    """Makes the K rows of each example: by augmentation, from data [B, K, ...], or one as it is.
+    """Makes the K rows of each example: by augmentation, from data [B, K, ...], or one unchanged.
 
-    Where a plan is of people, an "example" is a person with k examples of K views each.
+    If a plan is of people, an "example" is a person with k examples of K views each.
 
     Args:
         augment: An augmentation, or None.
@@ -343,7 +342,7 @@ class Views:
         return Rows(nest).map(merge_views)
 
     def example_rows(self, x):
-        """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
+        """Returns dummy rows with the shapes and dtypes of the model's inputs; reads no data."""
         return step_context.eagerly(self._example_rows, x)
 
     def _example_rows(self, x):
@@ -371,7 +370,7 @@ class Views:
         return Rows(nest).map(lambda t: tf.repeat(t, self._augmult, axis=0))
 
     def shares(self, given):
-        """What each row weighs in the mean gradient of its person: float32 [B * k * K].
+        """Returns the weight of each row in its person's mean gradient, float32 [B * k * K].
 
         Args:
             given: bool [B, k], which examples of each person are there; None where there are no
@@ -407,7 +406,7 @@ def build_model(model, x, y, sample_weight):
 
 
 def regularization(variables):
-    """The weight regularisers' penalty and its gradients; they read no data, so need no noise."""
+    """Returns the weight regularisers' penalty and its gradients, which need no noise."""
     regularized = [v for v in variables if v.regularizer is not None]
     if not regularized:
         return 0.0, [None] * len(variables)

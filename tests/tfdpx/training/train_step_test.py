@@ -1,5 +1,7 @@
 """The update is Eq. 4 of De et al. 2022: sensitivity, noise, masks, microbatches, views."""
 
+import math
+
 import bench
 import keras
 import numpy as np
@@ -109,6 +111,34 @@ def test_noise_is_replayed_by_seed_and_step_and_differs_otherwise(noise, noise_o
     assert abs(stats.pearsonr(first, second).statistic) < 0.25
     assert abs(stats.pearsonr(first, noise_of_views[0]).statistic) < 0.25
     assert np.abs(first - second).max() > 0.1
+
+
+def test_the_size_of_the_data_set_is_in_no_bit_of_the_update(monkeypatch):
+    """Opacus #819: neighbours are told apart where an update is divided by floor(N q).
+
+    The last example has no gradient, so that nothing but a divisor could tell whether it is there.
+    With many weights the size of the noise then does.
+    """
+    features, probability = 400, 0.1
+    sizes = [math.floor(count * probability) for count in (20, 19)]
+    assert sizes == [2, 1]
+    monkeypatch.setattr(  # The same in both updates.
+        mechanism.noise,
+        "normal",
+        lambda shape, seed, stddev=1.0: tf.random.stateless_normal(shape, [0, 1], stddev=stddev),
+    )
+    x, y = small.data(20, features)
+    x[-1] = 0.0
+    step = bench.Bench(
+        layers=lambda: [keras.layers.Dense(3, use_bias=False)],
+        shape=(features,),
+        batch_size=int(20 * probability),
+        microbatch_size=1,  # In others the size of a sum decides how it is rounded.
+    ).step
+    update, of_neighbour = step(x, y), step(x, y, np.arange(20) < 19)
+    np.testing.assert_array_equal(update, of_neighbour)
+    of_size, of_other_size = (update * 2 / size for size in sizes)
+    assert np.std(of_other_size) == pytest.approx(2 * np.std(of_size))
 
 
 @NO_NOISE
