@@ -1,4 +1,4 @@
-"""Counts turns of phrase in docstrings, comments and pages, and fails where they are beyond a bound.
+"""Counts turns of phrase in docstrings, comments and pages, and fails if they exceed a bound.
 
 `python tools/plain_english.py` checks this tree; `python tools/plain_english.py FOLDER ...` prints
 the figures of other folders, which is how the bounds were chosen: Keras, Opacus, optax and
