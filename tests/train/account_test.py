@@ -138,7 +138,7 @@ REFUSED = [
     ({"workdir": "nowhere"}, "Nothing in nowhere says what was spent"),
     ({"workdir": "nowhere", "compare": "nowhere"}, "Received also: --compare"),
     ({"compare": "nowhere", "epsilon": 3}, "--delta and --plot only. Received also: --epsilon"),
-    ({**NO_STEPS, "epsilon": 0.01}, "No `steps` keeps within the target"),
+    ({**NO_STEPS, "epsilon": 0.01}, "No `steps` meets the target"),
 ]
 
 
