@@ -44,10 +44,10 @@ def adapted(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 def of_table(facts: np.ndarray, steps: np.ndarray) -> Ledger:
     """Returns the ledger of version 0.2: a table with a row per entry, and flags in bits."""
-    entries, unseen, vouched = [], set(), set()
+    entries, unseen, marked_public = [], set(), set()
     for (run, noise, probability, sampling, *seeded), updates in zip(facts, steps, strict=True):
         if updates and noise < 0:
-            (unseen if noise == -1 else vouched).add(run)
+            (unseen if noise == -1 else marked_public).add(run)
         elif updates:
             entry = Entry(
                 *(float(noise), float(probability) or None, int(updates)),
@@ -57,7 +57,7 @@ def of_table(facts: np.ndarray, steps: np.ndarray) -> Ledger:
                 unit=USER if int(sampling) & 2 else EXAMPLE,
             )
             entries.append(entry)
-    return Ledger(tuple(entries), is_complete=unseen <= vouched)
+    return Ledger(tuple(entries), is_complete=unseen <= marked_public)
 
 
 def _text(array):
