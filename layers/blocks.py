@@ -287,7 +287,7 @@ class ChannelWhitening(keras.layers.Layer):
             features: Optional layer, model or function from a batch of images to the features
                 `[n, ..., channels]` that enter this layer. Defaults to the images themselves.
                 It may have seen private data by private training only.
-            public: Declares that `source` may be published.
+            public: Bool, declares that `source` may be published.
             batch_size: Positive int, number of images in a call of `features`.
 
         Raises:

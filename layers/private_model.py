@@ -273,7 +273,7 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
     layers train, but not which weights of a layer, so call this again on a loaded model.
 
     Args:
-        model: A built `keras.Model`. It is changed, with no regard to what trained before.
+        model: A built `keras.Model`. It is changed; it does not matter what trained before.
         what: `"last"`, `"bias"`, `"norm"` or `"lora"`.
         rank: Positive integer, of the factors of `"lora"`.
 

@@ -194,7 +194,7 @@ class PrivacyPlan:
     def epochs(self) -> float:
         """Float: how often an example is drawn on average, steps * batch_size / num_examples.
 
-        This is not the `epochs` of `fit`, which may be any number because `fit` only reports then.
+        This is not the `epochs` of `fit`, which may be any number, because they only set reports.
         """
         return self.steps * self.sampling_probability
 

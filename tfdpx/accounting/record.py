@@ -157,7 +157,7 @@ class Record:
 
     @property
     def is_search_paid(self) -> bool:
-        """Whether epsilon covers the search of arguments, with more than the weights came with."""
+        """Whether epsilon covers the search of arguments, by an entry newer than the weights."""
         earlier = {run for training in self.seen for run in training.ledger.selections}
         return self.searched is None or not earlier.issuperset(self.ledger.selections)
 

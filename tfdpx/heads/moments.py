@@ -416,9 +416,9 @@ def positive_solver(matrix: np.ndarray, ridge: float) -> Callable[[np.ndarray], 
     This is post-processing, because it reads a released matrix and the public scale of its noise.
     The moment without noise has no negative eigenvalue, so with the ridge none is below the ridge.
     If noise has pushed one below an eighth of it, all eigenvalues below the ridge are raised to it.
-    This gives the matrix nearest to the noisy one (in the Frobenius norm) that the moment could
-    have. So the condition number is at most 8 times the largest eigenvalue over the ridge. A
-    Cholesky factor tests the eighth in a tenth of the time of eigenvalues.
+    This is the nearest matrix (in the Frobenius norm) that the one without noise could be. So the
+    condition number is at most 8 times the largest eigenvalue over the ridge. A Cholesky factor
+    tests the eighth in a tenth of the time of eigenvalues.
 
     Args:
         matrix: float64 `[d, d]`, symmetric.

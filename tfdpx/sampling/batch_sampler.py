@@ -206,7 +206,7 @@ def is_seeded(data):
 
 
 def check_optimizer(optimizer, plan):
-    """Returns the tfdpx optimizer inside of `optimizer`, if its noise is the one of `plan`.
+    """Returns the tfdpx optimizer inside of `optimizer`, if it matches `plan`.
 
     Args:
         optimizer: The optimizer of a compiled model.

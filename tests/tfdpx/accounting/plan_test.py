@@ -121,7 +121,7 @@ def test_epsilon_left_out():
         ({"noise_multiplier": 1.0}, "Exactly one of .* Left out: none"),
         ({"epsilon": None}, "Exactly one of .* Left out: `noise_multiplier`, `epsilon`"),
         ({"epochs": 5}, "takes the place of `steps`.*steps=100"),
-        ({"epochs": 5, "steps": None, "batch_size": None}, "requires `batch_size`.*batch_size=None"),
+        ({"epochs": 5, "steps": None, "batch_size": None}, "requires `batch_size`.*=None"),
         ({"epochs": math.inf, "steps": None}, "`epochs` must be a positive, finite"),
         ({"epochs": "5", "steps": None}, "`epochs` must be a positive"),
     ],
