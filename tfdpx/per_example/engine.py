@@ -48,7 +48,7 @@ class EngineOutput:
 
     Attributes:
         losses: float32 [B * K], the loss of each row.
-        tracked: List of float32 [B * K], as of `RowLosses`.
+        tracked: List of float32 [B * K], as in `RowLosses`.
         y_pred: The model's output, a nest of tensors [B * K, ...].
         squared_norms: float32 [B], the squared l2 norm of each example's mean gradient over its
             views and over all trainable variables.
@@ -83,7 +83,7 @@ class Engine:
         self._model, self._num_views = model, num_views
         self._layout, self.work = find_layout(model, x)
         whole = sum(math.prod(v.shape) for v in self._layout.whole)
-        # Of each example, so of each of its rows a part.
+        # Each row counts its share of the example's.
         elements = self.work.elements + whole / num_views
         self.work = dataclasses.replace(self.work, elements=elements)
         self._not_rowwise = rowwise.find_obstacle(model)
@@ -104,26 +104,26 @@ class Engine:
 
     @property
     def suits_any_number(self):
-        """Whether no rule of a user's is taken: it may depend on the number of rows."""
+        """Whether all rules are tfdpx's own, because a user's may depend on the number of rows."""
         calls = (call for call in self._layout.calls if call.is_captured)
         return all(call.rule.__module__.split(".")[0] == "tfdpx" for call in calls)
 
     def with_views(self, num_views):
-        """The same engine for another number of rows an example."""
+        """Returns the same engine for another number of rows an example."""
         other = copy.copy(self)
         other._num_views = num_views
         return other
 
     def update(self):
-        """The `Update` that the passes of one update share."""
+        """Returns the `Update` that the passes of one update share."""
         return Update((call.layer, call.rule) for call in self._layout.calls if call.is_captured)
 
     def __call__(self, x, y, sample_weight, update=None, key=None, shares=None):
-        """An `EngineOutput` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
+        """Returns an `EngineOutput` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
 
-        With an `Update`, its `finished` is left to do to the sums, once for all passes. Random
-        layers draw by `key`, int64 [2], of no other pass. The gradient of an example is that of
-        its rows' losses times `shares`, float32 [B * K], added up; without them, their mean.
+        With an `Update`, the caller applies its `finished` to the sums, once for all passes. Random
+        layers draw by `key`, int64 [2], which no other pass has. The gradient of an example is that
+        of the sum of its rows' losses times `shares`, float32 [B * K], by default of their mean.
         """
         shared = update or self.update()
         pass_ = self.differentiate((x, y, sample_weight), shared, key, shares)
@@ -131,8 +131,8 @@ class Engine:
         small, gradients = list(self._layout.whole), list(pass_.whole)
         norms = [tf.zeros_like(pass_.losses[:: self._num_views])]
         for group in groups:
-            # Not before the gradients are there: what follows from the layers' inputs alone would
-            # be computed on the way forward, and kept.
+            # After the gradients, because otherwise products of the layers' inputs alone would be
+            # computed in the forward pass, and kept.
             with tf.control_dependencies(group.output_gradients):
                 small += [v for v, _ in group.small_gradients]
                 gradients += [g for _, g in group.small_gradients]
@@ -166,7 +166,7 @@ class Engine:
         self._groups(pass_)
 
     def _groups(self, pass_):
-        """The rules of a pass, joined where they share a variable."""
+        """Returns the rules of a pass, joined where they share a variable."""
         rules = [
             call.rule(call, output_gradients, self._num_views, self._layout.trained_by(call))
             for call, output_gradients in zip(pass_.calls, pass_.output_gradients, strict=True)
@@ -180,8 +180,8 @@ class Engine:
         return groups
 
     def differentiate(self, data, update, key, shares, has_loss=True):
-        """The `_Pass` of `data`, `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
-        # Somebody may have changed the model since.
+        """Returns the `_Pass` of `data`, `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
+        # The model may have changed since the layout was made.
         self._not_rowwise = self._not_rowwise or rowwise.find_obstacle(self._model)
         batch, num_views = Rows(data), self._num_views
         rows = tf.shape(batch.tensors[0])[0]
@@ -198,11 +198,11 @@ class Engine:
                 return self._map(batch, of_rows, states[:examples], update, has_loss)
             except ReadOutside as error:
                 self._layout = self._layout.without(error.variables, error.reason)
-                if is_batched:  # Now each example needs states of its own.
+                if is_batched:  # Now each example needs separate states.
                     return self.differentiate(data, update, key, shares, has_loss)
 
     def _map(self, batch, of_rows, states, update, has_loss):
-        """`_one`, mapped over examples or run on all rows at once."""
+        """Maps `_one` over examples, or runs it on all rows at once."""
         passes = []
 
         def one(element):
@@ -226,7 +226,7 @@ class Engine:
         return passes[-1].with_tensors(tf.nest.map_structure(merge_views, tensors), whole)
 
     def _one(self, data, shares, of_forward, of_loss, update, has_loss):
-        """The `_Pass` of the rows of one example, or of all rows where they are batched."""
+        """Returns the `_Pass` of the rows of one example, or of all rows if they are batched."""
         model, (x, y, sample_weight) = self._model, data
         recorder = Recorder(self._layout, update, tensorflow_internals.is_for_xla(model))
         without_cudnn = layer_internals.without_cudnn(model)
@@ -278,7 +278,7 @@ class _Pass:
         return self.losses, self.tracked, self.outputs.tensors, inputs, self.output_gradients
 
     def with_tensors(self, of_rows, whole):
-        """The same with others in place of `of_rows` and `whole`; `outputs` becomes a nest."""
+        """Returns the same pass with new tensors; `outputs` becomes a nest."""
         losses, tracked, outputs, inputs, output_gradients = of_rows
         calls = [c.with_tensors(t) for c, t in zip(self.calls, inputs, strict=True)]
         outputs = self.outputs.rebuild(outputs)
@@ -286,7 +286,7 @@ class _Pass:
 
 
 def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
-    """How the private step would clip each layer of `model`, without running it.
+    """Shows how the private step would clip each layer of `model`, without running it.
 
     Args:
         model: A built, compiled `keras.Model`.
@@ -295,8 +295,8 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
 
     Returns:
         List of `LayerChoice`, one for each call of a trainable layer with a rule (for each of two
-        kernels of a recurrent cell), and one for each layer whose whole gradient is formed, with
-        the bytes that it takes.
+        kernels of a recurrent cell), and one for each layer that is left to the map, with the bytes
+        of its whole gradients.
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     engine = Engine(model, x, views)
@@ -306,7 +306,7 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
 
 
 class _Joint:
-    """Several calls that share variables: their gradients are added before the norm is taken."""
+    """Several calls that share variables; their gradients are added before the norm is taken."""
 
     layer, post_sum_transforms, small_gradients, inputs_to_mask = None, {}, (), ()
 
@@ -317,7 +317,7 @@ class _Joint:
 
     @property
     def choices(self):
-        """One a call: all are instantiated."""
+        """A list with one `LayerChoice` a call; all are instantiated."""
         only = {"instantiate": Cost(), "contract": Cost()}
         return [choose(rule.layer.name, type(rule).__name__, only) for rule in self._rules]
 
@@ -339,7 +339,7 @@ class _Joint:
 
 
 def _joined(rules):
-    """Rules as they are, or joined where they share a variable."""
+    """Returns the rules, joined where they share a variable."""
     groups = []
     for rule in rules:
         mine = {id(v) for v in rule.variables}
@@ -356,9 +356,9 @@ def _join(rules):
 
 
 class Update:
-    """Made outside of the microbatches of an update, given to each, and used after the last.
+    """Tensors that the microbatches of an update share, because they depend on the weights alone.
 
-    Work of the size of the weights, whatever the examples, would otherwise be done in each of them.
+    Otherwise each microbatch would compute them again.
 
     Args:
         units: Pairs of a layer and the rule class that serves it.
@@ -374,7 +374,7 @@ class Update:
         return [t for t in tf.nest.flatten(self._shared) if t is not None]
 
     def of(self, tensors):
-        """The same update with `tensors` in place of `self.tensors`, as a graph takes them."""
+        """Returns the same update with `tensors` of a graph in place of `self.tensors`."""
         twin, new = copy.copy(self), iter(tensors)
         twin._shared = tf.nest.map_structure(
             lambda t: None if t is None else next(new), self._shared
@@ -382,16 +382,16 @@ class Update:
         return twin
 
     def shared(self, layer):
-        """What the layer's rule gives as `Rule.shared`."""
+        """Returns the result of `Rule.shared` for a layer."""
         return self._shared[id(layer)]
 
     def add_post_sum_transforms(self, layer, transforms):
-        """Keeps functions of `Rule.post_sum_transforms`, which every microbatch gives alike."""
+        """Keeps functions of `Rule.post_sum_transforms`, the same from every microbatch."""
         for key, function in transforms.items():
             self._post_sum_transforms[key] = layer, function
 
     def finished(self, variables, sums):
-        """Sums over the examples of all microbatches, as the optimizer needs them.
+        """Returns the sums over the examples of all microbatches, after the rules' transforms.
 
         Args:
             variables: The trained `keras.Variable`s.

@@ -1,23 +1,22 @@
-"""What rounding can hide of a gradient, and norms that allow for it.
+"""Norms that allow for the rounding of gradients and sums.
 
-An example is clipped by a norm, but what it adds to the released sum is the result of float32
-arithmetic. With u = 2^-24, a sum of n terms errs by at most n u times the sum of their sizes, in
-any order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). For gradients that
-cancel, that is more than the gradient itself. So where the clipped sum is formed from inputs a_t
-and output gradients g_t (as after every ghost norm), an example is clipped by
+An example is clipped by a norm, but it adds the result of float32 arithmetic to the released sum.
+With u = 2^-24, a sum of n terms errs by at most n u times the sum of their sizes, in any order
+(Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). If gradients cancel, this
+error is larger than the gradient itself. So if the clipped sum is formed from inputs a_t and output
+gradients g_t (for example after every ghost norm), an example is clipped by
 
     max(|sum_t a_t g_t^T| + (T + 8) u M, M / L),    M = sum_t |a_t| |g_t|,
 
 with L = max(32, 4 sqrt(T)).
 
-The first term bounds what the example's own rows add, rounding included. The second bounds what
-they do to other rows: a partial sum that holds a large term absorbs small ones. Ordinary examples
-have M near sqrt(T) times their norm, so it does not touch them; it keeps what is scaled and added
-below L C, so that n rows in one sum change by at most L n u C.
+The first term bounds the sum of the example's own rows, rounding included. The second bounds their
+effect on other rows, because a partial sum with a large term absorbs small ones. It keeps the terms
+of a sum below L C, so that n rows in one sum change by at most L n u C. It does not touch ordinary
+examples, because their M is near sqrt(T) times their norm.
 
-Where gradients are formed one by one and kept, the sum adds the very arrays whose norms were taken,
-and only the sum of squares can err: it is done one axis at a time, so that no partial sum absorbs
-many terms.
+If gradients are formed one by one and kept, the sum adds exactly these arrays, and only the sum of
+squares can err. It is done one axis at a time, so that no partial sum absorbs many terms.
 """
 
 import math
@@ -29,24 +28,24 @@ import tensorflow as tf
 from tfdpx._keras.tensorflow_internals import call_cached_trace
 
 UNIT = 2.0**-24
-# What a sum has besides its terms: products, factors, roots.
+# Roundings of a sum in addition to its terms: products, factors, roots.
 EXTRA = 8
 # Terms of a matrix product or convolution of long rows that kernels add one after the other.
 _BLOCK = 512
-# Inner products of more terms are formed in parts of so many, or their allowance would be visible.
+# Inner products of more terms are formed in parts, because their allowance would be visible.
 _LONG, PART = 4096, 1024
-# The least l2 norm that clips: its square is far above what float32 loses to underflow.
+# The smallest l2 norm that clips. Its square is far above the underflow of float32.
 SMALLEST_CLIP = 1e-9
 _LARGEST_CANCELLATION = 32.0
 # Beyond so many positions the allowance would be visible in the norms of ordinary examples.
 MOST_POSITIONS_ALLOWED_FOR = 256
 _TINY = 2.0**-126
-# Its product with the error of any inner product is above what underflow takes of that.
+# Its product with the error of any inner product is above that product's underflow.
 _SMALL = 2.0**-100
 
 
 def product_error():
-    """Float: relative error of one product in a matrix product on this machine.
+    """Returns the relative error of one product in a matrix product on this machine, a float.
 
     GPUs round inputs to TF32 where TensorFlow allows it (its default), TPUs to bfloat16.
     """
@@ -59,7 +58,7 @@ def product_error():
 
 
 def dot_error(terms):
-    """Error of an inner product of `terms` products, relative to the sum of their sizes.
+    """Returns the error of an inner product of `terms` products, relative to the sum of sizes.
 
     Args:
         terms: Int, or float32 scalar tensor.
@@ -68,17 +67,17 @@ def dot_error(terms):
 
 
 def blocked(terms):
-    """The terms that an ordinary matrix product or convolution adds one after the other."""
+    """Returns the number of terms that a matrix product or convolution adds one after the other."""
     return min(terms, _BLOCK + terms / _BLOCK)
 
 
 def is_long(vectors):
-    """Whether inner products of float32 vectors [..., d] are formed in parts."""
+    """Returns whether inner products of float32 vectors [..., d] are formed in parts."""
     return vectors.shape[-1] > _LONG
 
 
 def in_parts(vectors):
-    """Long vectors [..., d] as parts [..., n, m], the last one filled up with zeros."""
+    """Splits long vectors [..., d] into parts [..., n, m], the last one filled up with zeros."""
     length, rank = vectors.shape[-1], vectors.shape.rank
     padded = tf.pad(vectors, [[0, 0]] * (rank - 1) + [[0, -length % PART]])
     parts = [-(-length // PART), PART]
@@ -86,19 +85,19 @@ def in_parts(vectors):
 
 
 def terms_in_line(vectors):
-    """Int: the terms that an inner product of two vectors [..., d] adds one after the other."""
+    """Returns the number of terms that an inner product of two vectors [..., d] adds in line."""
     length = vectors.shape[-1]
     return PART - (-length // PART) if is_long(vectors) else length
 
 
 def sum_by_axis(tensor, axes, keepdims=False):
-    """`tf.reduce_sum`, the last of `axes` first: errs by the sum of their sizes, not the product.
+    """Sums over the last of `axes` first, which errs by the sum of their sizes, not the product.
 
     Args:
         tensor: float32.
         axes: List of ints, or of lists of axes that are summed over at once, in rising order, all
             negative or none.
-        keepdims: As of `tf.reduce_sum`.
+        keepdims: See `tf.reduce_sum`.
     """
     rank = tensor.shape.rank
     for place, axis in enumerate(reversed(axes)):
@@ -110,9 +109,9 @@ def sum_by_axis(tensor, axes, keepdims=False):
 
 
 def squared_norms(gradients):
-    """float32 [B]: squared l2 norms over a list of float32 tensors [B, ...], never too small.
+    """Returns squared l2 norms over a list of float32 tensors [B, ...]: [B], never too small.
 
-    What overflows is infinite. Each square that underflows counts as the smallest number.
+    An overflow is infinite. A square that underflows counts as the smallest number.
     """
     _, vectors, others = in_line(gradients)
     norms = []
@@ -127,7 +126,7 @@ def squared_norms(gradients):
 
 
 def squared_lengths(vectors):
-    """float32 [...]: squared l2 norms of float32 vectors [..., d], never too small."""
+    """Returns squared l2 norms of float32 vectors [..., d], never too small."""
     squares = tf.square(vectors)
     if not is_long(vectors):
         return raised(tf.reduce_sum(squares, axis=-1), [vectors.shape[-1]])
@@ -136,7 +135,7 @@ def squared_lengths(vectors):
 
 
 def raised(squares, sizes):
-    """Sums of squares, raised by what rounding and underflow may have taken.
+    """Returns sums of squares, raised by the bounds on rounding and underflow.
 
     Args:
         squares: float32 tensor of sums that `sum_by_axis` made of float32 squares.
@@ -147,7 +146,7 @@ def raised(squares, sizes):
 
 
 def errors_of_squares(sizes):
-    """What rounding, as a share, and underflow may have taken of sums of squares.
+    """Returns bounds on the relative rounding and the absolute underflow of sums of squares.
 
     Args:
         sizes: As for `raised`.
@@ -156,13 +155,13 @@ def errors_of_squares(sizes):
 
 
 def size_of(tensor, axis):
-    """The size of an axis: an int where it is static, else a float32 scalar tensor."""
+    """Returns the size of an axis: an int if it is static, else a float32 scalar tensor."""
     static = tensor.shape[axis]
     return tf.cast(tf.shape(tensor)[axis], "float32") if static is None else static
 
 
 def in_line(gradients):
-    """A list of float32 [B, ...] with all vectors in one: a graph holds many, each takes nodes.
+    """Joins all vectors in a list of float32 [B, ...], because each tensor costs graph nodes.
 
     Returns:
         Triple of a list of bool, which of `gradients` are vectors [B, length] of static length, or
@@ -180,7 +179,7 @@ def in_line(gradients):
 
 
 def _in_rows(vectors):
-    """Vectors [B, length] as [B, n, m] with zeros behind, n near m: sums over these err less."""
+    """Splits vectors [B, length] into [B, n, m], padded, n near m, because such sums err less."""
     length = vectors.shape[1]
     width = math.isqrt(length)
     if not width:
@@ -190,20 +189,20 @@ def _in_rows(vectors):
 
 
 class Measured(typing.NamedTuple):
-    """Squared norms of the gradients at one kernel, for which rounding is yet to be allowed.
+    """Squared norms of the gradients at one kernel, without an allowance for rounding.
 
-    That is done by the engine for all kernels at once: here are the tensors and numbers for it.
+    The engine allows for the rounding of all kernels at once, by the tensors and numbers here.
 
     Attributes:
         squares: float32 [B, 1]; or [B, 3], with the squares of two inner products, part of the
             first column, that do not belong to the norm.
         terms: How many terms are added up: int, or float32 scalar.
-        magnitudes: float32 [B, 1], M: the sum of the sizes of what is added up. None where the
-            gradients themselves are kept and added: the root of `squares`.
-        relative: What rounding may have taken of `squares`, as a share: float or float32 scalar.
-        absolute: What underflow may have taken of them: likewise.
-        removed_errors: Two floats: what each inner product errs by, as a share of M.
-        removed_relative: Float: what their subtraction errs by, as a share of `squares`.
+        magnitudes: float32 [B, 1], M, the sum of the sizes of the terms. None, for the root of
+            `squares`, if the gradients themselves are kept and added.
+        relative: Float or float32 scalar, the relative rounding error of `squares`.
+        absolute: Float or float32 scalar, their error by underflow.
+        removed_errors: Two floats, the error of each inner product as a share of M.
+        removed_relative: Float, the error of their subtraction as a share of `squares`.
     """
 
     squares: tf.Tensor
@@ -216,10 +215,10 @@ class Measured(typing.NamedTuple):
 
 
 def add_up(norms):
-    """float32 [B]: the sum of squared norms, rounding allowed for.
+    """Returns the sum of squared norms with an allowance for rounding, float32 [B].
 
     Args:
-        norms: List of float32 [B] and of `Measured`. Those that are alike are worked on at once.
+        norms: List of float32 [B] and of `Measured`. `Measured`s of one kind are handled together.
     """
     total, kinds = [], {}
     for each in norms:
@@ -232,7 +231,7 @@ def add_up(norms):
 
 
 def _allowed(measured):
-    """float32 [B]: the sum over `Measured`s that are alike."""
+    """Returns the sum over `Measured`s of one kind, float32 [B]."""
     squares, removed = tf.stack([each.squares for each in measured]), None
     if squares.shape[2] > 1:
         squares, removed = tf.split(squares, [1, 2], axis=2)  # [kernels, B, 1 or 2].
@@ -253,7 +252,7 @@ def _allowed(measured):
 
 
 def _column(numbers):
-    """A list of numbers as [length, 1, 1]: NumPy's where none is a tensor."""
+    """Stacks numbers to [length, 1, 1], a NumPy array if none is a tensor."""
     if any(tf.is_tensor(number) for number in numbers):
         numbers = tf.stack([tf.cast(number, "float32") for number in numbers])
         return tf.reshape(numbers, [-1, 1, 1])
@@ -261,12 +260,12 @@ def _column(numbers):
 
 
 def allow(squares, magnitudes, terms):
-    """float32 [...]: the squares of the norms to clip by.
+    """Returns the squares of the norms to clip by, float32 [...].
 
     Args:
         squares: float32 [...], squared norms, not too small.
-        magnitudes: float32 [...], M: the sum of the sizes of what is added up.
-        terms: How many terms that are: int, or float32 or NumPy's array broadcast to `squares`.
+        magnitudes: float32 [...], M, the sum of the sizes of the terms.
+        terms: Number of terms: int, or float32 or NumPy's array broadcast to `squares`.
     """
     # Ordinary examples have M up to about sqrt(terms) times their norm.
     if tf.is_tensor(terms):
@@ -275,16 +274,16 @@ def allow(squares, magnitudes, terms):
         largest = np.maximum(_LARGEST_CANCELLATION, 4.0 * np.sqrt(terms))
     norms = tf.sqrt(squares) + dot_error(terms) * magnitudes
     least = magnitudes * (1.0 / largest)
-    # A comparison with what is not finite keeps it.
+    # The maximum keeps values that are not finite.
     return tf.square(tf.where(norms < least, least, norms))
 
 
 def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
-    """float32 [B, groups]: |A^T G|^2 from inner products of positions; and its M.
+    """Returns |A^T G|^2 from inner products of positions, and its M.
 
     Each inner product of inputs errs by e_in |a_s| |a_t|, each of gradients by e_out |g_s| |g_t|,
-    and the sum of their T^2 products by 2 T u of each. That is added, and so is what underflows:
-    the squared lengths are raised so far that e |a_s| |a_t| covers it.
+    and the sum of their T^2 products by 2 T u of each. These errors are added. The squared lengths
+    are raised until e |a_s| |a_t| also covers underflow.
 
     Args:
         inputs: A A^T, float32 [B, groups, T, T].
@@ -305,7 +304,7 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
 
 
 def _norms_of_products(inputs, output_gradients, numbers):
-    """`squared_norms_of_products`, whose errors are in `numbers`."""
+    """Does `squared_norms_of_products` with the errors in `numbers`."""
     *of_grams, rounded, absolute = tf.unstack(numbers)
     sizes, slack = [], []
     for gram, least, error in (inputs, *of_grams[:2]), (output_gradients, *of_grams[2:]):

@@ -1,6 +1,6 @@
-"""Per-example rules of layers: which rule serves which class, and the interface of a rule.
+"""The interface of per-example rules of layers, and their register by layer class.
 
-A rule is given one captured `Call` of a layer and the gradients at its outputs, and forms norms and
+A rule gets one captured `Call` of a layer and the gradients at its outputs, and forms norms and
 clipped sums of the gradients of the layer's weights.
 """
 
@@ -25,10 +25,10 @@ _VARIANTS: dict[type, list[type]] = {}
 
 
 def register(*layer_classes: type) -> Callable[[type], type]:
-    """Class decorator: the rule that gives per-example gradients for `layer_classes`.
+    """Registers the decorated rule for the per-example gradients of `layer_classes`.
 
-    Registering a class also makes its layers atomic: such a layer is captured as a whole, with its
-    sublayers. `register(MyLayer)(tfdpx.per_example.GenericRule)` forms its whole gradients.
+    A layer of a registered class is captured as a whole, with its sublayers. For example,
+    `register(MyLayer)(tfdpx.per_example.GenericRule)` forms whole gradients of each example.
 
     Args:
         *layer_classes: Subclasses of `keras.Layer`. A subclass of a registered class uses the same
@@ -61,7 +61,7 @@ def register(*layer_classes: type) -> Callable[[type], type]:
 
 
 def variant_of(layer_class):
-    """Class decorator: a rule for layers of a registered class that its first rule does not handle.
+    """Registers the decorated rule for layers of a class that its first rule does not handle.
 
     Args:
         layer_class: Subclass of `keras.Layer`.
@@ -75,7 +75,7 @@ def variant_of(layer_class):
 
 
 def find_rules(layer):
-    """The rules registered nearest to the class of `layer`, a list, and that class, or None."""
+    """Returns the rules registered nearest to the class of `layer`, and that class or None."""
     for ancestor in type(layer).__mro__:
         if ancestor in _RULES:
             return [_RULES[ancestor], *_VARIANTS.get(ancestor, ())], ancestor
@@ -89,7 +89,7 @@ class CallLayout:
     Attributes:
         layer: The `keras.Layer`.
         rule: The `Rule` class that serves it.
-        batched: A flag for each leaf of the call's (args, kwargs): does it have a batch axis?
+        batched: A flag for each leaf of the call's (args, kwargs), whether it has a batch axis.
         is_captured: Whether the rule forms the gradients. Otherwise the map does.
     """
 
@@ -142,7 +142,7 @@ class Call:
         return [*self._rows.tensors, *Rows(self.kept).tensors]
 
     def with_tensors(self, tensors):
-        """The same call with others in place of `tensors`."""
+        """Returns the same call with new tensors in place of its `tensors`."""
         twin, tensors = copy.copy(self), iter(tensors)
         twin.args, twin.kwargs = self._rows.pack(tensors, keep_others=False)
         twin.kept = Rows(self.kept).map(lambda _: next(tensors))
@@ -156,13 +156,13 @@ class Call:
 class Rule:
     """Per-example gradients of one call of one layer.
 
-    The batch that a layer sees holds K rows for each example, one a view, one after the other. The
-    gradient of an example is the sum over its rows and positions: the factor 1/K of augmentation
-    multiplicity (De et al. 2022, Eq. 4) is already in the output gradients.
+    The batch of a layer holds K consecutive rows for each example, one for each view. The gradient
+    of an example is the sum over its rows and positions, because the output gradients contain the
+    factor 1/K of augmentation multiplicity (De et al. 2022, Eq. 4) already.
 
-    A subclass gives `per_example_gradients`: that is enough. It may add `ghost_squared_norms` and
-    `ordinary_clipped_sum`, which do without an array of one gradient an example, and `costs`, by
-    which the cheaper way is taken. All arithmetic is float32.
+    A subclass must define `per_example_gradients`. It may add `ghost_squared_norms` and
+    `ordinary_clipped_sum`, which need no array with one gradient an example, and `costs`, for
+    choosing the cheaper way. All arithmetic is float32.
 
     Attributes:
         call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
@@ -173,17 +173,17 @@ class Rule:
         variables: The trainable `keras.Variable`s that this call explains.
     """
 
-    # What a subclass of the registered layer must not have overridden for the rule to hold.
+    # Names that a subclass of the registered layer must not override, or the rule does not hold.
     assumes: tuple[str, ...] = ("call",)
-    # Whether `forward` keeps what the layer draws, so that a layer with dropout has this rule.
+    # Whether `forward` keeps the layer's random draws, so that the rule serves layers with dropout.
     keeps_draws: bool = False
 
     @classmethod
     def handles(cls, layer: keras.Layer, registered_class: type) -> bool:
-        """Whether this rule is right for `layer`, whose class derives from `registered_class`.
+        """Returns whether this rule is right for `layer`, of a subclass of `registered_class`.
 
         It is if the subclass overrides nothing that `assumes` lists, and has neither LoRA nor
-        quantization, nor a sublayer with weights (a `PReLU` as its activation).
+        quantization, nor a sublayer with weights (for example, a `PReLU` as its activation).
 
         Args:
             layer: The `keras.Layer`.
@@ -204,19 +204,19 @@ class Rule:
 
         Args:
             call: The `Call`.
-            watch: Function from a nest of outputs to an equal nest, whose differentiable tensors
-                join `call.outputs`: the rule gets the gradients at these.
+            watch: Function from a nest of outputs to an equal nest. Its differentiable tensors are
+                added to `call.outputs`, and the rule gets the gradients at these.
 
         Returns:
-            What the layer returns.
+            The outputs of the layer.
         """
         return watch(layer_internals.call_operation(call.layer, call.args, call.kwargs))
 
     @classmethod
     def shared(cls, layer: keras.Layer) -> Any:
-        """What `forward` and the rule need of the weights alone: made once for all passes.
+        """Returns tensors that depend on the weights alone, computed once for all passes.
 
-        It is `call.shared`. None where there is nothing to share.
+        `forward` and the rule find them as `call.shared`. None if there are none.
 
         Args:
             layer: The `keras.Layer`.
@@ -226,7 +226,7 @@ class Rule:
 
     @classmethod
     def joined(cls, rules: list[Rule]) -> Rule | None:
-        """One rule for several calls of one layer, or None where their gradients are just added.
+        """Returns one rule for several calls of one layer, or None to add up their gradients.
 
         Args:
             rules: List of rules of this class, with the same layer and variables.
@@ -249,20 +249,20 @@ class Rule:
 
     @property
     def small_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Pairs (variable, float32 [B, *variable.shape]) of what is formed in any case, and small.
+        """Pairs (variable, float32 [B, *variable.shape]) of small gradients, for example of biases.
 
-        The engine takes norms and sums of these, those of all layers at once: for biases, gains.
+        They are always formed. The engine computes their norms and sums for all layers at once.
         """
         return []
 
     @property
     def large_variables(self) -> list[keras.Variable]:
-        """Those of `variables` that `small_gradients` does not hold."""
+        """The `variables` that are not in `small_gradients`."""
         return [v for v in self.variables if not any(v is w for w, _ in self.small_gradients)]
 
     @property
     def post_sum_transforms(self) -> dict[int, Callable]:
-        """`{id(variable): function}`: what is left to do to `clipped_sum`, added up.
+        """`{id(variable): function}`, transforms of `clipped_sum` after it is added up.
 
         A function takes the sum over all microbatches and what `shared` gives. It is linear in the
         sum, and reads no tensor of a microbatch.
@@ -270,23 +270,23 @@ class Rule:
         return {}
 
     def per_example_gradients(self) -> list[tf.Tensor]:
-        """A list of float32 tensors [B, *variable.shape], in the order of `variables`."""
+        """Returns a list of float32 tensors [B, *variable.shape], in the order of `variables`."""
         raise NotImplementedError
 
     def ghost_squared_norms(self) -> Any:
-        """`squared_norms` without any per-example gradient; only where `costs` has "ghost"."""
+        """Returns `squared_norms` without any per-example gradient, if `costs` has "ghost"."""
         raise NotImplementedError
 
     @property
     def inputs_to_mask(self) -> list[tf.Tensor]:
-        """List of float32 [B * n, ...] that `clipped_sum` multiplies with what it has scaled.
+        """List of float32 [B * n, ...] that `clipped_sum` multiplies with scaled tensors.
 
-        The engine gives them back with zeros for examples of factor zero: 0 * inf is not zero.
+        The engine returns them with zeros for examples of factor zero, because 0 * inf is not zero.
         """
         return []
 
     def ordinary_clipped_sum(self, factors: tf.Tensor, masked: list[tf.Tensor]) -> list[tf.Tensor]:
-        """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary".
+        """Returns `clipped_sum` without any per-example gradient, if `costs` has "ordinary".
 
         Args:
             factors: As for `clipped_sum`.
@@ -295,14 +295,14 @@ class Rule:
         raise NotImplementedError
 
     def costs(self) -> dict[str, Cost]:
-        """`{method: Cost}` of those of `cost_model.NORMS` and `cost_model.SUMS` that the rule has.
+        """Returns `{method: Cost}` for the rule's methods in `cost_model.NORMS` and `SUMS`.
 
-        Only ratios matter, and only where there is a choice.
+        Only ratios matter, and only if there is a choice.
         """
         return {"instantiate": Cost(), "contract": Cost()}
 
     def allows_ordinary_sum(self) -> bool:
-        """Whether `instantiated_squared_norms` allows for the rounding of `ordinary_clipped_sum`.
+        """Returns whether instantiated norms allow for the rounding of `ordinary_clipped_sum`.
 
         See `tfdpx.per_example.rounding`.
         """
@@ -321,7 +321,7 @@ class Rule:
         return [self.choice]
 
     def squared_norms(self) -> Any:
-        """Squared l2 norm of each example's gradient over all of `large_variables`.
+        """Returns the squared l2 norm of each example's gradient over all of `large_variables`.
 
         Never less than the norm of what `clipped_sum` adds at factor one, rounding included: see
         `tfdpx.per_example.rounding`.
@@ -336,11 +336,11 @@ class Rule:
     def clipped_sum(
         self, factors: tf.Tensor, masked: list[tf.Tensor] | None = None
     ) -> list[tf.Tensor]:
-        """The sum over examples of `factors[i]` times gradient i.
+        """Returns the sum over examples of `factors[i]` times gradient i.
 
         Args:
-            factors: float32 [B]. Where it is zero the example contributes exactly zero, also if
-                its gradient is not finite.
+            factors: float32 [B]. An example of factor zero contributes exactly zero, also if its
+                gradient is not finite.
             masked: List of tensors: `inputs_to_mask`, with zeros for examples of factor zero. By
                 default they are made here.
 
@@ -355,13 +355,13 @@ class Rule:
         return self.contracted_clipped_sum(factors, masked)
 
     def instantiated_squared_norms(self) -> Any:
-        """`squared_norms` from `instances`."""
+        """Returns `squared_norms` from `instances`."""
         return rounding.squared_norms(self.instances)
 
     def contracted_clipped_sum(
         self, factors: tf.Tensor, masked: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """`clipped_sum` from `instances`.
+        """Returns `clipped_sum` from `instances`.
 
         Args:
             factors: As for `clipped_sum`.
@@ -377,7 +377,7 @@ class Rule:
         return [g for v, g in made if any(v is w for w in self.large_variables)]
 
     def explains(self, variable: Any) -> bool:
-        """Whether a variable is trained through this call.
+        """Returns whether a variable is trained through this call.
 
         Args:
             variable: `keras.Variable` or None.
@@ -385,7 +385,7 @@ class Rule:
         return any(variable is v for v in self.variables)
 
     def in_order(self, by_variable: list[tuple[Any, Any]]) -> list:
-        """The values in the order of `variables`, without those of variables that are not trained.
+        """Returns the values in the order of `variables`, without variables that are not trained.
 
         Args:
             by_variable: List of pairs of a `keras.Variable` and a value.
@@ -394,7 +394,7 @@ class Rule:
 
 
 class BeforeActivation(Rule):
-    """A rule that wants the gradient before the layer's `activation`, which is applied outside."""
+    """A rule that needs the gradient before the layer's `activation`, which is applied outside."""
 
     @classmethod
     def forward(cls, call, watch):
@@ -411,11 +411,11 @@ class BeforeActivation(Rule):
 class GenericRule(Rule):
     """Leaves a layer, with its sublayers, to the function of one example that the engine maps.
 
-    Right for any layer. Costs the memory of one whole gradient an example.
+    It is right for any layer, and costs the memory of one whole gradient an example.
     """
 
     @classmethod
     def handles(cls, layer: keras.Layer, registered_class: type) -> bool:
-        """True: nothing about the layer is assumed."""
+        """Returns True, because the rule assumes nothing about the layer."""
         del layer, registered_class
         return True

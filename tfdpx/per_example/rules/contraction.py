@@ -1,4 +1,4 @@
-"""Kernels whose per-example gradient is a product of two matrices: `Dense`, `EinsumDense`."""
+"""Rules of `Dense` and `EinsumDense`, where a kernel's gradient is a product of two matrices."""
 
 import copy
 import functools
@@ -17,13 +17,13 @@ FLOAT = 4  # Bytes.
 
 
 class ProductRule(BeforeActivation):
-    """For each group g: A^T G with inputs A [T, in] and output gradients G [T, out] of an example.
+    """Gradients A^T G of inputs A [T, in] and output gradients G [T, out], for each group.
 
     The squared norm of A^T G is `<A A^T, G G^T>` (Goodfellow 2015, arXiv:1510.01799; Li et al.
-    2021, arXiv:2110.05679), the "ghost" norm: cheaper where the T positions are few against the
-    kernel. The sum over examples is one product over all positions of the batch.
+    2021, arXiv:2110.05679), the "ghost" norm. It is cheaper if the T positions are few compared
+    with the kernel. The sum over examples is one product over all positions of the batch.
 
-    A subclass gives `inputs_by_position`, `output_gradients_by_position`, `to_kernel` and
+    A subclass defines `inputs_by_position`, `output_gradients_by_position`, `to_kernel` and
     `bias_gradients`.
     """
 
@@ -40,7 +40,7 @@ class ProductRule(BeforeActivation):
         raise NotImplementedError
 
     def to_kernel(self, products):
-        """[..., groups, in, out] as [..., *kernel shape]."""
+        """Reshapes [..., groups, in, out] to [..., *kernel shape]."""
         raise NotImplementedError
 
     def bias_gradients(self):
@@ -121,7 +121,7 @@ class ProductRule(BeforeActivation):
 
 
 def ghost_product_norms(inputs, output_gradients):
-    """`rounding.Measured`: |A^T G|^2 of each example from inner products of positions.
+    """Returns the `rounding.Measured` of |A^T G|^2 from inner products of positions.
 
     Args:
         inputs: A, float32 [B, groups, T, in].
@@ -142,14 +142,14 @@ def ghost_product_norms(inputs, output_gradients):
 
 
 def length(magnitudes):
-    """float32 [B, 1]: the l2 norm over groups of [B, groups]."""
+    """Returns the l2 norm over groups of [B, groups]: float32 [B, 1]."""
     if magnitudes.shape[1] == 1:
         return magnitudes
     return tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1, keepdims=True))
 
 
 def gram(vectors):
-    """Inner products of positions, [..., T, T], of [..., T, d]; long ones part by part."""
+    """Returns inner products of positions [..., T, d], [..., T, T]; long ones part by part."""
 
     def product(start, size):
         shape = tf.concat([tf.shape(vectors)[:-1], [size]], axis=0)
@@ -158,7 +158,7 @@ def gram(vectors):
 
     if not rounding.is_long(vectors):
         return tf.matmul(vectors, vectors, transpose_b=True)
-    # A loop: only one part at a time is copied, and XLA cannot make one long product of all.
+    # A loop copies only one part at a time, and keeps XLA from making one long product.
     count, rest = divmod(vectors.shape[-1], rounding.PART)
     return tf.while_loop(
         lambda index, _: index < count,
@@ -169,7 +169,7 @@ def gram(vectors):
 
 
 def sum_of_products(inputs, output_gradients):
-    """The sum of A^T G over positions and examples alike: float32 [groups, in, out]."""
+    """Returns the sum of A^T G over positions and examples: float32 [groups, in, out]."""
     if inputs.shape[1] == 1:
         flat = [tf.reshape(t, [-1, t.shape[-1]]) for t in (inputs, output_gradients)]
         return tf.matmul(*flat, transpose_a=True)[tf.newaxis]
@@ -216,7 +216,7 @@ class DenseRule(ProductRule):
 
 @register(keras.layers.EinsumDense)
 class EinsumDenseRule(ProductRule):
-    """The equation as products: axes of the kernel and of positions, each put in one.
+    """The equation as products of matrices, with axes of positions and of the kernel joined.
 
     An axis of inputs and kernel is summed over (in), one of kernel and outputs is new (out), one
     of all three is a group, and one of inputs and outputs alone is a position.
@@ -224,7 +224,7 @@ class EinsumDenseRule(ProductRule):
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """Equations whose first axis is the batch, without ellipsis, repeats or lone axes."""
+        """See `Rule.handles`: the first axis is the batch; no ellipsis, repeats or lone axes."""
         inputs, kernel, outputs = letters(layer)
         fits = (
             "." not in layer.equation
@@ -274,7 +274,7 @@ class EinsumDenseRule(ProductRule):
         )
 
     def _by_position(self, tensor, axes, features):
-        """[B * K, ...] with `axes` as float32 [B, groups, T, features]."""
+        """Reshapes [B * K, ...] with `axes` to float32 [B, groups, T, features]."""
         positions, groups, _, _ = self._axes()
         tensor = split_views(tf.cast(tensor, "float32"), self.num_views)
         view = next(a for a in string.ascii_letters if a not in self.layer.equation)
@@ -291,7 +291,7 @@ class EinsumDenseRule(ProductRule):
 
 
 def bias_gradients(output_gradients, shape, num_views):
-    """float32 [B, *shape] of output gradients [B * K, ...] of a bias that was broadcast."""
+    """Returns gradients [B, *shape] of a broadcast bias from output gradients [B * K, ...]."""
     # Views are one more axis to sum over, next to those along which the bias was broadcast.
     gradients = tf.reduce_sum(split_views(output_gradients, num_views), axis=1)
     extra = gradients.shape.rank - 1 - len(shape)
@@ -302,14 +302,14 @@ def bias_gradients(output_gradients, shape, num_views):
 
 
 def letters(layer):
-    """Those of the inputs, the kernel and the outputs in a layer's equation, strings."""
+    """Returns the letters of inputs, kernel and outputs in a layer's equation, three strings."""
     left, outputs = layer.equation.replace(" ", "").split("->")
     inputs, kernel = left.split(",")
     return inputs, kernel, outputs
 
 
 def _reshape(tensor, sizes):
-    """[B, ...] as [B, *sizes], of which at most one is -1."""
+    """Reshapes [B, ...] to [B, *sizes], with at most one size of -1."""
     count = tensor.shape[0]
     if count is None and -1 in sizes:
         return tf.reshape(tensor, [tf.shape(tensor)[0], *sizes])

@@ -25,27 +25,26 @@ from tfdpx.per_example.rules.window import Window
 
 @register(keras.layers.Conv2D)
 class Conv2DRule(BeforeActivation):
-    """Any stride, padding, dilation, groups and data format.
+    """The rule for any stride, padding, dilation, groups and data format.
 
     With the patches A [T, fan_in] and output gradients G [T, out] of an example's T positions, the
     kernel gradient is A^T G. It is formed as a product of patches and output gradients for all
     examples at once, or by one ordinary kernel gradient an example, of its images alone. Its norm
-    needs only `<A A^T, G G^T>`, cheaper where positions are few (late layers).
+    needs only `<A A^T, G G^T>`, which is cheaper if positions are few, for example in late layers.
 
-    A subclass whose convolution uses a function of the trained kernel (weight standardization)
-    sets `filter_scale`, `weights` and `unit`, and replaces `to_kernel`, `to_sum`, `measured` and
-    `small_gradients`.
+    A subclass for a convolution with a function of the trained kernel, for example weight
+    standardization, sets `filter_scale`, `weights` and `unit`, and replaces `to_kernel`, `to_sum`,
+    `measured` and `small_gradients`.
 
     Attributes:
-        inputs: float32 [B * K, H, W, C], channels last whatever the layer's data format.
-        convolved_gradients: float32 [B * K, H', W', out]: gradients at what the convolution gives.
+        inputs: float32 [B * K, H, W, C], channels last in any data format of the layer.
+        convolved_gradients: float32 [B * K, H', W', out], gradients at the convolution's outputs.
         window: The `Window`.
         groups: Int.
-        filter_scale: float32 [out], or None for ones: what each filter's gradient is multiplied by,
-            which is cheaper done to gradients of kernels than to those of outputs.
-        weights: float32 [n, out], or None for ones: what `statistics` are multiplied by.
-        unit: float32 [*kernel_shape], with which the `statistics` are to have inner products; None
-            for none.
+        filter_scale: float32 [out], or None for ones: the factor of each filter's gradient, which
+            is cheaper to apply to gradients of kernels than to those of outputs.
+        weights: float32 [n, out], or None for ones: the factors of `statistics`.
+        unit: float32 [*kernel_shape] for inner products in `statistics`, or None.
     """
 
     assumes: tuple[str, ...] = ("call", "convolution_op", "kernel")
@@ -71,11 +70,11 @@ class Conv2DRule(BeforeActivation):
         return list(self.layer.kernel.shape)
 
     def sum_positions(self, images):
-        """[B * K, H', W', out] summed over an example's views and positions: [B, out]."""
+        """Sums [B * K, H', W', out] over an example's views and positions: [B, out]."""
         return sum_rows(images, self.num_views, [1, 2])
 
     def kernel_gradient(self, inputs, output_gradients):
-        """The gradient at the convolution's kernel, summed over all images: [*kernel_shape].
+        """Returns the gradient at the convolution's kernel, summed over images: [*kernel_shape].
 
         Args:
             inputs: float32 [N, H, W, C].
@@ -99,7 +98,7 @@ class Conv2DRule(BeforeActivation):
         return _statistics(self.kernel_instances, self.unit)
 
     def instance_costs(self):
-        """Of one kernel gradient an example, and of one product of patches for all."""
+        """Returns costs of a kernel gradient an example, and of one product of patches for all."""
         count, positions, fan_in, fan_out = self.sizes()
         multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
         patches = FLOAT * count * positions * self.groups * fan_in
@@ -108,7 +107,7 @@ class Conv2DRule(BeforeActivation):
         return by_calls, Cost(multiply, bytes=4 * patches)
 
     def sizes(self):
-        """Examples, positions of all views, fan-in and out of a group; nominal if unknown."""
+        """Returns examples, positions of all views, fan-in and fan-out; nominal if unknown."""
         rows, height, width, out = self.convolved_gradients.shape
         fan_in = self.window.taps * self.kernel_shape[2]
         area = 1024 if None in (height, width) else height * width
@@ -141,7 +140,7 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(products, [-1, *self.kernel_shape])
 
     def by_group(self, images, taps=1):
-        """[B * K, H', W', taps * groups * c] as [B, groups, T, taps * c]."""
+        """Reshapes [B * K, H', W', taps * groups * c] to [B, groups, T, taps * c]."""
         if self.groups == 1:
             return positions(images, self.num_views, groups=True)
         pixels = positions(images, self.num_views)
@@ -172,7 +171,7 @@ class Conv2DRule(BeforeActivation):
         return self.to_kernel(total)
 
     def measured(self, found):
-        """A `rounding.Measured` of the gradients at the convolution's kernel, at the trained one.
+        """Returns the `rounding.Measured` at the trained kernel from that at the convolution's.
 
         Args:
             found: `rounding.Measured`, of gradients times `filter_scale`. Its `squares` are the
@@ -182,7 +181,7 @@ class Conv2DRule(BeforeActivation):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`: what is trained besides the kernel."""
+        """See `Rule.small_gradients`: all variables except the kernel."""
         if not self.explains(self.layer.bias):
             return []
         return [(self.layer.bias, self.sum_positions(self.convolved_gradients))]
@@ -267,13 +266,13 @@ class Conv2DRule(BeforeActivation):
         patches = self.window.convolve(pixels, tf.ones([*self.window.size, 1, 1]))
         gradients = tf.square(self.scaled_gradients)
         gradients = tf.reduce_sum(gradients, axis=-1, keepdims=True)
-        # Raised by more than what rounding takes of the two sums of squares.
+        # Raised by more than the rounding of the two sums of squares.
         lengths = tf.sqrt(patches) * tf.sqrt(gradients) * (1.0 + 1e-3)
         return self.sum_positions(lengths)
 
     def _of_inner_products(self):
         gradients, images = self.by_group(self.scaled_gradients), self.inputs
-        if self.groups > 1:  # A group of channels is an image of its own here.
+        if self.groups > 1:  # Each group of channels is a separate image here.
             _, *area, channels = images.shape
             split = [-1, self.num_views, *area, self.groups, channels // self.groups]
             images = tf.transpose(tf.reshape(images, split), [0, 4, 1, 2, 3, 5])
@@ -293,8 +292,8 @@ class Conv2DRule(BeforeActivation):
 class DepthwiseConv2DRule(Conv2DRule):
     """A convolution with a group for each channel.
 
-    As no channel sees another, images may be put side by side as channels: one ordinary weight
-    gradient then gives the one of every example.
+    Images are put side by side as channels, because no channel sees another. One ordinary weight
+    gradient then contains that of every example.
     """
 
     assumes = ("call", "kernel")
@@ -348,18 +347,18 @@ class DepthwiseConv2DRule(Conv2DRule):
 
     @property
     def _is_plain(self):
-        """Whether TensorFlow's own gradient serves: no dilation, one stride."""
+        """Whether TensorFlow's own gradient works: no dilation, one stride."""
         return max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
 
 
 def _side_by_side(images, num_views):
-    """[B * K, H, W, C] as [K, H, W, B * C]."""
+    """Reshapes [B * K, H, W, C] to [K, H, W, B * C]."""
     joined = tf.transpose(split_views(images, num_views), [1, 2, 3, 0, 4])
     return tf.reshape(joined, tf.concat([tf.shape(joined)[:3], [-1]], axis=0))
 
 
 def _of_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):
-    """Kernel gradients and statistics, from one call an example."""
+    """Returns kernel gradients and statistics, from one call an example."""
     count = Rows(inputs).count // num_views
 
     def one(index, instances, statistics):
@@ -388,7 +387,7 @@ def _statistics(gradients, unit):
 
 
 def channels_last(images, layer):
-    """`images` [N, H, W, C], whatever the layer's data format."""
+    """Returns `images` in the layout [N, H, W, C], from any data format of the layer."""
     if layer.data_format == "channels_last":
         return images
     return tf.transpose(images, [0, 2, 3, 1])

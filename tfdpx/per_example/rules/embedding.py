@@ -1,4 +1,4 @@
-"""`keras.layers.Embedding`, and `ReversibleEmbedding`, a table that also gives the logits."""
+"""Rules of `keras.layers.Embedding` and `ReversibleEmbedding`, a table that also makes logits."""
 
 import copy
 
@@ -15,10 +15,10 @@ from tfdpx.per_example.rules.contraction import FLOAT, ghost_product_norms, gram
 
 @register(keras.layers.Embedding)
 class EmbeddingRule(Rule):
-    """Sparse: no [B, vocabulary, d] array.
+    """A sparse rule, without a [B, vocabulary, d] array.
 
     Norms come from the entries of the table that an example reads, one for each distinct token, or
-    from pairs of positions with equal tokens; sums by scattering.
+    from pairs of positions with equal tokens. Sums are formed by scattering.
     """
 
     assumes: tuple[str, ...] = ("call", "embeddings")
@@ -41,8 +41,8 @@ class EmbeddingRule(Rule):
             tokens = tf.cast(tokens, "int32")  # As the layer does.
         # Token by token as the outputs are, position by position.
         tokens = tf.reshape(tokens, tf.shape(self._gradients)[:2])
-        # As the layer does: a negative token counts from the end of the table. One that is in no
-        # table leaves an example without a gradient, as the layer does.
+        # Like the layer: a negative token counts from the end of the table, and a token outside of
+        # the table leaves an example without a gradient.
         tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
         in_range = (tokens >= 0) & (tokens < self.layer.input_dim)
         self._gradients = tf.where(in_range[:, :, tf.newaxis], self._gradients, float("nan"))
@@ -61,7 +61,7 @@ class EmbeddingRule(Rule):
         fresh = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
         entries = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
         entries = tf.add(entries, length * tf.range(count)[:, tf.newaxis])
-        # Beside each gradient, the sum of the sizes of what is added up there, and their number.
+        # Next to each gradient, the sum of the sizes of its terms, and their number.
         sizes = tf.sqrt(rounding.squared_lengths(self._gradients))[:, :, tf.newaxis]
         added = tf.concat([self._gradients, sizes, tf.ones_like(sizes)], axis=-1)
         sums = tf.math.unsorted_segment_sum(
@@ -76,7 +76,7 @@ class EmbeddingRule(Rule):
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`: the sum of <g_s, g_t> over positions of one token."""
         same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
-        # To be of one token is to have equal inputs, of length one.
+        # Positions of one token have equal inputs, of length one.
         inputs = tf.cast(same, "float32")
         squares, _ = rounding.squared_norms_of_products(
             inputs[:, tf.newaxis],
@@ -112,7 +112,7 @@ class EmbeddingRule(Rule):
 
 @variant_of(keras.layers.Embedding)
 class ReversibleEmbeddingRule(EmbeddingRule):
-    """No [B, vocabulary, d] array, also where both calls share the table.
+    """A rule without a [B, vocabulary, d] array, also if both calls share the table.
 
     Tokens O (one-hot) with output gradients G have the gradient O^T G; hidden states H with
     gradients L at the logits have L^T H. Of tied weights that is one product of all positions.
@@ -120,7 +120,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`: what a subclass must not override is the `call` of these classes."""
+        """See `Rule.handles`: a subclass must not override the `call` of these classes."""
         own = next(filter(_is_reversible, type(layer).__mro__), None)
         return own is not None and super().handles(layer, own)
 
@@ -250,7 +250,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
 
 def _is_reversible(layer_class):
-    """Whether it is the class of Keras, or the one that KerasHub had before Keras did."""
+    """Returns whether it is the class of Keras, or KerasHub's, which came before Keras's."""
     ours = getattr(keras.layers, "ReversibleEmbedding", None)
     name = keras.saving.get_registered_name(layer_class)
     return layer_class is ours or name == "keras_hub>ReversibleEmbedding"

@@ -1,4 +1,4 @@
-"""Layers with LoRA: kernel + s A B, of which the thin A and B train (Hu et al. 2021).
+"""Rules of layers with LoRA, kernel + s A B, where only the thin A and B train (Hu et al. 2021).
 
 B has the gradient of a layer that sees s x A, and A the gradient of a layer whose
 outputs have the gradients s G B^T: no array of the kernel's size is formed. A and B are so thin
@@ -15,12 +15,12 @@ from tfdpx.per_example.rule import BeforeActivation, variant_of
 from tfdpx.per_example.rules.contraction import bias_gradients, letters
 from tfdpx.per_example.rules.embedding import EmbeddingRule
 
-# Whose calls add the product of A and B in floating point to what the frozen kernel gives.
+# Layers that add the product of A and B in floating point to the frozen kernel's output.
 _QUANTIZED = (None, "int8", "int4")
 
 
 def _has_lora(layer, registered_class, assumes):
-    """Whether a layer is as Keras makes it but for LoRA and quantized frozen weights."""
+    """Returns whether a layer is exactly Keras's, except for LoRA and quantized frozen weights."""
     known = getattr(layer, "quantization_mode", None) in _QUANTIZED
     mine = type(layer)
     same = all(getattr(mine, name) is getattr(registered_class, name) for name in assumes)
@@ -32,7 +32,7 @@ def _scale(layer):
 
 
 class _Thin(BeforeActivation):
-    """What A and B have in common: both gradients an example, and the bias."""
+    """The common base of rules for A and B: both gradients of an example, and the bias."""
 
     assumes = ("call", "kernel", "quantized_call", "enable_lora")
 
@@ -50,7 +50,7 @@ class _Thin(BeforeActivation):
         return self.in_order([*wanted, *self.small_gradients])
 
     def of(self, a, b):
-        """The gradients at A and B, float32 [B, *shape] each."""
+        """Returns the gradients at A and B, float32 [B, *shape] each."""
         raise NotImplementedError
 
 

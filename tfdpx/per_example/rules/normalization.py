@@ -1,4 +1,4 @@
-"""Scale and offset of `LayerNormalization`, `RMSNormalization` and `GroupNormalization`."""
+"""Rules for scale and offset of layer, RMS and group normalization."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from tfdpx.per_example.rule import Rule, register
 
 
 class ScaleAndOffsetRule(Rule):
-    """With y = gamma * z + beta: gradients sum(G * z) and sum(G) over all but the feature axes."""
+    """For y = gamma * z + beta, gradients sum(G * z) and sum(G) over all but the feature axes."""
 
     def scale_gradients(self):
         """float32 [B, *features]: sum(G * z)."""
@@ -42,7 +42,7 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """Feature axes in rising order: the weights' axes then follow the input's."""
+        """See `Rule.handles`: feature axes must rise, like the axes of the weights."""
         axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
         same_sign = all(a < 0 for a in axes) or all(a >= 0 for a in axes)
         rising = list(axes) == sorted(axes)
@@ -146,7 +146,7 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
 
 
 class _Kind(typing.NamedTuple):
-    """What is traced once: layers and inputs that are alike.
+    """The properties of layers and inputs that share one trace.
 
     Arrays are [N, before, groups, channels of a group, after], with the positions before and after
     the axis of channels; in float32, or in float64 where the inputs are. Each row is computed from
@@ -171,7 +171,7 @@ class _Kind(typing.NamedTuple):
 
     @classmethod
     def of(cls, layer, inputs):
-        """The kind of a `keras.layers.GroupNormalization` called with a tensor."""
+        """Returns the kind of a `keras.layers.GroupNormalization` called with a tensor."""
         axis = layer.axis % inputs.shape.rank
         channels = inputs.shape[axis] // layer.groups
         own = layer.epsilon, layer.scale, layer.center, layer.compute_dtype
@@ -190,7 +190,7 @@ class _Kind(typing.NamedTuple):
 
 
 def _forward(kind, inputs, *weights):
-    """The layer's output, as Keras computes it; m, r and gamma r, [N, 1, groups, channels, 1]."""
+    """Returns the output, computed like Keras's; m, r and gamma r, [N, 1, groups, channels, 1]."""
     images = kind.split(inputs)
     # One number a channel: arithmetic with one a group takes twice the time.
     by_channel = [kind.groups, kind.channels, 1]
@@ -209,7 +209,7 @@ def _forward(kind, inputs, *weights):
 
 
 def _backward(kind, output_gradients, inputs, mean, inverse, scale):
-    """The gradient at the inputs; and sum(G) and sum(G z) of each image, float32 [N, C]."""
+    """Returns the gradient at the inputs, and sum(G) and sum(G z) of each image, float32 [N, C]."""
     images = kind.split(inputs)
     gradients = tf.cast(kind.split(output_gradients), images.dtype)
     total = tf.reduce_sum(gradients, [1, 4], keepdims=True)
@@ -224,6 +224,6 @@ def _backward(kind, output_gradients, inputs, mean, inverse, scale):
 
 
 def _average(images):
-    """The mean of each group, [N, 1, groups, 1, 1]: over positions first, which is fast."""
+    """Returns the mean of each group, [N, 1, groups, 1, 1], over positions first for speed."""
     means = tf.reduce_mean(images, [1, 4], keepdims=True)
     return tf.reduce_mean(means, 3, keepdims=True)

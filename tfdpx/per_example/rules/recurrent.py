@@ -1,12 +1,11 @@
-"""`LSTM`, `GRU`, `SimpleRNN`, and `RNN` of their cells.
+"""Rules of `LSTM`, `GRU`, `SimpleRNN`, and `RNN` of their cells.
 
 A cell multiplies an input x_t and a state h_t by two kernels at each of T time steps, and adds both
 products up in its gates. With the gradients g_t at the gates of all time steps, the gradients of
 the kernels are sums of x_t^T g_t and of h_t^T g_t, like those of a `Dense` layer at T positions.
 
-So the recurrence is run here, not by Keras: x_t is multiplied for all time steps at once, and the
-gates' gradients come out of the loop over time that goes back. Each row is computed from that row
-alone.
+So this module runs the recurrence itself: x_t is multiplied for all time steps at once, and the
+backward loop over time returns the gates' gradients. Each row is computed from that row alone.
 """
 
 import dataclasses
@@ -25,13 +24,13 @@ from tfdpx.per_example.rules.contraction import ProductRule
 
 @register(keras.layers.RNN)
 class RecurrentRule(Rule):
-    """Two products for each cell: of its inputs, and of its states, with the gates' gradients."""
+    """Two products for each cell: its inputs and its states times the gates' gradients."""
 
     keeps_draws = True
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`: layers and cells that are exactly Keras's own."""
+        """See `Rule.handles`: layers and cells of exactly Keras's classes."""
         del registered_class
         return has_plain_cells(layer)
 
@@ -104,7 +103,7 @@ class RecurrentRule(Rule):
 
 
 class _KernelRule(ProductRule):
-    """One kernel of a cell, whose positions are the time steps of all views.
+    """One kernel of a cell; its positions are the time steps of all views.
 
     Args:
         rule: The `RecurrentRule`.
@@ -121,7 +120,7 @@ class _KernelRule(ProductRule):
 
     @functools.cached_property
     def inputs_by_position(self):
-        """See `ProductRule`: the groups are gates, where these have operands of their own."""
+        """See `ProductRule`: the groups are gates, if these have separate operands."""
         groups = _of_gates(**self._operands)
         return tf.concat([positions(x, self.num_views, groups=True) for x in groups], axis=1)
 
@@ -143,7 +142,7 @@ class _KernelRule(ProductRule):
 
 
 def _of_gates(vectors, masks, last=None):
-    """The operands of a kernel's gates, a list: one for each gate, or one for all of them.
+    """Returns the operands of a kernel's gates, a list: one for each gate, or one for all.
 
     Args:
         vectors: [N, ..., d].
@@ -160,7 +159,7 @@ def _of_gates(vectors, masks, last=None):
 
 
 def _product(kernel, vectors, masks):
-    """`vectors` [N, ..., d], under dropout, times a kernel [d, out]."""
+    """Multiplies `vectors` [N, ..., d], after dropout, by a kernel [d, out]."""
     operands = _of_gates(vectors, masks)
     kernels = tf.split(kernel, len(operands), axis=1)
     products = [
@@ -229,7 +228,7 @@ class _GRUStep(_Step):
 
 
 class _GRUStepThatResetsBefore(_GRUStep):
-    """Its last gate multiplies the state by the gate of reset before the kernel."""
+    """A GRU step that multiplies the state by the reset gate before the last gate's kernel."""
 
     def multiply(self, state):
         return _product(self.kernel[:, : -self.cell.units], state, self.masks[:2])
@@ -247,7 +246,7 @@ def _kind_of_step(cell):
 
 
 def _run(call, watch, sequences, initial_state, mask, training):
-    """`inner_loop` of a `keras.layers.RNN`: last outputs, outputs of all time steps, and states."""
+    """Does `inner_loop` of a `keras.layers.RNN`: last outputs, all outputs, and states."""
     layer, cells = call.layer, cells_of(call.layer)
     is_stacked = cells[0] is not layer.cell
     flags = tf.nest.flatten(mask)[0]
@@ -274,7 +273,7 @@ def _run(call, watch, sequences, initial_state, mask, training):
 
 
 def _run_cell(cell, watch, sequences, states, flags, training):
-    """A dict of what the rule needs of a cell, and the states behind the last time step.
+    """Returns a dict of tensors for the rule of a cell, and the states after the last time step.
 
     Args:
         cell: The cell.
@@ -311,7 +310,7 @@ def _run_cell(cell, watch, sequences, states, flags, training):
 
 
 def _recurrence(step, flags, x, probes, states):
-    """The first state before each time step, [N, T, units], and all states behind the last one.
+    """Returns the first state before each time step, [N, T, units], and all final states.
 
     Args:
         step: The `_Step`.
@@ -334,7 +333,7 @@ def _recurrence(step, flags, x, probes, states):
         return [tf.where(counts, *pair) for pair in zip(new, states, strict=True)]
 
     def loop(body, values, dtypes, backwards=False):
-        """`body(t, values)` for each t: the last values, and arrays of what else it gives."""
+        """Runs `body(t, values)` for each t; returns the last values and arrays of outputs."""
         arrays = [tf.TensorArray(d, length, clear_after_read=False) for d in dtypes]
 
         def go_on(count, values, arrays):
@@ -346,7 +345,7 @@ def _recurrence(step, flags, x, probes, states):
         return tf.while_loop(lambda count, *_: count < length, go_on, start)[1:]
 
     def stack(array, like):
-        """The entries of an array, [N, T, ...], with the static shape of a tensor."""
+        """Returns the entries of an array, [N, T, ...], with the static shape of a tensor."""
         rows = tf.transpose(array.stack(), [1, 0, 2])
         rows.set_shape([*x.shape[:2], like.shape[-1]])
         return rows

@@ -1,4 +1,4 @@
-"""The patches that a convolution's kernel sees, and their inner products without forming them."""
+"""The patches of images under a convolution's kernel, and their inner products."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ from tfdpx.per_example.rows import positions
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """A kernel's window and how it moves.
+    """The window of a kernel, and its movement.
 
     Attributes:
         size: Pair of ints, like `strides` and `dilation`.
@@ -26,7 +26,7 @@ class Window:
 
     @classmethod
     def of(cls, layer):
-        """That of a two-dimensional convolution layer."""
+        """Returns the window of a two-dimensional convolution layer."""
         return cls(layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding)
 
     @property
@@ -35,12 +35,12 @@ class Window:
         return self.size[0] * self.size[1]
 
     def patches(self, images, contiguous):
-        """The patches of `images` [N, H, W, C]: [N, H', W', kh * kw * C].
+        """Returns the patches of `images` [N, H, W, C]: [N, H', W', kh * kw * C].
 
         Args:
             images: float32.
-            contiguous: Whether to put them together from slices; that is fastest at stride one and
-                under XLA, and needs H and W to be known.
+            contiguous: Whether to join slices, which is fastest at stride one and under XLA. H and
+                W must be known.
         """
         if self.taps == 1 and max(self.strides) == 1:
             return images
@@ -58,7 +58,7 @@ class Window:
         return tf.concat([padded[:, r, c] for r, c in itertools.product(rows, columns)], axis=-1)
 
     def convolve(self, images, filters):
-        """The convolution of `images` [N, H, W, C] with `filters` [kh, kw, C / groups, out]."""
+        """Convolves `images` [N, H, W, C] with `filters` [kh, kw, C / groups, out]."""
         return tf.nn.conv2d(
             images,
             filters,
@@ -76,7 +76,7 @@ class Window:
             kernel_shape: Sequence of ints, [kh, kw, C / groups, out].
         """
         padding = self.padding.upper()
-        # Without oneDNN, TensorFlow's gradient knows neither dilation nor groups on CPUs.
+        # Without oneDNN, TensorFlow's gradient supports neither dilation nor groups on CPUs.
         if max(self.dilation) > 1:
             inputs, output_gradients = self.by_phase(inputs, output_gradients)
             padding = "VALID"
@@ -95,13 +95,13 @@ class Window:
         return of_groups[0] if groups == 1 else tf.concat(of_groups, axis=-1)
 
     def by_phase(self, images, gradients):
-        """Both cut into the phases of the dilation, so that each phase needs none.
+        """Splits both into the phases of the dilation, so that each phase needs none.
 
         A kernel without dilation or padding that sees the phases has the same gradient.
 
         Args:
             images: float32 [N, H, W, C].
-            gradients: float32 [N, H', W', out], at what the convolution gives for them.
+            gradients: float32 [N, H', W', out], at the outputs of the convolution.
 
         Returns:
             The phases of `images` and of `gradients`: float32 [N * phases, ...].
@@ -109,7 +109,7 @@ class Window:
         sizes = gradients.shape[1:3]
         if None in sizes:
             sizes = tf.unstack(tf.shape(gradients)[1:3])
-        # What makes the last phases whole meets gradients of zero.
+        # The padding of the last phases meets gradients of zero.
         ends = [-size % rate for size, rate in zip(sizes, self.dilation, strict=True)]
         # Dilation excludes strides, and without strides the edges are those of any size.
         edges = zip(self._edges((1, 1)), ends, strict=True)
@@ -120,11 +120,11 @@ class Window:
         ]
 
     def gram(self, images, num_views, contiguous=False):
-        """Inner products of patches: [B, T, T] with T = K H' W'.
+        """Returns inner products of patches: [B, T, T] with T = K H' W'.
 
-        The patches' products are sums of the pixels' over the kernel's taps, so the pixels' are
-        formed once, then shifted and added, along rows and then along columns. With strides most of
-        the pixels' would be for nothing, and slow to pick: there the patches are formed.
+        Products of patches are sums of products of pixels over the kernel's taps. So products of
+        pixels are formed once, then shifted and added, along rows and then along columns. With
+        strides the patches are formed, because most products of pixels would not be used.
 
         Args:
             images: float32 [B * K, H, W, C], with known H and W.
@@ -151,12 +151,12 @@ class Window:
         return tf.reshape(products, [-1, count, count])
 
     def gram_terms(self, channels):
-        """Int: the terms that `gram` adds one after the other for a product of two patches."""
+        """Returns the number of terms that `gram` adds in line for a product of two patches."""
         # Products of pixels, then as many sums as the window has rows and columns.
         return self.taps * channels if self._is_strided else channels + sum(self.size)
 
     def gram_sizes(self, height, width, num_views):
-        """Of the products that `gram` forms first: how many, for how many numbers of a channel."""
+        """Returns the number of products that `gram` forms first, and their terms for a channel."""
         if self._is_strided:
             count = num_views * self._count(0, height) * self._count(1, width)
             return count**2, self.taps
@@ -169,7 +169,7 @@ class Window:
         return max(self.strides) > 1
 
     def _edges(self, size):
-        """Rows and columns of zeros before and after, as TensorFlow pads."""
+        """Returns the rows and columns of zeros before and after, as in TensorFlow's padding."""
         if self.padding == "valid":
             return [(0, 0), (0, 0)]
         edges = []
@@ -180,7 +180,7 @@ class Window:
         return edges
 
     def _slices(self, size):
-        """For each axis the slice that each tap takes of the padded image."""
+        """Returns, for each axis, the slice of the padded image for each tap."""
         taken = []
         for axis, length in enumerate(size):
             stride, last = self.strides[axis], self._count(axis, length) - 1
@@ -198,7 +198,7 @@ class Window:
 
 
 def _sum_of_shifts(products, axes, taps, length):
-    """The sum of the parts of [..., T, ..., T, ...] that start along both `axes` where taps do."""
+    """Sums parts of [..., T, ..., T, ...], shifted by each tap along both `axes`."""
     rank = products.shape.rank
     size = tf.constant([length if axis in axes else -1 for axis in range(rank)])
     starts = [[tap.start if axis in axes else 0 for axis in range(rank)] for tap in taps]
