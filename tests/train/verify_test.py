@@ -298,7 +298,7 @@ def test_other_versions_may_word_texts_otherwise_but_not_claim_otherwise(folder)
     edit(folder / STATEMENT, "Anyone can write", "Everyone can write")
     status, first, last, text = ask(folder)
     assert status == 0 and "The words of privacy_statement.txt: tfdpx 9.9" in text
-    assert "Everybody can write" in text
+    assert "Everyone can write" in text
     assert "but for the words of privacy_statement.txt, which were not compared" in first
     edit(folder / STATEMENT, "have (1.99", "have (0.19")
     assert ask(folder)[0] == 1
