@@ -188,8 +188,9 @@ def ScatterCNN(
 
 # The smallest side that is transformed; smaller images are enlarged to it.
 _LEAST_SIDE = 16
-# Number of 32x32 images for whitening, fewer if they are larger, and the least number.
-_MOST_IMAGES, _FEWEST_IMAGES = 1500, 100
+# Number of 32x32 images for whitening, fewer if they are larger, and the least number; in batches
+# that divide 1,500, because a shorter one at the end is traced again.
+_MOST_IMAGES, _FEWEST_IMAGES, _BATCH = 1500, 100, 75
 
 
 def scattering_features(input_shape, scales=None, directions=8, padding="zeros", generator=None):
@@ -219,6 +220,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
         generator,
         num_images=max(min(_MOST_IMAGES, _MOST_IMAGES * 32**2 // pixels), _FEWEST_IMAGES),
         features=keras.Model(inputs, x),
+        batch_size=_BATCH,
     )
     return inputs, whitening(x)
 

@@ -1,4 +1,4 @@
-"""The public names, in one list: `docs/api.md`."""
+"""Checks that `docs/api.md` lists all public names."""
 
 import functools
 import importlib
@@ -11,7 +11,7 @@ import pytest
 import tfdpx
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "api.md"
-MODULES = [name for name in tfdpx.__all__ if name.islower() and "_" not in name] + ["per_example"]
+MODULES = [name for name in tfdpx.__all__ if inspect.ismodule(getattr(tfdpx, name))]
 
 
 def public_names():
@@ -39,7 +39,7 @@ def test_modules_export_what_they_list():
 
 
 def functions_of(public):
-    """A public function; or the public methods of a class and its constructor, without Keras's."""
+    """Yields a public function, or a class's constructor and public methods, without Keras's."""
     if inspect.isfunction(public):
         yield inspect.unwrap(public)
         return
@@ -57,20 +57,20 @@ def test_every_public_function_has_annotations():
         public = functools.reduce(getattr, name.split(".")[1:], tfdpx)
         for function in functions_of(public):
             signature = inspect.signature(function)
-            given = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
-            bare = [p.name for p in given if p.annotation is p.empty]
+            parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+            bare = [p.name for p in parameters if p.annotation is p.empty]
             assert not bare and signature.return_annotation is not signature.empty, function
 
 
 def test_every_argument_is_described():
     for name in public_names():
         public = functools.reduce(getattr, name.split(".")[1:], tfdpx)
-        made = public if inspect.isfunction(public) else public.__init__
-        if not inspect.isfunction(made):
+        function = public if inspect.isfunction(public) else public.__init__
+        if not inspect.isfunction(function):
             continue  # An exception.
         bases = [public] if inspect.isfunction(public) else public.__mro__
         text = "".join(base.__doc__ or "" for base in bases if base.__module__.startswith("tfdpx."))
         if "`DPSGD`" in text:
             text += tfdpx.DPSGD.__doc__
         described = re.findall(r"^ +\*{0,2}(\w+): ", text, re.MULTILINE)
-        assert {*inspect.signature(made).parameters} - {"self"} <= {*described}, name
+        assert {*inspect.signature(function).parameters} - {"self"} <= {*described}, name

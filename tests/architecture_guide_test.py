@@ -23,14 +23,14 @@ layers = keras.layers
 
 
 def code_of(heading):
-    """The Python block of the section `heading`."""
+    """Returns the Python block of the section `heading`."""
     section = PAGE.read_text(encoding="utf-8").split(f"### {heading}\n")[1].split("\n### ")[0]
     [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     return block
 
 
 def run(heading):
-    """The names that the Python block of the section `heading` defines."""
+    """Returns the names that the Python block of the section `heading` defines."""
     names = {"__name__": "followed"}
     exec(compile(code_of(heading), PAGE.name, "exec"), names)
     return names
@@ -41,7 +41,7 @@ PAGES = ["CONTRIBUTING.md", "README.md", "SECURITY.md", "docs/**/*.md", "*/**/RE
 
 def test_every_file_that_is_named_exists():
     for page in (path.relative_to(ROOT) for pattern in PAGES for path in ROOT.glob(pattern)):
-        if str(page).startswith("."):  # Of packages in an environment.
+        if str(page).startswith("."):  # A package in a virtual environment.
             continue
         text = (ROOT / page).read_text(encoding="utf-8")
         named = set(re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/){2,})(?:`|::)", text))
@@ -58,7 +58,7 @@ def test_a_clip_policy(monkeypatch):
     x, y = small.data()
     x[-1] *= 1e4
     model = small.model(l2_norm_clip=normalized(1.0))
-    y[-1] = model(x[-1:]).numpy().argmin()  # The worst for it.
+    y[-1] = model(x[-1:]).numpy().argmin()  # The label with the largest gradient.
     change = small.step(model, x, y)
     weight = np.append(np.ones(15, "float32"), 0.0)
     without = small.step(small.model(l2_norm_clip=normalized(1.0)), x, y, weight)
@@ -68,15 +68,15 @@ def test_a_clip_policy(monkeypatch):
 
 
 class Careless(ClipPolicy):
-    """A policy of one line: of rows that do not count, it gives whatever comes out."""
+    """A one-line policy that does not mask the factors of absent rows."""
 
     def clip(self, squared_norms, present, batch_size, clips):
         return 1.0 / (tf.sqrt(squared_norms) * batch_size)
 
 
 def test_the_step_leaves_out_what_a_careless_policy_does_not():
-    def made(microbatch_size):
-        return bench.Bench(  # In which a row of zeros has a gradient of zero.
+    def make_bench(microbatch_size):
+        return bench.Bench(  # Without a bias, the gradient of a row of zeros is zero.
             layers=lambda: [layers.Dense(3, use_bias=False)],
             noise_multiplier=1e-6,
             l2_norm_clip=Careless(1.0),
@@ -84,8 +84,8 @@ def test_the_step_leaves_out_what_a_careless_policy_does_not():
         )
 
     x, y = small.data()
-    without = made(None).step(np.delete(x, 3, 0), np.delete(y, 3))
-    in_microbatches = made(5)  # The last one has rows that are absent.
+    without = make_bench(None).step(np.delete(x, 3, 0), np.delete(y, 3))
+    in_microbatches = make_bench(5)  # The last microbatch has absent rows.
     for value in (np.nan, np.inf, 0.0):
         x[3] = value
         np.testing.assert_allclose(in_microbatches.step(x, y), without, atol=1e-5)

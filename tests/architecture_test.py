@@ -1,4 +1,4 @@
-"""The arrows between the rooms of the package, and where private names of Keras may stand."""
+"""Checks which modules may import each other, and where Keras's private names may be used."""
 
 import ast
 import functools
@@ -12,13 +12,23 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = [
     *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
     *("per_example", "augment", "synthetic", "mechanism"),
-    *("account", "sampling", "checks", "training", "heads", "tables", "audit"),
+    *(
+        "account",
+        "sampling",
+        "checks",
+        "training",
+        "heads",
+        "tables",
+        "table_rules",
+        "sklearn",
+        "audit",
+    ),
     *("callbacks", "distributed", "layers", "models", "_import_hook", "__init__"),
     *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
-# Imported when it is called: `plan.batches` draws.
-ON_THE_CALL = {("accounting", "sampling")}
+# `plan.batches` imports the samplers when it is called, and `tfdpx.report` is loaded on first use.
+ON_THE_CALL = {("accounting", "sampling"), ("__init__", "train")}
 NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
 
 NAMED_TUPLE = {"_asdict", "_fields", "_replace"}
@@ -29,7 +39,7 @@ parsed = functools.cache(ast.parse)
 
 @functools.cache
 def sources():
-    """`{path: source}` of the package, paths relative to the root."""
+    """Returns `{path: source}` of the package, with paths relative to the root."""
     return {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for folder in FOLDERS
@@ -43,7 +53,7 @@ def room_of(path):
 
 
 def imports(source):
-    """Pairs of a dotted name and whether the import stands at the top level of the module."""
+    """Yields pairs of a dotted name and whether the import is at the top level of the module."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -56,7 +66,7 @@ def imports(source):
 
 
 def wrong_arrows(files):
-    """List of "path imports name" against the order of the rooms."""
+    """Returns a list of "path imports name" against the order of the rooms."""
     wrong = []
     for path, source in files.items():
         room = room_of(path)
@@ -76,7 +86,7 @@ def wrong_arrows(files):
 
 
 def foreign_uses(files):
-    """List of "path imports name" where the file begins with an underscore, in another room."""
+    """Returns a list of "path imports name" for files with an underscore in another room."""
     uses = []
     for path, source in files.items():
         for name, _ in imports(source):
@@ -93,7 +103,7 @@ def is_private(name):
 
 
 def defined(tree):
-    """Names that a module gives to functions, classes, arguments, variables and attributes."""
+    """Yields the names of a module's functions, classes, arguments, variables and attributes."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
@@ -107,7 +117,7 @@ def defined(tree):
 
 
 def touched(tree):
-    """Pairs of a line and the attribute that it reads or sets, also by `getattr` and the like."""
+    """Yields pairs of a line and the attribute that it reads or sets, for example by `getattr`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.lineno, node.attr
@@ -119,14 +129,14 @@ def touched(tree):
 
 
 def may_be_private(path):
-    """Whether a file may use private names: `experiments/tpu` has a strategy without a TPU."""
+    """Returns whether a file may use private names, as the strategy in `experiments/tpu` may."""
     return room_of(path) == "_keras" or path.startswith("experiments/tpu/")
 
 
 def private_uses(files):
-    """List of "path:line name" where a private name of Keras or TensorFlow is used.
+    """Returns a list of "path:line name" where a private name of Keras or TensorFlow is used.
 
-    What is private and defined nowhere in the package is taken to be theirs.
+    A private name that no module of the package defines is counted as theirs.
     """
     trees = {path: parsed(source) for path, source in files.items() if not may_be_private(path)}
     ours = {name for tree in trees.values() for name in defined(tree)} | NAMED_TUPLE

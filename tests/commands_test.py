@@ -1,4 +1,4 @@
-"""Every command of the README, the docs and the experiments is one that its program takes."""
+"""Checks that the programs accept every command of README, docs and experiments."""
 
 import importlib
 import pathlib
@@ -20,7 +20,7 @@ _COMMAND = re.compile(r"(?:python -m tfdpx\.train\.|\btfdpx )(\w+)((?: +(?:--|\\
 
 
 def commands():
-    """Pairs of a program and its arguments, of all code in the pages."""
+    """Yields pairs of a program and its arguments from all code in the pages."""
     folders = ROOT / "docs", ROOT / "experiments"
     pages = [ROOT / "README.md", *(page for folder in folders for page in folder.rglob("*.md"))]
     for page in sorted(pages):
@@ -35,7 +35,7 @@ def commands():
 
 
 def check(program, arguments):
-    """Parses the flags of a command, and resolves the settings that they give."""
+    """Parses the flags of a command and resolves its settings."""
     importlib.import_module("tfdpx.train.classify")  # Defines --preset.
     module = importlib.import_module(f"tfdpx.train.{program}")
     if hasattr(module, "define_flags") and program != "sweep":
@@ -43,21 +43,21 @@ def check(program, arguments):
         module.define_flags(values)
         values([program, *(a for a in arguments if "--workdir" not in a)])
         return
-    own = [a for a in arguments if program == "sweep" and _OF_SWEEP.match(a)]
+    of_sweep = [a for a in arguments if program == "sweep" and _OF_SWEEP.match(a)]
     with flagsaver.flagsaver():
-        flags.FLAGS([program, *(a for a in arguments if a not in own)])
-        given, preset = run_flags.given(), flags.FLAGS["preset"].value
+        flags.FLAGS([program, *(a for a in arguments if a not in of_sweep)])
+        set_flags, preset = run_flags.given(), flags.FLAGS["preset"].value
         if program == "pretrain":
             pretrain.resolve(
-                flags.FLAGS["recipe"].value, given | run_flags.given(pretrain.Pretraining)
+                flags.FLAGS["recipe"].value, set_flags | run_flags.given(pretrain.Pretraining)
             )
         elif program == "classify":
-            settings.resolve(preset, given)
+            settings.resolve(preset, set_flags)
         else:
-            given = {name: value for name, value in given.items() if value is not None}
-            grids = [a.partition("=")[2] for a in own if a.startswith("--grid")]
+            set_flags = {name: value for name, value in set_flags.items() if value is not None}
+            grids = [a.partition("=")[2] for a in of_sweep if a.startswith("--grid")]
             grid = sweep.parse(*grids or ["seed=0"])
-            shared = given if "preset" in grid else {"preset": preset or "digits", **given}
+            shared = set_flags if "preset" in grid else {"preset": preset or "digits", **set_flags}
             assert sweep.grid_runs(grid, shared)
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: workers, quiet logs, fixed seeds, reproducible hypothesis runs."""
+"""Settings that all tests share: workers, quiet logs, fixed seeds, reproducible hypothesis runs."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ import seeds
 from absl import flags
 from absl.testing import flagsaver
 
-# Both are read when TensorFlow is imported.
+# TensorFlow reads both when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
@@ -28,36 +28,36 @@ hypothesis.settings.load_profile("tfdpx")
 
 
 def pytest_xdist_auto_num_workers(config):
-    """No workers for single files: each takes longer to import TensorFlow than most files."""
+    """Uses no workers for single files, because TensorFlow's import takes longer than they do."""
     names = config.option.file_or_dir
     return 0 if names and all(".py" in name for name in names) else None
 
 
 def pytest_sessionstart(session):
-    """Imports TensorFlow, but in the process that only hands tests to workers."""
+    """Imports TensorFlow, except in the process that only hands tests to workers."""
     if "PYTEST_XDIST_WORKER" in os.environ or not session.config.option.numprocesses:
         _import_tensorflow()
 
 
 def _import_tensorflow():
-    # Some notices of TensorFlow's start know no level, and pytest would print them last.
+    # Some notices of TensorFlow's start have no log level, and pytest would print them last.
     with _without_stderr():
         import tensorflow as tf
 
-    gc.freeze()  # Imported modules stay, so no collection need look at them.
+    gc.freeze()  # Imported modules stay, so no collection has to visit them.
     gc.set_threshold(50_000, 20, 50)  # A trace allocates much and leaves little garbage.
     tf.get_logger().setLevel("ERROR")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        # The workers share the cores; a pool of threads in each would only make them compete.
+        # The workers share the cores, so a thread pool in each would only make them compete.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Planted bugs are looked for at night; many short tests come last.
+    """Marks planted bugs as nightly, and puts short tests last.
 
-    Workers that share short tests end together.
+    With short tests at the end, the workers finish together.
     """
     items.sort(key=lambda item: "/accounting/" in item.nodeid)
     for item in items:
@@ -66,18 +66,18 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Lists which test found which planted bug."""
+    """Lists the tests that found each planted bug."""
     bugs = {
         report.nodeid: dict(report.user_properties).get("planted")
         for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
         if report.when == "call"
     }
-    found = {report.nodeid for report in terminalreporter.getreports("passed")}
+    passed = {report.nodeid for report in terminalreporter.getreports("passed")}
     bugs = {test: bug for test, bug in bugs.items() if bug}
     if bugs:
         terminalreporter.section("planted bugs")
     for test, bug in sorted(bugs.items(), key=lambda row: row[1]):
-        terminalreporter.line(f"{'found ' if test in found else 'MISSED'} {bug}: {test}")
+        terminalreporter.line(f"{'found ' if test in passed else 'MISSED'} {bug}: {test}")
 
 
 @pytest.fixture(autouse=True)
@@ -90,14 +90,14 @@ def _planted_bug(request, record_property):
 
 @contextlib.contextmanager
 def _without_stderr():
-    """Discards what is written to file descriptor 2, by whichever language."""
-    kept, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Discards all output to file descriptor 2, because C++ writes there too."""
+    stderr, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(sink)
 
 
@@ -108,7 +108,7 @@ def _fixed_seeds():
 
 @pytest.fixture(autouse=True, scope="module")
 def _models_are_freed():
-    """Workers would fill the memory with graphs that wait for a collection, and keep it."""
+    """Frees models after each test, because uncollected graphs would fill the workers' memory."""
     yield
     gc.collect()
     getattr(ctypes.CDLL(None), "malloc_trim", id)(0)
@@ -126,30 +126,30 @@ def finished_runs(tmp_path_factory):
 def run(finished_runs):
     """A function from a program and its flags to the record in its last line, and the output."""
 
-    def run_program(program, **given):
+    def run_program(program, **flag_values):
         if not flags.FLAGS.is_parsed():
             flags.FLAGS(["test"])
-        # Flags of the program alone are parsed as text.
+        # Flags of the program itself are parsed as text.
         values, shared = flags.FlagValues(), {}
         separate = hasattr(program, "define_flags")
         if separate:
             program.define_flags(values)
         arguments = [program.__name__]
-        for name, value in given.items():
+        for name, value in flag_values.items():
             if name in values:
                 text = ",".join(map(str, value)) if isinstance(value, list) else value
                 arguments.append(f"--{name}={text}")
             else:
                 shared[name] = str(value) if isinstance(value, os.PathLike) else value
         values(arguments)
-        of_table = str(given.get("dataset")).startswith(("csv:", "parquet:"))
+        of_table = str(flag_values.get("dataset")).startswith(("csv:", "parquet:"))
         if "data_dir" in flags.FLAGS and not of_table:
             shared.setdefault("data_dir", finished_runs.data_dir)
         output = io.StringIO()
         with contextlib.redirect_stdout(output), flagsaver.flagsaver(**shared):
             program.main([program.__name__], *[values] * separate)
         text = output.getvalue()
-        # JSON has no NaN and no Infinity, though Python reads them.
+        # JSON has neither NaN nor Infinity, though Python reads them.
         return json.loads(text.splitlines()[-1], parse_constant=pytest.fail), text
 
     return run_program
@@ -157,11 +157,11 @@ def run(finished_runs):
 
 @pytest.fixture(scope="session")
 def refusal(run):
-    """A function from a program and its flags to the one line of its refusal."""
+    """A function from a program and its flags to its one-line error message."""
 
-    def refuse(program, **given):
+    def refuse(program, **arguments):
         with pytest.raises(SystemExit) as error:
-            run(program, **given)
+            run(program, **arguments)
         text = error.value.code
         assert text.startswith(f"{program.__name__}: ") and "\n" not in text
         return text

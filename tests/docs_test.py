@@ -1,4 +1,4 @@
-"""Links of the pages lead somewhere, what they quote is in the source, and figures are right."""
+"""Checks the links of the pages, their quotations of the source, and their figures."""
 
 import ast
 import math
@@ -29,7 +29,7 @@ def test_every_link_to_a_file_leads_to_one():
 
 
 def texts():
-    """Every string of the package, with "..." for what an f-string fills in."""
+    """Yields every string of the package, with "..." in place of an f-string's values."""
     for folder in ("tfdpx", "layers", "models", "train"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -41,13 +41,13 @@ def texts():
 
 
 def missing(quotes):
-    """Those of which no string has all parts between "..." in order."""
-    found = list(texts())
+    """Returns the quotes that no string contains, with all parts between "..." in order."""
+    strings = list(texts())
 
     def pattern(quote):
         return re.compile(".*".join(map(re.escape, quote.split("..."))), re.DOTALL)
 
-    return [quote for quote in quotes if not any(map(pattern(quote).search, found))]
+    return [quote for quote in quotes if not any(map(pattern(quote).search, strings))]
 
 
 def test_errors_that_the_page_quotes_are_in_the_source():
@@ -57,21 +57,21 @@ def test_errors_that_the_page_quotes_are_in_the_source():
     assert missing(["The plan counts on shuffled batches"])
 
 
-def test_what_epsilon_lets_an_attacker_guess():
+def test_guesses_that_epsilon_allows_an_attacker():
     page = (ROOT / "docs" / "epsilon.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| ([\d.]+) \| (.*?)% \| (.*?)% \| (.*?)% \| (.*?)% \|$", page, re.MULTILINE
     )
     assert [row[0] for row in rows] == ["0", "0.5", "1", "2", "3", "8", "20"]
     delta, false = 1e-5, 0.01
-    for epsilon, *shown in rows[1:]:
+    for epsilon, *percentages in rows[1:]:
         budget = {"batch_size": 100, "steps": 200, "epsilon": float(epsilon), "accountant": "gdp"}
         mu = math.sqrt(200) / tfdpx.PrivacyPlan(100, delta=delta, **budget).noise_multiplier
         factor = math.exp(float(epsilon))
         right = (factor + delta) / (1 + factor)
-        found = min(factor * false + delta, 1 - (1 - delta - false) / factor)
+        true_rate = min(factor * false + delta, 1 - (1 - delta - false) / factor)
         of_gaussian = norm.cdf(mu / 2), norm.cdf(norm.ppf(false) + mu)
-        exact = [right, of_gaussian[0], found, of_gaussian[1]]
-        for text, value in zip(shown, exact, strict=True):
+        exact = [right, of_gaussian[0], true_rate, of_gaussian[1]]
+        for text, value in zip(percentages, exact, strict=True):
             digits = len(text.partition(".")[2])
             assert float(text) == pytest.approx(100 * value, abs=0.51 * 10**-digits)

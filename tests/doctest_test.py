@@ -1,4 +1,4 @@
-"""The examples in the docstrings of what a user meets first give what they show."""
+"""Runs the examples in the docstrings of the most used public names."""
 
 import doctest
 import importlib
@@ -37,8 +37,8 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = importlib.import_module(name)
-    keras.backend.clear_session()  # Names of optimizers count from one.
-    # Under their usual names, whether or not the module itself needs them.
+    keras.backend.clear_session()  # Resets Keras's numbering of optimizers.
+    # The usual names, whether or not the module itself needs them.
     names = {"np": np, "keras": keras, "tfdpx": tfdpx, "as_examples": as_examples}
     result = doctest.testmod(module, extraglobs=names)
     assert result.attempted and not result.failed

@@ -1,4 +1,4 @@
-"""`import tfdpx` and Keras, in either order: the hook is in place, and nothing else is changed."""
+"""Imports tfdpx and Keras in either order: the hook is in place, and nothing else is changed."""
 
 import os
 import pathlib
@@ -16,14 +16,14 @@ from tfdpx import _import_hook
 def python(code, **environment):
     """Runs `code` in a new interpreter; returns its standard output, or the end of its error."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", *environment)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    return done.stdout if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+    return process.stdout if process.returncode == 0 else process.stderr.strip().splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ PRETEND_JAX = "import keras; keras.backend.backend = lambda: 'jax'; "
 @pytest.mark.parametrize(
     ("code", "environment"),
     [
-        # Keras alone would fail for want of jax.
+        # Keras alone would fail because jax is missing.
         ("import tfdpx; tfdpx.DPSGD", {"KERAS_BACKEND": "jax"}),
         slow("import tfdpx.layers", {"KERAS_BACKEND": "jax"}),
         slow(PRETEND_JAX + "import tfdpx; tfdpx.DPSGD", {}),
@@ -106,7 +106,7 @@ def test_other_backends_are_refused_by_name(code, environment):
 
 
 @pytest.mark.parametrize("folder", ["tfdpx", "layers", "models"])
-def test_whatever_registers_with_keras_is_found_by_its_name_in_a_file(folder):
+def test_registered_classes_are_found_by_their_name_in_a_file(folder):
     root = pathlib.Path(__file__).resolve().parents[1]
     for path in sorted((root / folder).rglob("*.py")):
         if "register_keras_serializable" in path.read_text(encoding="utf-8"):
@@ -116,7 +116,7 @@ def test_whatever_registers_with_keras_is_found_by_its_name_in_a_file(folder):
 
 @pytest.mark.slow
 def test_the_fast_rules_of_our_own_layers_are_there_after_a_plain_import():
-    """Once lost: the generic rule took over, at twice the time and the same norms."""
+    """A lost rule is silent: the generic rule takes over, at twice the time, with equal norms."""
     code = """
 import numpy as np, keras, tfdpx
 layers = [tfdpx.layers.WSConv2D(2, 3), tfdpx.layers.GroupNorm(1), tfdpx.layers.SkipInit()]

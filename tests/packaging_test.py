@@ -1,4 +1,4 @@
-"""What `import tfdpx` checks, exports and loads, and what an installed copy holds."""
+"""Checks that `import tfdpx` makes, its exports and lazy imports, and an installed copy's files."""
 
 import ast
 import importlib.metadata
@@ -28,7 +28,7 @@ sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in getattr(f,
 
 
 def python(code, folder, **environment):
-    """Runs `code` in a new interpreter whose current folder comes first on its path."""
+    """Runs `code` in a new interpreter, with its current folder first on the path."""
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -90,7 +90,7 @@ def test_wheel_holds_every_file_and_imports_anywhere(tmp_path):
     )
     completed = python(code, tmp_path, PYTHONPATH=str(installed))
     assert completed.stdout.split() == ["61706", str(installed / "tfdpx" / "__init__.py")]
-    # In the folder of a checkout the wheel is shadowed, which must not pass in silence.
+    # The folder of a checkout shadows the wheel, which must be an error.
     assert "`pip install -e .`" in last_error(python(code, checkout, PYTHONPATH=str(installed)))
 
 
@@ -103,6 +103,6 @@ def test_each_python_gets_one_dp_accounting_that_installs_there(version):
         if isinstance(node, ast.Constant) and str(node.value).startswith("dp-accounting")
     ]
     assert len(requirements) == 2
-    (found,) = [r for r in requirements if r.marker.evaluate({"python_version": version})]
-    assert ("0.4.3" in found.specifier) == (version != "3.13")
-    assert ("0.6.0" in found.specifier) == (version == "3.13")
+    (requirement,) = [r for r in requirements if r.marker.evaluate({"python_version": version})]
+    assert ("0.4.3" in requirement.specifier) == (version != "3.13")
+    assert ("0.6.0" in requirement.specifier) == (version == "3.13")

@@ -1,4 +1,4 @@
-"""Each cell of the tables of docs/support.md: what trains there, trains; the rest is refused."""
+"""Each cell of the tables of docs/support.md: supported trainings run, the others are refused."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ TEXT = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
 
 
 def table(heading):
-    """`{(row, column): cell}` of the first table of a section, empty cells left out."""
+    """Returns `{(row, column): cell}` of the first table of a section, without empty cells."""
     section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     head, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -37,7 +37,7 @@ WAYS, PAIRS, ACCOUNTANTS = table("Ways to train"), table("Pairs"), table("Accoun
 ERRORS = dict(re.findall(r"^(\d+) (.+)$", TEXT.partition("## Errors\n")[2], re.MULTILINE))
 ON_REPLICAS = sorted(column for column in {c for _, c in WAYS} if "replicas" in column)
 WITH_COLUMN = {column for _, column in PAIRS}
-# Of each of these a training has one at most.
+# A training has at most one of each group.
 ALTERNATIVES = [
     {"arrays, Poisson sampling", "full batches", '`sampling="shuffle"`', '`unit="user"`',
      "a `tf.data.Dataset` of your own", "`RandomAccess`"},
@@ -50,22 +50,22 @@ def trains(cell):
     return not cell.startswith("no ")
 
 
-def check(cell, found, *context):
+def check(cell, outcome, *context):
     number = re.fullmatch(r"no \((\d+)\)", cell)
     if number:
-        assert ERRORS[number[1]] in found, context
+        assert ERRORS[number[1]] in outcome, context
     else:
-        assert found == cell, context
+        assert outcome == cell, context
 
 
 def paired(row, column):
-    """The arguments of `support_matrix.outcome` for a pair."""
+    """Returns the arguments of `support_matrix.outcome` for a pair."""
     return ("`fit`", row, column) if row in support_matrix.FEATURES else (row, column)
 
 
 @functools.cache
 def together(one, other):
-    """The cell of two features, or None if they exclude each other or no table has them."""
+    """Returns the cell of two features, or None if they exclude each other or no table has them."""
     if any({one, other} <= alternatives for alternatives in ALTERNATIVES):
         return None
     if "arrays, Poisson sampling" in (one, other) or not WITH_COLUMN & {one, other}:
@@ -76,11 +76,11 @@ def together(one, other):
 
 
 def trainings():
-    """Few trainings in which each cell that trains occurs, and single ones of what is refused.
+    """Returns a small set of trainings that covers each supported cell, and one for each refusal.
 
-    Cells are each feature in each way, and on one device each two features that go together. A cell
-    counts where the whole training is expected to give what the cell says, because an exact epsilon
-    would not show in a training that is approximate.
+    The cells are every feature with every way, and on one device every pair of features. A cell
+    counts only in trainings of the same expected outcome, because an exact epsilon would not show
+    in a training that is approximate.
 
     Returns:
         List of a way, the names of features, and the expected outcome.
@@ -88,14 +88,14 @@ def trainings():
     names = sorted(support_matrix.FEATURES)
     ways = {cell: outcome for cell, outcome in WAYS.items() if trains(outcome)}
     pairs = {(a, b): together(a, b) for a in names for b in names if a < b and together(a, b)}
-    found = [(way, [name], cell) for (name, way), cell in WAYS.items() if not trains(cell)]
+    cases = [(way, [name], cell) for (name, way), cell in WAYS.items() if not trains(cell)]
     left = {**ways, **pairs}
 
     def covered(way, chosen, outcome):
         cells = [(name, way) for name in chosen]
         if way not in ON_REPLICAS:
             cells += itertools.combinations(sorted(chosen), 2)
-        # "mapped" is a row and a column: a cell may come twice.
+        # "mapped" is a row and a column, so a cell may come twice.
         return [cell for cell in dict.fromkeys(cells) if left.get(cell) == outcome]
 
     while left:
@@ -109,12 +109,12 @@ def trainings():
                 if WAYS[name, way] in ("yes", outcome)
                 and all(name != other and together(name, other) for other in chosen)
             ]
-            best = max([chosen, *more], key=lambda each: len(covered(way, each, outcome)))
+            best = max([chosen, *more], key=lambda candidate: len(covered(way, candidate, outcome)))
             gain, chosen = len(best) - len(chosen), best
         for cell in covered(way, chosen, outcome):
             del left[cell]
-        found.append((way, list(chosen), outcome))
-    return found
+        cases.append((way, list(chosen), outcome))
+    return cases
 
 
 def test_every_feature_has_its_row_and_every_error_is_in_a_table():
@@ -142,13 +142,13 @@ def test_accountants(column):
     for (row, other), cell in ACCOUNTANTS.items():
         if other != column:
             continue
-        given = {"batch_size": 100, "accountant": row.strip('`"'), **of_column.get(column, {})}
+        arguments = {"batch_size": 100, "accountant": row.strip('`"'), **of_column.get(column, {})}
         try:
-            plan = tfdpx.PrivacyPlan(1000, steps=20, epsilon=3.0, delta=1e-5, **given)
-            found = f"{plan.noise_multiplier:.3f}" + ", approx." * plan.is_approximate
+            plan = tfdpx.PrivacyPlan(1000, steps=20, epsilon=3.0, delta=1e-5, **arguments)
+            outcome = f"{plan.noise_multiplier:.3f}" + ", approx." * plan.is_approximate
         except ValueError as error:
-            found = str(error)
-        check(cell, found, row, column)
+            outcome = str(error)
+        check(cell, outcome, row, column)
 
 
 @pytest.mark.slow
@@ -166,8 +166,8 @@ def test_ways_on_replicas(tmp_path, monkeypatch):
     path.write_text(json.dumps([[way, *names] for way, names, _ in tried]))
     monkeypatch.setenv("SUPPORT_MATRIX", str(path))
     processes.run_alone("support_matrix.tried")
-    for (way, names, outcome), found in zip(tried, json.loads(path.read_text()), strict=True):
-        check(outcome, found, way, names)
+    for (way, names, outcome), result in zip(tried, json.loads(path.read_text()), strict=True):
+        check(outcome, result, way, names)
 
 
 @pytest.mark.slow

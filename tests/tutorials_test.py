@@ -22,9 +22,9 @@ def cells(name):
 def test_it_has_outputs_and_asserts_its_epsilon(name):
     code = "".join("".join(cell["source"]) for cell in cells(name))
     assert re.search(r"assert .*epsilon.* <= \d", code)
-    shown = json.dumps([cell["outputs"] for cell in cells(name)])
-    assert "epsilon" in shown
-    assert '"error"' not in shown and '"stderr"' not in shown
+    outputs = json.dumps([cell["outputs"] for cell in cells(name)])
+    assert "epsilon" in outputs
+    assert '"error"' not in outputs and '"stderr"' not in outputs
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -32,5 +32,5 @@ def test_it_runs_from_start_to_end(name, tmp_path):
     code = "\n\n".join("".join(cell["source"]) for cell in cells(name))
     (tmp_path / "tutorial.py").write_text(f"import matplotlib\n\nmatplotlib.use('Agg')\n{code}\n")
     command = [sys.executable, "tutorial.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-2000:]

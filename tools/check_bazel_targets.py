@@ -1,7 +1,7 @@
 """Checks that BUILD loads and that every Python file of the repository belongs to a target.
 
 Run from the root of the repository, with `bazel` and `git` installed. Exits with 1 and lists the
-files if some belong to none.
+files without a target, if there are any.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ def python_files():
 
 def files_of_targets():
     """Returns the files in the `srcs` of any target of BUILD."""
-    # In batch mode no server is left behind.
+    # Batch mode leaves no server behind.
     labels = run("bazel", "--batch", "query", "labels(srcs, //:all)")
     return {label.removeprefix("//:") for label in labels if label.startswith("//:")}
 

@@ -3,8 +3,8 @@ r"""Tries random configurations, plans, flags, ledgers and damaged checkpoints, 
     python tools/fuzz.py --seconds=600
 
 Configurations (model, loss, optimizer, sizes, views, passes, dtype, weights, compilation, hostile
-rows) train one update each, which is held against gradients of batches of one. All else must be
-taken, or refused by one of our errors. What takes longer than five minutes counts as a hang. The
+rows) train one update each, which is compared with batches of one. All other inputs must be
+accepted, or refused by an error of tfdpx. A try of more than five minutes counts as a hang. The
 last line is a JSON object; the exit status is 1 if anything failed.
 """
 
@@ -34,25 +34,25 @@ HANG = 300  # Seconds
 
 
 def hung(*_):
-    """What the alarm calls."""
+    """Handles the alarm."""
     raise TimeoutError(f"No answer within {HANG} seconds.")
 
 
 def a_checkpoint(folder):
     """Trains a little, with individual accounting and a checkpoint in `folder`."""
     plan = tfdpx.PrivacyPlan(12, batch_size=4, steps=3, noise_multiplier=1.0, delta=1e-3)
-    each = tfdpx.accounting.IndividualAccountant(plan)
+    accountant = tfdpx.accounting.IndividualAccountant(plan)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-    model.compile(tfdpx.DPSGD(0.1, plan=plan, individual=each), loss="mse")
+    model.compile(tfdpx.DPSGD(0.1, plan=plan, individual=accountant), loss="mse")
     x = keras.random.normal((12, 2), seed=0)
     batches = plan.batches(x, x, optimizer=model.optimizer)
     model.fit(batches, callbacks=[tfdpx.callbacks.Checkpoint(folder)], verbose=0)
 
 
-def check_configuration(given):
-    """`fuzz_configurations.check`, or a refusal of ours."""
+def check_configuration(config):
+    """Runs `fuzz_configurations.check`, or accepts a refusal of tfdpx."""
     try:
-        fuzz_configurations.check(given)
+        fuzz_configurations.check(config)
         return "trained"
     except Exception as error:
         if not fuzz_inputs.is_ours(error):
@@ -63,7 +63,7 @@ def check_configuration(given):
 
 
 def kinds(folder):
-    """Dict from names to a strategy, a check, and the share of the time that it gets."""
+    """Returns a dict from names to a strategy, a check, and its share of the time."""
     a_checkpoint(folder / "whole")
     (folder / "damaged").mkdir()
     size = (folder / "whole" / fuzz_inputs.CHECKPOINT).stat().st_size
@@ -84,7 +84,7 @@ def kinds(folder):
 
 
 def try_for(seconds, strategy, check):
-    """Tries examples for so long: `(how many of each answer, list of failures)`."""
+    """Tries examples for so long; returns the number of each answer, and a list of failures."""
     answers, failures, end = collections.Counter(), [], time.monotonic() + seconds
 
     @hypothesis.settings(
@@ -93,16 +93,16 @@ def try_for(seconds, strategy, check):
     )  # fmt: skip
     @hypothesis.seed(time.time_ns())
     @hypothesis.given(strategy)
-    def attempt(given):
+    def attempt(example):
         if time.monotonic() > end:
             raise _Over
         signal.alarm(HANG)
         try:
-            answers[check(given) or "answered"] += 1
+            answers[check(example) or "answered"] += 1
         except Exception as error:
             answers["failed"] += 1
             text = "".join(traceback.format_exception_only(error)).strip()
-            failures.append(f"{given!r}: {text[-600:]}")
+            failures.append(f"{example!r}: {text[-600:]}")
             print(failures[-1], file=sys.stderr, flush=True)
         finally:
             signal.alarm(0)

@@ -1,12 +1,12 @@
-r"""Kills trainings at random moments, has them go on, and compares them with unbroken ones.
+r"""Kills trainings at random moments, resumes them, and compares them with unbroken ones.
 
     python tools/kill_loop.py --kills=50
 
-One process imports TensorFlow and forks one child after another, which spares each the import. The
-children train with `tfdpx.callbacks.Checkpoint`, a save after every other update, and are sent
-SIGKILL after a random time: while they trace, train or save. When a run has ended after all,
-another child trains the same unbroken, without a checkpoint. So for optimizers with a `seed`, and
-for others without, as many kills each.
+One process imports TensorFlow and forks one child after another, because this spares each child the
+import. The children train with `tfdpx.callbacks.Checkpoint`, which saves after every other update,
+and are sent SIGKILL after a random time: while they trace, train or save. After the run has ended,
+another child trains the same without a break or a checkpoint. Optimizers with and without a `seed`
+get the same number of kills.
 
 The last line is a JSON object. The exit status is 1 unless every resumed run has the updates and
 the epsilon of the unbroken one, and with a seed its weights, slots, averages and norms of
@@ -42,23 +42,23 @@ MOMENTS = ("any", "training", "saving")
 
 
 def make(kind, seed):
-    """A compiled model, its plan and its `IndividualAccountant` or None; alike in every process."""
+    """Returns the same model, plan and `IndividualAccountant` or None in every process."""
     keras.utils.set_random_seed(1)
     plan = tfdpx.PrivacyPlan(EXAMPLES, BATCH, UPDATES, noise_multiplier=1.0, delta=DELTA)
-    each = tfdpx.accounting.IndividualAccountant(plan) if kind == "individual" else None
+    accountant = tfdpx.accounting.IndividualAccountant(plan) if kind == "individual" else None
     if kind == "adam":
         optimizer = tfdpx.DPAdam(0.01, plan=plan, use_ema=True, seed=seed)
     else:
-        optimizer = tfdpx.DPSGD(0.1, plan=plan, momentum=0.9, individual=each, seed=seed)
+        optimizer = tfdpx.DPSGD(0.1, plan=plan, momentum=0.9, individual=accountant, seed=seed)
     layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(4)]
     model = keras.Sequential([keras.Input((8,)), *layers])
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model, plan, each
+    return model, plan, accountant
 
 
 def train(kind, seed, folder, unbroken):
-    """One life of a run, in a child: writes its result if it gets to the end."""
-    model, plan, each = make(kind, seed)
+    """Trains one part of a run in a child process, and writes the result if it reaches the end."""
+    model, plan, accountant = make(kind, seed)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(EXAMPLES, 8)).astype("float32"), rng.integers(0, 4, EXAMPLES)
     callbacks = []
@@ -70,8 +70,8 @@ def train(kind, seed, folder, unbroken):
         batches, epochs=UPDATES // EPOCH, steps_per_epoch=EPOCH, callbacks=callbacks, verbose=0
     )
     arrays = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
-    if each is not None:
-        arrays += [each.norms(), each.epsilon()]
+    if accountant is not None:
+        arrays += [accountant.norms(), accountant.epsilon()]
     if seed is None:
         arrays = []
     result = folder / ("unbroken.npz" if unbroken else "resumed.npz")
@@ -82,7 +82,7 @@ def train(kind, seed, folder, unbroken):
 
 
 def child(kind, seed, folder, unbroken=False):
-    """The process id of a fork that trains."""
+    """Forks a child that trains, and returns its process id."""
     process = os.fork()
     if process:
         return process
@@ -98,14 +98,14 @@ def child(kind, seed, folder, unbroken=False):
 
 
 def wait(process):
-    """Raises RuntimeError unless a child ends well."""
+    """Waits for a child; raises RuntimeError unless it ends well."""
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if status:
-        raise RuntimeError(f"A training that nobody killed ended with status {status}.")
+        raise RuntimeError(f"A training ended with status {status}, without a kill.")
 
 
 def is_over(process):
-    """Whether a child has ended, well."""
+    """Returns whether a child has ended; raises RuntimeError if it failed."""
     if not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         return False
     wait(process)
@@ -113,7 +113,7 @@ def is_over(process):
 
 
 def is_amid_a_save(saved):
-    """Whether the folder of a checkpoint holds a save that has not taken the last one's place."""
+    """Returns whether a checkpoint's folder holds a save that has not replaced the last one yet."""
     return any(saved.glob(".*.new*"))
 
 
@@ -124,7 +124,7 @@ def kill(process, saved, moment, seconds):
         process: Its id.
         saved: Path of its checkpoint.
         moment: One of `MOMENTS`.
-        seconds: Float, how long after the start of the moment, at most; of "saving", after a save.
+        seconds: Float, the largest delay after the moment begins; for "saving", after a save.
     """
     last = saved / SAVED
     before, begin = last.stat().st_mtime_ns if last.exists() else 0, None
@@ -144,7 +144,7 @@ def kill(process, saved, moment, seconds):
 
 
 def differences(first, second):
-    """Names of what differs between two results, by any bit."""
+    """Returns the names of values that differ between two results, by any bit."""
     with np.load(first) as one, np.load(second) as other:
         if one.files != other.files:
             return ["the arrays that there are"]
@@ -160,10 +160,10 @@ def one_run(kind, seed, folder, rng, longest):
 
     Args:
         kind: One of `KINDS`.
-        seed: Int or None, of the optimizer.
+        seed: Int or None, the optimizer's seed.
         folder: Path of an empty folder.
         rng: `random.Random`.
-        longest: Float, the seconds of a run that nobody kills.
+        longest: Float, the seconds of a run without kills.
 
     Returns:
         Counter of kills, of those amid a save, and of starts that found a save.
@@ -180,12 +180,12 @@ def one_run(kind, seed, folder, rng, longest):
 
 
 def loop(seed, least, rng):
-    """Kills runs until enough are killed; returns a dict of counts and differences.
+    """Kills runs until there are enough kills; returns a dict of counts and differences.
 
     Args:
-        seed: Int or None, of the optimizers.
-        least: Int, kills.
-        rng: `random.Random`, of the moments.
+        seed: Int or None, the optimizers' seed.
+        least: Int, the number of kills.
+        rng: `random.Random`, draws the moments.
     """
     counts, wrong, longest = collections.Counter(), [], {}
     while counts["kills"] < least:

@@ -17,7 +17,7 @@ from tfdpx.train.pretrain import Pretraining
 from tfdpx.train.settings import Settings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-# Their flags are unset by default, so that a preset can say another value.
+# These flags are unset by default, so that a preset can set another value.
 SETTINGS = {"classify": Settings, "pretrain": Pretraining}
 # Flags of a program that are neither its settings nor defined by its module.
 OTHERS = {
@@ -32,7 +32,7 @@ _TABLE = "| | settings |\n|---|---|\n"
 
 
 def flags_of(program):
-    """The flags that a program takes, by name, a dict; those of absl left out."""
+    """Returns a dict of the flags that a program defines, without those of absl."""
     module = importlib.import_module(f"tfdpx.train.{program}")
     if hasattr(module, "define_flags"):
         values = flags.FlagValues()
@@ -45,7 +45,7 @@ def flags_of(program):
 
 
 def flags_page():
-    """The text of docs/flags.md below the mark."""
+    """Returns the text of docs/flags.md below the mark."""
     parts = []
     for program in PROGRAMS:
         summary = inspect.getdoc(importlib.import_module(f"tfdpx.train.{program}")).split("\n")[0]
@@ -55,16 +55,16 @@ def flags_page():
         defaults = {f.name: f.default for f in dataclasses.fields(settings)} if settings else {}
         for name, flag in sorted(flags_of(program).items()):
             default = defaults.get(name) if flag.default is None else flag.default
-            known = default not in (None, "", dataclasses.MISSING)
-            shown = f" Default: `{str(default).lower()}`." if known else ""
-            parts.append(f"| `--{name}` | {_marked(flag.help)}{shown} |\n")
+            has_default = default not in (None, "", dataclasses.MISSING)
+            default_text = f" Default: `{str(default).lower()}`." if has_default else ""
+            parts.append(f"| `--{name}` | {_marked(flag.help)}{default_text} |\n")
     return "".join(parts)
 
 
 def _marked(text):
-    """The help of a flag as Markdown in a cell."""
+    """Returns the help of a flag as Markdown in a cell."""
     text = " ".join(text.split())
-    words = re.match("<(.*?)>: ", text)  # Those that a flag takes.
+    words = re.match("<(.*?)>: ", text)  # The values that a flag takes.
     if words:
         text = f"`{words[1].replace('|', '`, `')}`. {text[words.end() :]}"
     text = re.sub(r"--\w+(=[\w:./+*]*\w\*?)?|\b[A-Z]+(/\(?\w+\)?)*/[\w*.]+", r"`\g<0>`", text)
@@ -72,7 +72,7 @@ def _marked(text):
 
 
 def presets_page():
-    """The text of docs/presets.md: a table of settings in the section of each group."""
+    """Returns the text of docs/presets.md: a table of settings in the section of each group."""
     page = (DOCS / "presets.md").read_text(encoding="utf-8")
     for group, common in presets.COMMON.items():
         start = page.index(_TABLE, page.index(f"\n## {group}\n"))
@@ -82,27 +82,27 @@ def presets_page():
 
 
 def _rows(group, common):
-    """The rows of a group's table: of all columns, and of each."""
+    """Returns the rows of a group's table: one for all columns, and one for each."""
     columns = presets.COLUMNS.get(group, {})
     yield _row("all" if columns else f"`{group}`", common)
     for column in columns:
         name = f"{group}/{column}" if column else group
-        own = {
+        values = {
             key: value
             for key, value in presets.values_of(name).items()
             if key not in common or common[key] != value
         }
         at = f" at epsilon {presets.EPSILON:g}" * (presets.BY_EPSILON in columns[column])
-        yield _row(f"`{name}`{at}", own)
+        yield _row(f"`{name}`{at}", values)
 
 
 def _row(title, values):
-    shown = ", ".join(f"`{key}={value}`" for key, value in values.items() if value is not None)
-    return f"| {title} | {shown} |\n"
+    cell = ", ".join(f"`{key}={value}`" for key, value in values.items() if value is not None)
+    return f"| {title} | {cell} |\n"
 
 
 def pages():
-    """`{path: text}` of both pages, as they should be."""
+    """Returns `{path: text}` of both pages, as they should be."""
     head = (DOCS / "flags.md").read_text(encoding="utf-8").partition(MARK)[0]
     return {DOCS / "flags.md": head + MARK + flags_page(), DOCS / "presets.md": presets_page()}
 

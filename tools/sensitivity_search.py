@@ -2,7 +2,7 @@ r"""Searches for examples that move a clipped sum by more than the clip C.
 
     python tools/sensitivity_search.py --trials=30
 
-Huge gradients, duplicates, zero gradients and extreme weights, in whole models: what is added with
+Huge gradients, duplicates, zero gradients and extreme weights, in whole models: the sums with
 and without an example, in float32 and bfloat16, with and without XLA; and whole updates on one
 device and on two. The last line is a JSON object with the largest ratios to C. The exit status is 1
 if one exceeds 1 + 1e-5.
@@ -34,21 +34,21 @@ def main():
     warnings.simplefilter("ignore")
     [device] = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
-    found, tried = {}, 0
+    ratios, tried = {}, 0
     for policy in ("float32", "mixed_bfloat16"):
         for jit_compile in (False, True):
             name = f"{policy}{', XLA' if jit_compile else ''}"
             for model in arguments.models.split(","):
                 if jit_compile and model == "lstm":
-                    continue  # Loops are refused under XLA.
+                    continue  # XLA refuses loops.
                 ratio = adversarial.largest_ratio(model, policy, jit_compile, arguments.trials)
-                found[name] = max(found.get(name, 0.0), ratio)
+                ratios[name] = max(ratios.get(name, 0.0), ratio)
                 tried += 2 * arguments.trials
                 print(f"{name}: {model} {ratio:.7f}", file=sys.stderr, flush=True)
-    found["updates"] = adversarial.largest_ratio_of_updates()
-    found["updates on two replicas"] = adversarial.ratio_on_two_replicas()
-    print(json.dumps({"largest_ratio": max(found.values()), "pairs_tried": tried, "by": found}))
-    sys.exit(max(found.values()) > BOUND)
+    ratios["updates"] = adversarial.largest_ratio_of_updates()
+    ratios["updates on two replicas"] = adversarial.ratio_on_two_replicas()
+    print(json.dumps({"largest_ratio": max(ratios.values()), "pairs_tried": tried, "by": ratios}))
+    sys.exit(max(ratios.values()) > BOUND)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What MkDocs does for the site besides its settings, called by its name in mkdocs.yml.
+"""Hooks of MkDocs for the site, called by its name in mkdocs.yml.
 
 Pages that lie outside of `docs/` join the site under their path in the repository; relative links,
 which work in the repository, are turned to the pages of the site, or to plain text where the site
@@ -21,20 +21,20 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 class AsMeant(griffe.Extension):
-    """Shows what griffe reads of the source as a reader of the docstrings would understand it."""
+    """An extension of griffe that shows docstrings of Keras as their readers understand them."""
 
     def on_instance(self, *, obj, **_):
-        """An example of Keras's docstrings is code: griffe wants "Examples", and it indented."""
-        head, found, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
-        if found and code.startswith(">>>"):
+        """Indents examples of Keras's docstrings, because griffe needs this under "Examples"."""
+        head, mark, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
+        if mark and code.startswith(">>>"):
             code, gap, rest = code.partition("\n\n")
             indented = "\n".join(f"    {line}" for line in code.splitlines())
             obj.docstring.value = f"{head}Examples:\n{indented}{gap}{rest}"
 
 
 def rooms():
-    """`{module: Markdown}` of the sections of `docs/api.md`, a module each."""
-    found = {}
+    """Returns `{module: Markdown}` of the sections of `docs/api.md`, one module each."""
+    pages = {}
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for section in text.split("\n## ")[1:]:
         title, *rows = section.splitlines()
@@ -44,12 +44,12 @@ def rooms():
                 again = what.strip() == "the same class."
                 same = f"`{name}` is [tfdpx.{name.split('.')[-1]}][], the same class."
                 blocks.append(same if again else f"::: {_home(name)}")
-        found[re.match(r"`(.*?)`", title).group(1)] = "\n\n".join(blocks)
-    return found
+        pages[re.match(r"`(.*?)`", title).group(1)] = "\n\n".join(blocks)
+    return pages
 
 
 def _home(name):
-    """Of a function whose module has its name, the path within the module; else the name."""
+    """Returns the dotted path of a function in a module of the same name; else the name itself."""
     last = name.rpartition(".")[2]
     for folder in ("tfdpx", "layers", "models"):
         for path in (ROOT / folder).rglob(f"{last}.py"):
@@ -70,9 +70,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turns links to files of the repository."""
+    """Rewrites links to files of the repository."""
     docs, here = pathlib.Path(config.docs_dir), page.file.src_uri
-    if here == "api.md":  # Its names lead to their docstrings.
+    if here == "api.md":  # The names of this page link to their docstrings.
         names = re.compile(r"`(.*?)`")
         markdown = re.sub(
             "^- .*?:",

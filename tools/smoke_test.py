@@ -1,4 +1,4 @@
-"""Shows that an installed tfdpx works: what it imports, three private steps, and a dry run.
+"""Shows that an installed tfdpx works: its imports, three private steps, and a dry run.
 
 python tools/smoke_test.py
 """
@@ -44,7 +44,7 @@ def private_fit():
 
 
 def main():
-    """Prints what was shown; any failure is an exception."""
+    """Prints the results; any failure is an exception."""
     for name in ("tfdpx.layers", "tfdpx.models", "tfdpx.train", "keras_cv", "tensorflow_datasets"):
         importlib.import_module(name)
     epsilon = private_fit()

@@ -1,4 +1,4 @@
-"""Every module of `experiments` can be imported, and every program there prints its help."""
+"""Every module of `experiments` can be imported, and every program prints its help."""
 
 import importlib
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# They import libraries that have environments of their own, such as Opacus and JAX.
+# These import libraries that need separate environments, for example Opacus and JAX.
 APART = ["of_jax_privacy", "of_opacus", "of_tensorflow_privacy", "compile", "of_diffprivlib"]
 
 

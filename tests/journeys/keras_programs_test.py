@@ -1,4 +1,4 @@
-"""Seven programs after Keras's own documentation: private by another optimizer and a plan alone.
+"""Seven programs after Keras's own documentation, private by another optimizer and a plan alone.
 
 Each is a function of the optimizer, and two of them run with an ordinary one too. The differences
 from the tutorials are in `docs/keras_programs.md`.
@@ -77,7 +77,7 @@ def timeseries_transformer(optimizer, folder):
         optimizer=optimizer,
         metrics=["sparse_categorical_accuracy"],
     )
-    # The tutorial stops by a `validation_split` of the private data.
+    # The tutorial stops early by a `validation_split` of the private data.
     public = RNG.normal(size=(16, 24, 1)), RNG.integers(0, 2, 16)
     callbacks = [keras.callbacks.EarlyStopping(patience=10, restore_best_weights=True)]
     model.fit(x, y, validation_data=public, epochs=2, batch_size=16, callbacks=callbacks, verbose=0)
@@ -155,8 +155,8 @@ def autoencoder(optimizer, folder):
     z = layers.Conv2D(1, 3, activation="sigmoid", padding="same")(z)
     model = keras.Model(inputs, z)
     model.compile(optimizer=optimizer, loss="binary_crossentropy")
-    for given in (x, noisy):
-        model.fit(x=given, y=x, epochs=1, batch_size=16, shuffle=True, verbose=0)
+    for images in (x, noisy):
+        model.fit(x=images, y=x, epochs=1, batch_size=16, shuffle=True, verbose=0)
     assert model.predict(noisy[:4], verbose=0).shape == (4, 12, 12, 1)
     return model
 
@@ -221,7 +221,7 @@ def character_model(optimizer, folder):
     return model
 
 
-# The examples, batch size and epochs that each trains with, and its optimizer.
+# Number of examples, batch size, epochs and optimizer of each program.
 PROGRAMS = {
     image_classification: (64, 16, 2, keras.optimizers.Adam),
     timeseries_transformer: (80, 16, 2, keras.optimizers.Adam),
@@ -233,10 +233,10 @@ PROGRAMS = {
 }
 
 
-# Those that run with the ordinary optimizer first: one with class weights, and one that saves its
-# model and loads it.
+# The programs that run with the ordinary optimizer first: one with class weights, and one that
+# saves its model and loads it.
 WITHOUT_PRIVACY = (tabular, image_classification)
-# Their callbacks act on validation metrics.
+# The callbacks of these programs act on validation metrics.
 WITH_PUBLIC_VALIDATION = (timeseries_transformer, segmentation)
 
 

@@ -1,4 +1,4 @@
-"""Somebody who knows Opacus or tensorflow-privacy: the page for them, and its code."""
+"""A user of Opacus or tensorflow-privacy reads the page for newcomers and runs its code."""
 
 import pathlib
 import re
@@ -33,9 +33,9 @@ def test_every_name_on_the_page_exists():
         if name.startswith("train."):
             assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
             continue
-        found = tfdpx
+        target = tfdpx
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
 
 
 @pytest.mark.slow
@@ -48,9 +48,9 @@ def test_tensorflow_privacy_imports_after_tfdpx():
         "print(lib.compute_dp_sgd_privacy_statement(1000, 100, 1.0, 1.0, 1e-5, False))"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Epsilon assuming Poisson sampling" in done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "Epsilon assuming Poisson sampling" in process.stdout
 
 
 def test_nothing_of_pythons_own_is_public():

@@ -1,4 +1,4 @@
-"""A person with a folder of images: from the command to predictions, with every stumble."""
+"""A person with a folder of images: from the command to predictions, through every mistake."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from tfdpx.train import account, classify, predict
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """What people have: many formats and sizes, two broken files, files that are no images."""
+    """A typical folder: images of many formats and sizes, two broken files, and other files."""
     folder = tmp_path_factory.mktemp("photos") / "my photos"
     own_images.write(folder, {digit: 30 for digit in range(4)})
     own_images.make_messy(folder)
@@ -25,15 +25,15 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def given(photos):
+def photo_flags(photos):
     return dict(dataset=f"folder:{photos}", epsilon=8.0)
 
 
 @pytest.fixture(scope="module")
-def finished(given, run, tmp_path_factory):
-    """The folder of a finished run, and what it printed."""
+def finished(photo_flags, run, tmp_path_factory):
+    """The folder of a finished run, and its output."""
     workdir = tmp_path_factory.mktemp("run") / "workdir"
-    return workdir, run(classify, workdir=workdir, skip_broken=True, **given)[1]
+    return workdir, run(classify, workdir=workdir, skip_broken=True, **photo_flags)[1]
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +41,15 @@ def trained(finished):
     return finished[0]
 
 
-def test_broken_images_stop_the_run_before_it_begins(given, refusal, tmp_path):
-    said = refusal(classify, workdir=tmp_path / "run", **given)
-    assert re.search("2 of 122 images.*cut off.jpg.*text.png.*--skip_broken", said)
+def test_broken_images_stop_the_run_before_it_begins(photo_flags, refusal, tmp_path):
+    message = refusal(classify, workdir=tmp_path / "run", **photo_flags)
+    assert re.search("2 of 122 images.*cut off.jpg.*text.png.*--skip_broken", message)
 
 
 @pytest.mark.slow
 def test_one_command_says_what_it_took_and_chose(finished):
     workdir, output = finished
-    for said in (
+    for line in (
         "120 images of 4 classes",
         "(about 0.2 of the images, --test_fraction; which, --test_seed=0)",
         "Read as 16x16 pixels, in colour (chosen from the files; --image_size changes it)",
@@ -58,7 +58,7 @@ def test_one_command_says_what_it_took_and_chose(finished):
         "no image by its name (convert HEIC and other formats to JPEG): 1 (1/notes.txt)",
         "fixed features cost no privacy",
     ):
-        assert said in output
+        assert line in output
     record = json.loads(output.splitlines()[-1], parse_constant=pytest.fail)
     count = record["num_examples"]
     assert count + record["num_measured"] == 120 and 80 < count < 112 and record["left_out"] == 2
@@ -68,9 +68,9 @@ def test_one_command_says_what_it_took_and_chose(finished):
 
 
 @pytest.mark.slow
-def test_other_choices_are_flags_away(given, run, tmp_path):
-    given = dict(given, skip_broken=True, test_fraction=0.5, image_size=12)
-    record, output = run(classify, workdir=tmp_path, steps=3, learning_rate=9.0, **given)
+def test_other_choices_are_flags_away(photo_flags, run, tmp_path):
+    photo_flags = dict(photo_flags, skip_broken=True, test_fraction=0.5, image_size=12)
+    record, output = run(classify, workdir=tmp_path, steps=3, learning_rate=9.0, **photo_flags)
     assert "(about 0.5 of the images" in output and record["num_examples"] < 80
     assert "Read as 12x12 pixels, in colour (--image_size)" in output
     assert (record["steps"], record["learning_rate"]) == (3, 9.0)
@@ -78,10 +78,10 @@ def test_other_choices_are_flags_away(given, run, tmp_path):
 
 def test_predictions_are_printed_and_written(photos, trained, run, refusal, tmp_path):
     path = tmp_path / "found.csv"
-    asked = dict(model=trained, images=photos, csv=path)
-    assert re.search("2 of 122 images of --images.*--skip_broken", refusal(predict, **asked))
+    arguments = dict(model=trained, images=photos, csv=path)
+    assert re.search("2 of 122 images of --images.*--skip_broken", refusal(predict, **arguments))
     assert not path.exists()
-    record, output = run(predict, skip_broken=True, **asked)
+    record, output = run(predict, skip_broken=True, **arguments)
     assert (record["images"], record["left_out"]) == (120, 2)
     assert "│ 0/deeper/nested.PNG " in output and f"70 more are in {path}." in output
     with path.open(newline="", encoding="utf-8") as file:
@@ -119,11 +119,11 @@ def test_weights_of_another_run_in_the_file_are_refused(photos, trained, refusal
     assert message in refusal(account, workdir=path)
 
 
-def test_what_was_never_a_run_is_refused(photos, trained, refusal, tmp_path):
+def test_folders_that_were_never_a_run_are_refused(photos, trained, refusal, tmp_path):
     for name in ("unfinished", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "other.keras").write_bytes((trained / "record.json").read_bytes())
-    for asked, message in [
+    for arguments, message in [
         (dict(), "--model and one of --images and --rows must be given"),
         (dict(model=tmp_path / "unfinished", images=photos), "no finished run.*--resume"),
         (dict(model=tmp_path / "none", images=photos), "Flag --model must name"),
@@ -132,5 +132,5 @@ def test_what_was_never_a_run_is_refused(photos, trained, refusal, tmp_path):
         (dict(model=trained, images=tmp_path / "empty"), "no image that can be read"),
         (dict(model=trained, images=photos / "1" / "notes.txt"), "is no image"),
     ]:
-        assert re.search(message, refusal(predict, csv=tmp_path / "found.csv", **asked))
+        assert re.search(message, refusal(predict, csv=tmp_path / "found.csv", **arguments))
     assert not (tmp_path / "found.csv").exists()

@@ -1,4 +1,4 @@
-"""Somebody with a Keras model and arrays: plans, trains, looks, saves, comes back for more."""
+"""A user with a Keras model and arrays plans, trains, looks, saves, and returns for more."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
     y = generator.integers(0, 3, 600)
     x = (np.eye(3)[y] + 0.3 * generator.normal(size=[600, 3])).astype("float32")
 
-    # They know epochs and epsilon, and hold a sixth out, as Keras does.
+    # The user knows epochs and epsilon, and holds a sixth out, as in Keras.
     plan = tfdpx.PrivacyPlan(500, batch_size=100, epochs=6, epsilon=8.0, delta=1e-4)
     assert plan.steps == 30 and plan.epsilon_at(30) <= 8.0
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(3)])
@@ -33,15 +33,15 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
         verbose=2,
     ).history
 
-    # What they see: six epochs of five steps, epsilon in each, the end of the budget, and one
-    # warning: the part that was held out is private too.
+    # The output: six epochs of five steps, epsilon in each, the end of the budget, and one warning,
+    # because the held-out part is private too.
     text = capsys.readouterr().out
     assert "Epoch 6/6" in text and text.count("5/5 - ") == 6
     assert f"Privacy budget used up after 30 updates: epsilon={plan.epsilon_at(30):.4g}" in text
     assert history["epsilon"][-1] == pytest.approx(plan.epsilon_at(30))
     assert history["val_accuracy"][-1] > 0.9
-    [said] = [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)]
-    assert "leaves the validation metrics out" in said and "public_validation=True" in said
+    [warning] = [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)]
+    assert "leaves the validation metrics out" in warning and "public_validation=True" in warning
 
     # TensorBoard: epsilon and its budget in one chart, by updates.
     runs = {}
@@ -51,7 +51,7 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
         runs[run] = {event.step: event for event in events.Tensors("epsilon")}
     assert sorted(runs["train"]) == sorted(runs["budget"]) == [0, 5, 10, 15, 20, 25, 30]
 
-    # One more call is refused, also after saving: what was spent stays with the weights.
+    # One more call is refused, also after saving, because the ledger stays with the weights.
     with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="30 of 30 steps"):
         model.fit(x[:500], y[:500], verbose=0)
     model.save(tmp_path / "model.keras")
@@ -82,7 +82,7 @@ MISTAKES = [
 
 
 def make():
-    """A model, its plan and data."""
+    """Returns a model, its plan and data."""
     plan = tfdpx.PrivacyPlan(60, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-3)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse")
@@ -90,10 +90,10 @@ def make():
 
 
 def test_mistakes_are_answered_by_what_to_write_instead():
-    model, *given = make()
+    model, *plan_and_data = make()
     for mistake, message in MISTAKES:
         with pytest.raises(ValueError, match=message):
-            mistake(model, *given)
+            mistake(model, *plan_and_data)
     assert model.optimizer.ledger.steps == 0
 
 

@@ -1,4 +1,4 @@
-"""Somebody who reads De et al. 2022 and wants to know what its tables would take here."""
+"""A reader of De et al. 2022 asks how much its tables would cost here."""
 
 import pytest
 from absl import flags
@@ -11,7 +11,7 @@ def test_help_lists_what_can_be_asked_for():
     text = flags.FLAGS.module_help(classify)
     for name in ("epsilon", "dataset", "workdir", "resume", "dry_run", "head"):
         assert f"--{name}:" in text or f"--[no]{name}:" in text, name
-    assert "--strategy:" not in text and "--strategy:" in str(flags.FLAGS)  # By --helpfull.
+    assert "--strategy:" not in text and "--strategy:" in str(flags.FLAGS)  # Shown by --helpfull.
     assert len(text.splitlines()) < 60
 
 
@@ -27,11 +27,11 @@ def test_help_lists_what_can_be_asked_for():
     ],
 )
 def test_a_table_says_what_it_would_take(run, preset, wanted):
-    found, _ = run(classify, preset=preset, dry_run=True, seconds_per_update=20.0)
-    assert {name: found[name] for name in wanted} == wanted
-    assert 7.6 < found["epsilon_rdp"] < 8.2 and found["epsilon_pld"] < found["epsilon_rdp"]
-    assert found["estimated_hours"] == pytest.approx(found["steps"] * 20 / 3600)
-    assert found["images_per_update"] == found["batch_size"] * max(found["augmult"], 1)
+    record, _ = run(classify, preset=preset, dry_run=True, seconds_per_update=20.0)
+    assert {name: record[name] for name in wanted} == wanted
+    assert 7.6 < record["epsilon_rdp"] < 8.2 and record["epsilon_pld"] < record["epsilon_rdp"]
+    assert record["estimated_hours"] == pytest.approx(record["steps"] * 20 / 3600)
+    assert record["images_per_update"] == record["batch_size"] * max(record["augmult"], 1)
 
 
 SLIPS = [
@@ -42,8 +42,8 @@ SLIPS = [
 
 
 def test_a_slip_of_the_finger_is_understood(refusal):
-    for given, near in SLIPS:
-        assert near in refusal(classify, **given)
+    for slip, near in SLIPS:
+        assert near in refusal(classify, **slip)
 
 
 def test_a_flag_is_understood_too():
@@ -52,6 +52,6 @@ def test_a_flag_is_understood_too():
 
 
 def test_a_run_that_fails_leaves_nothing_behind(refusal, tmp_path):
-    given = dict(workdir=tmp_path / "runs" / "first", preset="digits", model="wrn-16-4")
-    assert "There is no model" in refusal(classify, **given)
+    arguments = dict(workdir=tmp_path / "runs" / "first", preset="digits", model="wrn-16-4")
+    assert "There is no model" in refusal(classify, **arguments)
     assert list(tmp_path.iterdir()) == []

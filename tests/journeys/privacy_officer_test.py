@@ -1,4 +1,4 @@
-"""Somebody who approves runs: asks for numbers, and for one statement of what was trained."""
+"""A privacy officer approves runs: asks for numbers, and for one statement about the training."""
 
 import json
 import subprocess
@@ -13,22 +13,22 @@ from tfdpx.train import account
 
 @pytest.mark.slow
 def test_numbers_before_anything_is_trained(run, tmp_path):
-    # Is what the team proposes within epsilon 3?
+    # Is the team's proposal within epsilon 3?
     team = dict(num_examples=5000, batch_size=250, epochs=20, delta=1e-5)
     arguments = [f"--{name}={value}" for name, value in team.items()]
     command = [sys.executable, "-m", "tfdpx.train.account", *arguments, "--noise_multiplier=1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["solved"] == "epsilon" and found["epsilon_pld"] > 3
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer = json.loads(process.stdout.splitlines()[-1])
+    assert answer["solved"] == "epsilon" and answer["epsilon_pld"] > 3
 
-    # Which noise would be, what does more of it buy, and in a picture?
+    # Which noise would be, how much does more noise help, and is there a picture?
     picture = tmp_path / "new" / "trade_off.png"
     least, text = run(account, **team, epsilon=3, accountant="rdp", plot=picture)
     assert least["epsilon_rdp"] <= 3 and least["epsilon_pld"] < least["epsilon_rdp"]
     with Image.open(picture) as image:
         assert image.format == "PNG" and image.width > 600
 
-    # Is it what the other library says, and do they really shuffle?
+    # Does the other library agree, and do they really shuffle?
     assert "tensorflow-privacy" in text
     noise = least["noise_multiplier"]
     shuffled, text = run(account, **team, noise_multiplier=noise, sampling="shuffle")

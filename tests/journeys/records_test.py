@@ -1,4 +1,4 @@
-"""A privacy officer asks what runs have spent: by the files that programs left, and no other."""
+"""A privacy officer asks how much runs have spent, from the files of the programs alone."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tfdpx.train import account, classify
 
 @pytest.fixture
 def ask(run):
-    """A function from paths to what their runs have spent."""
+    """A function from paths to the privacy that their runs have spent."""
     return lambda *paths: run(account, workdir=list(paths))[0]
 
 
@@ -38,26 +38,28 @@ def ledger_of(workdir):
 
 @pytest.mark.slow
 def test_a_folder_of_runs_and_a_model_of_ones_own_give_one_statement(private, ask, tmp_path):
-    own = keras.Sequential([keras.Input([8, 8, 1]), keras.layers.Flatten(), keras.layers.Dense(3)])
+    model = keras.Sequential(
+        [keras.Input([8, 8, 1]), keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
     plan = tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=2.0, delta=1e-5)
-    own.compile(optimizer=tfdpx.DPSGD(0.1, plan=plan), loss="mse")
-    own.fit(plan.batches(np.zeros([100, 8, 8, 1]), np.zeros([100, 3])), verbose=0)
-    own.save(tmp_path / "own.keras")
-    found = ask(private.parent, tmp_path / "own.keras")
-    spent = ledger_of(private) + own.optimizer.ledger
-    assert found["epsilon"] == pytest.approx(spent.epsilon(1e-5), rel=1e-6)
-    assert (found["runs"], found["steps"], found["releasable"]) == (2, 8, True)
+    model.compile(optimizer=tfdpx.DPSGD(0.1, plan=plan), loss="mse")
+    model.fit(plan.batches(np.zeros([100, 8, 8, 1]), np.zeros([100, 3])), verbose=0)
+    model.save(tmp_path / "own.keras")
+    answer = ask(private.parent, tmp_path / "own.keras")
+    spent = ledger_of(private) + model.optimizer.ledger
+    assert answer["epsilon"] == pytest.approx(spent.epsilon(1e-5), rel=1e-6)
+    assert (answer["runs"], answer["steps"], answer["releasable"]) == (2, 8, True)
     again = ask(private.parent, private, private / "model.keras", tmp_path / "own.keras")
-    assert again["epsilon"] == found["epsilon"]
+    assert again["epsilon"] == answer["epsilon"]
 
 
 @pytest.mark.slow
 def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, ask, capsys, tmp_path):
     finished = finished_runs("head")
-    found = json.loads(finished.output.splitlines()[-1])
+    record = json.loads(finished.output.splitlines()[-1])
     heads = shutil.copytree(finished.workdir, tmp_path / "heads")
-    assert 2.0 < found["epsilon"] < 3.0
-    assert ask(private, heads)["epsilon"] == pytest.approx(found["epsilon"])
+    assert 2.0 < record["epsilon"] < 3.0
+    assert ask(private, heads)["epsilon"] == pytest.approx(record["epsilon"])
     text = (heads / "head-001/privacy_statement.txt").read_text()
     assert "on these too, which epsilon covers" in " ".join(text.split())
     head_search.main([f"--workdir={heads}", "--method=dp_ls", "--epsilon=1", "--private_tuning=2"])
@@ -68,10 +70,10 @@ def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, ask,
 
 @pytest.mark.slow
 def test_a_backbone_that_saw_the_images_without_privacy_is_refused(public, refusal, tmp_path):
-    for given in (dict(head="newton", dataset="digits"), dict(dataset="digits:0-4")):
-        given |= dict(workdir=tmp_path / "w", init_from=str(public), epsilon=1.0)
-        said = refusal(classify, **given)
-        assert "trained on sklearn_digits already, without an account" in said
+    for arguments in (dict(head="newton", dataset="digits"), dict(dataset="digits:0-4")):
+        arguments |= dict(workdir=tmp_path / "w", init_from=str(public), epsilon=1.0)
+        message = refusal(classify, **arguments)
+        assert "trained on sklearn_digits already, without an account" in message
         assert not list(tmp_path.iterdir())
 
 
@@ -81,25 +83,25 @@ def test_weights_that_were_trained_on_privately_are_recorded_together(private, r
     assert both["epsilon"] > 1.1 * ask(private)["epsilon"]
     assert ledger_of(tmp_path / "on").steps == 6
     assert ask(private, tmp_path)["epsilon"] == pytest.approx(both["epsilon"], rel=1e-6)
-    # And on from that: each of the runs counts once.
-    given = dict(TINY, init_from=str(tmp_path / "on"), sampling="shuffle")
-    third, _ = run(classify, workdir=tmp_path / "third", **given)
+    # A third run continues from that one: each of the runs counts once.
+    arguments = dict(TINY, init_from=str(tmp_path / "on"), sampling="shuffle")
+    third, _ = run(classify, workdir=tmp_path / "third", **arguments)
     assert ledger_of(tmp_path / "third").steps == 9 and third["epsilon"] > both["epsilon"]
     assert ask(tmp_path / "third")["neighbours"] == "zero_out"
 
 
 def test_a_folder_is_asked_whole(private, public, ask, refusal, tmp_path):
     (tmp_path / "linked").symlink_to(private)
-    found = ask(tmp_path)
-    assert (found["runs"], found["epsilon"]) == (1, ask(private)["epsilon"])
+    answer = ask(tmp_path)
+    assert (answer["runs"], answer["epsilon"]) == (1, ask(private)["epsilon"])
     shutil.copy(private / "record.json", tmp_path / "alice.json")
-    assert ask(tmp_path / "alice.json")["epsilon"] == found["epsilon"]
+    assert ask(tmp_path / "alice.json")["epsilon"] == answer["epsilon"]
     shutil.copy(public / "model.keras", tmp_path / "own.keras")
     assert ask(tmp_path)["epsilon"] == "inf"
-    # Keras saves it without its record: nobody knows then.
+    # Keras saves the file without its record, so its history is unknown.
     keras.saving.load_model(private / "model.keras").save(tmp_path / "own.keras")
-    said = refusal(account, workdir=tmp_path)
-    assert "what its weights have spent is unknown" in said
+    message = refusal(account, workdir=tmp_path)
+    assert "what its weights have spent is unknown" in message
 
 
 @pytest.mark.slow
@@ -117,9 +119,9 @@ def test_names_like_markup_and_a_record_before_the_pictures(run, tmp_path, monke
     own_images.write(tmp_path / "photos", {5: 20, 8: 20}, size=8)
     for digit, name in (("5", "$5_$10"), ("8", "[b]")):
         (tmp_path / "photos" / digit).rename(tmp_path / "photos" / name)
-    given = dict(dataset=f"folder:{tmp_path / 'photos'}", steps=2, noise_multiplier=2.0)
+    arguments = dict(dataset=f"folder:{tmp_path / 'photos'}", steps=2, noise_multiplier=2.0)
     workdir = tmp_path / "w[/a]"
-    run(classify, workdir=workdir, **given)
+    run(classify, workdir=workdir, **arguments)
     assert records.read(workdir / "record.json").inputs["class_names"] == ["$5_$10", "[b]"]
     assert (workdir / "confusion_matrix.png").stat().st_size > 5000
 
@@ -128,7 +130,7 @@ def test_names_like_markup_and_a_record_before_the_pictures(run, tmp_path, monke
 
     monkeypatch.setattr("tfdpx.train.pictures.confusion_matrix", fail)
     with pytest.raises(RecursionError):
-        run(classify, workdir=tmp_path / "run", **given)
+        run(classify, workdir=tmp_path / "run", **arguments)
     for name in ("record.json", "model.keras"):
         assert records.read(tmp_path / "run" / name).epsilon > 0
     assert (tmp_path / "run" / "privacy_statement.txt").exists()

@@ -1,4 +1,4 @@
-"""docs/text.md as a new user runs it, with tiny random models in place of the presets."""
+"""Runs docs/text.md as a new user would, with tiny random models in place of the presets."""
 
 import pathlib
 import re

@@ -39,7 +39,7 @@ def test_equals_the_definition(shape, regularization, exponent, dtype):
 
 
 def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
-    changed = DeadLeaves(6, 3, r_max=4)  # What is set on a generator does not count.
+    changed = DeadLeaves(6, 3, r_max=4)  # Attributes set on a generator are ignored.
     changed.images = lambda number, start=0: np.ones((number, 6, 6, 3))
     changed.draw = lambda rng: np.ones((6, 6, 3))
     changed.get_config = lambda: {"seed": 99}
@@ -71,7 +71,7 @@ X = np.random.default_rng(0).uniform(size=(64, 6, 6, 3)).astype("float32")
 @pytest.mark.parametrize(
     "source", [X, tf.data.Dataset.from_tensor_slices(X).batch(8), Private(6, 3)], ids=type
 )
-def test_what_may_be_private_is_refused_unless_it_is_vouched_for(source):
+def test_images_that_may_be_private_are_refused_unless_vouched_for(source):
     layer = ChannelWhitening(name="whiten")
     for num_images in (None, 10):
         with pytest.raises(ValueError, match="`source` must be a gen.*without noise.*") as raised:

@@ -1,4 +1,4 @@
-"""What every layer keeps to: configuration, files, XLA, no example touches another, and errors."""
+"""Rules for every layer: configuration, files, XLA, examples that do not interact, and errors."""
 
 import keras
 import numpy as np

@@ -37,7 +37,7 @@ def test_from_a_compiled_model_to_a_trained_private_one():
     history = twin.fit(x, y, epochs=2, verbose=0).history
     assert set(history) == {"loss", "accuracy", "top2", "epsilon"} and len(history["top2"]) == 2
     assert twin.optimizer.ledger.steps == 8 and not twin.optimizer.epsilon_is_approximate
-    # The model that it was made from is as it was, and its metrics have seen nothing.
+    # The original model is unchanged, and its metrics have seen no data.
     assert type(model.layers[1]) is keras.layers.BatchNormalization
     assert type(model.optimizer) is keras.optimizers.Adam and float(metric.result()) == 0.0
 
@@ -74,7 +74,7 @@ def test_schedules_and_arguments_of_compile_stay():
     twin, _ = private(make())
     assert twin.loss is loss and twin.steps_per_execution == 2 and twin.jit_compile is False
     assert twin.optimizer.get_config()["learning_rate"]["class_name"] == "ExponentialDecay"
-    assert twin.optimizer.plan.batch_size == 64  # All data, where there are few.
+    assert twin.optimizer.plan.batch_size == 64  # Few examples make one full batch.
     assert float(private(make(), learning_rate=3.0)[0].optimizer.learning_rate) == 3.0
 
 

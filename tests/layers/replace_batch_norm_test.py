@@ -52,8 +52,8 @@ def test_keeps_arguments_and_weights_and_the_original():
     assert (norm.groups, norm.axis, norm.epsilon, norm.center, norm.scale) == (6, 3, 0.01, False, 1)
     assert isinstance(norm.gamma_regularizer, keras.regularizers.L2)
     assert (frozen.scale, frozen.trainable) == (False, False)
-    kept = [w for w in model.weights if "moving" not in w.path]
-    for weight, wanted in zip(replaced.weights, kept, strict=True):
+    remaining = [w for w in model.weights if "moving" not in w.path]
+    for weight, wanted in zip(replaced.weights, remaining, strict=True):
         np.testing.assert_array_equal(weight, wanted)
     assert layers_of(model, GroupNorm) == []
     replaced.get_layer("conv").kernel.assign_add(replaced.get_layer("conv").kernel)

@@ -16,7 +16,7 @@ def images(*shape, seed=0):
 
 
 def kymatio(x, J, L=8, max_order=2):
-    """Kymatio's features `[..., channels * paths]` of images [batch, height, width, channels]."""
+    """Returns Kymatio's features `[..., channels * paths]` of [batch, height, width, channels]."""
     transform = kymatio_scattering.Scattering2D(J, x.shape[1:3], L, max_order)
     features = np.moveaxis(transform(np.ascontiguousarray(np.moveaxis(x, -1, 1))), (3, 4), (1, 2))
     return features.reshape(*features.shape[:3], -1)
@@ -47,7 +47,7 @@ def test_equals_kymatio(case):
 def test_zeros_beyond_the_edge_are_kymatios_padding():
     x = images(3, 16, 16, 1)
     features = Scattering2D(J=2, L=8, padding="zeros")(x)
-    # Kymatio's size is that without the margin of 2**J, which is here already.
+    # Kymatio is given the size without the margin of 2**J, because these images contain the margin.
     padded = np.pad(x[..., 0], ((0, 0), (4, 4), (4, 4)))
     wanted = kymatio_scattering.Scattering2D(2, (16, 16), pre_pad=True)(padded)
     np.testing.assert_allclose(features, np.moveaxis(wanted, 1, -1), rtol=1e-5, atol=1e-6)
@@ -79,8 +79,8 @@ def test_graphs_and_parts_of_a_batch_equal_the_whole(jit_compile):
     if not jit_compile:
         layer._rows_at_a_time = 5
     traced = tf.function(features_and_gradient, jit_compile=jit_compile)
-    for got, wanted in zip(traced(layer, x), whole, strict=True):
-        np.testing.assert_allclose(got, wanted, atol=1e-6)
+    for features, wanted in zip(traced(layer, x), whole, strict=True):
+        np.testing.assert_allclose(features, wanted, atol=1e-6)
 
 
 def test_gradients_are_derivatives_and_those_of_black_are_finite():

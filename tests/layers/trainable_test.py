@@ -1,4 +1,4 @@
-"""`tfdpx.layers.trainable`: the weights that it leaves to train, and saved models."""
+"""`tfdpx.layers.trainable`: the weights that it leaves trainable, and saved models."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ layers = keras.layers
 
 
 def transformer():
-    """One block of attention and a dense layer, and a new head."""
+    """Returns a model of one attention block and a dense layer, with a new head."""
     seeds.fix(3)
     inputs = keras.Input((4, 6))
     x = layers.Add()([inputs, layers.MultiHeadAttention(2, 3, name="attention")(inputs, inputs)])
@@ -23,7 +23,7 @@ def transformer():
 
 
 def convolutional():
-    """Batch normalization that a user froze, group normalization, and a convolution as head."""
+    """Returns frozen batch normalization, group normalization, and a convolution as head."""
     seeds.fix(3)
     inputs = keras.Input((4, 4, 2))
     x = layers.BatchNormalization(name="batch")(layers.Conv2D(3, 3, name="first")(inputs))
@@ -52,7 +52,7 @@ OF_ATTENTION = {f"{x}/bias" for x in ("query", "key", "value", "attention_output
         (convolutional, "norm", {"group/gamma", "group/beta"}),
     ],
 )
-def test_what_trains(make, what, wanted):
+def test_weights_that_train(make, what, wanted):
     model = make()
     count = trainable(model, what)
     assert names(model) == wanted | HEAD
@@ -64,7 +64,7 @@ def test_what_trains(make, what, wanted):
 
 
 class MaskedHead(layers.Layer):
-    """As that of masked language models: its last step is the table that embeds the tokens."""
+    """The head of a masked language model: its last step multiplies by the embedding table."""
 
     def __init__(self, table):
         super().__init__(name="head")
@@ -122,7 +122,7 @@ def test_a_loaded_lora_model_trains_its_factors_and_nothing_else(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     trainable(loaded, "lora")
-    layer = loaded.get_layer("between")  # Keras loads what was merged, and factors of zero.
+    layer = loaded.get_layer("between")  # Keras loads the merged kernels, and factors of zero.
     assert not np.any(layer.lora_kernel_a.numpy()) and not np.any(layer.lora_kernel_b.numpy())
     plan = tfdpx.PrivacyPlan(24, 24, steps=2, noise_multiplier=1e-6, delta=1e-3)
     loaded.compile(

@@ -10,7 +10,7 @@ from tfdpx.layers import WSConv2D
 
 
 def standardize_by_hand(kernel, gain=1.0, epsilon=1e-4):
-    """Appendix C.1 of De et al. (2022), in float64: a row for each weight of a filter."""
+    """Standardizes by appendix C.1 of De et al. (2022), in float64; a row for each weight."""
     filters = np.asarray(kernel, "float64").reshape(-1, kernel.shape[-1])
     filters = filters - filters.mean(axis=0)
     filters = filters / np.sqrt(np.maximum((filters**2).sum(axis=0), epsilon))
@@ -19,7 +19,7 @@ def standardize_by_hand(kernel, gain=1.0, epsilon=1e-4):
 
 @st.composite
 def conv_arguments(draw):
-    """Arguments of a convolution, the channels of its input and the input's size."""
+    """Draws the arguments of a convolution, the channels of its input and the input's size."""
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     strides, dilation = draw(st.sampled_from([(1, 1), (2, 1), ((2, 1), 1), (1, 2), (1, (1, 2))]))
     arguments = {
@@ -69,7 +69,8 @@ def test_statistics_stay_in_float32_under_mixed_precision():
     layer = WSConv2D(4, 3, use_gain=True, dtype="mixed_bfloat16")
     images = np.random.default_rng(4).normal(size=(2, 8, 8, 3)).astype("float32")
     layer.build(images.shape)
-    # bfloat16 keeps eight bits: a weight of 100 + N(0, 1) would lose nearly all of its variation.
+    # bfloat16 keeps eight bits, so a weight of 100 + N(0, 1) would lose nearly all of its
+    # variation.
     layer.kernel.assign(100.0 + np.random.default_rng(5).normal(size=layer.kernel.shape))
     assert layer(images).dtype == tf.bfloat16
     assert layer.standardized_kernel().dtype == tf.float32

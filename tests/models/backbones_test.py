@@ -1,4 +1,4 @@
-"""Backbones: of names and of models, resizing, preprocessing, weights, batch normalization."""
+"""Backbones by name and from models: resizing, preprocessing, weights, batch normalization."""
 
 import types
 
@@ -22,11 +22,11 @@ def images(height=32, width=32, channels=3, rows=2):
 
 
 def network(shape=(16, 12, 3), name="theirs", norms=L.BatchNormalization):
-    """Feature maps, with statistics that are not those of new layers."""
+    """Returns a model to feature maps, with statistics that differ from those of new layers."""
     layers = [L.Conv2D(4, 3, strides=2, name="conv"), norms(name="norm"), L.ReLU()]
-    made = keras.Sequential([keras.Input(shape), *layers], name=name)
-    randomize(made)
-    return made
+    model = keras.Sequential([keras.Input(shape), *layers], name=name)
+    randomize(model)
+    return model
 
 
 def randomize(model):
@@ -42,7 +42,7 @@ def norms_of(model, layer_class=L.BatchNormalization):
 
 @keras.saving.register_keras_serializable(package="backbones_test")
 class Unloadable(L.Layer):
-    """A layer that only its backbone can build again, as that of keras-hub's patches."""
+    """A layer that only its backbone can build again, for example the patches of keras-hub."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
@@ -56,7 +56,7 @@ class Unloadable(L.Layer):
 
 @keras.saving.register_keras_serializable(package="backbones_test")
 class HubBackbone(keras.src.models.functional.Functional):
-    """Like a backbone of keras-hub: built from arguments, saved as these."""
+    """A stand-in for a backbone of keras-hub: built from arguments, and saved as these."""
 
     def __init__(self, tokens=False, **kwargs):
         inputs = x = keras.Input((16, 16, 3))
@@ -74,7 +74,7 @@ class HubBackbone(keras.src.models.functional.Functional):
 
 
 def hub_classifier(body, scale=2 / 255, offset=-1.0):
-    """Like a classifier of keras-hub: a model with a preprocessor."""
+    """Returns a stand-in for a classifier of keras-hub: a model with a preprocessor."""
     model = keras.Model(body.inputs, L.Dense(5, name="predictions")(L.Flatten()(body.output)))
     resize = L.Resizing(16, 16, interpolation="nearest", crop_to_aspect_ratio=True)
     converter = types.SimpleNamespace(scale=scale, offset=offset, resizing=resize)
@@ -159,12 +159,12 @@ def test_saving_keeps_the_preprocessing_and_what_is_frozen(make, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".weights.h5", slow(".keras")])
 def test_weights_from_a_file(suffix, tmp_path):
-    made = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
-    randomize(made)
+    source = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
+    randomize(source)
     path = tmp_path / f"saved{suffix}"
-    made.save_weights(path) if suffix == ".weights.h5" else made.save(path)
+    source.save_weights(path) if suffix == ".weights.h5" else source.save(path)
     model = backbone("MobileNet", 48, weights=path)
-    for weight, wanted in zip(model.get_layer("MobileNet").weights, made.weights, strict=True):
+    for weight, wanted in zip(model.get_layer("MobileNet").weights, source.weights, strict=True):
         np.testing.assert_array_equal(weight, wanted)
     text = tmp_path / f"text{suffix}"
     text.write_text("not weights")
@@ -175,19 +175,19 @@ def test_weights_from_a_file(suffix, tmp_path):
 
 
 def test_weights_of_imagenet_are_asked_for_and_public(monkeypatch, tmp_path):
-    real, asked = keras.applications.MobileNet, []
+    real, requests = keras.applications.MobileNet, []
     real(include_top=False, weights=None).save_weights(tmp_path / "saved.weights.h5")
 
-    def downloading(weights, **given):
-        asked.append(weights)
-        made = real(weights=None, **given)
-        made.load_weights(tmp_path / "saved.weights.h5")
-        return made
+    def downloading(weights, **arguments):
+        requests.append(weights)
+        loaded = real(weights=None, **arguments)
+        loaded.load_weights(tmp_path / "saved.weights.h5")
+        return loaded
 
     downloading.__module__ = real.__module__
     monkeypatch.setattr(keras.applications, "MobileNet", downloading)
     model = keras.Sequential([backbone("MobileNet", 32), L.Dense(2)])
-    assert asked == ["imagenet"]
+    assert requests == ["imagenet"]
     model.compile(tfdpx.DPSGD(0.1, batch_size=2, noise_multiplier=1.0), "mse")
     assert model.optimizer.ledger.is_complete
 
@@ -196,14 +196,14 @@ def test_replacement_keeps_the_kernels():
     theirs = network()
     model = backbone(theirs, batch_norm="replace", pixels="0..1")
     assert not norms_of(model) and len(norms_of(model, GroupNorm)) == 1
-    kept = [w for w in theirs.weights if w.name in ("kernel", "bias", "gamma", "beta")]
-    for weight, wanted in zip(model.weights, kept, strict=True):
+    trained = [w for w in theirs.weights if w.name in ("kernel", "bias", "gamma", "beta")]
+    for weight, wanted in zip(model.weights, trained, strict=True):
         np.testing.assert_array_equal(weight, wanted)
     assert len(model.trainable_variables) == 4
 
 
 def test_private_gradients_are_those_of_batches_of_one():
-    # Through resizing and preprocessing, of images of another size.
+    # With resizing and preprocessing, of images of another size.
     body = backbone(nested(), input_shape=(10, 20, 3), batch_norm="freeze", pixels="caffe")
     model = keras.Sequential([body, L.Dense(3)])
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -1,4 +1,4 @@
-"""What every model keeps to: size, files, precision, private training, and its errors."""
+"""Rules for every model: size, files, precision, private training, and its errors."""
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ def of_two_stages(monkeypatch):
 
 
 def test_every_model_has_a_case():
-    # The others are functions: `backbone` and `zero_shot_head`.
+    # `backbone` and `zero_shot_head` are functions, not models.
     assert {name for name in models.__all__ if name[0].isupper()} <= MODELS.keys()
 
 
@@ -58,8 +58,8 @@ def test_it_is_saved_whole_and_trains_privately(name, tmp_path):
     restored = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(restored(X), model(X))
     assert len(restored.trainable_weights) == len(model.trainable_weights)
-    made = small.model()
-    model.compile(made.optimizer, made.loss, jit_compile=False)
+    template = small.model()
+    model.compile(template.optimizer, template.loss, jit_compile=False)
     changes = small.step(model, X, np.arange(4) % 3)
     [way] = model.optimizer.independence
     assert way.startswith(("batched", "mapped"))

@@ -1,4 +1,4 @@
-"""NFResNet: size, and a second construction from the same weights."""
+"""NFResNet: its size, and a second construction from the same weights."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_number_of_parameters():
 
 
 def nf_resnet_by_hand(weights, images, blocks):
-    """Brock et al. (2021a) from named weights: x + alpha gain f(x / beta)."""
+    """Computes Brock et al. (2021a) from named weights: x + alpha gain f(x / beta)."""
     gamma = 1 / np.sqrt((1 - 1 / np.pi) / 2)
 
     def conv(x, name, strides=1):

@@ -1,4 +1,4 @@
-"""ScatterLinear, ScatterCNN and LinearOnFeatures: their features, and what trains."""
+"""ScatterLinear, ScatterCNN and LinearOnFeatures: their features, and their trainable weights."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The parts of trained models: features, head, scaling of pixels; and those that are refused."""
+"""The parts of trained models: features, head, scaling of pixels; and models that are refused."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ SHAPE = (16, 12, 3)
 
 
 def body():
-    """Layers to feature maps."""
+    """Returns layers to feature maps."""
     return [L.Conv2D(4, 3, strides=2), L.BatchNormalization(), L.ReLU()]
 
 
@@ -20,7 +20,7 @@ def nested():
 
 
 def classifying():
-    """A functional model with a head, to be part of another."""
+    """Returns a functional model with a head, to be part of another."""
     inputs = x = keras.Input(SHAPE)
     for layer in (*body(), L.GlobalAveragePooling2D(name="end")):
         x = layer(x)
@@ -38,7 +38,7 @@ def sequential(*layers):
 
 
 POOL = L.GlobalAveragePooling2D
-# A model, with a layer "end" whose outputs are the features; and whether it has a layer "head".
+# A model that returns its features from a layer "end", and whether it has a layer "head".
 CASES = {
     "dense head": (lambda: sequential(*body(), POOL(name="end"), L.Dense(7, name="head")), True),
     "softmax behind the head": (
@@ -93,7 +93,7 @@ def arithmetic():
         (arithmetic, True),
         (lambda: sequential(*body()), False),
         (lambda: sequential(nested(), L.Rescaling(2.0)), False),
-        (residual, False),  # It adds, behind its first weights.
+        (residual, False),  # An addition behind the first weights.
     ],
 )
 def test_whether_a_model_scales_pixels_itself(make, expected):

@@ -19,9 +19,9 @@ CODE = dict(use_gain=True, use_bias=True, norm_before_relu=False, projection_nor
 
 
 def wide_resnet(weights, images, depth, groups, norm_before_relu=True):
-    """Zagoruyko & Komodakis (2016) with the changes of De et al. (2022), from named weights.
+    """Computes Zagoruyko & Komodakis (2016) with the changes of De et al. (2022).
 
-    Gains, biases and normalized projections are where the weights have them.
+    Gains, biases and normalized projections are applied where `weights` has them.
     """
 
     def conv(x, name, strides=1):
@@ -63,7 +63,7 @@ def wide_resnet(weights, images, depth, groups, norm_before_relu=True):
 def test_same_logits_from_a_second_construction(depth, width, size, groups, arguments):
     model = WideResNet(depth, width, 10, input_shape=(size, size, 3), groups=groups, **arguments)
     weights = randomized_weights(model)
-    # Every weight matters: the comparison would notice a part that is left out.
+    # Every weight matters, so the comparison would notice a missing part.
     assert len(weights) == len(model.trainable_weights)
     images = np.random.default_rng(1).normal(size=(2, size, size, 3))
     order = arguments.get("norm_before_relu", True)

@@ -1,4 +1,4 @@
-"""A classifier from the names of its classes, by a small text encoder that is made here."""
+"""A classifier from the names of its classes, with a small text encoder that is built here."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 import tfdpx
 
 NAMES = ["round dark", "round light", "square dark"]
-# Two units for the shape, two for the shade: what the words mean is in the embedding.
+# Two units for the shape, two for the shade: the embedding holds the meaning of the words.
 MEANING = dict(zip(("round", "square", "dark", "light"), np.eye(4), strict=True))
 
 
@@ -47,7 +47,7 @@ def test_columns_are_the_names_at_norm_100():
         (dict(text_encoder=lambda texts: np.ones([3])), r"must return embeddings \[3, d\]"),
     ],
 )
-def test_what_is_refused(arguments, message):
+def test_unfit_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         tfdpx.models.zero_shot_head(
             **{"text_encoder": encoder(), "class_names": NAMES, **arguments}

@@ -1,4 +1,4 @@
-"""Examples made to move a clipped sum by more than C: in whole models, with extreme weights."""
+"""Examples that try to move a clipped sum by more than C, in whole models with extreme weights."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ PATTERNS = ("huge gradients", "duplicates", "zero gradients", "one among duplica
 
 
 def batch(name, pattern, rng):
-    """Inputs, and gradients at the model's outputs, of a few examples and a hostile first one."""
+    """Draws inputs, and gradients at the outputs, of a hostile first example and a few others."""
     shape = fuzz_configurations.MODELS[name][0]
     size = 10.0 ** rng.uniform(2, 12)
     y = rng.normal(size=(EXAMPLES, CLASSES)) * 10.0 ** rng.uniform(-3, 3)
@@ -38,18 +38,18 @@ def batch(name, pattern, rng):
 
 
 def extreme(model, rng):
-    """Gives a model weights of unlike sizes, from tiny to large."""
+    """Assigns random weights of very different sizes."""
     for variable in model.trainable_variables:
         scale = 10.0 ** rng.uniform(-6, 3)
         variable.assign(scale * rng.normal(size=variable.shape))
 
 
 def largest_ratio(name, policy="float32", jit_compile=False, trials=30, seed=0):
-    """The most that leaving out an example moved the clipped sum, in units of C.
+    """Returns the largest change of the clipped sum when an example is left out, in units of C.
 
     Args:
-        name: Of `fuzz_configurations.MODELS`.
-        policy: A dtype policy of Keras.
+        name: String, a key of `fuzz_configurations.MODELS`, for example "tokens".
+        policy: String, a dtype policy of Keras.
         jit_compile: Bool.
         trials: Int; each tries the hostile example and a neighbour.
         seed: Int.
@@ -75,9 +75,9 @@ def largest_ratio(name, policy="float32", jit_compile=False, trials=30, seed=0):
 
 
 def largest_ratio_of_updates(strategy=None, policy="float32", trials=4):
-    """The same for whole updates of `fit`, with and without an example, under a strategy.
+    """Returns the same for whole updates of `fit`, with and without an example, under a strategy.
 
-    Weights begin at zero, so that they show the update to the last bit.
+    The weights begin at zero, because this keeps the update to the last bit.
     """
     rng, worst, batch_size = np.random.default_rng(0), 0.0, 4
     plan = tfdpx.PrivacyPlan(
@@ -100,14 +100,14 @@ def largest_ratio_of_updates(strategy=None, policy="float32", trials=4):
                 tfdpx.distributed.fit(
                     model, plan, x, y, sample_weight=weights.astype("float32"), verbose=0
                 )
-                found = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
-                updates.append(np.concatenate([v.ravel().astype("float64") for v in found]))
+                values = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
+                updates.append(np.concatenate([v.ravel().astype("float64") for v in values]))
             worst = max(worst, batch_size * np.linalg.norm(updates[0] - updates[1]))
     return worst
 
 
 def ratio_on_two_replicas():
-    """What `tfdpx.distributed.fit` under MirroredStrategy does, on two logical devices."""
+    """Returns `largest_ratio_of_updates` under MirroredStrategy, on two logical devices."""
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     assert len(devices) == 2
     return largest_ratio_of_updates(tf.distribute.MirroredStrategy(devices), trials=2)

@@ -1,4 +1,4 @@
-"""Cases like those of `replica_cases`: the white-box audit on replicas."""
+"""The white-box audit on replicas, in cases like those of `replica_cases`."""
 
 from unittest import mock
 
@@ -19,8 +19,8 @@ def report(strategy):
 
 def honest_and_planted():
     _, two = strategies()
-    found = report(two)
-    assert found.passed and found.epsilon_lower_bound > 0.5 * found.epsilon, str(found)
+    outcome = report(two)
+    assert outcome.passed and outcome.epsilon_lower_bound > 0.5 * outcome.epsilon, str(outcome)
     privatize, add_up = mechanism.privatize, replicas.sum_over_replicas
 
     def drawn_by_each(sums, noise_multiplier, batch_size, seed):
@@ -35,11 +35,13 @@ def honest_and_planted():
         return add_up(tf.nest.pack_sequence_as(nest, noisy), context)
 
     with mock.patch.object(mechanism, "privatize", drawn_by_each):
-        found = report(two)
-        assert not found.passed and "Replicas hold different weights" in str(found), str(found)
+        outcome = report(two)
+        assert not outcome.passed and "Replicas hold different weights" in str(outcome), str(
+            outcome
+        )
     with (
         mock.patch.object(replicas, "sum_over_replicas", counted_by_each),
         mock.patch.object(mechanism, "privatize", lambda s, m, b, seed: privatize(s, 0.0, b, seed)),
     ):
-        found = report(two)
-        assert not found.passed and "standard deviation" in str(found), str(found)
+        outcome = report(two)
+        assert not outcome.passed and "standard deviation" in str(outcome), str(outcome)

@@ -1,4 +1,4 @@
-"""Examples whose gradient nearly cancels over positions, and what adding one changes in the sum."""
+"""Examples with a gradient that nearly cancels over positions, and their effect on the sum."""
 
 import keras
 import numpy as np
@@ -12,20 +12,20 @@ PATTERNS = ("opposite outputs", "opposite inputs", "nearly equal inputs", "absor
 
 
 def inner_product(cotangents, outputs):
-    """A loss whose gradient at the outputs of an example is its target."""
+    """A loss with the target as its gradient at the outputs of an example."""
     product = tf.cast(cotangents, "float32") * tf.cast(outputs, "float32")
     return tf.reduce_sum(product, axis=list(range(1, product.shape.rank)))
 
 
 def model_of(inputs, outputs, optimizer=None, **compile_arguments):
-    """A compiled model with the loss `inner_product`."""
+    """Returns a compiled model with the loss `inner_product`."""
     model = keras.Model(inputs, outputs)
     model.compile(optimizer=optimizer or "sgd", loss=inner_product, **compile_arguments)
     return model
 
 
 def worst(rng, pattern, size, positions, fan_in, fan_out):
-    """Inputs [T, fan_in] and output gradients [T, fan_out] of size `size` whose sum is small."""
+    """Returns inputs [T, fan_in] and output gradients [T, fan_out] of `size` with a small sum."""
     shared = rng.normal(size=fan_in)
     direction = rng.normal(size=fan_out)
     signs = np.where(np.arange(positions) % 2, -1.0, 1.0)
@@ -49,26 +49,26 @@ def worst(rng, pattern, size, positions, fan_in, fan_out):
 
 
 def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, mode="chosen"):
-    """A function of x, y and `present` that gives the clipped sums in units of `clip`, compiled."""
-    made = make_engine(model, tf.convert_to_tensor(x), views, mode)
+    """Returns a compiled function of x, y and `present` to the clipped sums in units of `clip`."""
+    engine = make_engine(model, tf.convert_to_tensor(x), views, mode)
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def compiled(x, y, present):
-        result = made(x, y, None)
+        result = engine(x, y, None)
         factors = mechanism.clip_factors(result.squared_norms, present, clip, 1)
         return result.clipped_sums(factors)
 
     def sums(x, y, present):
         with forced_norms(norm):
-            found = compiled(*map(tf.convert_to_tensor, (x, y, present)))
-        return np.concatenate([np.asarray(s, "float64").ravel() for s in found])
+            tensors = compiled(*map(tf.convert_to_tensor, (x, y, present)))
+        return np.concatenate([np.asarray(s, "float64").ravel() for s in tensors])
 
     return sums
 
 
 def sensitivity(sums, x, y, examples, index):
-    """How far the clipped sums move when example `index` is left out."""
+    """Returns how far the clipped sums move when example `index` is left out."""
     present = np.ones(examples, bool)
-    others = present.copy()
-    others[index] = False
-    return np.linalg.norm(sums(x, y, present) - sums(x, y, others))
+    without = present.copy()
+    without[index] = False
+    return np.linalg.norm(sums(x, y, present) - sums(x, y, without))

@@ -1,29 +1,29 @@
-"""Marks beside the cases of a parametrized test."""
+"""Marks for the cases of a parametrized test."""
 
 import pytest
 
 
 def slow(*values):
-    """A slow case."""
+    """Returns a slow case."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def nightly(*values):
-    """A case that only `make nightly` runs."""
+    """Returns a case that only `make nightly` runs."""
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def slow_but(cases, *quick):
-    """`cases`, all of them slow but the `quick` ones.
+    """Marks all `cases` as slow except the `quick` ones.
 
     Raises:
-        ValueError: If a quick one is no case.
+        ValueError: If a quick one is not among the cases.
     """
     cases = list(cases)
-    for each in quick:
-        if each not in cases:
-            raise ValueError(f"Not a case: {each!r}.")
+    for case in quick:
+        if case not in cases:
+            raise ValueError(f"Not a case: {case!r}.")
     return [
-        each if each in quick else slow(*(each if isinstance(each, tuple) else [each]))
-        for each in cases
+        case if case in quick else slow(*(case if isinstance(case, tuple) else [case]))
+        for case in cases
     ]

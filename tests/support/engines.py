@@ -10,7 +10,7 @@ MODES = ("chosen", "mapped", "whole")
 
 
 def make_engine(model, x, views=1, mode="chosen"):
-    """The `Engine` of a model, in one of `MODES`."""
+    """Returns the `Engine` of a model, in one of `MODES`."""
     with mapping() if mode != "chosen" else contextlib.nullcontext():
         engine = Engine(model, x, views)
     if mode == "whole":
@@ -20,5 +20,5 @@ def make_engine(model, x, views=1, mode="chosen"):
 
 
 def mapping():
-    """Within it, no model is known to treat each row by itself."""
+    """A context in which every model is mapped, because none counts as acting row by row."""
     return unittest.mock.patch.object(rowwise, "find_obstacle", lambda model: "a test asks for it")

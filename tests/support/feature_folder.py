@@ -1,4 +1,4 @@
-"""A small folder of features as `classify --head` leaves one, of a Gaussian mixture."""
+"""A small folder of features like that of `classify --head`, from a Gaussian mixture."""
 
 import keras
 
@@ -11,7 +11,7 @@ NUM_CLASSES, DIMENSION = 3, 12
 
 
 def make(path):
-    """A `FeatureFolder` of 600 examples to train on and 200 to test on."""
+    """Makes a `FeatureFolder` of 600 examples to train on and 200 to test on."""
     record = Record(
         "classify",
         DatasetId("mixture"),

@@ -1,4 +1,4 @@
-"""Finished runs for tests that read them: each is made once a session, by the first that asks.
+"""Finished runs for tests that read them: each is made once a session, on the first request.
 
 All workers share one folder, and a file lock makes the others wait. A test that changes a run
 copies it first.
@@ -29,7 +29,7 @@ TINY = dict(model="small_cnn", steps=3, batch_size=64, noise_multiplier=0.82)
 
 
 class FinishedRun(typing.NamedTuple):
-    """A run that ended.
+    """A run that has ended.
 
     Attributes:
         workdir: `pathlib.Path`, its folder.
@@ -67,10 +67,10 @@ class FinishedRuns:
         return self.folder / "photos" / "images" / "digits"
 
     def __call__(self, kind):
-        """Returns the run of a kind, and makes it where no worker has.
+        """Returns the run of a kind, and makes it if no worker has.
 
         Args:
-            kind: String, one of `KINDS`.
+            kind: String, one of `KINDS`, for example "private".
 
         Returns:
             A `FinishedRun`.
@@ -93,7 +93,7 @@ def run(program, workdir, **settings):
     Args:
         program: Module, for example `tfdpx.train.classify`.
         workdir: `pathlib.Path`.
-        **settings: Of its flags.
+        **settings: Values of its flags, for example `steps=3`.
 
     Returns:
         String, the text that it printed.
@@ -134,8 +134,8 @@ def _public(runs, folder):
     """One update without privacy, on the digits."""
     from tfdpx.train import pretrain
 
-    given = dict(recipe="digits", dataset="digits", steps=1, warmup_steps=0)
-    return run(pretrain, folder / "run", data_dir=runs.data_dir, **given)
+    settings = dict(recipe="digits", dataset="digits", steps=1, warmup_steps=0)
+    return run(pretrain, folder / "run", data_dir=runs.data_dir, **settings)
 
 
 def _photos(runs, folder):
@@ -143,8 +143,8 @@ def _photos(runs, folder):
     from tfdpx.train import classify
 
     own_images.write(runs.photos, {3: 20, 5: 20, 8: 20}, size=8)
-    given = dict(epsilon=8.0, steps=4, seed=SEED, augment_flip=False)
-    return run(classify, folder / "run", dataset=f"folder:{runs.photos}", **given)
+    settings = dict(epsilon=8.0, steps=4, seed=SEED, augment_flip=False)
+    return run(classify, folder / "run", dataset=f"folder:{runs.photos}", **settings)
 
 
 def _table(runs, folder):
@@ -152,17 +152,17 @@ def _table(runs, folder):
     from tfdpx.train import classify
 
     path = own_tables.write(folder / "people.csv", own_tables.people(), encoding="utf-8-sig")
-    given = dict(target="bought", epsilon=8.0, bounds=["income/month:0:20000"], model="linear")
-    return run(classify, folder / "run", dataset=f"csv:{path}", **given)
+    settings = dict(target="bought", epsilon=8.0, bounds=["income/month:0:20000"], model="linear")
+    return run(classify, folder / "run", dataset=f"csv:{path}", **settings)
 
 
 def _head(runs, folder):
     """A head on the backbone of the run "private"."""
     from tfdpx.train import classify
 
-    given = dict(head="least_squares", dataset="digits", epsilon=1.0, data_dir=runs.data_dir)
+    settings = dict(head="least_squares", dataset="digits", epsilon=1.0, data_dir=runs.data_dir)
     path = str(runs("private").workdir / "model.keras")
-    return run(classify, folder / "run", init_from=path, **given)
+    return run(classify, folder / "run", init_from=path, **settings)
 
 
 KINDS = {

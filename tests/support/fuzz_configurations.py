@@ -1,4 +1,4 @@
-"""Whole configurations of a private training, at random, held against batches of one."""
+"""Random whole configurations of a private training, compared with batches of one."""
 
 import contextlib
 import warnings
@@ -35,7 +35,7 @@ def frozen(x):
 
 
 IMAGE, SERIES = (6, 6, 2), (5, 4)
-# From names to the shape of an example and what stands before the last layer.
+# From names to the shape of an example and the layers before the last one.
 MODELS = {
     "dense": ((6,), lambda x: L.Dense(5, "relu")(x)),
     "twice": ((6,), twice),
@@ -79,7 +79,7 @@ OPTIMIZERS = {
     "lion": tfdpx.make_private(keras.optimizers.Lion),
 }
 
-# How far clipped sums may be from the oracle's, in units of C for each example.
+# The allowed distance of clipped sums from the oracle's, in units of C for each example.
 TOLERANCES = {"float32": 2e-3, "float64": 2e-3, "mixed_bfloat16": 0.1, "mixed_float16": 0.03}
 HOSTILE = {"infinite": np.inf, "not a number": np.nan, "huge": 1e25, "tiny": 1e-30, "zero": 0.0}
 
@@ -103,17 +103,17 @@ CONFIGURATIONS = st.fixed_dictionaries(
 )
 
 
-def rows_of(given, rng):
-    """Inputs, [n, K, ...] where there are views, and whether one of them is hostile."""
-    count, shape, views = given["examples"], MODELS[given["model"]][0], given["augmult"]
+def rows_of(config, rng):
+    """Draws inputs, [n, K, ...] with views, in which one example may be hostile."""
+    count, shape, views = config["examples"], MODELS[config["model"]][0], config["augmult"]
     shape = (count, *([views] * bool(views)), *shape)
-    if given["model"] == "tokens":
+    if config["model"] == "tokens":
         return rng.integers(0, 7, shape)
     x = rng.normal(size=shape).astype("float32")
-    if given["rows"] == "alike":
+    if config["rows"] == "alike":
         x[:] = x[:1]
-    elif given["rows"] in HOSTILE:
-        x[rng.integers(count)] *= HOSTILE[given["rows"]]
+    elif config["rows"] in HOSTILE:
+        x[rng.integers(count)] *= HOSTILE[config["rows"]]
     return x
 
 
@@ -148,88 +148,88 @@ def policy(name):
         keras.config.set_dtype_policy("float32")
 
 
-def make(given, plan):
-    seeds.fix(given["seed"] % 1000)
-    shape, body = MODELS[given["model"]]
-    inputs = keras.Input(shape, dtype="int64" if given["model"] == "tokens" else None)
+def make(config, plan):
+    seeds.fix(config["seed"] % 1000)
+    shape, body = MODELS[config["model"]]
+    inputs = keras.Input(shape, dtype="int64" if config["model"] == "tokens" else None)
     features = body(inputs)
     if len(features.shape) > 2:
         features = L.Flatten()(features)
     model = keras.Model(inputs, L.Dense(CLASSES)(features))
-    optimizer = OPTIMIZERS[given["optimizer"]](
-        1.0, plan=plan, l2_norm_clip=given["l2_norm_clip"], augmult=given["augmult"],
-        microbatch_size=given["microbatch_size"],
+    optimizer = OPTIMIZERS[config["optimizer"]](
+        1.0, plan=plan, l2_norm_clip=config["l2_norm_clip"], augmult=config["augmult"],
+        microbatch_size=config["microbatch_size"],
     )  # fmt: skip
-    how = given["compile"]
+    how = config["compile"]
     model.compile(
         optimizer,
-        LOSSES[given["loss"]][0](),
+        LOSSES[config["loss"]][0](),
         jit_compile=how == "xla",
         run_eagerly=how == "eager",
     )
     return model
 
 
-def wanted_gradient(model, given, drawn):
-    """Oracle, float64 [P]: the clipped sum over the drawn examples, by B C."""
+def wanted_gradient(model, config, drawn):
+    """Returns the oracle, float64 [P]: the clipped sum over the drawn examples, divided by B C."""
     x, y, weights = drawn
-    views = max(given["augmult"], 1)
+    views = max(config["augmult"], 1)
     if not len(x):
         return np.zeros(sum(int(np.prod(v.shape)) for v in model.trainable_variables))
-    if given["augmult"]:
+    if config["augmult"]:
         x = x.reshape(-1, *x.shape[2:])
     repeated = [tf.convert_to_tensor(np.repeat(part, views, axis=0)) for part in (y, weights)]
     with np.errstate(all="ignore"):
-        each = oracle.batch_of_one_gradients(model, tf.convert_to_tensor(x), *repeated, views)
-        norms = np.linalg.norm(each, axis=1)
-        each[~np.isfinite(norms)], norms[~np.isfinite(norms)] = 0.0, 0.0
-        factors = 1.0 / np.maximum(norms, given["l2_norm_clip"])
-    batch_size = min(given["batch_size"], given["examples"])
-    return factors @ each / batch_size
+        gradients = oracle.batch_of_one_gradients(model, tf.convert_to_tensor(x), *repeated, views)
+        norms = np.linalg.norm(gradients, axis=1)
+        gradients[~np.isfinite(norms)], norms[~np.isfinite(norms)] = 0.0, 0.0
+        factors = 1.0 / np.maximum(norms, config["l2_norm_clip"])
+    batch_size = min(config["batch_size"], config["examples"])
+    return factors @ gradients / batch_size
 
 
 def flat(model):
     return np.concatenate([np.ravel(v.numpy()) for v in model.trainable_variables]).astype(float)
 
 
-def check(given):
-    """Trains one update and holds it against the oracle. Returns "trained" or "refused".
+def check(config):
+    """Trains one update and compares it with the oracle. Returns "trained" or "refused".
 
-    Raises whatever the training raises, and AssertionError where the update is wrong.
+    Raises AssertionError if the update is wrong, and any error of the training.
     """
-    rng = np.random.default_rng(given["seed"])
-    count = given["examples"]
-    x, y = rows_of(given, rng), targets_of(LOSSES[given["loss"]][1], count, rng)
-    weights = weights_of(given["weights"], count, rng)
-    mapped = engines.mapping() if given["engine"] == "mapped" else contextlib.nullcontext()
-    with warnings.catch_warnings(), policy(given["policy"]), mapped:
+    rng = np.random.default_rng(config["seed"])
+    count = config["examples"]
+    x, y = rows_of(config, rng), targets_of(LOSSES[config["loss"]][1], count, rng)
+    weights = weights_of(config["weights"], count, rng)
+    mapped = engines.mapping() if config["engine"] == "mapped" else contextlib.nullcontext()
+    with warnings.catch_warnings(), policy(config["policy"]), mapped:
         warnings.simplefilter("ignore")
         plan = tfdpx.PrivacyPlan(
-            count, batch_size=min(given["batch_size"], count), steps=1, noise_multiplier=0.0,
+            count, batch_size=min(config["batch_size"], count), steps=1, noise_multiplier=0.0,
             delta=1e-6,
         )  # fmt: skip
-        model = make(given, plan)
-        [batch] = plan.batches(x, y, weights, seed=given["seed"])
+        model = make(config, plan)
+        [batch] = plan.batches(x, y, weights, seed=config["seed"])
         batch = [part.numpy() for part in batch]
         present = batch[2] != 0
         wanted = None
-        if given["model"] not in REFUSED:
-            wanted = wanted_gradient(model, given, [part[present] for part in batch])
+        if config["model"] not in REFUSED:
+            wanted = wanted_gradient(model, config, [part[present] for part in batch])
         before = flat(model)
-        model.fit(plan.batches(x, y, weights, seed=given["seed"]), verbose=0)
+        model.fit(plan.batches(x, y, weights, seed=config["seed"]), verbose=0)
         optimizer = model.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        after, found = flat(model), optimizer.privatized_gradient_norm
-    assert given["model"] not in REFUSED, "A model that mixes examples was trained."
+        after, norm = flat(model), optimizer.privatized_gradient_norm
+    assert config["model"] not in REFUSED, "A model that mixes examples was trained."
     assert optimizer.ledger.steps == 1
     assert np.isfinite(after).all(), "Weights that are not finite."
     batch_size = plan.batch_size
-    assert found * batch_size <= present.sum() * (1 + 1e-5) + 1e-30, "More than n C was added."
-    if given["rows"] in ("huge", "infinite", "not a number") or given["weights"] == "extreme":
-        return  # What overflows on the way depends on the order; the bound above is what counts.
-    most = TOLERANCES[given["policy"]] * max(present.sum(), 1)
-    assert abs(found - np.linalg.norm(wanted)) * batch_size <= most, "Another norm than wanted."
-    if given["optimizer"] == "sgd":
+    assert norm * batch_size <= present.sum() * (1 + 1e-5) + 1e-30, "More than n C was added."
+    if config["rows"] in ("huge", "infinite", "not a number") or config["weights"] == "extreme":
+        return  # Intermediate overflows depend on the order, so only the bound above holds.
+    most = TOLERANCES[config["policy"]] * max(present.sum(), 1)
+    assert abs(norm - np.linalg.norm(wanted)) * batch_size <= most, "Another norm than wanted."
+    if config["optimizer"] == "sgd":
         off = np.linalg.norm(before - after - wanted) * batch_size
         rounding = 1e-6 * np.linalg.norm(before) * batch_size
         assert off <= most + rounding, f"The update is off by {off:.3g} C."

@@ -1,4 +1,4 @@
-"""Plans, flags, ledgers and files at random: each is taken, or refused by an error of ours."""
+"""Random plans, flags, ledgers and files: each is accepted, or refused by an error of tfdpx."""
 
 import contextlib
 import io
@@ -29,9 +29,9 @@ NUMBERS = st.one_of(
 PLANS = st.dictionaries(
     st.sampled_from(["batch_size", "steps", "noise_multiplier", "epsilon"]), NUMBERS, max_size=4
 ).flatmap(
-    lambda given: st.fixed_dictionaries(
+    lambda arguments: st.fixed_dictionaries(
         {
-            **{name: st.just(value) for name, value in given.items()},
+            **{name: st.just(value) for name, value in arguments.items()},
             "num_examples": st.one_of(st.integers(1, 10**6), NUMBERS),
             "delta": st.one_of(st.floats(1e-12, 0.1), NUMBERS),
             "accountant": st.sampled_from(["rdp", "pld", "gdp", "zcdp", "", None, 3]),
@@ -56,7 +56,7 @@ SENSIBLE_PLANS = st.tuples(
 
 
 def is_ours(error):
-    """Whether an error is of a kind that we raise, and was raised by a file of the package."""
+    """Returns whether a file of the package raised an error, of a type that tfdpx raises."""
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
@@ -67,7 +67,7 @@ def is_ours(error):
 
 @contextlib.contextmanager
 def only_our_errors():
-    """Lets an error of ours pass for an answer; any other stays one."""
+    """Accepts an error of tfdpx as an answer; any other is raised."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -77,13 +77,13 @@ def only_our_errors():
             raise
 
 
-def check_plan(given):
-    """A plan keeps what it promises, or is refused."""
+def check_plan(arguments):
+    """A plan keeps its promises, or is refused."""
     with only_our_errors():
-        plan = tfdpx.PrivacyPlan(**given)
+        plan = tfdpx.PrivacyPlan(**arguments)
         spent = plan.epsilon_at(plan.steps)
         assert spent >= 0 and not math.isnan(spent)
-        if given.get("epsilon") is not None:
+        if arguments.get("epsilon") is not None:
             assert spent <= plan.epsilon
         assert 1 <= plan.capacity <= plan.num_examples
         assert tfdpx.PrivacyPlan.from_config(plan.get_config()) == plan
@@ -99,7 +99,7 @@ SAVED_LEDGER = Ledger(
 
 @st.composite
 def damage(draw, size):
-    """A function of bytes of this size, or so, that cuts them off, changes or removes some."""
+    """Draws a change to about this many bytes, for example a cut or a flipped byte."""
     kind = draw(st.sampled_from(["cut", "flip", "flip", "insert", "remove", "other"]))
     place = draw(st.integers(0, max(size - 1, 0)))
     more = draw(st.binary(min_size=1, max_size=40))
@@ -107,7 +107,7 @@ def damage(draw, size):
 
 
 def damaged(content, how):
-    """`content` after a `damage`."""
+    """Returns `content` after a `damage`."""
     kind, place, more = how
     place = min(place, max(len(content) - 1, 0))
     if kind == "cut":
@@ -122,7 +122,7 @@ def damaged(content, how):
 
 
 def check_ledger(how):
-    """A damaged ledger is refused, or is a ledger."""
+    """A damaged ledger is refused, or can be read as a ledger."""
     text = damaged(SAVED_LEDGER.encode(), how).decode("latin-1")
     with only_our_errors():
         ledger = Ledger.from_json(text)
@@ -133,11 +133,11 @@ def check_ledger(how):
 
 
 def check_checkpoint(whole, folder, how):
-    """A damaged checkpoint is refused, or what is restored is what was saved.
+    """A damaged checkpoint is refused, or the saved values are restored.
 
     Args:
         whole: Path of a folder with a whole checkpoint.
-        folder: Path of another folder, which gets the damaged one.
+        folder: Path of another folder for the damaged copy.
         how: A `damage`.
     """
     content = (whole / CHECKPOINT).read_bytes()
@@ -153,13 +153,13 @@ def check_checkpoint(whole, folder, how):
 
 
 def parts(content):
-    """`{name: bytes}` of what a checkpoint's file holds."""
+    """Returns `{name: bytes}` of the members of a checkpoint's file."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 def flag_strategy(settings_class):
-    """Dicts of values for the fields of a dataclass of settings, from the command line's view."""
+    """Draws dicts of values from the command line for the fields of a dataclass of settings."""
     import dataclasses
 
     values = {}
@@ -184,22 +184,22 @@ def flag_strategy(settings_class):
 
 
 def flags():
-    """Dicts of a preset and a few flags of `classify`."""
+    """Draws dicts of a preset and a few flags of `classify`."""
     from tfdpx.train import presets, settings
 
     values = flag_strategy(settings.Settings)
     few = st.sets(st.sampled_from(sorted(values)), max_size=4)
-    given = few.flatmap(lambda names: st.fixed_dictionaries({n: values[n] for n in names}))
-    return st.tuples(st.sampled_from([*presets.names(), "", "nothing", "table12/x"]), given)
+    flag_values = few.flatmap(lambda names: st.fixed_dictionaries({n: values[n] for n in names}))
+    return st.tuples(st.sampled_from([*presets.names(), "", "nothing", "table12/x"]), flag_values)
 
 
-def check_flags(preset_and_given):
+def check_flags(preset_and_flags):
     """Flags give settings and a plan, or a line that says what is wrong."""
     from tfdpx.train import defaults, settings
     from tfdpx.train.errors import UserError
 
-    preset, given = preset_and_given
+    preset, flag_values = preset_and_flags
     with contextlib.suppress(UserError), only_our_errors(), contextlib.redirect_stdout(None):
-        asked, _ = defaults.complete(settings.resolve(preset, given), 50_000)
-        plan = asked.privacy_plan(50_000)
+        values, _ = defaults.complete(settings.resolve(preset, flag_values), 50_000)
+        plan = values.privacy_plan(50_000)
         assert plan.epsilon >= 0

@@ -1,4 +1,4 @@
-"""Every head in small, for tests that hold for each of `tfdpx.heads.__all__`."""
+"""Every head on small data, for tests that hold for each of `tfdpx.heads.__all__`."""
 
 import math
 
@@ -13,7 +13,7 @@ FREE = dict(num_classes=CLASSES, epsilon=math.inf, l2_norm_clip=math.inf)
 
 
 def data(count=40, seed=0):
-    """Features [count, WIDTH] about a corner for each class, and labels."""
+    """Draws features [count, WIDTH] around one corner for each class, and their labels."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, count)
     x = rng.normal(size=(count, WIDTH)) + 2 * np.eye(CLASSES, WIDTH)[labels]
@@ -24,14 +24,14 @@ PUBLIC = data(8, 1)
 
 
 class WithPublic(heads.AdaMix):
-    """AdaMix that is fitted as the other heads are."""
+    """AdaMix with the same `fit` as the other heads."""
 
     def fit(self, features, labels=None, **arguments):
-        """As `AdaMix.fit`, with public data."""
+        """Calls `AdaMix.fit` with public data."""
         return super().fit(features, labels, **{"public_data": PUBLIC, **arguments})
 
 
-# Head -> cases that differ in what they release -> arguments. A head without cases fails the tests.
+# Head -> cases with different releases -> arguments. A head without cases fails the tests.
 CASES = {
     "AdaMix": {
         "adamix": dict(noise_multiplier=8.0),
@@ -56,7 +56,7 @@ FIRST = [next(iter(cases)) for cases in CASES.values()]
 
 
 def make(name, **arguments):
-    """The head of a case, not fitted."""
+    """Returns the head of a case, not fitted."""
     head = NAMES[name]
     kind = WithPublic if head == "AdaMix" else getattr(heads, head)
     clip = {} if head == "AdaMix" else {"l2_norm_clip": CLIP}

@@ -1,4 +1,4 @@
-"""Individual accounting replayed in NumPy, from what a linear classifier's weights did."""
+"""Individual accounting replayed in NumPy, from the changes of a linear classifier's weights."""
 
 import functools
 
@@ -14,19 +14,19 @@ SEED = 5
 
 
 def data(views=0):
-    """Vectors [40, 5], or [40, views, 5], of very different lengths, and labels [40]."""
+    """Draws vectors [40, 5], or [40, views, 5], of very different lengths, and labels [40]."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(COUNT, views or 1, FEATURES)) * rng.uniform(0.02, 1.5, (COUNT, 1, 1))
     return (x if views else x[:, 0]).astype("float32"), rng.integers(0, CLASSES, COUNT)
 
 
 def make_plan(**arguments):
-    given = dict(batch_size=15, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
-    return tfdpx.PrivacyPlan(COUNT, **{**given, **arguments})
+    defaults = dict(batch_size=15, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
+    return tfdpx.PrivacyPlan(COUNT, **{**defaults, **arguments})
 
 
 class Weights(keras.callbacks.Callback):
-    """The kernel before every update, and at the end."""
+    """Records the kernel before every update, and at the end."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ def train(
     class_weight=None,
     **arguments,
 ):
-    """A model after the plan's steps, on draws of `SEED`; the kernels before each and after all."""
+    """Trains on draws of `SEED`; returns the model, and all kernels from start to end."""
     model, weights = make_model(plan, accountant, views, **arguments), Weights()
     batches = plan.batches(
         *(xy or data(views)),
@@ -77,13 +77,13 @@ def train(
 
 
 def draws(plan):
-    """The ids that each step draws."""
+    """Returns the ids that each step draws."""
     batches = plan.batches(np.arange(1, COUNT + 1), seed=SEED)
     return [ids.numpy()[weights.numpy() > 0] - 1 for ids, _, weights in batches]
 
 
 def gradients(x, y, kernel):
-    """float64 [n, features, classes]: each example's mean over its views."""
+    """Returns each example's mean gradient over its views, float64 [n, features, classes]."""
     x = x.astype(float).reshape(len(x), -1, FEATURES)
     logits = x @ kernel
     p = np.exp(logits - logits.max(-1, keepdims=True))
@@ -93,28 +93,28 @@ def gradients(x, y, kernel):
 
 @functools.cache
 def kernels_of_noise(plan, views):
-    """The kernels of a training on absent examples: the noise of `SEED`'s training alone."""
+    """Returns the kernels of a training without examples, which show the noise of `SEED` alone."""
     return train(plan, views=views, weight=np.zeros(COUNT))[1]
 
 
 def check(plan, accountant, views=0, class_weight=None, **arguments):
-    """Trains, and raises AssertionError unless each clip was the accounted one."""
+    """Trains, and raises AssertionError if a clip differs from the accounted one."""
     x, y = data(views)
-    model, seen = train(plan, accountant, views, class_weight=class_weight, **arguments)
+    model, kernels = train(plan, accountant, views, class_weight=class_weight, **arguments)
     weights = np.array([(class_weight or {}).get(label, 1.0) for label in range(CLASSES)])
     weights = (weights / weights.max())[y]
     noise_alone = kernels_of_noise(plan, views)
     level, charged = np.ones(COUNT), []
     drawn = draws(plan)
-    assert len(drawn) == plan.steps == len(seen) - 1
+    assert len(drawn) == plan.steps == len(kernels) - 1
     for step, ids in enumerate(drawn):
-        each = gradients(x, y, seen[step])
-        norms = np.sqrt((each**2).sum((1, 2))) / CLIP
+        per_example = gradients(x, y, kernels[step])
+        norms = np.sqrt((per_example**2).sum((1, 2))) / CLIP
         charged.append(level.copy())
         weighted = np.minimum(norms, 1) * weights
         factors = np.minimum(weighted, level)[ids] / norms[ids] / CLIP
-        expected = -RATE / plan.batch_size * np.einsum("n,nfc->fc", factors, each[ids])
-        moved = (seen[step + 1] - seen[step]) - (noise_alone[step + 1] - noise_alone[step])
+        expected = -RATE / plan.batch_size * np.einsum("n,nfc->fc", factors, per_example[ids])
+        moved = (kernels[step + 1] - kernels[step]) - (noise_alone[step + 1] - noise_alone[step])
         np.testing.assert_allclose(moved, expected, atol=2e-6)
         for i in ids:
             level[i] = next((f for f in accountant.fractions if f >= weighted[i]), 1.0)
@@ -123,7 +123,7 @@ def check(plan, accountant, views=0, class_weight=None, **arguments):
     assert (counts.sum(axis=1) == plan.steps).all()
     np.testing.assert_allclose(counts @ accountant.fractions, np.sum(charged, axis=0))
     expected = individual_epsilon(charged, plan, conversion=accountant.conversion)
-    found = accountant.epsilon()
-    np.testing.assert_allclose(found, np.minimum(expected, plan.epsilon), rtol=1e-9)
-    assert (found <= plan.epsilon).all() and np.ptp(found) > 0.1 * plan.epsilon
+    epsilons = accountant.epsilon()
+    np.testing.assert_allclose(epsilons, np.minimum(expected, plan.epsilon), rtol=1e-9)
+    assert (epsilons <= plan.epsilon).all() and np.ptp(epsilons) > 0.1 * plan.epsilon
     return model

@@ -1,4 +1,4 @@
-"""Individual accounting on replicas, in a process of its own."""
+"""Individual accounting on replicas, in a separate process."""
 
 import individual_replay as replay
 import numpy as np

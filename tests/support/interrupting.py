@@ -9,7 +9,7 @@ import pytest
 
 @contextlib.contextmanager
 def ctrl_c_after(update, times=1):
-    """Within it, this process gets Ctrl-C so many times after the given update of any `fit`."""
+    """Sends this process Ctrl-C so many times after the given update of any `fit`."""
     end = keras.callbacks.CallbackList.on_train_batch_end
 
     def ended(self, *args, **kwargs):

@@ -9,12 +9,12 @@ from tfdpx._keras import layer_internals, model_internals
 from tfdpx.per_example.cost_model import forced_norms
 from tfdpx.per_example.rows import Rows
 
-# How far norms may be above the exact ones: the terms of the longest sum times 2^-24, about.
+# The allowed excess of norms over the exact ones, about 2^-24 for each term of the longest sum.
 ALLOWANCE = 3e-4
 
 
 def batch_of_one_gradients(model, x, y, sample_weight, views):
-    """[B, P] float64: each example's flat gradient, the mean of ordinary ones over its K rows."""
+    """Returns flat gradients, float64 [B, P]: for each example the mean over its K rows."""
     rows = len(tf.nest.flatten(y)[0])
     gradients = []
     for i in range(rows):
@@ -28,12 +28,12 @@ def batch_of_one_gradients(model, x, y, sample_weight, views):
 
 
 def values(model):
-    """The `tf.Variable`s that are trained."""
+    """Returns the trained `tf.Variable`s."""
     return [v.value for v in model.trainable_variables]
 
 
 def flatten(model, gradients):
-    """One float64 vector of a list of gradients, zeros where there is none."""
+    """Returns one float64 vector of a list of gradients, with zeros for None."""
     parts = []
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         gradient = tf.zeros(variable.shape) if gradient is None else tf.convert_to_tensor(gradient)
@@ -42,10 +42,10 @@ def flatten(model, gradients):
 
 
 def run_engine(model, x, y, sample_weight=None, views=1, mode="chosen", jit_compile=False):
-    """Norms [B] and the function of factors that gives the weighted sum, as numpy."""
+    """Returns norms [B], and a function from factors to the weighted sum, as numpy."""
     model(x)
-    made = make_engine(model, x, views, mode)
-    return _trace(made, model, x, y, sample_weight, views, jit_compile)
+    engine = make_engine(model, x, views, mode)
+    return _trace(engine, model, x, y, sample_weight, views, jit_compile)
 
 
 def _trace(engine, model, x, y, sample_weight, views, jit_compile):
@@ -74,8 +74,7 @@ def assert_matches_batches_of_one(
 ):
     """Fails unless norms and weighted sums equal those of batches of one, to `tolerance`.
 
-    They are computed for each kind of `norms`, forced, as long as a layer does it another way than
-    before.
+    Each kind of `norms` is forced in turn, and skipped if every layer has been compared that way.
     """
     x, y, sample_weight = tf.nest.map_structure(
         lambda t: t if t is None else tf.convert_to_tensor(t), (x, y, sample_weight)
@@ -85,24 +84,25 @@ def assert_matches_batches_of_one(
     wanted = batch_of_one_gradients(model, x, y, sample_weight, views)
     factors = np.random.default_rng(0).uniform(0.0, 1.0, len(wanted))
     factors[0] = 0.0
-    made, compared = make_engine(model, x, views, mode), set()
+    engine, compared = make_engine(model, x, views, mode), set()
     for kind in norms if mode != "whole" else ("auto",):
-        if compared and compared >= _ways(made.choices, kind):
+        if compared and compared >= _ways(engine.choices, kind):
             continue
         with forced_norms(kind):
-            got, weighted = _trace(made, model, x, y, sample_weight, views, jit_compile)
-            got_sum = weighted(factors)
+            bounds, weighted = _trace(engine, model, x, y, sample_weight, views, jit_compile)
+            weighted_sum = weighted(factors)
         if mode != "whole":
-            compared |= _ways(made.choices, kind)
+            compared |= _ways(engine.choices, kind)
         exact = np.linalg.norm(wanted, axis=1)
-        # Norms allow for rounding: they may be above what is exact, and never below.
-        nearest = np.clip(exact, got / (1 + ALLOWANCE), got)
+        # Norms include an allowance for rounding: they may exceed the exact ones, and are never
+        # below.
+        nearest = np.clip(exact, bounds / (1 + ALLOWANCE), bounds)
         np.testing.assert_allclose(nearest, exact, rtol=tolerance, atol=tolerance * 1e-2)
         scale, sums, end = np.abs(wanted).max() * len(wanted), factors @ wanted, 0
         for variable in model.trainable_variables:
             start, end = end, end + int(np.prod(variable.shape))
             np.testing.assert_allclose(
-                got_sum[start:end],
+                weighted_sum[start:end],
                 sums[start:end],
                 rtol=tolerance,
                 atol=tolerance * scale,
@@ -111,7 +111,7 @@ def assert_matches_batches_of_one(
 
 
 def _ways(choices, kind):
-    """The set of what each layer does if `kind` is forced, such as (0, "ghost/ordinary")."""
+    """Returns a set of each layer's number and way if `kind` is forced: `(0, "ghost/ordinary")`."""
     ways = set()
     for number, choice in enumerate(choices):
         seconds = choice.alternatives

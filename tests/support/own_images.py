@@ -1,4 +1,4 @@
-"""Folders of images as people have them, from the digits that scikit-learn bundles."""
+"""Folders of images as users have them, from the digits that scikit-learn bundles."""
 
 import numpy as np
 import sklearn.datasets
@@ -10,7 +10,7 @@ def write(folder, counts, size=16):
 
     Args:
         folder: `pathlib.Path`.
-        counts: Dict from a class, a digit, to how many of its images.
+        counts: Dict from a digit to its number of images, for example `{3: 20, 5: 20}`.
         size: Int.
     """
     bunch = sklearn.datasets.load_digits()
@@ -22,7 +22,7 @@ def write(folder, counts, size=16):
 
 
 def make_messy(folder):
-    """Makes what people have of a folder of `write`: all that a run must take without a word."""
+    """Makes the folder of `write` messy, with oddities that a run must accept silently."""
     kinds = iter(
         [
             ("RGB", "photo one.JPG"), ("RGBA", "größe.png"), ("LA", "b.png"), ("P", "c.gif"),
@@ -51,7 +51,7 @@ def make_messy(folder):
 
 
 def break_two(folder):
-    """Adds a truncated JPEG and a text that calls itself a PNG; returns their names."""
+    """Adds a truncated JPEG and a text file with the suffix of a PNG; returns their names."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and any(path.iterdir()))
     cut = classes[0] / "cut off.jpg"
     Image.effect_noise((64, 64), 80).save(cut, quality=95)

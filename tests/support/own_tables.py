@@ -1,10 +1,10 @@
-"""A table as people have it: odd names, quotes, missing and absurd values."""
+"""A table as users have it: odd names, quotes, missing and absurd values."""
 
 import csv
 
 import numpy as np
 
-RARE = "Zwischenwasser"  # A city in one row alone.
+RARE = "Zwischenwasser"  # A city in a single row.
 
 
 def people(rows=1500):

@@ -1,4 +1,4 @@
-"""One private update of a preset's model at its full image size, in a process of its own.
+"""One private update of a preset's model at its full image size, in a separate process.
 
     python preset_update.py table12/eps8
 
@@ -25,15 +25,15 @@ IMAGES = 2
 
 
 def update(preset):
-    """Makes the update and returns what is known of it, a dict."""
-    asked = settings.resolve(preset, {})
-    entry = tfds.Name.parse(asked.dataset).entry
+    """Makes the update and returns its figures, a dict."""
+    values = settings.resolve(preset, {})
+    entry = tfds.Name.parse(values.dataset).entry
     shape, num_classes = entry.image_shape, entry.num_classes
-    if asked.image_size:
-        shape = (asked.image_size, asked.image_size, shape[2])
-    # No file of a trained model: the weights are new, all else is as the preset says.
-    asked = dataclasses.replace(asked, microbatch_size=1)
-    model = Start(asked).build(
+    if values.image_size:
+        shape = (values.image_size, values.image_size, shape[2])
+    # The weights are new, because there is no file of a trained model; all else follows the preset.
+    values = dataclasses.replace(values, microbatch_size=1)
+    model = Start(values).build(
         types.SimpleNamespace(
             image_shape=shape,
             num_classes=num_classes,
@@ -41,16 +41,16 @@ def update(preset):
             deviation=entry.deviation,
         ),
     )
-    noise = asked.noise_multiplier if asked.noise_multiplier is not None else 1.0
+    noise = values.noise_multiplier if values.noise_multiplier is not None else 1.0
     plan = tfdpx.PrivacyPlan(
-        1_000, batch_size=IMAGES, steps=1, noise_multiplier=noise, delta=asked.delta
+        1_000, batch_size=IMAGES, steps=1, noise_multiplier=noise, delta=values.delta
     )
     model.compile(
-        fitting.private_optimizer(asked, plan, seed=0),
-        fitting.crossentropy(asked.label_smoothing),
+        fitting.private_optimizer(values, plan, seed=0),
+        fitting.crossentropy(values.label_smoothing),
     )
     rng = np.random.default_rng(0)
-    size = [round(asked.augment_resize * length) for length in shape[:2]]
+    size = [round(values.augment_resize * length) for length in shape[:2]]
     x = rng.integers(0, 256, (IMAGES, *size, shape[2])).astype("uint8")
     y = rng.integers(0, num_classes, IMAGES)
     before = [v.numpy() for v in model.trainable_variables]
@@ -61,10 +61,10 @@ def update(preset):
     status = pathlib.Path("/proc/self/status").read_text().splitlines()
     [peak] = [line for line in status if line.startswith("VmHWM:")]
     return {
-        "model": asked.model,
+        "model": values.model,
         "image_size": shape[0],
-        "views": asked.augmult,
-        "trainable": asked.trainable,
+        "views": values.augmult,
+        "trainable": values.trainable,
         "parameters": model.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
         "seconds": seconds,

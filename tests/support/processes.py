@@ -1,4 +1,4 @@
-"""Processes of their own for tests on replicas: TensorFlow fixes its devices at the start."""
+"""Separate processes for tests on replicas, because TensorFlow fixes its devices at the start."""
 
 import importlib
 import json
@@ -12,7 +12,7 @@ import warnings
 def run_alone(*cases, devices=2):
     """Runs cases, each "module.function" of this folder, in a process with logical CPU devices.
 
-    Fails with its stack trace.
+    A failure shows its stack trace.
     """
     _finish([_start(cases, {"LOGICAL_CPUS": str(devices)})])
 
@@ -23,11 +23,11 @@ def run_workers(*cases, count=2):
 
 
 def cluster(count):
-    """The TF_CONFIG of each of `count` workers on free ports of loopback."""
+    """Returns the TF_CONFIG of each of `count` workers on free ports of loopback."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for each in sockets:
-        each.close()
+    for listener in sockets:
+        listener.close()
     return [
         json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
         for index in range(count)

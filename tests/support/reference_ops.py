@@ -5,7 +5,7 @@ import tensorflow as tf
 
 
 def randomized_weights(model, seed=0):
-    """Gives `model` weights of which none is neutral; returns them as {path: float64 array}."""
+    """Randomizes all weights of `model`, so that none is neutral; returns {path: float64 array}."""
     rng = np.random.default_rng(seed)
     for weight in model.trainable_weights:
         shape = tuple(weight.shape)
@@ -19,7 +19,7 @@ def randomized_weights(model, seed=0):
 
 
 def standardized(kernel):
-    """`(w - mean) / (std * sqrt(fan_in))` for each filter (De et al. 2022, C.1)."""
+    """Returns `(w - mean) / (std * sqrt(fan_in))` for each filter (De et al. 2022, C.1)."""
     fan_in = np.prod(kernel.shape[:-1])
     filters = kernel.reshape(fan_in, -1)
     filters = (filters - filters.mean(axis=0)) / (filters.std(axis=0) * np.sqrt(fan_in))
@@ -27,12 +27,12 @@ def standardized(kernel):
 
 
 def convolve(x, kernel, strides=1):
-    """A convolution with zero padding that keeps the size, less the strides."""
+    """Convolves with zero padding that keeps the size, less the strides."""
     return tf.nn.conv2d(x, kernel, strides, "SAME").numpy()
 
 
 def group_norm(x, groups, gamma, beta, epsilon=1e-3):
-    """Wu & He (2018): each example and each group of neighbouring channels alone."""
+    """Normalizes each example and group of neighbouring channels separately (Wu & He, 2018)."""
     batch, height, width, channels = x.shape
     split = x.reshape(batch, height * width, groups, channels // groups)
     split = split - split.mean(axis=(1, 3), keepdims=True)
@@ -41,7 +41,7 @@ def group_norm(x, groups, gamma, beta, epsilon=1e-3):
 
 
 def relu(x):
-    """`max(x, 0)`."""
+    """Returns `max(x, 0)`."""
     return np.maximum(x, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What tests on replicas run in processes of their own, by `processes.run_alone` or `run_workers`.
+"""Tests on replicas for separate processes of `processes.run_alone` or `run_workers`.
 
 Each function without arguments is a case: it trains the same on one device and on replicas.
 """
@@ -23,7 +23,7 @@ NUM_EXAMPLES, FEATURES, STEPS = 60, 6, 4
 
 @functools.cache
 def strategies():
-    """None, and the strategy on all devices and hosts; one a process, or their messages mix."""
+    """Returns None, and one strategy on all devices and hosts, because two would mix messages."""
     if "TF_CONFIG" in os.environ:
         return None, tf.distribute.MultiWorkerMirroredStrategy()
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
@@ -31,7 +31,7 @@ def strategies():
 
 
 def data():
-    """Vectors [60, 6] and labels [60]."""
+    """Draws vectors [60, 6] and labels [60]."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_EXAMPLES, FEATURES)).astype("float32")
     return x, rng.integers(0, 3, NUM_EXAMPLES)
@@ -44,7 +44,7 @@ def make_plan(steps=STEPS, sigma=1.0, batch_size=20):
 
 
 def make_model(strategy, optimizer, loss=None, units=5, **compile_arguments):
-    """A compiled model under `strategy`, whose weights are the same each time."""
+    """Returns a compiled model under `strategy`, with the same weights each time."""
     seeds.fix(7)
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = keras.Sequential(
@@ -72,14 +72,14 @@ def train(strategy, optimizer, plan, seed=3, x=None, callbacks=(), **compile_arg
 
 
 def weights(model):
-    """All trainable weights as one vector."""
+    """Returns all trainable weights as one vector."""
     return np.concatenate(
         [keras.ops.convert_to_numpy(v).ravel() for v in model.trainable_variables]
     )
 
 
-def assert_close(found, wanted, tolerance=1e-6):
-    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * abs(wanted).max())
+def assert_close(values, wanted, tolerance=1e-6):
+    np.testing.assert_allclose(values, wanted, rtol=tolerance, atol=tolerance * abs(wanted).max())
 
 
 OPTIMIZERS = {
@@ -92,8 +92,8 @@ OPTIMIZERS = {
 
 
 @contextlib.contextmanager
-def counting_all_reduces(found):
-    """Appends to `found` the numbers of values in each collective of the graph of an update."""
+def counting_all_reduces(collectives):
+    """Appends the collectives in the graph of each update to `collectives`."""
     original = distributed._execution
 
     def spy(model, strategy):
@@ -101,7 +101,7 @@ def counting_all_reduces(found):
 
         def execute(batches, count):
             graph = function.get_concrete_function(batches, count).graph
-            found.append([node for node in _nodes(graph) if "Collective" in node.op])
+            collectives.append([node for node in _nodes(graph) if "Collective" in node.op])
             return function(batches, count)
 
         return execute
@@ -119,23 +119,23 @@ def _nodes(graph):
 
 
 def updates_agree(name="momentum and EMA", jit_compile=(False,)):
-    """Updates on replicas are those of one device, by XLA too where `jit_compile` names it."""
+    """Updates on replicas equal those of one device, by XLA too if `jit_compile` names it."""
     one, several = strategies()
     wanted, wanted_history = _counted_training(name, one, jit_compile[0])
     assert set(wanted_history) == {
         "loss", "accuracy", "val_loss", "val_accuracy", "epsilon",
         *(["l2_norm_clip"] if name == "adaptive" else []),
     }  # fmt: skip
-    for each in jit_compile:
-        found, history = _counted_training(name, several, each)
-        assert_close(found, wanted)
+    for compiled in jit_compile:
+        trained, history = _counted_training(name, several, compiled)
+        assert_close(trained, wanted)
         assert set(history) == set(wanted_history)
         for key, values in history.items():
             np.testing.assert_allclose(values, wanted_history[key], rtol=1e-5, err_msg=key)
 
 
 def _counted_training(name, strategy, jit_compile):
-    """Weights and history of a training with one all-reduce an update."""
+    """Returns weights and history of a training with one all-reduce an update."""
     collectives = []
     with counting_all_reduces(collectives):
         model, history = train(strategy, OPTIMIZERS[name], make_plan(), jit_compile=jit_compile)
@@ -146,7 +146,7 @@ def _counted_training(name, strategy, jit_compile):
 
 
 def adaptive_updates_agree():
-    """Weights, the clip in the logs, and one noise for all, however many devices there are."""
+    """Weights, the clip in the logs and the noise do not depend on the number of devices."""
     updates_agree("adaptive")
 
 
@@ -155,7 +155,7 @@ def updates_agree_with_and_without_jit():
 
 
 def augmented_updates_agree():
-    """Views and their mixtures are those of the example's number in the draw, on any replica."""
+    """Views and their mixtures follow the example's number in the draw, on any replica."""
     plan = tfdpx.PrivacyPlan(30, batch_size=20, steps=2, noise_multiplier=1.0, delta=1e-3)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 30)
@@ -185,7 +185,7 @@ def augmented_updates_agree():
 
 
 def updates_on_people_agree():
-    """Each person's examples are those of the person and the update, on any replica."""
+    """Each person's examples follow the person and the update, on any replica."""
     plan = tfdpx.PrivacyPlan(12, 8, 3, noise_multiplier=1.0, delta=1e-3, unit="user")
     x, y = data()
     ids, wanted = np.arange(NUM_EXAMPLES) ** 2 % 13 % 12, None
@@ -201,23 +201,23 @@ def updates_on_people_agree():
 
 
 def masks_are_drawn_for_each_replica():
-    """Equal masks on two replicas would be one draw: of the 20 rows an even number would stay."""
+    """An odd number of kept rows proves two draws, because equal masks keep an even number."""
     plan = tfdpx.PrivacyPlan(20, batch_size=20, steps=16, noise_multiplier=0.0, delta=1e-3)
-    strategy, kept = strategies()[1], []
+    strategy, totals = strategies()[1], []
 
     class Count(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            kept.append(20 * float(weights(self.model)[0]))
+            totals.append(20 * float(weights(self.model)[0]))
 
     x = np.full((20, 1), 2.0, "float32")
     for fit in (_fit_ours, _fit_keras):
-        kept.clear()
+        totals.clear()
         with strategy.scope():
             one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
             model = keras.Sequential([keras.Input((1,)), keras.layers.Dropout(0.5), one])
             model.compile(tfdpx.DPSGD(1.0, plan=plan), lambda y, z: -z, jit_compile=False)
         fit(model, plan, x, x, callbacks=[Count()])
-        counts = np.round(np.diff([0.0, *kept])).astype(int)
+        counts = np.round(np.diff([0.0, *totals])).astype(int)
         assert len(counts) == 16 and np.any(counts % 2), counts
 
 
@@ -241,7 +241,7 @@ def keras_fit_agrees_with_ours():
         history = model.fit(
             batches, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)], verbose=0
         ).history
-        assert "epsilon" in history, history  # And not epsilon_approximate.
+        assert "epsilon" in history, history  # Not epsilon_approximate.
         if wanted is None:
             wanted = weights(model)
             ours = make_model(None, lambda: optimizer(plan=plan, seed=1))
@@ -253,13 +253,13 @@ def keras_fit_agrees_with_ours():
 def refused(error, match, function, *args, **kwargs):
     try:
         function(*args, **kwargs)
-    except error as found:
-        assert match in str(found), found
+    except error as raised:
+        assert match in str(raised), raised
     else:
         raise AssertionError(f"nothing raised: {match}")
 
 
-def what_would_void_the_guarantee_is_refused():
+def batches_that_void_the_guarantee_are_refused():
     plan, (x, y) = make_plan(), data()
     two = strategies()[1]
 
@@ -269,10 +269,14 @@ def what_would_void_the_guarantee_is_refused():
     model = make()
     batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
     model.fit(batches, steps_per_epoch=1, verbose=0)
-    # Also once the step has been traced for `fit`.
-    for each in (model, make()):
+    # The same after the step has been traced for `fit`.
+    for candidate in (model, make()):
         refused(
-            UnfitForPrivacy, "count an example more than once", each.train_on_batch, x[:20], y[:20]
+            UnfitForPrivacy,
+            "count an example more than once",
+            candidate.train_on_batch,
+            x[:20],
+            y[:20],
         )
     unplanned_step = tf.function(lambda: two.run(model.train_step, args=((x, y),)), autograph=False)
     refused(UnfitForPrivacy, "tfdpx.distributed.fit", unplanned_step)
@@ -305,12 +309,12 @@ def hosts_must_hold_the_same():
     fit = tfdpx.distributed.fit
     refused(ValueError, "different data", fit, model, plan, x if worker else x[::-1], y, seed=3)
     refused(ValueError, "arguments of `fit`", fit, model, plan, x, y, epochs=1 + worker)
-    # As if one host had not found the checkpoint.
+    # Simulates one host that did not load the checkpoint.
     if worker:
         model.trainable_variables[0].assign_add(tf.ones_like(model.trainable_variables[0]))
     refused(ValueError, "different weights", fit, model, plan, x, y)
     # The chief's seed counts.
     optimizer = OPTIMIZERS["Adam"]
-    found, _ = train(strategy, optimizer, plan, seed=3 if worker == 0 else 4)
+    trained, _ = train(strategy, optimizer, plan, seed=3 if worker == 0 else 4)
     wanted, _ = train(None, optimizer, plan, seed=3)
-    assert_close(weights(found), weights(wanted))
+    assert_close(weights(trained), weights(wanted))

@@ -1,6 +1,7 @@
 """Seeds of Python and NumPy, from which Keras draws weights.
 
-To set TensorFlow's too makes it forget its kernels, which takes a fifth of a private step's trace.
+TensorFlow's seed is left alone, because setting it makes TensorFlow forget its kernels, which
+takes a fifth of a private step's trace.
 """
 
 import random

@@ -8,14 +8,14 @@ import tfdpx
 
 
 def data(rows=16, features=6, classes=3):
-    """Vectors [rows, features] and labels [rows]."""
+    """Draws vectors [rows, features] and labels [rows]."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, features)).astype("float32")
     return x, rng.integers(0, classes, size=rows)
 
 
 def model(optimizer=None, layers=None, loss=None, compile_arguments=None, **arguments):
-    """A compiled model; its weights are the same each time if `layers` is a function or None."""
+    """Returns a compiled model, with the same weights each time unless `layers` is a list."""
     seeds.fix(7)
     built = keras.Sequential(
         layers()
@@ -31,12 +31,12 @@ def model(optimizer=None, layers=None, loss=None, compile_arguments=None, **argu
 
 
 def weights(model):
-    """All trainable weights as one vector."""
+    """Returns all trainable weights as one vector."""
     return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
 
 
 def step(model, x, y, sample_weight=None):
-    """One update through Keras; returns the change of the weights."""
+    """Makes one update through Keras; returns the change of the weights."""
     model.build((None, *x.shape[1:])) if not model.built else None
     before = weights(model)
     model.train_on_batch(x, y, sample_weight=sample_weight)
@@ -44,7 +44,7 @@ def step(model, x, y, sample_weight=None):
 
 
 def step_views(model, views, y):
-    """`step` for data [rows, views, ...] of a model that is built already."""
+    """Calls `step` for data [rows, views, ...] of a model that is built already."""
     before = weights(model)
     model.train_on_batch(views, y)
     return weights(model) - before

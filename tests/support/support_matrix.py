@@ -1,4 +1,4 @@
-"""What the tables of docs/support.md say, tried: a training with some features, in some way."""
+"""Trainings for the tables of docs/support.md: some features, trained in some way."""
 
 import contextlib
 import json
@@ -18,13 +18,13 @@ ROWS, STEPS = 40, 2
 
 
 def data():
-    """Examples [40, 4, 4, 1] and labels [40]."""
+    """Draws examples [40, 4, 4, 1] and labels [40]."""
     rng = np.random.default_rng(0)
     return rng.uniform(size=(ROWS, 4, 4, 1)).astype("float32"), rng.integers(0, 3, ROWS)
 
 
-# By the words of the tables: arguments of the plan, of the optimizer (a function of the plan, x and
-# y) and of `fit`; what stands for x and y; the optimizer's class.
+# From the words of the tables to arguments of the plan, of the optimizer (a function of the plan, x
+# and y) and of `fit`, to data in place of x and y, and to the optimizer's class.
 FEATURES = {
     "arrays, Poisson sampling": {},
     "full batches": {"plan": {"batch_size": ROWS}},
@@ -54,10 +54,10 @@ FEATURES = {
 
 
 def outcome(way, *names):
-    """What comes of it: "yes", "approx." or the text of the error.
+    """Returns the result of a training: "yes", "approx." or the text of the error.
 
     Args:
-        way: The head of a column.
+        way: String, the head of a column.
         *names: Keys of `FEATURES`.
     """
     try:
@@ -72,17 +72,22 @@ def outcome(way, *names):
 
 def _train(way, features, folder):
     def merged(key):
-        return {k: v for each in features for k, v in each.get(key, {}).items()}
+        return {k: v for feature in features for k, v in feature.get(key, {}).items()}
 
     def last(key, default):
-        return [default, *(each[key] for each in features if key in each)][-1]
+        return [default, *(feature[key] for feature in features if key in feature)][-1]
 
     (x, y), callbacks = data(), []
-    given = {"num_examples": ROWS, "batch_size": 10, "noise_multiplier": 1.0, **merged("plan")}
-    plan = tfdpx.PrivacyPlan(steps=STEPS, delta=1e-3, **given)
+    plan_arguments = {
+        "num_examples": ROWS,
+        "batch_size": 10,
+        "noise_multiplier": 1.0,
+        **merged("plan"),
+    }
+    plan = tfdpx.PrivacyPlan(steps=STEPS, delta=1e-3, **plan_arguments)
     arguments, is_mapped = {}, way == "mapped" or last("engine", None) == "mapped"
-    for each in features:
-        arguments |= each.get("optimizer", lambda *_: {})(plan, x, y)
+    for feature in features:
+        arguments |= feature.get("optimizer", lambda *_: {})(plan, x, y)
     if way == "`Checkpoint`":
         callbacks.append(tfdpx.callbacks.Checkpoint(folder))
     if as_source := last("data", None):
@@ -101,7 +106,7 @@ def _train(way, features, folder):
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile(optimizer, loss, jit_compile=way == "XLA")
         if way == "`train_on_batch`":
-            model.train_on_batch(*(rows[: given["batch_size"]] for rows in data()))
+            model.train_on_batch(*(rows[: plan_arguments["batch_size"]] for rows in data()))
             return optimizer
         fitted = [x] if y is None else [x, y]
         how = {"epochs": 2, "verbose": 0, "callbacks": callbacks, **merged("fit")}
@@ -117,9 +122,9 @@ def _train(way, features, folder):
 
 
 def tried():
-    """A case for `processes.run_alone`: puts the outcomes of what a file lists into it."""
+    """A case for `processes.run_alone`: replaces the list in a file by its outcomes."""
     with open(os.environ["SUPPORT_MATRIX"], "r+", encoding="utf-8") as file:
-        found = [outcome(*asked) for asked in json.load(file)]
+        outcomes = [outcome(*training) for training in json.load(file)]
         file.seek(0)
         file.truncate()
-        json.dump(found, file)
+        json.dump(outcomes, file)

@@ -1,4 +1,4 @@
-"""Small data sets on disk in the files of TensorFlow Datasets; readers know only the files."""
+"""Small data sets on disk in the files of TensorFlow Datasets, which is all that readers need."""
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -13,7 +13,7 @@ def write(folder, name, splits, image=None, label=None, file_format="tfrecord"):
         splits: Dict from split to a pair (images, labels).
         image: Feature of the images; 32 x 32 x 3 if left out.
         label: Feature of the labels; three classes if left out.
-        file_format: Of TensorFlow Datasets.
+        file_format: String, a file format of TensorFlow Datasets.
     """
 
     class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -42,23 +42,23 @@ def write(folder, name, splits, image=None, label=None, file_format="tfrecord"):
 
 
 def write_known(folder, name, splits, file_format="tfrecord"):
-    """Writes a few images in the place, the version and the features of a data set of the library.
+    """Writes a few images with the path, version and features of a data set of the library.
 
     Args:
         folder: The data_dir.
-        name: String, such as `"cifar10"`.
+        name: String, for example `"cifar10"`.
         splits: As for `write`.
-        file_format: Of TensorFlow Datasets.
+        file_format: String, a file format of TensorFlow Datasets.
     """
     builder = tfds.builder(name, data_dir=folder, file_format=file_format)
-    others = {
+    other_values = {
         name: 0 if isinstance(feature, tfds.features.ClassLabel) else "any"
         for name, feature in builder.info.features.items()
     }
 
     def generate(images, labels):
         for key, (x, y) in enumerate(zip(images, labels, strict=True)):
-            yield f"{key}", {**others, "image": x, "label": y}
+            yield f"{key}", {**other_values, "image": x, "label": y}
 
     builder._split_generators = lambda dl_manager: {
         split: generate(*pair) for split, pair in splits.items()
@@ -67,7 +67,7 @@ def write_known(folder, name, splits, file_format="tfrecord"):
 
 
 def random_images(count, shape=(32, 32, 3), seed=0):
-    """Noise of `shape` and labels of three classes."""
+    """Returns random noise of `shape` and labels of three classes."""
     generator = np.random.default_rng(seed)
     images = generator.integers(0, 256, (count, *shape)).astype("uint8")
     return images, generator.integers(0, 3, count)

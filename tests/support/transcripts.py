@@ -1,7 +1,7 @@
-"""What a head's releases really spend on two data sets that differ in one example.
+"""Measures the privacy loss of a head's releases on two data sets that differ in one example.
 
-A head is adaptive: each release depends on the noisy ones before. So its guarantee is about each
-release given all earlier outputs: the second run is handed the outputs of the first.
+A head is adaptive, because each release depends on the noisy ones before. Its guarantee is about
+each release for given earlier outputs, so the second run receives the outputs of the first.
 """
 
 import math
@@ -13,17 +13,17 @@ from tfdpx.heads.releases import Releases
 
 
 class Recorder:
-    """Keeps the values of all releases by name, use and part."""
+    """Records the values of all releases by name, use and part."""
 
     def __init__(self, monkeypatch, outputs=None):
         self.values, self.deviations, self.outputs = {}, {}, outputs or {}
-        replay, given, draw = outputs is not None, Releases._count, Releases._noise
+        replay, original_count, draw = outputs is not None, Releases._count, Releases._noise
         current = []
 
         def count(releases, name, part):
             use = releases._done.get((name, part), 0)
             current[:] = [(name, use, part)]
-            return given(releases, name, part)
+            return original_count(releases, name, part)
 
         def noise(releases, shape, deviation):
             self.deviations[current[0]] = deviation
@@ -48,15 +48,15 @@ class Recorder:
 
 
 def spent(monkeypatch, head, data, neighbour):
-    """`{release: mu}` of fits on two neighbours, and the epsilon of all at the head's delta.
+    """Returns `{release: mu}` of fits on two neighbours, and their epsilon at the head's delta.
 
-    Fails if the weights follow the data otherwise than through what is released.
+    Fails if the weights depend on the data in any other way than through the releases.
 
     Args:
-        monkeypatch: pytest's.
-        head: Function to a fresh head.
+        monkeypatch: The fixture of pytest.
+        head: Function that returns a fresh head.
         data: Pair of features and labels.
-        neighbour: Another, with one example more. Its labels are new too: a count is a release.
+        neighbour: Another pair, with one example more, also in labels because counts are releases.
     """
     with monkeypatch.context() as patched:
         first = Recorder(patched)

@@ -1,4 +1,4 @@
-"""Whole models with extreme weights: no example moves the clipped sum by more than C."""
+"""No example moves the clipped sum by more than C, in whole models with extreme weights."""
 
 import adversarial
 import processes
@@ -28,11 +28,11 @@ def test_all_models(name, policy, jit_compile):
 
 @pytest.mark.planted("factors that clip too little")
 def test_factors_that_clip_too_little_are_noticed(monkeypatch):
-    """A planted bug: the root of the factor."""
-    given = mechanism.clip_factors
+    """The planted bug takes the square root of the factor."""
+    original = mechanism.clip_factors
 
     def wrong(squared_norms, *args, **kwargs):
-        return given(squared_norms, *args, **kwargs) ** 0.5
+        return original(squared_norms, *args, **kwargs) ** 0.5
 
     monkeypatch.setattr(mechanism, "clip_factors", wrong)
     assert adversarial.largest_ratio("dense", trials=5) > 2

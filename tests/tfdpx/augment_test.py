@@ -16,9 +16,9 @@ SEED = tf.constant([1, 2], "int64")
 @given(st.integers(0, 4), st.integers(5, 8), st.integers(5, 9), st.booleans(), st.integers(1, 4))
 def test_views_are_crops_of_the_mirror_padded_image(padding, height, width, flip, augmult):
     images = np.random.default_rng(0).integers(0, 256, size=(3, height, width, 2)).astype("uint8")
-    made = augment.RandomCropFlip(padding, flip)
-    choices = made.draw(3, augmult, SEED)
-    views = made.apply(tf.constant(images), choices).numpy()
+    augmentation = augment.RandomCropFlip(padding, flip)
+    choices = augmentation.draw(3, augmult, SEED)
+    views = augmentation.apply(tf.constant(images), choices).numpy()
     assert views.dtype == np.uint8
     padded = np.pad(
         images, [(0, 0), (padding, padding), (padding, padding), (0, 0)], mode="reflect"
@@ -38,9 +38,9 @@ def test_views_are_crops_of_the_mirror_padded_image(padding, height, width, flip
 )
 def test_views_are_crops_of_the_resized_image(stored, wanted, scale, flip, augmult):
     images = np.random.default_rng(0).integers(0, 256, (3, *stored, 2)).astype("uint8")
-    made = augment.ResizeCropFlip(*wanted, scale, flip)
-    choices = made.draw(3, augmult, SEED)
-    views = made.apply(tf.constant(images), choices)
+    augmentation = augment.ResizeCropFlip(*wanted, scale, flip)
+    choices = augmentation.draw(3, augmult, SEED)
+    views = augmentation.apply(tf.constant(images), choices)
     assert views.dtype == tf.uint8
     assert views.shape == (3, augmult, *wanted, 2)
     larger = [round(scale * size) for size in wanted]
@@ -53,49 +53,55 @@ def test_views_are_crops_of_the_resized_image(stored, wanted, scale, flip, augmu
         assert np.abs(views[i, j].numpy() - crop).max() <= 0.5 + 1e-3  # Rounded.
 
 
-@pytest.mark.parametrize("made", [augment.RandomCropFlip(4), augment.ResizeCropFlip(20)])
-def test_seeds_replay_and_part_views(made):
-    first = made.draw(8, 4, SEED).numpy()
-    np.testing.assert_array_equal(first, made.draw(8, 4, SEED))
-    assert (first != made.draw(8, 4, SEED + 1).numpy()).any()
+@pytest.mark.parametrize("augmentation", [augment.RandomCropFlip(4), augment.ResizeCropFlip(20)])
+def test_seeds_replay_and_part_views(augmentation):
+    first = augmentation.draw(8, 4, SEED).numpy()
+    np.testing.assert_array_equal(first, augmentation.draw(8, 4, SEED))
+    assert (first != augmentation.draw(8, 4, SEED + 1).numpy()).any()
     assert (first[:, 0] != first[:, 1]).any()
 
 
 def test_a_keras_layer_makes_independent_views():
     views = layer_views.get(keras.layers.RandomFlip("horizontal", seed=1))
     images = tf.random.uniform([6, 4, 4, 1])
-    made = views.apply(images, views.draw(6, 5, SEED))
-    assert made.shape == (6, 5, 4, 4, 1)
+    outputs = views.apply(images, views.draw(6, 5, SEED))
+    assert outputs.shape == (6, 5, 4, 4, 1)
     same = [
-        np.array_equal(a, b) for row in made.numpy() for a, b in zip(row, row[1:], strict=False)
+        np.array_equal(a, b) for row in outputs.numpy() for a, b in zip(row, row[1:], strict=False)
     ]
     assert any(same) and not all(same)
 
 
 @pytest.mark.parametrize(
-    "made",
+    "augmentation",
     [
         augment.RandomCropFlip(2, False),
         augment.ResizeCropFlip(6, 5, 1.5, False),
         layer_views.get(keras.layers.RandomFlip()),
     ],
 )
-def test_config(made):
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made))
-    assert type(again) is type(made)
-    assert str(again.get_config()) == str(made.get_config())
+def test_config(augmentation):
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(augmentation))
+    assert type(again) is type(augmentation)
+    assert str(again.get_config()) == str(augmentation.get_config())
 
 
-def test_what_is_refused():
-    made = augment.RandomCropFlip(4)
+def test_unfit_arguments_are_refused():
+    augmentation = augment.RandomCropFlip(4)
     for call, message in [
         (lambda: augment.RandomCropFlip(-1), "padding"),
         (lambda: augment.RandomCropFlip(True), "padding"),
         (lambda: augment.ResizeCropFlip(0), "`height`"),
         (lambda: augment.ResizeCropFlip(4, 2.5), "`width`"),
         (lambda: augment.ResizeCropFlip(4, scale=0.9), "`scale`"),
-        (lambda: made.apply(tf.zeros([1, 4, 4, 1]), made.draw(1, 2, SEED)), "smaller than the"),
-        (lambda: made.apply(tf.zeros([1, 8]), made.draw(1, 2, SEED)), "batch, height, width"),
+        (
+            lambda: augmentation.apply(tf.zeros([1, 4, 4, 1]), augmentation.draw(1, 2, SEED)),
+            "smaller than the",
+        ),
+        (
+            lambda: augmentation.apply(tf.zeros([1, 8]), augmentation.draw(1, 2, SEED)),
+            "batch, height, width",
+        ),
         (lambda: layer_views.get("flip"), "keras.Layer"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and work that resumes by its own settings alone."""
+"""Files that are whole or absent, and work that resumes with its own settings alone."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 
 
-def test_what_takes_a_files_place_is_whole_and_of_its_mode(tmp_path):
+def test_a_replaced_file_is_whole_and_has_its_mode(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("old")
     with files.replacing(path, mode=0o644) as fresh:

@@ -1,4 +1,4 @@
-"""Mixed views against numpy; what mixes examples is refused, and what mixes views is not."""
+"""Mixed views against numpy; mixing of examples is refused, and mixing of views is not."""
 
 import keras
 import numpy as np
@@ -21,11 +21,11 @@ def images(count=5, dtype="uint8", size=6):
     return tf.constant(values.astype(dtype))
 
 
-def drawn(count, made, views=5, seed=SEED):
-    """The choices, and as numpy arrays which views are mixed and the weight of the first."""
-    choices = made.draw(count, views, seed)
+def drawn(count, mixer, views=5, seed=SEED):
+    """Returns the choices, and as numpy arrays both mixed views and the weights of the first."""
+    choices = mixer.draw(count, views, seed)
     mixing = choices[1].numpy()
-    return choices, mixing[..., 0], mixing[..., 1], made._weights[mixing[..., 2]]
+    return choices, mixing[..., 0], mixing[..., 1], mixer._weights[mixing[..., 2]]
 
 
 @given(
@@ -36,9 +36,9 @@ def drawn(count, made, views=5, seed=SEED):
 )
 def test_views_are_those_of_the_augmentation_and_mixtures_of_two_of_them(dtype, base, mixed, alpha):
     x, crops = images(dtype=dtype), RandomCropFlip(2)
-    made = MixViews(crops, mixed, alpha)
-    choices, first, second, weights = drawn(5, made, base + mixed)
-    views = made.apply(x, choices)
+    mixer = MixViews(crops, mixed, alpha)
+    choices, first, second, weights = drawn(5, mixer, base + mixed)
+    views = mixer.apply(x, choices)
     assert views.dtype == x.dtype
     assert views.shape == (5, base + mixed, 6, 6, 2)
     views = views.numpy()
@@ -48,10 +48,10 @@ def test_views_are_those_of_the_augmentation_and_mixtures_of_two_of_them(dtype, 
         a, b, w = first[i, j], second[i, j], weights[i, j]
         assert a != b and 0 <= min(a, b) and max(a, b) < base
         pair = views[i, [a, b]].astype("float64")
-        got = views[i, base + j].astype("float64")
-        assert np.abs(got - (w * pair[0] + (1 - w) * pair[1])).max() <= rounding
+        mixture = views[i, base + j].astype("float64")
+        assert np.abs(mixture - (w * pair[0] + (1 - w) * pair[1])).max() <= rounding
         slack = 0 if x.dtype.is_integer else rounding
-        assert (pair.min(0) - slack <= got).all() and (got <= pair.max(0) + slack).all()
+        assert (pair.min(0) - slack <= mixture).all() and (mixture <= pair.max(0) + slack).all()
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.2, 5.0])
@@ -67,15 +67,15 @@ def test_weights_have_the_beta_distribution(alpha):
 
 
 def test_views_depend_on_their_example_alone():
-    made = MixViews(RandomCropFlip(2), 3)
-    choices = made.draw(5, 6, SEED)
+    mixer = MixViews(RandomCropFlip(2), 3)
+    choices = mixer.draw(5, 6, SEED)
     x = images().numpy()
-    views = made.apply(tf.constant(x), choices).numpy()
+    views = mixer.apply(tf.constant(x), choices).numpy()
     x[1] = 255 - x[1]
-    changed = (views != made.apply(tf.constant(x), choices).numpy()).any(axis=(2, 3, 4))
+    changed = (views != mixer.apply(tf.constant(x), choices).numpy()).any(axis=(2, 3, 4))
     assert changed[1].all() and not changed[[0, 2, 3, 4]].any()
     part = tf.nest.map_structure(lambda t: t[2:4], choices)
-    np.testing.assert_array_equal(made.apply(tf.constant(x[2:4]), part), views[2:4])
+    np.testing.assert_array_equal(mixer.apply(tf.constant(x[2:4]), part), views[2:4])
 
 
 def model(augment, augmult=4, **arguments):
@@ -90,7 +90,7 @@ LABELS = np.arange(8) % 3
 
 
 class MixesExamples(MixViews):
-    """Planted: the second view of a mixture is that of the next example."""
+    """A planted bug: the second view of a mixture comes from the next example."""
 
     def apply(self, images, choices):
         views = super().apply(images, choices)
@@ -101,11 +101,11 @@ class MixesExamples(MixViews):
 
 def test_a_subclass_that_mixes_examples_makes_the_views_of_each_alone():
     x = tf.cast(images(8), "float32")
-    made = Views(MixesExamples(RandomCropFlip(2), 2), 4, x)
-    choices = made.draw(8, tf.constant([1, 2], tf.int64))
-    rows = made.rows(x, choices)
-    others = made.rows(tf.concat([x[:1], 0 * x[1:]], axis=0), choices)
-    np.testing.assert_array_equal(rows[:4], others[:4])
+    mixer = Views(MixesExamples(RandomCropFlip(2), 2), 4, x)
+    choices = mixer.draw(8, tf.constant([1, 2], tf.int64))
+    rows = mixer.rows(x, choices)
+    other_rows = mixer.rows(tf.concat([x[:1], 0 * x[1:]], axis=0), choices)
+    np.testing.assert_array_equal(rows[:4], other_rows[:4])
 
 
 def test_a_layer_that_would_mix_examples_makes_each_view_alone():
@@ -113,14 +113,14 @@ def test_a_layer_that_would_mix_examples_makes_each_view_alone():
         def call(self, x):
             return 0.5 * x + 0.5 * tf.reduce_mean(x, axis=0, keepdims=True)
 
-    made = MixViews(AddsTheMean(), 1)
-    views = made.apply(images(8), made.draw(8, 3, tf.zeros([2], tf.int64)))
+    mixer = MixViews(AddsTheMean(), 1)
+    views = mixer.apply(images(8), mixer.draw(8, 3, tf.zeros([2], tf.int64)))
     np.testing.assert_array_equal(views[:, 0], images(8))
     with pytest.raises(checks.UnfitForPrivacy, match="depend on another"):
         small.step(model(MixViews(keras.layers.CutMix(), 2)), images(8).numpy(), LABELS)
 
 
-def test_what_is_refused():
+def test_unfit_arguments_are_refused():
     crops = RandomCropFlip(2)
     for views, alpha, message in [
         (0, 1.0, "`mixed_views`"),

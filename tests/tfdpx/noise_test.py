@@ -19,7 +19,7 @@ def draw(shape, seed, jit_compile=False):
 def test_the_sample_is_standard_normal():
     sample = draw([200_001], [1, 2])
     assert stats.kstest(sample, stats.norm.cdf).pvalue > 1e-3
-    # Tails too: the fourth moment of a normal is 3.
+    # The fourth moment of a normal is 3, which covers the tails too.
     assert np.mean(sample**4.0) == pytest.approx(3.0, abs=0.1)
     assert not stats.kstest(sample, stats.norm(0, 1.02).cdf).pvalue > 1e-3
 
@@ -37,7 +37,7 @@ def test_xla_draws_the_same():
 
 
 def exact_log(word):
-    """log(u) of a word's u in (0, 1), from integers, which lose nothing."""
+    """Returns log(u) of a word's u in (0, 1), from integers, which are exact."""
     odd = 2 * (int(word) % 2**64) + 1
     if odd < 2**64:
         return math.log(odd) - 65 * math.log(2)
@@ -49,10 +49,10 @@ WORDS = [0, -1, 2**63 - 1, -(2**63), *ENDS, *np.random.default_rng(0).integers(-
 
 
 def check_log_uniform(function):
-    found = function(tf.constant(WORDS, tf.int64)).numpy()
+    logs = function(tf.constant(WORDS, tf.int64)).numpy()
     expected = [exact_log(word) for word in WORDS]
-    assert np.all(found < 0) and np.all(np.isfinite(found))
-    np.testing.assert_allclose(found, expected, rtol=5e-7)
+    assert np.all(logs < 0) and np.all(np.isfinite(logs))
+    np.testing.assert_allclose(logs, expected, rtol=5e-7)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -87,8 +87,8 @@ def test_radii_and_angles_of_all_chunks_come_from_seeds_of_their_own():
     seed = tf.constant([1, 2], "int64")
     seeds = [seed, *tf.reshape(noise._seeds(seed, 3), [6, 2])]
     assert len(np.unique(seeds)) == 14
-    # The words of `seed` itself are what `fold_in(seed, 0)` gives: other draws must not show them.
-    words = [noise.words([2], each, tf.int64).numpy().tolist() for each in seeds]
+    # `fold_in(seed, 0)` gives the words of `seed` itself, so no other draw may contain them.
+    words = [noise.words([2], pair, tf.int64).numpy().tolist() for pair in seeds]
     assert words[0] == noise.fold_in(seed, 0).numpy().tolist() not in words[1:]
 
 
@@ -97,7 +97,7 @@ def test_chunks_differ_and_each_agrees_with_its_own_draw(monkeypatch):
     sample = draw([2501], [7, 8])
     assert len(np.unique(sample)) > 2490  # A chunk drawn twice would leave 1667.
     seeds = noise._seeds(tf.constant([7, 8], "int64"), 3)
-    alone = [noise._box_muller(834, *tf.unstack(pair), 1.0) for pair in seeds]
+    alone = [half for pair in seeds for half in noise._box_muller(417, *tf.unstack(pair), 1.0)]
     np.testing.assert_allclose(sample, tf.concat(alone, axis=0)[:2501], atol=1e-5)
 
 

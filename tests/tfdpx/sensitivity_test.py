@@ -40,7 +40,7 @@ def called_twice(inputs):
 
 
 class Tied(layers.Layer):
-    """Two rules for one kernel: it is joined by adding instances."""
+    """A model with two rules for one kernel, which are joined by adding instances."""
 
     def __init__(self, dense):
         super().__init__()
@@ -87,9 +87,9 @@ LAYERS = {
 
 
 def largest(name, norm, jit_compile, positions=8, views=2, trials=15, policy="float32", clip=1.0):
-    """The largest sensitivity, in units of C, to an example of each pattern and to its neighbour.
+    """Returns the largest sensitivity to an example of each pattern and its neighbour, over C.
 
-    The neighbour matters since the hostile example may absorb it.
+    The neighbour matters because it may be absorbed by the hostile example.
     """
     seeds.fix(0)
     keras.config.set_dtype_policy(policy)
@@ -136,7 +136,7 @@ UNDER_XLA = [
 
 @pytest.mark.parametrize("name, norm, jit_compile", CASES + [slow(*case) for case in UNDER_XLA])
 def test_gradients_that_cancel(name, norm, jit_compile):
-    # What is clipped comes near the bound: the test would see a larger allowance as well.
+    # The sum comes near the bound, so the test would notice a larger allowance as well.
     assert 0.95 < largest(name, norm, jit_compile) <= BOUND
 
 
@@ -166,7 +166,7 @@ def test_norms_without_an_allowance_are_rejected(monkeypatch, name):
 
 
 def truncate(tensor):
-    """`tensor` as TF32 has it: 10 bits of mantissa, rounded."""
+    """Rounds `tensor` to the 10 bits of mantissa of TF32."""
     bits = tf.bitcast(tensor, tf.int32)
     return tf.bitcast((bits + 0x1000) & ~0x1FFF, tf.float32)
 
@@ -179,7 +179,7 @@ def test_matrix_products_in_tf32(monkeypatch, norm):
     )
     if norm == "ghost":
         assert largest("dense", norm, False) > BOUND
-    # What a GPU with TF32, TensorFlow's default, makes known.
+    # Reports a GPU, and TF32 is TensorFlow's default on GPUs.
     monkeypatch.setattr(
         tf.config, "list_logical_devices", lambda kind=None: [kind] * (kind == "GPU")
     )
@@ -208,7 +208,7 @@ def test_the_whole_update(arguments):
     y[3] += 5.0
     x, y = x.astype("float32"), y.astype("float32")
     inputs = keras.Input((2, FAN_IN))
-    # Zero weights show the update to the last bit.
+    # Zero weights keep the update to the last bit.
     outputs = layers.Dense(FAN_OUT, kernel_initializer="zeros")(inputs)
     optimizer = tfdpx.DPSGD(1.0, batch_size=1, noise_multiplier=0.0)
     model = cancelling.model_of(inputs, outputs, optimizer, **arguments)
@@ -224,9 +224,9 @@ def flat(tensors):
 
 
 def check_public(monkeypatch, x, layers=None, shape=(6,), optimizer=tfdpx.DPSGD, **arguments):
-    """A hostile example moves what an optimizer adds by at most C, and its update is counted.
+    """A hostile example moves all releases of an optimizer by at most C, and its update is counted.
 
-    Where more is released than gradients, all of it together: in units of what its noise hides.
+    Releases besides gradients count too: each is divided by its noise, and all are joined.
     """
     sums, privatize = [], mechanism.privatize
 
@@ -237,20 +237,20 @@ def check_public(monkeypatch, x, layers=None, shape=(6,), optimizer=tfdpx.DPSGD,
     monkeypatch.setattr(mechanism, "privatize", noted)
     every, y = np.ones(len(x), "float32"), np.eye(3)[np.arange(len(x)) % 3]
     x[3] *= 1e4
-    eagerly = {"run_eagerly": True}  # Outside of a graph what is released can be read.
-    made = None
+    eagerly = {"run_eagerly": True}  # Releases can be read outside of a graph.
+    instance = None
     for weights in every, np.where(np.arange(len(x)) == 3, 0, every):
-        if made is None or "augment" in arguments:  # A second update draws other views.
-            made = optimizer(0.1, batch_size=1, noise_multiplier=1.0, seed=1, **arguments)
-            trained = bench.Bench(made, layers, "mse", shape, compile_arguments=eagerly)
-        steps = made.ledger.steps
+        if instance is None or "augment" in arguments:  # A second update draws other views.
+            instance = optimizer(0.1, batch_size=1, noise_multiplier=1.0, seed=1, **arguments)
+            trained = bench.Bench(instance, layers, "mse", shape, compile_arguments=eagerly)
+        steps = instance.ledger.steps
         trained.step(x, y, weights)
-        assert made.ledger.steps == steps + 1
+        assert instance.ledger.steps == steps + 1
     assert 0.1 < np.linalg.norm(sums[0] - sums[1]) <= BOUND
 
 
 def public(module, kind):
-    """`{name: class}` of the classes of a kind that a module lists."""
+    """Returns `{name: class}` of the classes of a kind that a module lists."""
     listed = {name: getattr(module, name) for name in module.__all__}
     return {n: c for n, c in listed.items() if isinstance(c, type) and issubclass(c, kind)}
 
@@ -343,14 +343,14 @@ def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
     gradients = np.einsum("bgti,bgto->bgio", inputs.astype("float64"), outputs)
     exact = np.sqrt(np.square(gradients).sum((1, 2, 3)))
     measured = contraction.ghost_product_norms(tf.constant(inputs), tf.constant(outputs))
-    found = np.sqrt(rounding.add_up([measured]))
-    assert (found >= exact * (1 - 1e-6)).all()
-    np.testing.assert_allclose(found, exact, rtol=tolerance)
+    raised = np.sqrt(rounding.add_up([measured]))
+    assert (raised >= exact * (1 - 1e-6)).all()
+    np.testing.assert_allclose(raised, exact, rtol=tolerance)
 
 
 @pytest.mark.parametrize("positions, most", [(2, 32), (256, 64)])
 def test_terms_that_cancel_are_added_at_so_many_clips_at_most(positions, most):
-    """However small their sum: a partial sum with a long term absorbs what others add."""
+    """A small sum is not enough: a partial sum with a long term absorbs the terms of others."""
     inputs = tf.ones([1, 1, positions, FAN_IN])
     signs = tf.where(tf.range(positions) % 2 == 0, 1.0, -1.0)[:, tf.newaxis]
     outputs = signs * tf.ones([1, 1, positions, FAN_OUT])
@@ -378,7 +378,7 @@ TOKENS = [
 
 
 def test_tokens_that_are_negative_or_in_no_table():
-    # An example with a token that is in no table contributes nothing, also where XLA reads a row.
+    # An example with a token outside of the table contributes nothing, although XLA reads some row.
     inputs = keras.Input((3,), dtype="int64")
     layer = layers.Embedding(4, 2)
     model = cancelling.model_of(inputs, layer(inputs))
@@ -390,17 +390,17 @@ def test_tokens_that_are_negative_or_in_no_table():
             loss = tf.reduce_sum(layer(x) * y)
         return tf.convert_to_tensor(tape.gradient(loss, layer.embeddings.value))
 
-    given = tf.constant(TOKENS[0], "int64")
+    sample = tf.constant(TOKENS[0], "int64")
     each_sums = [
-        cancelling.clipped_sums(model, given, norm=norm, jit_compile=True, clip=1e-6)
+        cancelling.clipped_sums(model, sample, norm=norm, jit_compile=True, clip=1e-6)
         for norm in BOTH
     ]
     for rows in TOKENS:
         x = tf.constant(rows, "int64")
         gradients = [ordinary(x[i : i + 1], y[i : i + 1]) for i in range(2)]
-        known = [all(-4 <= token < 4 for token in row) for row in rows]
-        kept = [g / tf.norm(g) for g, flag in zip(gradients, known, strict=True) if flag]
-        wanted = np.ravel(sum(kept, tf.zeros([4, 2])))
+        in_table = [all(-4 <= token < 4 for token in row) for row in rows]
+        directions = [g / tf.norm(g) for g, flag in zip(gradients, in_table, strict=True) if flag]
+        wanted = np.ravel(sum(directions, tf.zeros([4, 2])))
         for sums in each_sums:
-            got = sums(x, y, np.ones(2, bool))
-            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+            summed = sums(x, y, np.ones(2, bool))
+            np.testing.assert_allclose(summed, wanted, rtol=1e-4, atol=1e-5)

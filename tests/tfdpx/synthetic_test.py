@@ -1,4 +1,4 @@
-"""Generated images: sizes, range and seeds, and dead leaves by their law."""
+"""Generated images: sizes, range and seeds, and the distribution of dead leaves."""
 
 import inspect
 
@@ -25,7 +25,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 def test_every_size_gives_images_between_0_and_1(kind, height, width, channels, seed):
     images = kind((height, width), channels, seed).images(2)
     assert images.shape == (2, height, width, channels) and images.dtype == np.float32
-    assert images.min() >= 0 and images.max() <= 1  # So none is NaN.
+    assert images.min() >= 0 and images.max() <= 1  # This excludes NaN.
 
 
 @each_kind
@@ -93,7 +93,7 @@ def test_radii_follow_the_power_law(r_min, r_max):
     sample = radii[:2000]
     assert stats.kstest(sample, law(-3)).pvalue > 1e-3
     assert r_min <= radii.min() and radii.max() <= r_max
-    # Neighbouring laws are told apart, so the test could have failed.
+    # Nearby distributions are rejected, so the test can fail.
     wrong = (-2, -4) if r_max > 2 * r_min else (2, -8)
     assert all(stats.kstest(sample, law(other)).pvalue < 1e-3 for other in wrong)
 

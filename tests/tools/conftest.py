@@ -1,4 +1,4 @@
-"""Makes the programs of the folder tools importable, as they are for one another."""
+"""Makes the programs of the folder tools importable for tests, as they are for one another."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""The loop of kills: a few of them, and that it sees what differs."""
+"""Runs a few kills of the kill loop, and checks that it notices differences."""
 
 import json
 import pathlib
@@ -15,11 +15,11 @@ TOOL = pathlib.Path(kill_loop.__file__)
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_few_kills():
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(TOOL), "--kills=3"], capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    for result in (found["seeded"], found["unseeded"]):
+    report = json.loads(process.stdout.splitlines()[-1])
+    for result in (report["seeded"], report["unseeded"]):
         assert result["kills"] >= 3
         assert result["differences"] == []
 

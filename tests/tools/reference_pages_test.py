@@ -1,4 +1,4 @@
-"""docs/flags.md and docs/presets.md say what the programs and the presets are."""
+"""docs/flags.md and docs/presets.md match the programs and the presets."""
 
 import pytest
 import reference_pages

@@ -1,4 +1,4 @@
-"""`account` by its flags: what is solved, what runs have spent together, and what is refused."""
+"""`account` by its flags: solving, the joint privacy loss of runs, and refusals."""
 
 import io
 import math
@@ -29,8 +29,8 @@ SMALL = dict(noise_multiplier=4.0, batch_size=50, num_examples=500, steps=60, de
 def ask(run):
     """A function from flags to the last line, and all text without line breaks."""
 
-    def asked(**given):
-        record, text = run(account, **given)
+    def asked(**arguments):
+        record, text = run(account, **arguments)
         return record, " ".join(text.split())
 
     return asked
@@ -40,7 +40,7 @@ def ask(run):
 @pytest.mark.slow
 def test_people_with_several_rows(ask, refusal):
     record, text = ask(**{**SMALL, "batch_size": 500}, rows_per_user=3)
-    # In full batches, three rows that move by one clip each are one person who moves by three.
+    # In full batches, three rows that each move by one clip equal one person who moves by three.
     together = group_epsilon(Ledger((Entry(4.0, 1.0, 60),)), 3, delta=1e-5)
     assert record["epsilon_of_user"] == pytest.approx(together, rel=1e-3)
     assert record["epsilon_of_user_drawing_people"] == pytest.approx(together, rel=1e-2)
@@ -50,7 +50,7 @@ def test_people_with_several_rows(ask, refusal):
 
 
 def composed(*runs, accountant="pld", delta=1e-5):
-    """Epsilon by dp_accounting itself, of runs of a noise, a number of updates and a rate."""
+    """Returns dp_accounting's epsilon of runs, each of a noise, a number of updates and a rate."""
     kinds = pld_privacy_accountant.PLDAccountant, rdp_privacy_accountant.RdpAccountant
     judge = kinds[accountant == "rdp"]()
     for noise, steps, *rate in runs:
@@ -59,53 +59,53 @@ def composed(*runs, accountant="pld", delta=1e-5):
     return judge.get_epsilon(delta)
 
 
-# Each with a change that would overspend.
+# Each quantity has a change that would overspend.
 UNKNOWN = {"noise_multiplier": 0.999, "batch_size": 1, "num_examples": -1, "steps": 1}
 UNKNOWN |= {"delta": 0.99, "epsilon": None}
 
 
 @pytest.mark.parametrize("unknown", UNKNOWN)
 def test_any_one_is_solved_from_the_others(ask, unknown):
-    given = {**SMALL, "epsilon": 1.2}
-    del given[unknown]
-    found, _ = ask(accountant="rdp", **given)
-    value, change = found[unknown], UNKNOWN[unknown]
+    arguments = {**SMALL, "epsilon": 1.2}
+    del arguments[unknown]
+    answer, _ = ask(accountant="rdp", **arguments)
+    value, change = answer[unknown], UNKNOWN[unknown]
 
     def spent(value):
-        values = {**given, unknown: value}
+        values = {**arguments, unknown: value}
         run = values["noise_multiplier"], values["steps"]
         rate = values["batch_size"] / values["num_examples"]
         return composed((*run, rate), accountant="rdp", delta=values["delta"])
 
-    assert found["solved"] == unknown
-    assert found["epsilon_rdp"] == pytest.approx(spent(value), rel=1e-4)
+    assert answer["solved"] == unknown
+    assert answer["epsilon_rdp"] == pytest.approx(spent(value), rel=1e-4)
     if change is not None:
         assert spent(value) <= 1.2 < spent(value + change if change % 1 == 0 else value * change)
 
 
 def test_epochs_and_pld_and_what_is_said_of_both(ask, capsys, monkeypatch):
-    given = {name: value for name, value in SMALL.items() if name != "steps"}
-    found, _ = ask(**given, epochs=6)
-    assert (found["steps"], found["epochs"], found["sampling_probability"]) == (60, 6.0, 0.1)
-    assert found["epsilon_pld"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
-    assert found["epsilon"] == found["epsilon_pld"] < found["epsilon_rdp"]
-    # A guarantee that says little, and no library to compare with.
+    arguments = {name: value for name, value in SMALL.items() if name != "steps"}
+    answer, _ = ask(**arguments, epochs=6)
+    assert (answer["steps"], answer["epochs"], answer["sampling_probability"]) == (60, 6.0, 0.1)
+    assert answer["epsilon_pld"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
+    assert answer["epsilon"] == answer["epsilon_pld"] < answer["epsilon_rdp"]
+    # A weak guarantee, and no library to compare with.
     monkeypatch.setattr(account_question, "compute_dp_sgd_privacy_lib", None)
-    found, text = ask(**{**SMALL, "delta": 0.01})
+    answer, text = ask(**{**SMALL, "delta": 0.01})
     assert "Warning: delta=0.01 exceeds 1/num_examples=0.002" in capsys.readouterr().err
     assert "tensorflow-privacy is not installed" in text
-    assert found["epsilon_tensorflow_privacy_poisson"] is None and found["is_exact"] is True
+    assert answer["epsilon_tensorflow_privacy_poisson"] is None and answer["is_exact"] is True
 
 
 def test_bounds_on_attacks_are_printed_rounded_up(ask, tmp_path):
     full = {**SMALL, "batch_size": 500}
-    for asked, steps, remark in [
+    for arguments, steps, remark in [
         ({**full, "rows_per_user": 3}, 60, "All examples of a person together are easier to find"),
         ({**SMALL, "sampling": "shuffle"}, 6, "an empty example is in its place"),
         ({**full, "noise_multiplier": 2.0, "sampling": "shuffle"}, 60, "Absent means"),
     ]:
-        answer, text = ask(**asked)
-        mu = math.sqrt(steps) / asked["noise_multiplier"]
+        answer, text = ask(**arguments)
+        mu = math.sqrt(steps) / arguments["noise_multiplier"]
         bounds, right = answer["attack_bounds"], stats.norm.cdf(mu / 2)
         true = stats.norm.cdf(mu + stats.norm.ppf(0.01))
         values = (bounds["right_guesses"], bounds["true_positive_rate"]["0.01"], bounds["mu"])
@@ -142,9 +142,9 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_answered_is_refused_by_name(refusal):
-    for given, message in REFUSED:
-        assert re.search(message, refusal(account, **given)), (given, message)
+def test_unanswerable_questions_are_refused_by_name(refusal):
+    for arguments, message in REFUSED:
+        assert re.search(message, refusal(account, **arguments)), (arguments, message)
 
 
 ORACLES = [
@@ -157,26 +157,26 @@ ORACLES = [
 @pytest.mark.skipif(
     account_question.compute_dp_sgd_privacy_lib is None, reason="needs tensorflow-privacy"
 )
-@pytest.mark.parametrize(("given", "accountant", "name"), ORACLES)
-def test_tensorflow_privacy_agrees_and_stands_beside(run, given, accountant, name):
-    found, text = run(account, **{**SMALL, **given}, accountant=accountant)
-    theirs = found[f"epsilon_tensorflow_privacy_{name}"]
-    assert found[f"epsilon_{accountant}"] == pytest.approx(theirs, rel=2e-4, abs=6e-4)
+@pytest.mark.parametrize(("arguments", "accountant", "name"), ORACLES)
+def test_tensorflow_privacy_agrees_and_stands_beside(run, arguments, accountant, name):
+    answer, text = run(account, **{**SMALL, **arguments}, accountant=accountant)
+    theirs = answer[f"epsilon_tensorflow_privacy_{name}"]
+    assert answer[f"epsilon_{accountant}"] == pytest.approx(theirs, rel=2e-4, abs=6e-4)
     assert re.search(rf"epsilon tensorflow privacy {name.replace('_', ' ')} *│ {theirs:.5g}", text)
     assert f"{theirs:12.3f}\n" in text and "Why these differ" in text
 
 
 def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, **changes):
-    """A folder with the record that a run leaves."""
+    """Writes the record of a run to a folder."""
     entry = Entry(noise, 0.1, steps, poisson_sampled="sampling" not in changes, run=run)
-    given = dict(program="classify", data=data, ledger=Ledger((entry,)), delta=1e-5)
+    defaults = dict(program="classify", data=data, ledger=Ledger((entry,)), delta=1e-5)
     folder.mkdir(parents=True, exist_ok=True)
-    Record(**{**given, **changes}).save(folder / "record.json")
+    Record(**{**defaults, **changes}).save(folder / "record.json")
     return folder
 
 
 def save_model(path, ledger):
-    """A `.keras` file as Keras saves a model with a private optimizer."""
+    """Saves a `.keras` file as Keras saves a model with a private optimizer."""
     weights = io.BytesIO()
     with h5py.File(weights, "w") as file:
         file["optimizer/vars/ledger"] = np.frombuffer(ledger.to_json().encode(), "uint8")
@@ -192,21 +192,21 @@ def test_one_statement_for_a_folder_of_runs_and_ledgers(ask, tmp_path):
     third, fourth = (Ledger((Entry(20.0, 0.1, 10, run=run),)) for run in (3, 4))
     third.save(copy / "ledger")
     save_model(copy / "tfdpx-checkpoint.zip", fourth)
-    found, text = ask(workdir=[first, copy])
-    assert ask(workdir=tmp_path)[0] == found
+    answer, text = ask(workdir=[first, copy])
+    assert ask(workdir=tmp_path)[0] == answer
     expected = composed((4.0, 60), (6.0, 30), (20.0, 20))
-    assert found["epsilon_pld"] == pytest.approx(expected, rel=2e-3)
-    assert (found["steps"], found["num_examples"]) == (110, 500)
-    assert "adding or removing one example" in text and found["releasable"] is True
+    assert answer["epsilon_pld"] == pytest.approx(expected, rel=2e-3)
+    assert (answer["steps"], answer["num_examples"]) == (110, 500)
+    assert "adding or removing one example" in text and answer["releasable"] is True
 
 
 def test_a_shuffled_run_makes_all_neighbours_those_of_shuffling(ask, tmp_path):
     leave(tmp_path / "a", sampling="shuffle")
     leave(tmp_path / "b", run=2)
-    found, text = ask(workdir=tmp_path)
+    answer, text = ask(workdir=tmp_path)
     expected = composed((4.0, 7, 1.0), (4.0, 60), accountant="rdp")
-    assert found["epsilon_rdp"] == pytest.approx(expected, rel=1e-4)
-    assert found["neighbours"] == "zero_out" and not found["epsilon_is_approximate"]
+    assert answer["epsilon_rdp"] == pytest.approx(expected, rel=1e-4)
+    assert answer["neighbours"] == "zero_out" and not answer["epsilon_is_approximate"]
     assert "emptying the place of one example" in text
 
 
@@ -214,22 +214,22 @@ def test_the_best_of_several_runs_adds_up(ask, tmp_path):
     tuned = Ledger.selected([Entry(10.0, 0.1, 60), Entry(40.0, 1.0, 1)], 5.0, 1e-5)
     leave(tmp_path / "a")
     leave(tmp_path / "b", ledger=tuned, searched="5 runs")
-    found, text = ask(workdir=tmp_path)
+    answer, text = ask(workdir=tmp_path)
     both = composed((4.0, 60)) + tuned.epsilon(None)
-    assert found["epsilon_pld"] == pytest.approx(both, rel=2e-3) and found["releasable"] is True
-    assert found["delta"] == pytest.approx(2e-5) and "adds its own epsilon" in text
+    assert answer["epsilon_pld"] == pytest.approx(both, rel=2e-3) and answer["releasable"] is True
+    assert answer["delta"] == pytest.approx(2e-5) and "adds its own epsilon" in text
 
 
 def test_different_data_or_deltas_do_not_compose_without_a_word(ask, refusal, tmp_path):
     leave(tmp_path / "a")
     leave(tmp_path / "b", run=2, data=DatasetId("folder:photos", 500, "02"))
     assert "different identifiers" in refusal(account, workdir=tmp_path)
-    found, _ = ask(workdir=tmp_path, same_data=True)
-    assert found["epsilon_pld"] == pytest.approx(composed((4.0, 120)), rel=2e-3)
+    answer, _ = ask(workdir=tmp_path, same_data=True)
+    assert answer["epsilon_pld"] == pytest.approx(composed((4.0, 120)), rel=2e-3)
     leave(tmp_path / "b", run=2, data=DatasetId("folder:photos", 499, "01"), delta=1e-6)
     assert "no one delta. Found: 1e-06, 1e-05" in refusal(account, workdir=tmp_path)
-    found, _ = ask(workdir=tmp_path, delta=1e-5)
-    assert (found["delta"], found["num_examples"]) == (1e-5, [499, 500])
+    answer, _ = ask(workdir=tmp_path, delta=1e-5)
+    assert (answer["delta"], answer["num_examples"]) == (1e-5, [499, 500])
 
 
 DAMAGED = [
@@ -270,13 +270,13 @@ def test_a_model_that_was_trained_on_and_saved_in_place(ask, refusal, tmp_path):
     both = pytest.approx(composed((4.0, 60), (1.0, 30)), rel=2e-3)
     assert ask(workdir=tmp_path)[0]["epsilon"] == both
     assert both in [run["epsilon"] for run in ask(compare=tmp_path)[0]["runs"]]
-    # Loaded without the optimizer, Keras's file of a run has no ledger: it begins anew.
+    # Keras loaded the file without its optimizer, so the ledger is lost and begins at zero.
     save_model(tmp_path / "model.keras", Ledger(more.entries, is_complete=False))
     assert "does not hold what the record says was spent" in refusal(account, workdir=tmp_path)
-    found, text = ask(workdir=[tmp_path / "record.json", tmp_path / "model.keras"])
-    assert found["epsilon"] == both and found["epsilon_is_lower_bound"] is True
+    answer, text = ask(workdir=[tmp_path / "record.json", tmp_path / "model.keras"])
+    assert answer["epsilon"] == both and answer["epsilon_is_lower_bound"] is True
     assert "All together are" not in text and "No differential privacy can be stated" in text
-    assert found["releasable"] is False and "Not releasable: a part of what" in text
+    assert answer["releasable"] is False and "Not releasable: a part of what" in text
 
 
 def test_runs_are_compared(ask, refusal, tmp_path):
@@ -284,26 +284,26 @@ def test_runs_are_compared(ask, refusal, tmp_path):
     large = {"settings": {"model": "wrn", "steps": 60}, "results": {"test_accuracy": 0.75}}
     first = leave(tmp_path / "a", **small)
     second = leave(tmp_path / "b", noise=6.0, run=2, **large)
-    found, text = ask(compare=[first, second / "record.json"])
-    assert found["differing"] == ["model"] and "lenet" in text and "wrn" in text
-    assert [run["name"] for run in found["runs"]] == ["a", "b"]
-    assert [run["settings"] for run in found["runs"]] == [{"model": "lenet"}, {"model": "wrn"}]
-    assert [run["accuracy"] for run in found["runs"]] == [0.5, 0.75]
-    epsilons = [run["epsilon"] for run in found["runs"]]
+    answer, text = ask(compare=[first, second / "record.json"])
+    assert answer["differing"] == ["model"] and "lenet" in text and "wrn" in text
+    assert [run["name"] for run in answer["runs"]] == ["a", "b"]
+    assert [run["settings"] for run in answer["runs"]] == [{"model": "lenet"}, {"model": "wrn"}]
+    assert [run["accuracy"] for run in answer["runs"]] == [0.5, 0.75]
+    epsilons = [run["epsilon"] for run in answer["runs"]]
     assert epsilons == pytest.approx([composed((4.0, 60)), composed((6.0, 60))], rel=2e-3)
-    # From the folder around them; at another delta.
-    assert ask(compare=tmp_path)[0] == found
+    # The folder around them gives the same; then at another delta.
+    assert ask(compare=tmp_path)[0] == answer
     tighter, _ = ask(compare=tmp_path, delta=1e-7)
     assert tighter["runs"][0]["epsilon"] > epsilons[0] and tighter["runs"][1]["delta"] == 1e-7
 
-    # In a picture, with one that is not private, one of the same name and two without an accuracy.
+    # A picture, with a run that is not private, one of the same name, and two without an accuracy.
     leave(tmp_path / "$c$", noise=0.0, delta=None, run=3, results={"test_accuracy": 0.9})
     lacking = leave(tmp_path / "d" / "a", run=4), leave(tmp_path / "e", run=5)
     with mock.patch.object(pictures, "attack_curve", wraps=pictures.attack_curve) as drawn:
-        found, text = ask(compare=tmp_path, plot=tmp_path / "new" / "runs.png")
-    with_accuracy = [run["name"] for run in found["runs"] if run["accuracy"] is not None]
+        answer, text = ask(compare=tmp_path, plot=tmp_path / "new" / "runs.png")
+    with_accuracy = [run["name"] for run in answer["runs"] if run["accuracy"] is not None]
     assert list(drawn.call_args.args[0]) == with_accuracy
-    assert "d/a" in [run["name"] for run in found["runs"]]
+    assert "d/a" in [run["name"] for run in answer["runs"]]
     assert "Runs without an accuracy are left out of the picture: 2." in text
     with Image.open(tmp_path / "new" / "runs.png") as picture:
         assert picture.format == "PNG" and len(picture.convert("RGB").getcolors(1 << 20)) > 10

@@ -40,7 +40,7 @@ def theirs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def given(photos):
+def shared_flags(photos):
     """Flags that all runs share."""
     return dict(
         dataset=f"folder:{photos}", skip_broken=True, epsilon=8.0, preset="folder", steps=3,
@@ -50,31 +50,31 @@ def given(photos):
 
 @pytest.mark.slow
 def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
-    given, photos, theirs, run, refusal, tmp_path, recwarn
+    shared_flags, photos, theirs, run, refusal, tmp_path, recwarn
 ):
-    said = refusal(classify, workdir=tmp_path / "no", init_from=theirs, **given)
-    assert re.search("does not say what it was trained on.*--init_data", said)
-    first = dict(given, init_from=theirs, init_data="cifar10", workdir=tmp_path / "last")
-    said = refusal(classify, **first, image_size=16)
-    assert re.search("takes images of 16x12 pixels.*--image_size=16", said)
+    message = refusal(classify, workdir=tmp_path / "no", init_from=theirs, **shared_flags)
+    assert re.search("does not say what it was trained on.*--init_data", message)
+    first = dict(shared_flags, init_from=theirs, init_data="cifar10", workdir=tmp_path / "last")
+    message = refusal(classify, **first, image_size=16)
+    assert re.search("takes images of 16x12 pixels.*--image_size=16", message)
     last, printed = run(classify, **first, trainable="last")
     assert "Start from 'sequential" in printed and "broken, so left out: 1" in printed
     assert "16x12 pixels, in colour (the size that --init_from takes)" in printed
-    assert last["trained_parameters"] == 3 * (8 + 1)  # A constant beside the features.
+    assert last["trained_parameters"] == 3 * (8 + 1)  # One more for a constant beside the features.
     assert last["test_accuracy"] > 0.6
     assert last["seen"] == ["cifar10 at epsilon inf"]
     assert last["epsilon"] == pytest.approx(8.0, abs=1e-3)
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
 
     # On the same images again, from the folder of that run: the account counts both.
-    again = dict(given, init_from=str(tmp_path / "last"), workdir=tmp_path / "both")
+    again = dict(shared_flags, init_from=str(tmp_path / "last"), workdir=tmp_path / "both")
     both, printed = run(classify, **again, trainable="lora", lora_rank=2, head_steps=1)
-    few = 2 * (8 + 8) + 3 * (9 + 1)  # A bias beside that constant.
+    few = 2 * (8 + 8) + 3 * (9 + 1)  # One more for a bias beside that constant.
     assert both["trained_parameters"] == few and f"Train {few} of " in printed
     assert both["init_from"] == "last/model.keras"
     assert both["epsilon"] > 9.0 and "cifar10 at epsilon inf" in both["seen"]
-    asked = dict(images=photos / "红", csv=tmp_path / "p.csv")
-    assert run(predict, model=tmp_path / "both", **asked)[0]["images"] == 10
+    arguments = dict(images=photos / "红", csv=tmp_path / "p.csv")
+    assert run(predict, model=tmp_path / "both", **arguments)[0]["images"] == 10
 
 
 def test_a_dry_run_counts_the_weights_of_the_file(theirs, run):

@@ -1,4 +1,4 @@
-"""The binary from end to end: what it writes, resumes, releases and refuses."""
+"""The binary from end to end: its files, resumes, releases and refusals."""
 
 import json
 import re
@@ -103,17 +103,17 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     )
     assert (workdir / "checkpoint").stat().st_mode & 0o077 == 0
     assert "--resume" in refusal(classify, workdir=workdir, **NETWORK)
-    for given, message in [
+    for arguments, message in [
         (dict(l2_norm_clip=0.5, **NETWORK), "l2_norm_clip"),
         (dict(epsilon=1.0), "began with epsilon=8.0. Received: epsilon=1.0. Leave the flag"),
         (dict(preset="table12/eps8"), "preset=digits. Received: preset=table12/eps8"),
     ]:
-        assert message in refusal(classify, workdir=workdir, resume=True, **given)
+        assert message in refusal(classify, workdir=workdir, resume=True, **arguments)
     with pytest.MonkeyPatch.context() as patch:  # Another folder of the same size and classes.
         patch.setattr(identity, "of", lambda name: DatasetId("sklearn_digits", None, "another"))
         assert "began with data=sklearn_digits" in refusal(classify, workdir=workdir, resume=True)
-    # As a user does, with no other flag, not even of the data. The seed is in no file; with it the
-    # run equals the uninterrupted one.
+    # As a user does, without other flags, not even for the data. The seed is in no file; with it
+    # the run equals the uninterrupted one.
     with flagsaver.flagsaver(workdir=str(workdir), resume=True, seed=3):
         classify.main(["classify"])
     assert "; 5 steps are done." in capsys.readouterr().out
@@ -131,9 +131,11 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
 def test_without_noise_and_with_every_number_logged(run, tmp_path):
     workdir = tmp_path / "run"
     short = dict(steps=1, batch_size=16, augmult=0, augment_padding=0, ema_momentum=0.0)
-    given = dict(noise_multiplier=0.0, validation=0.2, optimizer="dpadam", log_private_metrics=True)
+    arguments = dict(
+        noise_multiplier=0.0, validation=0.2, optimizer="dpadam", log_private_metrics=True
+    )
     with pytest.warns(UserWarning, match="no noise"):
-        record, _ = run(classify, workdir=workdir, **given, **short)
+        record, _ = run(classify, workdir=workdir, **arguments, **short)
     assert record["epsilon"] == "inf"
     assert record["test_accuracy"] is None and 0 <= record["validation_accuracy"] <= 1
     assert record["num_examples"] == 1149
@@ -210,12 +212,12 @@ ERRORS = [
 @pytest.mark.slow
 def test_errors_of_the_user_are_one_line(refusal, tmp_path):
     (tmp_path / "file").touch()
-    for given, message in ERRORS:
-        said = refusal(classify, workdir=tmp_path / "run", **given)
-        assert re.search(message, said), (given, said)
+    for arguments, message in ERRORS:
+        line = refusal(classify, workdir=tmp_path / "run", **arguments)
+        assert re.search(message, line), (arguments, line)
         assert [path.name for path in tmp_path.iterdir()] == ["file"]  # Nothing is left.
-    said = refusal(classify, workdir=tmp_path / "file" / "run")
-    assert re.search("Cannot write to --workdir=.*file/run", said)
+    line = refusal(classify, workdir=tmp_path / "file" / "run")
+    assert re.search("Cannot write to --workdir=.*file/run", line)
 
 
 def test_a_run_is_not_overwritten_and_folders_that_were_there_stay(finished, refusal, tmp_path):
@@ -227,14 +229,14 @@ def test_a_run_is_not_overwritten_and_folders_that_were_there_stay(finished, ref
 
 
 def test_dry_run_prints_one_json_object_and_makes_no_folder(run, tmp_path):
-    given = dict(workdir=tmp_path / "run", dry_run=True)
-    record, _ = run(classify, **given, seconds_per_update=36.0)
+    arguments = dict(workdir=tmp_path / "run", dry_run=True)
+    record, _ = run(classify, **arguments, seconds_per_update=36.0)
     assert (record["steps"], record["estimated_hours"]) == (200, 2.0)
-    record, _ = run(classify, **given, measure=2)  # On fixed features, as the run itself.
+    record, _ = run(classify, **arguments, measure=2)  # On fixed features, like the run itself.
     assert 3600 * record["estimated_hours"] == pytest.approx(200 * record["seconds_per_update"])
-    # `--final` trains on what the preset holds out.
+    # `--final` trains on the images that the preset holds out.
     counts = [
-        run(classify, **given, preset="table12/eps8", final=final)[0]["num_examples"]
+        run(classify, **arguments, preset="table12/eps8", final=final)[0]["num_examples"]
         for final in (False, True)
     ]
     assert counts == [45_000, 50_000]

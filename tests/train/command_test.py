@@ -17,40 +17,40 @@ pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason="another env
 
 
 def run(*arguments):
-    """Runs a command without the setting of TensorFlow's log that tests have."""
+    """Runs a command without the tests' setting of TensorFlow's log."""
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
 
 
 def test_help_and_version_name_all_programs_without_tensorflow():
-    made = pathlib.Path(command.__file__).parent.glob("*.py")
-    programs = [path.stem for path in made if "app.run(main)" in path.read_text()]
+    files = pathlib.Path(command.__file__).parent.glob("*.py")
+    programs = [path.stem for path in files if "app.run(main)" in path.read_text()]
     assert sorted(programs) == sorted(command.PROGRAMS)
     code = "import sys; from tfdpx.train import command; command.main(); print(*sys.modules)"
-    said = run(sys.executable, "-c", code).stdout
-    assert all(re.search(rf"^  {name} +\w.*\.$", said, re.MULTILINE) for name in programs)
-    assert "tensorflow" not in said.splitlines()[-1].split()
+    output = run(sys.executable, "-c", code).stdout
+    assert all(re.search(rf"^  {name} +\w.*\.$", output, re.MULTILINE) for name in programs)
+    assert "tensorflow" not in output.splitlines()[-1].split()
     assert run(PROGRAM, "--version").stdout == f"tfdpx {tfdpx.__version__}\n"
 
 
 @pytest.mark.slow
 def test_a_program_says_what_its_module_says():
     module = run(sys.executable, "-m", "tfdpx.train.account", *ACCOUNT.split())
-    mine = run(PROGRAM, "account", *ACCOUNT.split())
-    assert mine.returncode == 0 and not mine.stderr
-    assert mine.stdout == module.stdout and '"epsilon": ' in mine.stdout
+    program = run(PROGRAM, "account", *ACCOUNT.split())
+    assert program.returncode == 0 and not program.stderr
+    assert program.stdout == module.stdout and '"epsilon": ' in program.stdout
 
 
 def test_other_names_are_refused_in_one_line():
-    found = run(PROGRAM, "clasify")
-    assert found.returncode == 1 and not found.stdout
-    (line,) = found.stderr.splitlines()
+    result = run(PROGRAM, "clasify")
+    assert result.returncode == 1 and not result.stdout
+    (line,) = result.stderr.splitlines()
     assert "'clasify'" in line and "Did you mean 'classify'?" in line and "pretrain" in line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", command.PROGRAMS)
 def test_every_program_starts_and_lists_its_flags(program):
-    done = run(PROGRAM, program, "--help")
-    assert done.returncode == 1 and "--" in done.stdout, done.stderr[-2000:]
-    assert not done.stderr
+    process = run(PROGRAM, program, "--help")
+    assert process.returncode == 1 and "--" in process.stdout, process.stderr[-2000:]
+    assert not process.stderr

@@ -10,14 +10,15 @@ import tfdpx
 from experiments.high_accuracy import fit_choice
 
 EPSILONS = (0.5, 1, 3, 8, 20)
-# Images, classes, the shared part of all features, its spread, noise of the rest, most of a person.
+# Images, classes, the shared part of all features, its spread, noise of the rest, and the largest
+# number of images of a person.
 GRAY, FEW = (1500, 10, 1.0, 0.1, 4.0, 1), (300, 3, 1.0, 0.1, 3.0, 1)
 COLOUR, TWO = (1200, 4, 4.0, 1.0, 4.0, 1), (600, 2, 4.0, 1.0, 4.0, 1)
 PEOPLE = (2000, 4, 4.0, 1.0, 4.0, 8)
 
 
 def rows(count, classes, shared, spread, noise, most, seed=0):
-    """Features of norm one, labels, people; images of one person are alike."""
+    """Draws features of norm one, labels, people; images of one person are similar."""
     rng = np.random.default_rng(seed)
     means, direction = rng.normal(size=(classes, 200)), rng.normal(size=200)
     owners = np.sort(rng.integers(0, max(count // most, 1) * 2, count)) if most > 1 else None
@@ -30,7 +31,7 @@ def rows(count, classes, shared, spread, noise, most, seed=0):
 
 
 def of_old_rule(values, num_protected):
-    """The settings before: a rate that grows with the budget, and gradients all of one norm."""
+    """Returns the old settings: a rate that grows with the budget, and gradients of one norm."""
     size = values.epsilon * num_protected
     steps = round(min(max(size / 140, 10), 120))
     rate = min(max(0.3 * size, 100), 6000) / steps
@@ -55,7 +56,7 @@ def accuracies(problem, rule):
 
 
 def largest_loss(problem, rule=lambda values, num_protected: values):
-    """By how much a budget is behind a smaller one, at most."""
+    """Returns the largest loss of accuracy of a budget against a smaller one."""
     reached = accuracies(problem, rule)
     return max(np.maximum.accumulate(reached) - reached)
 
@@ -79,8 +80,8 @@ def test_the_simulated_training_is_that_of_the_product(of_people, monkeypatch):
     people = {"user_ids": owners, "examples_per_user": 4} if of_people else {}
     protected = len(set(owners)) if of_people else len(x)
     values = dataclasses.replace(fit_choice.automatic(1.0, protected), steps=12)
-    kept = np.isin(owners, np.flatnonzero(np.bincount(owners) <= 4))
-    assert kept.all()
+    has_few = np.isin(owners, np.flatnonzero(np.bincount(owners) <= 4))
+    assert has_few.all()
     plan = tfdpx.PrivacyPlan(
         protected,
         protected,

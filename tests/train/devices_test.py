@@ -1,4 +1,4 @@
-"""Which devices a run computes on, who writes, and what happens when a worker dies."""
+"""The devices of a run, the worker that writes files, and the death of a worker."""
 
 import json
 import os
@@ -49,11 +49,11 @@ GIVEN = dict(epsilon=1, seed=0, steps=10, batch_size=1436, report_every=5)
 
 
 def start(workdir, data_dir, *flags, **environment):
-    """Starts the binary at a budget for which it trains a small model."""
-    given = [f"--{name}={value}" for name, value in GIVEN.items()]
-    given += [f"--workdir={workdir}", f"--data_dir={data_dir}", *flags]
+    """Starts the binary with a budget for which it trains a small model."""
+    arguments = [f"--{name}={value}" for name, value in GIVEN.items()]
+    arguments += [f"--workdir={workdir}", f"--data_dir={data_dir}", *flags]
     return subprocess.Popen(
-        [sys.executable, "-m", "tfdpx.train.classify", *given],
+        [sys.executable, "-m", "tfdpx.train.classify", *arguments],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -66,7 +66,7 @@ def workers(workdir, data_dir, *flags):
 
 
 def finish(started):
-    """Waits for all; the standard outputs."""
+    """Waits for all processes; returns their standard outputs."""
     try:
         results = [process.communicate(timeout=300) for process in started]
     finally:
@@ -100,13 +100,13 @@ def assert_same_run(workdir, single, is_killed=False):
     assert record["replicas"] == 2
     for name in ("test_accuracy", "epsilon", "steps", "noise_multiplier"):
         assert record[name] == wanted[name], name
-    # A kill between a save and what is written after it leaves out the row of that save.
+    # A kill after a save, but before the files that follow it, loses the row of that save.
     rows, wanted_rows = ((f / "curve.jsonl").read_text().splitlines() for f in (workdir, single))
     assert set(rows) <= set(wanted_rows) and rows[-1] == wanted_rows[-1]
     assert len(rows) >= len(wanted_rows) - is_killed
     model, other = (keras.saving.load_model(f / "model.keras") for f in (workdir, single))
-    for found, expected in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for weights, expected in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

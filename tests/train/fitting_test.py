@@ -30,10 +30,10 @@ def data():
     )  # fmt: skip
 
 
-def last_layer(**given):
-    given = dict(model="small_cnn", trainable="last", init_data="mnist") | given
+def last_layer(**arguments):
+    arguments = dict(model="small_cnn", trainable="last", init_data="mnist") | arguments
     values = dict(epsilon=3.0, steps=3, batch_size=COUNT, learning_rate=0.5, l2_norm_clip=0.1)
-    return settings.resolve("digits", values | given)
+    return settings.resolve("digits", values | arguments)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def whole(tmp_path, data):
     seeds.fix(0)
     path = tmp_path / "source.keras"
     classifiers.build("small_cnn", SHAPE, 4, 100.0).save(path)
-    return lambda **given: Start(last_layer(init_from=str(path), **given)).build(data)
+    return lambda **arguments: Start(last_layer(init_from=str(path), **arguments)).build(data)
 
 
 def fitted(model, x, y):
@@ -61,7 +61,7 @@ def test_equals_training_the_whole_model(data, whole):
     np.testing.assert_allclose(
         head.predict(features.eval_x, verbose=0), quick.predict(data.eval_x, verbose=0), atol=1e-5
     )
-    # Another model, since weights that were trained before continue their run.
+    # Another model, because weights that were trained before continue their run.
     slow = whole()
     slow.set_weights(started)
     fitted(slow, data.train_x, data.train_y)
@@ -117,8 +117,8 @@ def test_files_that_do_not_fit_are_refused_and_asked_for_their_data(run_folder):
     ]:
         with pytest.raises(UserError, match=message):
             start(names).build(data)
-    [seen] = start(f"scatter+{run_folder}").seen
-    assert seen.data.name == "synthetic:strokes" and seen.epsilon == 0
+    [upstream] = start(f"scatter+{run_folder}").seen
+    assert upstream.data.name == "synthetic:strokes" and upstream.epsilon == 0
     classifiers.build("small_cnn", SHAPE, 4, 100.0).save(run_folder / "own.keras")
     with pytest.raises(UserError, match=r"own\.keras does not say what it was trained on"):
         start(f"scatter+{run_folder}+{run_folder}/own.keras").seen  # noqa: B018

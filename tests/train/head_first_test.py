@@ -23,8 +23,8 @@ def weights_of(workdir):
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory):
-    """The flags, with the folder of a model whose record names generated images."""
+def shared_flags(tmp_path_factory):
+    """The flags, with the folder of a model with generated images in its record."""
     workdir = tmp_path_factory.mktemp("pretrained")
     classifiers.build("small_cnn", (8, 8, 1), 10, 120.0).save(workdir / "model.keras")
     Record("pretrain", DatasetId("synthetic:strokes"), Ledger(), None).save(workdir / "model.keras")
@@ -32,8 +32,8 @@ def given(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def head_first(given, run, tmp_path_factory):
-    """The folder of a run, its report, and of each phase the trained weights and all values."""
+def head_first(shared_flags, run, tmp_path_factory):
+    """The folder of a run, its report, and for each phase the trained weights and all values."""
     workdir, phases = tmp_path_factory.mktemp("head_first"), []
     fit = keras.Model.fit
 
@@ -44,14 +44,16 @@ def head_first(given, run, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras.Model, "fit", spy)
-        record, _ = run(classify, workdir=workdir, **given)
+        record, _ = run(classify, workdir=workdir, **shared_flags)
     return workdir, record, phases
 
 
 @pytest.mark.slow
-def test_the_last_layer_is_trained_first_and_both_phases_are_on_one_account(given, head_first):
+def test_the_last_layer_is_trained_first_and_both_phases_are_on_one_account(
+    shared_flags, head_first
+):
     workdir, record, phases = head_first
-    start = keras.saving.load_model(given["init_from"]).get_weights()
+    start = keras.saving.load_model(shared_flags["init_from"]).get_weights()
     (count, rate, head), (count_of_all, rate_of_all, every) = phases
     assert (count, count_of_all) == (2, len(start)) and rate == 2.0 != rate_of_all
     same = [np.array_equal(a, b) for a, b in zip(start, head, strict=True)]
@@ -72,16 +74,16 @@ def test_the_last_layer_is_trained_first_and_both_phases_are_on_one_account(give
 
 @pytest.mark.slow
 def test_ctrl_c_in_each_phase_and_a_second_one_that_does_not_wait(
-    given, head_first, run, tmp_path, capsys
+    shared_flags, head_first, run, tmp_path, capsys
 ):
-    given = given | {"workdir": tmp_path}
-    with pytest.raises(SystemExit, match="130"), ctrl_c_after(1):  # Of the last layer alone.
-        run(classify, **given)
+    shared_flags = shared_flags | {"workdir": tmp_path}
+    with pytest.raises(SystemExit, match="130"), ctrl_c_after(1):  # Phase one: the last layer.
+        run(classify, **shared_flags)
     assert "interrupted at update 1; nothing is lost" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="130"), ctrl_c_after(3, times=2):  # Of all layers.
-        run(classify, resume=True, **given)
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert "interrupted; what was saved is whole" in told and told.endswith("--resume")
-    record, _ = run(classify, resume=True, **given)
+    with pytest.raises(SystemExit, match="130"), ctrl_c_after(3, times=2):  # Phase two: all layers.
+        run(classify, resume=True, **shared_flags)
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert "interrupted; what was saved is whole" in last_line and last_line.endswith("--resume")
+    record, _ = run(classify, resume=True, **shared_flags)
     assert (record["steps"], record["epsilon"]) == (6, head_first[1]["epsilon"])
     assert all(map(np.array_equal, weights_of(tmp_path), weights_of(head_first[0])))

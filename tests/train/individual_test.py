@@ -52,8 +52,8 @@ def test_groups_have_means_correlations_and_an_attack_each():
     assert groups[0]["attack_success"] > 0.9 and groups[2]["attack_success"] is None
     # Normal losses one deviation apart: the best threshold of the attack is right in 69%.
     rng = np.random.default_rng(0)
-    members, others = rng.normal(size=20_000), 1 + rng.normal(size=20_000)
+    members, nonmembers = rng.normal(size=20_000), 1 + rng.normal(size=20_000)
     success = individual.membership_success
-    assert success(members, others, splits=5) == pytest.approx(0.6915, abs=0.01)
-    # Members of higher loss are not found this way.
-    assert success(others, members, splits=5) == pytest.approx(0.5, abs=0.01)
+    assert success(members, nonmembers, splits=5) == pytest.approx(0.6915, abs=0.01)
+    # This attack does not find members of higher loss.
+    assert success(nonmembers, members, splits=5) == pytest.approx(0.5, abs=0.01)

@@ -17,7 +17,7 @@ PROBABILITIES = np.array([0.1, 0.2, 0.3, 0.3, 0.1, 0.6, 0.3, 0.7, 0.2, 0.05])
 
 @pytest.fixture(autouse=True)
 def no_warning():
-    """Metrics that are undefined are None, without a warning of scikit-learn or NumPy."""
+    """Undefined metrics are None, without a warning of scikit-learn or NumPy."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -48,7 +48,7 @@ def test_metrics_of_two_classes_at_a_threshold():
     assert measure.NOT_PROTECTED.partition(":")[0] in limits.read_text()
     public = two(LABELS, PROBABILITIES, split="validation", is_public=True).results()
     assert public["validation_accuracy"] == 0.7 and public["not_protected"] is None
-    # A tie with the threshold is the second class; the other classes have none.
+    # The second class wins a tie with the threshold; only two classes have a threshold.
     assert measure.predicted_classes(np.zeros((2, 2))).tolist() == [1, 1]
     assert measure.predicted_classes(np.zeros((2, 3)), 0.1).tolist() == [0, 0]
     with pytest.raises(UserError, match="--threshold=0.3 for 3 classes"):
@@ -68,7 +68,7 @@ def test_metrics_of_several_classes_and_of_values():
     assert (values["test_r2"], values["test_mean_absolute_error"]) == (0.75, pytest.approx(1 / 3))
 
 
-def test_what_is_undefined_is_none():
+def test_undefined_metrics_are_none():
     rare = two(LABELS, PROBABILITIES / 10).results()
     assert rare["test_precision"] is None and rare["test_recall"] == rare["test_f1"] == 0
     assert rare["warnings"][0].startswith('The model never predicts "yes": accuracy says nothing')

@@ -74,8 +74,8 @@ def test_the_confusion_matrix_counts(tmp_path, drawn):
 
 
 def test_the_attack_curve_is_the_bound_with_guessing_and_measured_attacks(tmp_path, drawn):
-    asked = dict(num_examples=100, batch_size=10, steps=20, delta=1e-5)
-    plans = {f"{noise}": PrivacyPlan(**asked, noise_multiplier=noise) for noise in (1, 2)}
+    arguments = dict(num_examples=100, batch_size=10, steps=20, delta=1e-5)
+    plans = {f"{noise}": PrivacyPlan(**arguments, noise_multiplier=noise) for noise in (1, 2)}
     curves = {name: plan.attack_bounds() for name, plan in plans.items()}
     measured = {"measured": ([0.0, 0.5], [0.25, 1.0])}
     pictures.attack_curve(curves, tmp_path / "attack.png", measured)

@@ -1,4 +1,4 @@
-"""Presets: the settings of the papers, what they spend, the size of their models, and an update."""
+"""Presets: the papers' settings, their privacy loss, the size of their models, and an update."""
 
 import csv
 import json
@@ -32,12 +32,12 @@ MILLIONS = {
 }
 
 
-def resolve(preset, **given):
-    return settings.resolve(preset, given)
+def resolve(preset, **arguments):
+    return settings.resolve(preset, arguments)
 
 
-def describe(preset, seconds_per_update=None, **given):
-    return dry_run.describe(resolve(preset, **given), seconds_per_update)
+def describe(preset, seconds_per_update=None, **arguments):
+    return dry_run.describe(resolve(preset, **arguments), seconds_per_update)
 
 
 def preset_of(row):
@@ -48,12 +48,12 @@ def preset_of(row):
 
 
 def size_of(row):
-    """Height and width of the images of a column."""
+    """Returns the height and width of a column's images."""
     return {"14": 224, "20": 320, "21": 256}.get(row["table"], 32)
 
 
 def in_ci(rows, *names):
-    """Returns all cases; those that are not named run in `make nightly`."""
+    """Returns all cases, of which those not named run in `make nightly`."""
     return [row if row in names else nightly(row) for row in rows]
 
 
@@ -94,8 +94,8 @@ def test_the_45_columns_of_the_paper_are_set_as_it_prints_them():
         assert (values.image_size or entry.image_shape[0]) == size_of(row), preset
 
 
-# Updates, examples of an update, noise where it is published, and epsilon by RDP and by PLD where
-# the noise was not solved for.
+# Updates, examples of an update, published noise, and epsilon by RDP and by PLD unless the noise
+# was solved for.
 OTHERS = {
     "table9/eps1": (250, 16384, 21.1, (1.00, 0.91)),
     "scatternet/mnist": (560, 4096, None, None),
@@ -114,18 +114,22 @@ OTHERS = {
     "preset", in_ci(OTHERS, "tan/eps8", "individual/cifar10", "individual/mnist", "table9/eps1")
 )
 def test_presets_of_other_papers_spend_their_epsilon(preset):
-    def plan(**given):
-        values = resolve(preset, **given)
+    def plan(**arguments):
+        values = resolve(preset, **arguments)
         return values.privacy_plan(tfds.find(values.dataset).train_images)
 
     steps, batch_size, noise_multiplier, epsilons = OTHERS[preset]
-    mine = plan()
-    assert (mine.steps, mine.batch_size, mine.delta) == (steps, batch_size, 1e-5)
+    default_plan = plan()
+    assert (default_plan.steps, default_plan.batch_size, default_plan.delta) == (
+        steps,
+        batch_size,
+        1e-5,
+    )
     if epsilons is None:
-        assert 0.999 * resolve(preset).epsilon < mine.epsilon <= resolve(preset).epsilon
+        assert 0.999 * resolve(preset).epsilon < default_plan.epsilon <= resolve(preset).epsilon
         return
-    assert mine.noise_multiplier == noise_multiplier
-    spent = plan(accountant="rdp").epsilon, mine.epsilon
+    assert default_plan.noise_multiplier == noise_multiplier
+    spent = plan(accountant="rdp").epsilon, default_plan.epsilon
     assert [round(epsilon, 2) for epsilon in spent] == list(epsilons)
 
 
@@ -207,12 +211,12 @@ ERRORS = [
 
 
 def test_dry_runs_without_a_table_and_their_errors():
-    given = dict(dataset="mnist", steps=1, batch_size=9, accountant="rdp")
-    report = describe("digits", model="lenet", **given)
+    arguments = dict(dataset="mnist", steps=1, batch_size=9, accountant="rdp")
+    report = describe("digits", model="lenet", **arguments)
     assert report["parameters"] == 61_706 and report["epsilon"] == report["epsilon_rdp"]
-    for given, message in ERRORS:
+    for arguments, message in ERRORS:
         with pytest.raises(UserError, match=message):
-            describe("digits", **given)
+            describe("digits", **arguments)
 
 
 MOST_PARAMETERS = 75e6  # Of all models.
@@ -236,7 +240,7 @@ def test_the_tail_takes_less_of_delta_than_is_kept_back_for_it(names):
         assert 0 < added < accountants.RESERVED_SHARE / 2 < 1e-3, preset
 
 
-# The presets whose models, images, views or trained layers differ.
+# The presets with different models, images, views or trained layers.
 UPDATES = [
     "table2/baseline", "table2/ema", "table12/eps8", "table13/eps8", "table14/eps8", "table15/eps8",
     "table16/eps8", "table17/eps8", "table18/eps8", "table20/eps8", "table21/all_eps8",
@@ -245,14 +249,14 @@ UPDATES = [
 SCRIPT = pathlib.Path(__file__).parents[1] / "support" / "preset_update.py"
 
 
-@pytest.mark.parametrize("preset", in_ci(UPDATES, "table12/eps8"))  # Of the quickest model.
+@pytest.mark.parametrize("preset", in_ci(UPDATES, "table12/eps8"))  # The quickest model.
 @pytest.mark.slow
 def test_one_update_of_the_model_at_full_image_size(preset):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(SCRIPT), preset], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-3000:]
+    report = json.loads(process.stdout.splitlines()[-1])
     assert report["finite"] and report["changed"], report
     assert report["peak_mib"] < 8_000, report
     is_last = report["trainable"] == "last"

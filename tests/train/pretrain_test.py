@@ -68,9 +68,9 @@ ERRORS = [
 
 @pytest.mark.slow
 def test_errors_of_the_user_are_one_line(refusal, tmp_path):
-    for given, message in ERRORS:
-        line = refusal(pretrain, workdir=tmp_path / "run", **{**SHORT, **given})
-        assert re.search(message, line), (given, line)
+    for arguments, message in ERRORS:
+        line = refusal(pretrain, workdir=tmp_path / "run", **{**SHORT, **arguments})
+        assert re.search(message, line), (arguments, line)
         assert not (tmp_path / "run").exists()
 
 
@@ -87,14 +87,14 @@ RECIPES = {
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_of_the_paper(recipe):
-    given = dict(dataset="imagenet2012", steps=6_000) if recipe == "jft" else {}
-    settings = vars(pretrain.resolve(recipe, given))
+    arguments = dict(dataset="imagenet2012", steps=6_000) if recipe == "jft" else {}
+    settings = vars(pretrain.resolve(recipe, arguments))
     assert {name: settings[name] for name in RECIPES[recipe]} == RECIPES[recipe]
 
 
 def test_learning_rates_follow_their_schedule():
-    def rates(count, **given):
-        schedule = pretrain.learning_rates(pretrain.resolve("digits", given))
+    def rates(count, **arguments):
+        schedule = pretrain.learning_rates(pretrain.resolve("digits", arguments))
         return [float(schedule(i)) for i in range(count)]
 
     stepped = rates(7, schedule="step", decay_steps=["3", "5"], learning_rate=0.2)

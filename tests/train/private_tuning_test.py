@@ -1,4 +1,4 @@
-"""Tuning within a budget: what is kept, what is spent, and what is refused."""
+"""Tuning within a budget: the best run, its privacy loss, and refusals."""
 
 import keras
 import own_images
@@ -16,7 +16,7 @@ GIVEN |= dict(grid="learning_rate=1,2", dataset="digits")
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Has four runs train nothing; a list receives the settings that were chosen for each."""
+    """Replaces four runs by ones that train nothing; a list receives their settings."""
     right, chosen, entries = iter(10 * [500, 1400, 900, 1000]), [], []
 
     def execute(runs, folder, shared):
@@ -47,7 +47,7 @@ def made_up(monkeypatch):
 @pytest.mark.slow
 def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(run, refusal, tmp_path, made_up):
     report, _ = run(sweep, workdir=tmp_path, **GIVEN)
-    assert report["run"] == 2  # 400 images ahead; the noise is of some 30.
+    assert report["run"] == 2  # 400 images ahead; the noise is about 30.
     [best] = tmp_path.iterdir()
     texts = ["model_card.md", "privacy_statement.txt", "report.html"]
     files = {"attack.png", "model.keras", "record.json", *texts}
@@ -56,7 +56,7 @@ def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(run, refusal, tmp_p
         text = " ".join((best / name).read_text().split())
         assert "differential privacy" in text and "5 on average" in text
     assert not {"runs", "number_of_runs", "epsilon_of_a_run"} & set(report)
-    # All runs have the same noise, and epsilon follows from the ledger of the one that is kept.
+    # All runs have the same noise, and epsilon follows from the ledger of the best run.
     chosen, entries = made_up
     [sigma] = {settings["noise_multiplier"] for settings in chosen}
     assert {settings["learning_rate"] for settings in chosen} <= {1.0, 2.0}
@@ -69,7 +69,7 @@ def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(run, refusal, tmp_p
         assert 1.99 < epsilon == record.epsilon == report["epsilon"] <= 2.0
     assert "holds a tuned run" in refusal(sweep, workdir=tmp_path, **GIVEN)
 
-    # A run that spends anything else ends it all.
+    # A run with any other privacy loss stops the search.
     entries.append(Entry(sigma, 64 / 1437, 1, run=99))
     assert "not trained as planned" in refusal(sweep, workdir=tmp_path / "more", **GIVEN)
     assert not list((tmp_path / "more").iterdir())
@@ -94,26 +94,32 @@ REFUSED = [
 def test_other_images_and_releases_are_refused_by_name(refusal, tmp_path):
     images = tmp_path / "images"
     own_images.write(images, {3: 6, 5: 6}, size=8)
-    for given, message in REFUSED:
-        swept = given.get("grid", "").partition("=")[0]
-        settings = {**GIVEN, "dataset": f"folder:{images}", "batch_size": 8, swept: None, **given}
+    for arguments, message in REFUSED:
+        swept = arguments.get("grid", "").partition("=")[0]
+        settings = {
+            **GIVEN,
+            "dataset": f"folder:{images}",
+            "batch_size": 8,
+            swept: None,
+            **arguments,
+        }
         settings.pop("", None)
         line = refusal(sweep, workdir=tmp_path / "tuned", **settings)
-        assert message in line, (given, line)
+        assert message in line, (arguments, line)
         assert not (tmp_path / "tuned").exists()
 
 
 @pytest.mark.slow
 def test_the_program_tunes_the_digits(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(selection, "draw_runs", lambda mean: 1)  # For always the same time.
-    given = dict(private_tuning=1.5, grid="learning_rate=10,20", workdir=tmp_path / "tuned")
-    record, _ = run(sweep, epsilon=4.0, **given)
+    monkeypatch.setattr(selection, "draw_runs", lambda mean: 1)  # Takes always the same time.
+    arguments = dict(private_tuning=1.5, grid="learning_rate=10,20", workdir=tmp_path / "tuned")
+    record, _ = run(sweep, epsilon=4.0, **arguments)
     assert 3.9 < record["epsilon"] <= 4.0
     assert record["test_accuracy"] > 0.9 and record["noisy_train_accuracy"] > 0.8
     assert (tmp_path / "tuned/best/model.keras").exists()
     assert not (tmp_path / "tuned/best/log.txt").exists()
 
-    # A run that trains on from it pays for all runs.
-    given = dict(init_from=str(tmp_path / "tuned/best"), allow_seen_data=True)
-    on, _ = run(classify, workdir=tmp_path / "on", steps=3, epsilon=1.0, **given)
+    # A run that starts from the best run pays for all runs.
+    arguments = dict(init_from=str(tmp_path / "tuned/best"), allow_seen_data=True)
+    on, _ = run(classify, workdir=tmp_path / "on", steps=3, epsilon=1.0, **arguments)
     assert 4.9 < on["epsilon"] <= 5.0

@@ -42,7 +42,7 @@ def record(name="photos", **changed):
 
 def page_of(folder, record):
     record.save(folder / "record.json")
-    (folder / report.STATEMENT).write_text("epsilon = 0.100")  # The page is of the record alone.
+    (folder / report.STATEMENT).write_text("epsilon = 0.100")  # The page ignores this.
     (folder / report.CONFUSION).write_bytes(b"\x89PNG")
     report.write_page(folder)
     return Page((folder / report.FILE).read_text())
@@ -97,8 +97,8 @@ SENTENCES = [
 
 def test_the_page_says_who_is_protected_and_from_what(tmp_path):
     for changed, text in SENTENCES:
-        shown = Page(page.page(record(**changed), {}).decode()).text
-        assert text in " ".join(shown.split()) and "Releasable" not in shown
+        content = Page(page.page(record(**changed), {}).decode()).text
+        assert text in " ".join(content.split()) and "Releasable" not in content
     rare = record(results=RARE)
     text = page_of(tmp_path, rare).text
     parts = (*RARE["warnings"], "Protected: only", "right at most", "96.6%", "Exact.", "A seed:")
@@ -143,7 +143,7 @@ WHERE_SHOWN = [
     ("sklearn_digits", "validation", True, False),
     ("folder:/photos", "test", False, False),
     ("folder:/photos", "test", True, True),
-    ("my_own_builder", "test", False, False),  # It may be private, as a folder.
+    ("my_own_builder", "test", False, False),  # It may be private, like a folder.
 ]
 
 
@@ -176,9 +176,9 @@ COMMANDS = [
 
 
 def test_the_command_asks_for_the_same():
-    for asked, arguments in COMMANDS:
-        asked = dict(asked, dataset="folder:/a/my photos", seed=7)
-        recorded = without_secrets(settings.resolve(None, asked))
+    for flags, arguments in COMMANDS:
+        flags = dict(flags, dataset="folder:/a/my photos", seed=7)
+        recorded = without_secrets(settings.resolve(None, flags))
         command = page.command_again(record(program="classify", settings=recorded))
         words = set(shlex.split(command.replace("\\\n", "")))
         expected = {"tfdpx", "classify", "--dataset=folder:my photos", *arguments.split()}

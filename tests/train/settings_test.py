@@ -1,4 +1,4 @@
-"""Presets and flags: which wins, the quantity that is solved for or chosen, and the step of a run.
+"""Presets and flags: their precedence, solved and chosen quantities, and the step of a run.
 
 classify_test.py has the refusals.
 """
@@ -15,12 +15,12 @@ from tfdpx.train import defaults, fitting, settings
 from tfdpx.train.errors import UserError
 
 
-def resolve(preset="digits", **given):
-    return settings.resolve(preset, given)
+def resolve(preset="digits", **arguments):
+    return settings.resolve(preset, arguments)
 
 
-def chosen(num_examples=1437, replicas=1, **given):
-    return defaults.complete(resolve(**given), num_examples, replicas)
+def chosen(num_examples=1437, replicas=1, **arguments):
+    return defaults.complete(resolve(**arguments), num_examples, replicas)
 
 
 LEFT_OPEN = [
@@ -34,18 +34,18 @@ LEFT_OPEN = [
 
 
 def test_the_quantity_that_is_left_open():
-    for given, solved in LEFT_OPEN:
-        values, _ = chosen(**given)
+    for arguments, solved in LEFT_OPEN:
+        values, _ = chosen(**arguments)
         assert [name for name in settings.PRIVACY if getattr(values, name) is None] == [solved]
-        assert all(getattr(values, name) == value for name, value in given.items())
+        assert all(getattr(values, name) == value for name, value in arguments.items())
 
 
 def test_flags_beside_a_column_of_a_table():
     column = resolve("table12/eps8", model=None, momentum=0.25)
     assert (column.noise_multiplier, column.steps, column.epsilon) == (3.0, 2468, None)
     assert (column.model, column.momentum) == ("wrn_16_4", 0.25)
-    asked = resolve("table12/eps8", epsilon=3.0)
-    assert (asked.noise_multiplier, asked.steps, asked.epsilon) == (None, 2468, 3.0)
+    values = resolve("table12/eps8", epsilon=3.0)
+    assert (values.noise_multiplier, values.steps, values.epsilon) == (None, 2468, 3.0)
     assert resolve("table12/eps8", steps=7).noise_multiplier == 3.0
 
 
@@ -67,14 +67,14 @@ def test_the_rule_of_epsilon_times_images(epsilon, num_examples, move):
     assert values.model == "scatter_linear" and values.batch_size == num_examples
     assert (values.l2_norm_clip, values.ema_momentum, values.steps) == (0.1, 0.9, 200)
     assert values.steps * values.learning_rate == pytest.approx(move, rel=0.02)
-    for shown in ("--model=scatter_linear", "--steps=200", "0.28 * epsilon * N"):
-        assert shown in text
+    for phrase in ("--model=scatter_linear", "--steps=200", "0.28 * epsilon * N"):
+        assert phrase in text
 
 
 def test_other_choices():
-    given = dict(learning_rate=0.5, steps=7, l2_norm_clip=1.0, ema_momentum=0.9, epsilon=2.0)
-    values, text = chosen(**given)
-    assert {name: getattr(values, name) for name in given} == given
+    arguments = dict(learning_rate=0.5, steps=7, l2_norm_clip=1.0, ema_momentum=0.9, epsilon=2.0)
+    values, text = chosen(**arguments)
+    assert {name: getattr(values, name) for name in arguments} == arguments
     assert "--learning_rate" not in text and "--batch_size=1437" in text
     values, text = chosen(model="small_cnn", epsilon=3.0)
     assert (values.learning_rate, values.l2_norm_clip) == (3.1, "automatic")
@@ -89,7 +89,7 @@ def test_other_choices():
 
 def test_flags_of_another_kind_of_run_and_all_problems_are_named_at_once():
     table, head = {"dataset": "csv:x.csv"}, {"head": "newton", "dataset": "digits"}
-    for given, message in [
+    for arguments, message in [
         ({**table, "target": "y", "model": "wrn_16_4"}, "--model must be linear or network"),
         ({**head, "momentum": 0.9, "target": "y"}, "--momentum .*--target belongs to tables, not"),
         ({**head, "shots": 3}, "--shots belong to --head=adamix"),
@@ -98,7 +98,7 @@ def test_flags_of_another_kind_of_run_and_all_problems_are_named_at_once():
         ({"augment_flip": True, "momentum": 0.9, "optimizer": "dpadam"}, "--momentum.*--augmult"),
     ]:
         with pytest.raises(UserError, match=message):
-            settings.resolve(None, given)
+            settings.resolve(None, arguments)
     with pytest.raises(UserError, match="Flag --preset belongs to images, not to heads"):
         settings.resolve("digits", head)
 

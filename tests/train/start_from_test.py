@@ -1,4 +1,4 @@
-"""Runs from trained weights: which come from the file, which train, and what they have seen."""
+"""Runs from trained weights: those from the file, those that train, and the data they have seen."""
 
 import math
 import shutil
@@ -26,21 +26,21 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (4, *SHAPE)).astype("uint8")
 GRAY = IMAGES[..., :1]
 
 
-def start(path=None, **given):
-    """The start of a run, and its settings."""
-    own = {name: given.pop(name, None) for name in ("pixels", "batch_norm")}
-    given = {"epsilon": 1.0, "init_from": path and str(path), "init_data": "mnist", **given}
-    return Start(settings.resolve("digits", given), **own)
+def start(path=None, **arguments):
+    """Returns the start of a run."""
+    options = {name: arguments.pop(name, None) for name in ("pixels", "batch_norm")}
+    arguments = {"epsilon": 1.0, "init_from": path and str(path), "init_data": "mnist", **arguments}
+    return Start(settings.resolve("digits", arguments), **options)
 
 
-def built(path=None, num_classes=3, shape=(8, 8, 1), **given):
-    """The model of a run on data of another centre than the file's."""
+def built(path=None, num_classes=3, shape=(8, 8, 1), **arguments):
+    """Returns the model of a run on data of another centre than the file's."""
     data = dict(image_shape=shape, num_classes=num_classes, centre=100.0, deviation=50.0)
-    return start(path, **{"model": "small_cnn", **given}).build(types.SimpleNamespace(**data))
+    return start(path, **{"model": "small_cnn", **arguments}).build(types.SimpleNamespace(**data))
 
 
-def saved(path, *arguments, **given):
-    model = classifiers.build(*arguments, **given)
+def saved(path, *arguments, **keywords):
+    model = classifiers.build(*arguments, **keywords)
     model.save(path / "model.keras")
     return model, str(path / "model.keras")
 
@@ -62,8 +62,8 @@ def test_the_last_layer_starts_anew_but_from_a_file_of_weights(trained):
         *body, kernel, bias = model.get_weights()
         assert all(map(np.array_equal, body, wanted[:-2])) and not bias.any()
         assert kernel.shape[1] == num_classes and not np.array_equal(kernel, wanted[-2])
-        pixels = [np.asarray(each.get_layer("normalise")(GRAY)) for each in (model, source)]
-        np.testing.assert_allclose(*pixels, atol=1e-5)  # As the weights expect them.
+        pixels = [np.asarray(network.get_layer("normalise")(GRAY)) for network in (model, source)]
+        np.testing.assert_allclose(*pixels, atol=1e-5)  # Scaled for the loaded weights.
     models.append(built(path.replace(".keras", ".weights.h5")))
     assert all(map(np.array_equal, models[-1].get_weights(), wanted))
     for model in models:
@@ -78,7 +78,7 @@ def test_files_that_do_not_fit(trained, tmp_path):
     weights = path.replace(".keras", ".weights.h5")
     shape = dict(model="wrn_10_1", shape=(24, 24, 3))
     _, other_order = saved(tmp_path, "wrn_10_1", (16, 16, 3), 3, 120.0, relu_first=True)
-    for file, given, message in [
+    for file, arguments, message in [
         (path, dict(model="scatter_linear"), "another than --model=scatter_linear.*'small_cnn'"),
         (path, dict(shape=SHAPE), r"shape \(8, 8, 3\).*for \(8, 8, 1\)"),
         (weights, dict(num_classes=4), "do not fit --model=small_cnn with 4 classes"),
@@ -90,11 +90,11 @@ def test_files_that_do_not_fit(trained, tmp_path):
         (path, dict(model="auto", precision="mixed_bfloat16"), "--precision=mixed_bfloat16"),
     ]:
         with pytest.raises(UserError, match=message):
-            built(file, **given)
+            built(file, **arguments)
 
 
 def theirs(*first, shape=SHAPE, name="theirs"):
-    """A model with batch normalization whose statistics are not those of new layers."""
+    """Returns a model with batch normalization, with statistics that differ from new layers."""
     layers = [L.Conv2D(4, 3, name="conv"), L.BatchNormalization(name="norm"), L.ReLU()]
     head = [L.GlobalAveragePooling2D(), L.Dropout(0.5), L.Dense(3, activation="softmax")]
     model = keras.Sequential([keras.Input(shape), *first, *layers, *head], name=name)
@@ -142,7 +142,7 @@ def test_pixels_arrive_as_the_flag_says_or_the_model_expects(pixels, first, name
 
 
 def test_unknown_scaling_of_pixels_is_asked_for(tmp_path):
-    for name in ("theirs", "convnext_tiny"):  # The second, without its scaling.
+    for name in ("theirs", "convnext_tiny"):  # The second has lost its scaling.
         with pytest.raises(UserError, match="pixels=0..255 or pixels=0..1 or"):
             start(file_of(theirs(name=name), tmp_path))
 
@@ -180,23 +180,23 @@ def test_a_run_folder_stands_for_its_model(trained, tmp_path):
 
 @pytest.fixture
 def file(tmp_path):
-    """A function that makes a file whose weights were trained on the given data sets."""
+    """A function that makes a file with weights that were trained on some data sets."""
     bare = tmp_path / "bare.keras"
     keras.Sequential([keras.Input(SHAPE), L.Rescaling(1.0), L.Flatten(), L.Dense(3)]).save(bare)
 
     def make(*names, ledger=PRIVATE):
-        path, seen = tmp_path / f"{len(list(tmp_path.iterdir()))}.keras", ()
+        path, upstream = tmp_path / f"{len(list(tmp_path.iterdir()))}.keras", ()
         for name in names:
             shutil.copy(bare, path)
-            Record("classify", identity.of(name), ledger, 1e-5, seen=seen).save(path)
-            seen = start(path, init_data=None).seen
+            Record("classify", identity.of(name), ledger, 1e-5, seen=upstream).save(path)
+            upstream = start(path, init_data=None).seen
         return path
 
     return make
 
 
-def before(path, dataset, init_data=None, **given):
-    return start(path, init_data=init_data).ledger_on(dataset, **given)
+def before(path, dataset, init_data=None, **arguments):
+    return start(path, init_data=init_data).ledger_on(dataset, **arguments)
 
 
 SEEN = [
@@ -213,9 +213,9 @@ SEEN = [
 
 
 def test_a_training_on_the_same_data_is_counted(file):
-    for seen, dataset, overlaps in SEEN:
-        names = (seen, "places365_small") if seen == "mnist" else ("places365_small", seen)
-        assert before(file(*names), dataset) == (PRIVATE if overlaps else Ledger()), seen
+    for earlier, dataset, overlaps in SEEN:
+        names = (earlier, "places365_small") if earlier == "mnist" else ("places365_small", earlier)
+        assert before(file(*names), dataset) == (PRIVATE if overlaps else Ledger()), earlier
 
 
 def test_a_training_without_an_account_needs_a_word(file):
@@ -230,11 +230,11 @@ def test_a_training_without_an_account_needs_a_word(file):
 def test_a_file_that_does_not_say(file, trained, tmp_path):
     keras.saving.load_model(file("digits")).save(tmp_path / "rewritten.keras")
     weights = trained[1].replace(".keras", ".weights.h5")
-    for path, given in ((tmp_path / "rewritten.keras", {}), (weights, {"model": "small_cnn"})):
+    for path, arguments in ((tmp_path / "rewritten.keras", {}), (weights, {"model": "small_cnn"})):
         with pytest.raises(UserError, match="does not say.*name its data with --init_data"):
-            start(path, init_data=None, **given).seen  # noqa: B018
-        assert start(path, init_data="imagenet32", **given).ledger_on("digits") == Ledger()
+            start(path, init_data=None, **arguments).seen  # noqa: B018
+        assert start(path, init_data="imagenet32", **arguments).ledger_on("digits") == Ledger()
         with pytest.raises(UserError, match="trained on sklearn_digits already, without"):
-            start(path, init_data="digits", **given).ledger_on("digits")
-    # The word of the file goes before that of the user.
+            start(path, init_data="digits", **arguments).ledger_on("digits")
+    # The declaration of the file has precedence over that of the user.
     assert before(file("digits"), "digits", init_data="mnist") == PRIVATE

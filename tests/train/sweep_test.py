@@ -1,4 +1,4 @@
-"""A sweep: what its grid means, how it goes on where it was, its table, and what is refused."""
+"""A sweep: its grid, how it resumes, its table, and refusals."""
 
 import csv
 import re
@@ -17,9 +17,9 @@ from tfdpx.train import defaults, run_flags, settings, sweep
 
 @pytest.mark.slow
 def test_a_sweep_of_the_digits_and_its_table_again(run, tmp_path):
-    given = dict(model="small_cnn", steps=2, batch_size=64, epsilon=2.0, accountant="rdp")
-    given |= dict(workdir=tmp_path / "sweep", seeds=[0], grid="l2_norm_clip=0.1", jobs=2)
-    record, _ = run(sweep, **given)
+    arguments = dict(model="small_cnn", steps=2, batch_size=64, epsilon=2.0, accountant="rdp")
+    arguments |= dict(workdir=tmp_path / "sweep", seeds=[0], grid="l2_norm_clip=0.1", jobs=2)
+    record, _ = run(sweep, **arguments)
     assert (record["runs"], record["points"], record["failures"]) == (1, 1, {})
     assert record["measured_on"] == "validation" and record["best"] == {"l2_norm_clip": 0.1}
     [row] = csv.DictReader((tmp_path / "sweep/table.csv").open())
@@ -53,9 +53,9 @@ ERRORS = [
 
 
 def test_errors_of_the_user_are_one_line(refusal, tmp_path):
-    for given, message in ERRORS:
-        line = refusal(sweep, **{"workdir": tmp_path / "sweep", **given})
-        assert re.search(message, line), (given, line)
+    for arguments, message in ERRORS:
+        line = refusal(sweep, **{"workdir": tmp_path / "sweep", **arguments})
+        assert re.search(message, line), (arguments, line)
         assert not (tmp_path / "sweep").exists()
 
 
@@ -83,7 +83,7 @@ def test_every_point_runs_with_every_seed_at_one_epsilon(run):
     swept = settings_of("preset=table12/eps8,table2/ema;epsilon=1,2;augmult=16", delta=1e-4)
     assert {(s.epsilon, s.delta) for s in swept} == {(1.0, 1e-4), (2.0, 1e-4)}
 
-    # Nothing is chosen on test images unless the flags ask for it.
+    # No choice uses test images unless the flags ask for it.
     for preset in ("digits", "table12/eps8"):
         planned = settings_of("learning_rate=1", preset=preset)[0]
         assert planned.eval_split == "validation" and planned.validation > 0
@@ -94,7 +94,7 @@ def test_every_point_runs_with_every_seed_at_one_epsilon(run):
     assert (planned.augmult, planned.augment_padding, planned.augment_flip) == (0, 0, False)
 
 
-# Stands for `python -m tfdpx.train.classify`: leaves a record, or fails where it is told to.
+# Replaces `python -m tfdpx.train.classify`: writes a record, or fails if asked to.
 FAKE = """#!/bin/sh
 for argument in "$@"; do
   case "$argument" in --workdir=*) folder="${argument#--workdir=}" ;; esac
@@ -125,13 +125,13 @@ def started(workdir):
 
 
 def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, refusal, workdir):
-    given = dict(workdir=workdir, seeds=[0, 1])
-    record, text = run(sweep, grid="learning_rate=1,2", **given)
+    arguments = dict(workdir=workdir, seeds=[0, 1])
+    record, text = run(sweep, grid="learning_rate=1,2", **arguments)
     assert (record["runs"], started(workdir)) == (4, 4)
     assert "[4/4] learning_rate=2.0,seed=1: 50.0%" in text
-    run(sweep, grid="learning_rate=1,2", **given)
+    run(sweep, grid="learning_rate=1,2", **arguments)
     assert started(workdir) == 4
-    assert run(sweep, grid="learning_rate=1,2,4", jobs=3, **given)[0]["runs"] == 6
+    assert run(sweep, grid="learning_rate=1,2,4", jobs=3, **arguments)[0]["runs"] == 6
     run(sweep, grid="preset=digits,table2/ema", workdir=workdir, seeds=[0])
     rows = list(csv.DictReader((workdir / "table.csv").open()))
     assert [row["preset"] for row in rows] == ["digits"] * 7 + ["table2/ema"]

@@ -13,8 +13,10 @@ import pytest
 from pyarrow import parquet
 from sklearn import metrics
 
+from tfdpx import table_rules
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
+from tfdpx.heads.releases import Releases
 from tfdpx.train import classify, predict, tables
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError
@@ -153,7 +155,7 @@ def test_a_refusal_is_one_line_and_leaves_no_folder(tmp_path, refusal):
 
 
 def test_errors_quote_no_value(tmp_path, workdir, refusal):
-    """Rows of another length, and values of another kind."""
+    """Tries rows of another length, and values of another kind."""
     columns = {name: [own_tables.RARE] for name in own_tables.people(9)}
     parquet.write_table(pa.table(columns), tmp_path / "bad.parquet")
     text = refusal(predict, model=workdir, rows=tmp_path / "bad.parquet")
@@ -182,7 +184,7 @@ def test_a_row_moves_no_other(tmp_path):
     assert 20 <= len(test) <= 60 and len(train) + len(test) == 200
     fewer = rows_of(path, {name: values[1:] for name, values in columns.items()})
     assert fewer[0] <= train and fewer[1] <= test
-    # A row with a label of its own, which comes before the others.
+    # One row with a new label, which sorts before the others.
     more = rows_of(path, {"x": [*columns["x"], 5.0], "t": [*columns["t"], "a"]})
     assert train <= more[0] and test <= more[1]
     assert rows_of(path, columns, test_seed=1)[1] != test
@@ -190,14 +192,14 @@ def test_a_row_moves_no_other(tmp_path):
 
 
 def test_a_person_moves_no_other_and_adds_one_row(tmp_path):
-    """Statistics are of one row of each person, so all rows of one change them as one row does."""
+    """Statistics use one row of each person, so all rows of one change them as one row does."""
     rng, path = np.random.default_rng(0), tmp_path / "t.csv"
     people = rng.integers(0, 40, 200)
     columns = {"id": people, "x": rng.normal(size=200), "t": rng.choice(["b", "c"], 200)}
 
     def sides(left_out=None):
-        kept = {name: values[people != left_out] for name, values in columns.items()}
-        table = load(path, kept, user="id", test_fraction=0.5)
+        remaining = {name: values[people != left_out] for name, values in columns.items()}
+        table = load(path, remaining, user="id", test_fraction=0.5)
         one = table.train.one_of_each_person()
         assert len(one) == len(set(one.people)) == len(set(table.train.people)) > 1
         return *(set(rows.columns["x"]) for rows in (table.train, table.test, one)), table
@@ -243,7 +245,7 @@ def test_whole_numbers_are_categories_on_demand(tmp_path):
 
 
 def make_table(rows, share, bounds=("*:-40:40",), epsilon=3.0):
-    """A table of numbers, a category and a label of this share, with settings of a run."""
+    """Returns a table of numbers, a category and a label of this share, with settings of a run."""
     rng = np.random.default_rng(0)
     numbers = {f"number {i}": rng.normal(size=rows) for i in range(8)}
     score = 1.5 * sum(numbers.values()) / 8**0.5 + rng.logistic(size=rows)
@@ -256,7 +258,7 @@ def make_table(rows, share, bounds=("*:-40:40",), epsilon=3.0):
 
 @pytest.mark.parametrize("share, bounds", [(0.05, ["*:-40:40"]), (0.5, []), (0.5, ["*:-4:4"])])
 def test_the_share_of_the_preprocessing(share, bounds):
-    """A tenth of the squared mu of the budget, by Gaussian differential privacy."""
+    """The preprocessing takes a tenth of the budget's squared mu, by Gaussian privacy."""
     table, settings = make_table(10_000, share, bounds)
     _, spent, shares = tables.adapt(table.train, table, settings)
     noises = sorted(entry.noise_multiplier for entry in spent.entries for _ in range(entry.steps))
@@ -273,7 +275,7 @@ def test_a_row_moves_bounds_and_labels_by_their_sensitivity(monkeypatch):
     table, settings = make_table(2000, 0.05)
     released = []
     monkeypatch.setattr(
-        tables.Releases, "gaussian", lambda self, *release: released.append(release) or release[1]
+        Releases, "gaussian", lambda self, *release: released.append(release) or release[1]
     )
     for rows in (table.train, table.train[1:]):
         tables.adapt(rows, table, settings)
@@ -294,7 +296,7 @@ def test_the_epsilon_that_finds_ranges_is_named():
 
 @pytest.mark.slow
 def test_a_rare_label_has_its_probability():
-    """By automatic clipping all probabilities would be near 0."""
+    """Automatic clipping would bring all probabilities near 0."""
     table, settings = make_table(20_000, 0.03)
     trained = tables.fit(table, settings)
     outputs = tables.predict(trained.model, table.train.columns)
@@ -304,9 +306,9 @@ def test_a_rare_label_has_its_probability():
 
 
 def test_the_rule_of_epsilon_times_rows():
-    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=1.0))
+    budget = dict(epsilon=1.0, delta=1e-5, is_regression=False)
     for rows, *choice in ((142, "linear", 60), (400, "linear", 180), (5000, "network", 180)):
-        name, plan, _, clip = tables.choose(settings, rows, Ledger())
-        assert [name, plan.steps, clip] == [*choice, "automatic"]
-    _, _, rate, clip = tables.choose(settings, 400, Ledger(), 7)
+        training = table_rules.choose(rows, Ledger(), **budget)
+        assert [training.name, training.plan.steps, training.l2_norm_clip] == [*choice, "automatic"]
+    _, _, rate, clip = table_rules.choose(400, Ledger(), rare_columns=7, **budget)
     assert clip == 4 and 0 < rate < clip  # The norm of seven columns and a bias, times sqrt(2).

@@ -1,4 +1,4 @@
-"""Files of a run that were edited, damaged, mixed up or left out: `verify` notices and names it."""
+"""`verify` detects and names files of a run that were edited, damaged, mixed up or left out."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ def edit(path, old, new):
 
 
 def edit_record(path, change):
-    """Changes the JSON of a record, and makes its digest anew."""
+    """Changes the JSON of a record, and renews its digest."""
     content = json.loads(path.read_bytes())
     del content["digest"]
     change(content)
@@ -49,7 +49,7 @@ def edit_record(path, change):
 
 
 def rewrite(path, change, without=()):
-    """Writes a `.keras` archive again: `change` is given its weights, an open h5py file."""
+    """Rewrites a `.keras` archive: `change` receives its weights, an open h5py file."""
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist() if name not in without}
     weights = io.BytesIO(entries["model.weights.h5"])
@@ -69,7 +69,7 @@ def add_one(file):
 
 
 def make_anew(folder, **changed):
-    """Makes all files of a run anew from a changed record, without pictures."""
+    """Renews all files of a run from a changed record, without pictures."""
     record = dataclasses.replace(records.read(folder / records.FILE), **changed)
     for name in ("model.keras", records.FILE):
         record.save(folder / name)
@@ -112,7 +112,7 @@ def flip(name, place):
 
 
 def spent(content):
-    """Changes the noise that a record states."""
+    """Changes the noise in a record."""
     content["ledger"]["entries"][0]["noise_multiplier"] *= 2
 
 
@@ -142,7 +142,7 @@ def unfinished(folder):
     (folder / records.FILE).unlink()
 
 
-# What is done to a run, and the file and reason that are named.
+# From a name to a change of the run, and the file and reason in the error.
 TAMPERED = {
     "weights": (lambda f: rewrite(f / "model.keras", add_one), "model.keras .*weights are not"),
     "weights without digest": (digest_taken_out, "model.keras .*weights are not those"),
@@ -274,14 +274,14 @@ def test_a_whole_run_and_each_of_its_files(folder):
 
 
 def test_known_limits_of_what_is_noticed(folder):
-    # A forger who makes all files anew; the fingerprint is another.
+    # A forger who renews all files; the fingerprint is another.
     before = ask(folder)[2]
     make_anew(folder, ledger=entries(folder, noise_multiplier=50.0, unit="user"))
     status, first, last, text = ask(folder)
     assert status == 0 and last["epsilon"] < 0.1 and last["unit"] == "person"
     assert "for each person" in first and "a forger could make all anew" in first
     assert last["fingerprint"] != before["fingerprint"]
-    # A record alone whose digest was made anew; weights of other kinds beside are named alone.
+    # A lone record with a renewed digest; weights of other kinds beside it are only named.
     alone = folder / "alone"
     alone.mkdir()
     (folder / records.FILE).rename(alone / records.FILE)
@@ -307,7 +307,7 @@ def test_other_versions_may_word_texts_otherwise_but_not_claim_otherwise(folder)
 
 
 def malformed(folder):
-    """Yields files with contents that are none of tfdpx's."""
+    """Yields files with contents that tfdpx would not write."""
     record = json.loads((folder / records.FILE).read_bytes())
     deep = b"[" * 100_000
     for content in (b"", b"\xff\x00", b"{}", b"null", deep, b'{"format": "tfdpx.Record/2"}'):

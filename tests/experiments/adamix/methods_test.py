@@ -1,4 +1,4 @@
-"""AdaMix's ablations and baselines, and what is measured of them."""
+"""Tests of AdaMix's ablations, its baselines, and their measurements."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ def slope(kernel, data, decay):
     return x.T @ (softmax(x @ kernel, axis=1) - y) + decay * kernel
 
 
-def test_what_each_method_spends_and_the_minima_of_those_without_steps():
+def test_spending_of_each_method_and_minima_of_those_without_steps():
     exact = tfdpx.accounting.epsilon(20.0, 1.0, 28, DELTA, "gdp")
     for name, (_, rates) in METHODS.items():
         spent = fitted(name, **({} if rates is None else {"epsilon": 1.0})).epsilon_spent()
@@ -80,7 +80,7 @@ def test_steps_decay_and_average_are_theorem_3s(monkeypatch):
 def test_individual_epsilons_are_what_removing_an_example_shows(name):
     head = fitted(name, epsilon=0.5, seed=1)
     epsilons = measures.individual_epsilons(head, *PRIVATE)
-    # What one example adds to each release, from its gradient itself, over the noise.
+    # The contribution of one example to each release, in units of the noise.
     x, y = PRIVATE[0][7].astype("float64"), np.eye(CLASSES)[PRIVATE[1][7]]
     square = 0.0
     for step in head.kept:
@@ -96,12 +96,12 @@ def test_individual_epsilons_are_what_removing_an_example_shows(name):
 
 def test_the_attack_is_that_of_scikit_learn():
     head = Recording(CLASSES, steps=2).fit(*PRIVATE, public_data=PUBLIC)
-    losses, others = (measures.losses(head, *pair) for pair in (PRIVATE, data(40, 3)))
+    losses, other_losses = (measures.losses(head, *pair) for pair in (PRIVATE, data(40, 3)))
     wanted = keras.losses.sparse_categorical_crossentropy(
         PRIVATE[1], head.predict(PRIVATE[0]), from_logits=True
     )
     np.testing.assert_allclose(losses, wanted, rtol=1e-4, atol=1e-4)
-    losses, others = losses.round(1), others.round(1)  # With ties.
+    losses, other_losses = losses.round(1), other_losses.round(1)  # Rounding makes ties.
     truth = np.repeat([1, 0], [60, 40])
-    wanted = roc_auc_score(truth, -np.concatenate([losses, others]))
-    assert measures.membership_auc(losses, others) == pytest.approx(wanted)
+    wanted = roc_auc_score(truth, -np.concatenate([losses, other_losses]))
+    assert measures.membership_auc(losses, other_losses) == pytest.approx(wanted)

@@ -1,4 +1,4 @@
-"""The comparison of AdaMix with its baselines, on features that are made here."""
+"""The comparison of AdaMix with its baselines, on generated features."""
 
 import json
 
@@ -33,33 +33,33 @@ def made_up(num_private=None):
     return methods.Study(domains, labels, (features(test, 0), test), 3, num_private)
 
 
-def flags_of(**given):
+def flags_of(**changes):
     values = flags.FlagValues()
     study.define_flags(values)
     values.mark_as_parsed()
-    for name, value in {"methods": METHODS, "epsilons": ["1"], "shots": ["2"], **given}.items():
+    for name, value in {"methods": METHODS, "epsilons": ["1"], "shots": ["2"], **changes}.items():
         setattr(values, name, value)
     return values
 
 
-def run(workdir, **given):
-    return study.run(flags_of(**given), workdir)
+def run(workdir, **changes):
+    return study.run(flags_of(**changes), workdir)
 
 
 @pytest.mark.slow
 def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "load", lambda values: made_up())
-    given = {"seeds": ["0", "1"], "methods": METHODS[:3]}
-    run(tmp_path, **{**given, "seeds": ["0"]})
+    arguments = {"seeds": ["0", "1"], "methods": METHODS[:3]}
+    run(tmp_path, **{**arguments, "seeds": ["0"]})
     lines = (tmp_path / "results.jsonl").read_text()
-    run(tmp_path, **given)
+    run(tmp_path, **arguments)
     after = (tmp_path / "results.jsonl").read_text()
     assert after.startswith(lines) and len(after.splitlines()) == 2 * len(lines.splitlines()) == 6
-    results = run(tmp_path, **{**given, "methods": METHODS, "shifts": ["none", "rotated"]})
-    kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert len(kept) == 14 == sum(len(found) for found in results.values())
+    results = run(tmp_path, **{**arguments, "methods": METHODS, "shifts": ["none", "rotated"]})
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(rows) == 14 == sum(len(runs) for runs in results.values())
     assert results["paragon", 2, "none", None][0]["error"] <= 0.1
-    assert all(max(line.get("individual", [0])) <= line["spent"] * (1 + 1e-6) for line in kept)
+    assert all(max(line.get("individual", [0])) <= line["spent"] * (1 + 1e-6) for line in rows)
     assert {path.name for path in tmp_path.glob("*.png")} == {
         "errors_2_none.png", "errors_2_rotated.png", "membership_2.png", "boost_1.png",
         "individual_2_1.png",
@@ -67,7 +67,7 @@ def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     table = (tmp_path / "table.md").read_text().splitlines()
     assert len(table) == 2 + len(METHODS)
     assert "2 public per class, epsilon 1 | rotated, 2 public per class" in table[0]
-    # Results for another number of private images are kept, and not mixed up.
+    # Results for another number of private images are kept apart.
     assert len(run(tmp_path, methods=["only_public"], seeds=["0"], num_private=40)) == 1
     public, private = made_up(num_private=20).sets(2, seed=0, shift="rotated")
     assert len(public[0]) == 6 and len(private[0]) == 20
@@ -106,10 +106,10 @@ def test_on_the_digits_it_beats_what_the_paper_compares(tmp_path):
         values = flags_of(init_from=str(tmp_path / "other.keras"), shifts=["inverted"])
         features = study.load(values).features
     only, private, ngd, adamix = (
-        np.mean([each["error"] for each in results[name, 2, "none", epsilon]])
+        np.mean([result["error"] for result in results[name, 2, "none", epsilon]])
         for name, epsilon in zip(names, (None, 1.0, 1.0, 1.0), strict=True)
     )
     assert adamix <= ngd and adamix < 0.5 * only and adamix < private
-    for rows in features.values():  # Those of the network, without its last layer.
+    for rows in features.values():  # Features of the network without its last layer.
         assert rows.shape == (1437, 64)
         np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)

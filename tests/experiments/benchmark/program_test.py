@@ -1,4 +1,4 @@
-"""The benchmark: what it times, counts, reports and refuses. Speed itself is not tested."""
+"""Tests of the benchmark's counts, reports and refusals. Speed itself is not tested."""
 
 import contextlib
 import io
@@ -49,7 +49,7 @@ def test_the_report_holds_ratios_of_medians_peaks_layers_and_flags(tmp_path):
     assert "ghost/ordinary" in output and "private, tfdpx" in output
 
 
-def test_what_is_left_out_is_null_and_no_failure():
+def test_a_left_out_measurement_is_null_and_no_failure():
     _, record = run(*TINY, "--nomemory", "--nomapped", "--microbatch_size=2")
     assert record["step_ratio"] > 0 and record["microbatch_size"] == 2 and record["failures"] == {}
     for name in ("memory_ratio", "mapped_ratio", "mapped_seconds", "private_peak_mib"):
@@ -70,7 +70,7 @@ def test_other_comparisons(arguments, ratio, above, below):
     _, record = run("--model=dense_head", "--repeats=1", *images, "--num_examples=100", *arguments)
     quotient = record[f"{above}_seconds"] / record[f"{below}_seconds"]
     assert record[f"{ratio}_ratio"] == pytest.approx(quotient)
-    if ratio == "end_to_end":  # Passes hold what was drawn, and less than one pass more.
+    if ratio == "end_to_end":  # Passes hold the drawn examples, and less than one pass more.
         assert 0 <= record["padding_rows"] < record["pass_size"] <= record["capacity"]
         assert 0 < record["drawn_rows"] < record["capacity"]
 
@@ -94,13 +94,13 @@ def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     assert record["mapped_ratio"] is None and record["step_ratio"] > 0
     assert record["failures"] == {"mapped": "ResourceExhaustedError: no memory left"}
     assert "no memory left" in output
-    # A step that was killed alone is not taken here.
+    # A step that was killed on its own is not handled here.
     monkeypatch.setattr(measures, "measure_peak", measure)
     traced.clear()
     _, record = run(*TINY)
     assert traced == ["ordinary", "private"] and record["memory_ratio"] == 2.5
     assert record["mapped_ratio"] is None and "SIGKILL" in record["failures"]["mapped"]
-    # A failure of the private step is one of the command.
+    # A failure of the private step makes the command fail.
     monkeypatch.setattr(Engine, "__call__", lambda *_: 1 / 0)
     with pytest.raises(SystemExit, match="^1$"):
         run(*TINY, "--nomemory", "--nomapped")
@@ -118,12 +118,14 @@ def test_timing_interleaves_in_random_order_after_a_warm_up():
 
 @pytest.mark.parametrize(("kind", "augmult"), [("private", 3), slow("mapped", 1)])
 def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monkeypatch):
-    # Without noise, and clipped at a norm that nothing reaches, the two updates are equal.
+    # The two updates are equal, because there is no noise and no gradient reaches the clip.
     build = tfdpx.DPSGD
     monkeypatch.setattr(
         steps.optimizers,
         "DPSGD",
-        lambda _, **given: build(1e3, **given | {"noise_multiplier": 0.0, "l2_norm_clip": 1e3}),
+        lambda _, **arguments: build(
+            1e3, **arguments | {"noise_multiplier": 0.0, "l2_norm_clip": 1e3}
+        ),
     )
     monkeypatch.setattr(steps, "LEARNING_RATE", 1.0)
     settings = steps.Settings(
@@ -131,10 +133,10 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
     )
     changes = []
     with pytest.warns(UserWarning, match="no noise"):
-        for each in ("ordinary", kind):
-            model = steps.make_model(each, settings)
+        for way in ("ordinary", kind):
+            model = steps.make_model(way, settings)
             before = np.concatenate([w.ravel() for w in model.get_weights()])
-            model.train_step(steps.make_batch(each, settings))
+            model.train_step(steps.make_batch(way, settings))
             after = np.concatenate([w.ravel() for w in model.get_weights()])
             changes.append(after - before)
     assert np.mean(changes[0] != 0) > 0.5
@@ -143,7 +145,7 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
 
 @pytest.mark.slow
 def test_peak_memory_is_that_of_the_step_alone(monkeypatch):
-    # A process inherits the peak of its parent in some of the kernel's books; this one is large.
+    # Some counters of the kernel inherit the peak of the parent process, which is large here.
     ballast = np.ones([1 << 27])
     settings = steps.Settings(model="small_cnn", images=2, image_size=8)
     small = measures.measure_peak("ordinary", settings)

@@ -1,4 +1,4 @@
-"""The comparison: its tables are those of its results, and tfdpx's own part runs."""
+"""The comparison with other libraries: its tables match its results, and the part of tfdpx runs."""
 
 import json
 import pathlib

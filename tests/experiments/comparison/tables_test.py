@@ -1,4 +1,4 @@
-"""The study of tables: its cases train, and generated tables follow from their key."""
+"""The study of tables: its cases train, and generated tables depend on their key alone."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ def test_a_case_trains_and_has_arrays_for_peers(name):
     assert np.all(np.abs(task["x"]) <= 1) and len(task["x"]) == len(table.train)
     assert tables.without_privacy(task) > 0.3
     if task["classes"]:
-        found = tables.heads(task, 8.0)
-        assert len(found) == len(tables.HEADS) and max(found) > 0.7
+        accuracies = tables.heads(task, 8.0)
+        assert len(accuracies) == len(tables.HEADS) and max(accuracies) > 0.7
 
 
 def test_generated_tables_are_drawn_from_their_key():

@@ -1,4 +1,4 @@
-"""The study of few weights: one private training, and that a study resumes."""
+"""The study of few weights: one private training, and a study that resumes."""
 
 import keras
 import numpy as np
@@ -21,9 +21,9 @@ def test_a_study_trains_and_resumes(tmp_path, monkeypatch, capsys):
     def measured(path, what, epsilon, rate, *_):
         return (0.9 if rate == best[what] else 0.5) * min(epsilon, 5) / 5, 1_000
 
-    given = [f"--workdir={tmp_path}", "--seeds=1,2"]
+    arguments = [f"--workdir={tmp_path}", "--seeds=1,2"]
     monkeypatch.setattr(study, "accuracy", measured)
-    study.main(given)
+    study.main(arguments)
     table = (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in table.splitlines()[2:]]
     assert [float(row[2]) for row in rows] == list(study.RATES)
@@ -31,5 +31,5 @@ def test_a_study_trains_and_resumes(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "few_weights.png").stat().st_size > 1000
     capsys.readouterr()
     monkeypatch.setattr(study, "accuracy", lambda *_: pytest.fail("measured a second time"))
-    study.main(given)
+    study.main(arguments)
     assert capsys.readouterr().out.strip() == table.strip()

@@ -1,4 +1,4 @@
-"""Searches of a head's arguments: what is reported and spent, and the presets of the paper."""
+"""Searches of a head's arguments: reports, privacy costs, and the presets of the paper."""
 
 import itertools
 import json
@@ -34,17 +34,17 @@ def run(capsys, *arguments):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("given", ["--trials=3", "--private_tuning=2"])
-def test_a_head_is_searched_saved_and_reported(folder, capsys, given):
-    record = run(capsys, f"--workdir={folder.path}", "--method=dp_ls", given)
+@pytest.mark.parametrize("search_flag", ["--trials=3", "--private_tuning=2"])
+def test_a_head_is_searched_saved_and_reported(folder, capsys, search_flag):
+    record = run(capsys, f"--workdir={folder.path}", "--method=dp_ls", search_flag)
     assert record["test_accuracy"] > 0.6 and 3.9 < record["epsilon"] <= 4.0
-    kept = records.read(folder.path / "head-001" / "record.json")
-    assert records.plain(kept.view()).items() <= record.items()
+    saved = records.read(folder.path / "head-001" / "record.json")
+    assert records.plain(saved.view()).items() <= record.items()
     assert np.load(folder.path / "head-001" / "weights.npz")["kernel"].shape == (12, 3)
-    private = given.startswith("--private")
-    assert record["releasable"] is private  # A search without noise is in no epsilon.
+    private = search_flag.startswith("--private")
+    assert record["releasable"] is private  # No epsilon includes a search without noise.
     assert ("num_held_out" if private else "searched") in record
-    # A preset says what flags leave open.
+    # A preset fills in the flags that were not set.
     preset = run(capsys, f"--workdir={folder.path}", f"--preset={PRESET}", "--trials=1")
     assert (preset["method"], preset["delta"]) == ("dp_fc", 1e-5)
     dry = run(capsys, f"--preset={PRESET}", "--dry_run", "--epsilon=1")
@@ -79,7 +79,7 @@ def test_a_preset_is_a_column_of_its_table():
         assert preset["delta"] == (8e-7 if data == "imagenet" else 1e-5)
         assert preset["held_out"] == 0.05
     assert len(head_search.preset_names()) == 32
-    for method, (_, arguments) in methods.METHODS.items():  # What it has lies inside.
+    for method, (_, arguments) in methods.METHODS.items():  # The defaults.
         ranges = head_search.ranges(method)
         assert ranges["l2_norm_clip"][0] <= 0.005 and ranges["l2_norm_clip"][1] >= 1.0
         assert all(low <= arguments.get(n, 1.0) <= high for n, (low, high) in ranges.items())
@@ -88,7 +88,9 @@ def test_a_preset_is_a_column_of_its_table():
 def test_a_search_keeps_to_the_ranges_and_the_fixed_arguments_of_a_preset(monkeypatch):
     build, built = methods.build, []
     monkeypatch.setattr(
-        methods, "build", lambda *args, **given: built.append(given) or build(*args, **given)
+        methods,
+        "build",
+        lambda *args, **settings: built.append(settings) or build(*args, **settings),
     )
     train, held_out = mixture(200, 8, 3, seed=0), mixture(50, 8, 3, seed=1)
     for table, (method, steps, _, rate) in METHODS.items():
@@ -106,7 +108,7 @@ def test_a_search_keeps_to_the_ranges_and_the_fixed_arguments_of_a_preset(monkey
         assert all(fixed.items() <= arguments.items() for arguments in built)
         rates = [arguments[rate] for arguments in built if rate in arguments]
         assert 1e-8 <= min(rates) and max(rates) <= 1e8
-        assert np.ptp(np.log10(rates)) > 6  # Logarithmically, over 16 powers of ten.
+        assert np.ptp(np.log10(rates)) > 6  # A logarithmic search over 16 powers of ten.
 
 
 def test_the_score_of_a_private_search_is_noisy(folder):

@@ -1,4 +1,4 @@
-"""The pictures of a sweep, against results made by hand."""
+"""The pictures of a sweep, compared with results written by hand."""
 
 import json
 
@@ -9,7 +9,7 @@ from experiments.high_accuracy import sweep_figures
 
 
 def row(accuracy, learning_rate, batch_size):
-    """A row of `sweep.read_table`."""
+    """Returns a row of `sweep.read_table`."""
     point = {"learning_rate": learning_rate, "batch_size": batch_size}
     return {**point, "accuracy": accuracy, "measured_on": "validation"}
 
@@ -34,13 +34,13 @@ def test_a_picture_for_each_swept_setting(tmp_path, monkeypatch, capsys):
     for path in paths:
         with Image.open(path) as picture:
             assert min(picture.size) > 300 and len(picture.convert("RGB").getcolors(10**6)) > 20
-    left = drawn[0][0]  # By learning rate: a line for each batch size, and the best of all.
+    left = drawn[0][0]  # By learning rate: a line for each batch size, and one for the best.
     assert [container.get_label() for container in left.containers] == ["64", "256", "best of all"]
     assert list(left.containers[0].lines[0].get_xdata()) == [1.0, 4.0]
     assert list(left.containers[0].lines[0].get_ydata()) == [70.0, 80.0]
     assert list(left.containers[2].lines[0].get_ydata()) == [70.0, 80.0]
     assert left.get_xscale() == "log"
-    right = drawn[0][1]  # The batch size that was best at each learning rate.
+    right = drawn[0][1]  # The best batch size at each learning rate.
     assert list(right.lines[0].get_ydata()) == [64, 64]
 
 

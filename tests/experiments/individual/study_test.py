@@ -1,4 +1,4 @@
-"""The study of individual epsilons, small."""
+"""The study of individual epsilons, on small data."""
 
 import json
 
@@ -10,8 +10,8 @@ from experiments.individual import study
 
 @pytest.mark.slow
 def test_estimates_are_near_exact_epsilons(tmp_path, capsys):
-    given = "--data=synthetic --seeds=1 --steps=40 --batch_size=500".split()
-    study.main([*given, f"--workdir={tmp_path}"])
+    arguments = "--data=synthetic --seeds=1 --steps=40 --batch_size=500".split()
+    study.main([*arguments, f"--workdir={tmp_path}"])
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     arrays = np.load(tmp_path / "private.npz")
     for refreshes in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""The reader of compiled modules must see what would make a step unfit for a pod, and only that."""
+"""The reader of compiled modules reports every reason why a step is unfit for a pod, only those."""
 
 import pytest
 
@@ -43,8 +43,8 @@ def module(*entry, loop=()):
     ("entry", "loop", "cores", "fault"),
     [
         ((ALL_REDUCE,), (), 4, None),
-        ((ALL_REDUCE, *COUNTERS), (), 4, None),  # Counters are no gradients.
-        (ASYNCHRONOUS, (), 4, None),  # They count once.
+        ((ALL_REDUCE, *COUNTERS), (), 4, None),  # Counters are not gradients.
+        (ASYNCHRONOUS, (), 4, None),  # An asynchronous pair counts once.
         ((), (), 1, None),  # One core has nothing to reduce.
         ((ALL_REDUCE,), (), 1, "1 all-reduce"),
         ((), (), 4, "0 all-reduces"),
@@ -77,7 +77,7 @@ def test_one_all_reduce_of_all_gradients_outside_of_loops(entry, loop, cores, fa
         ("  %k = (f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)}) copy-start(%x)", False),
     ],
 )
-def test_what_waits_for_the_host_is_found(line, waits):
+def test_waits_for_the_host_are_found(line, waits):
     transfers = compiled.host_transfers(module(line))
     faults = compiled.faults(module(line), cores=1, parameters=PARAMETERS)
     assert len(transfers) == len(faults) == waits

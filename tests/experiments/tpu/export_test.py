@@ -1,4 +1,4 @@
-"""What is exported for a TPU's compiler is the step that tfdpx trains with, on every core."""
+"""The step that is exported for a TPU's compiler is the step that tfdpx trains with."""
 
 import dataclasses
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.slow
 
 
 def reductions(module):
-    """The computations of all all-reduces, and the numbers that they reduce."""
-    found = [
+    """Yields the computation of each all-reduce, and the number of values that it reduces."""
+    pairs = [
         (computation.name, tf.TensorShape(i.shape.dimensions).num_elements())
         for computation in module.computations
         for i in computation.instructions
         if i.opcode == "all-reduce"
     ]
-    return [name for name, _ in found], sum(size for _, size in found)
+    return [name for name, _ in pairs], sum(size for _, size in pairs)
 
 
 def export_step(*train, **changes):
@@ -32,7 +32,7 @@ def opcodes(module):
     return {i.opcode for computation in module.computations for i in computation.instructions}
 
 
-# The counts of examples, and of those that are not finite, go along.
+# Two counts are reduced too: of examples, and of those that are not finite.
 @pytest.mark.parametrize(
     ("changes", "count", "more"),
     [

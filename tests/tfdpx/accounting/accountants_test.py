@@ -19,10 +19,10 @@ def read_goldens():
         return list(csv.DictReader(file))
 
 
-def matches(found, printed, accountant):
-    """Whether `found` is the golden, which was printed to four significant digits."""
+def matches(value, printed, accountant):
+    """Returns whether `value` is the golden, which was printed to four significant digits."""
     half_unit = 0.5 * 10.0 ** (math.floor(math.log10(float(printed))) - 3)
-    golden, error = float(printed), found - float(printed)
+    golden, error = float(printed), value - float(printed)
     above = rdp_precision.EXCESS * golden if accountant == "rdp" else 0.0
     slack = TOLERANCE[accountant] * golden + half_unit
     return -slack <= error <= slack + above
@@ -56,9 +56,9 @@ def test_goldens_reject_another_mechanism(accountant):
 
 def test_rdp_at_a_large_sampling_probability():
     # 18.07 is the epsilon of all orders; without fractional ones it is 18.63.
-    found = epsilon(18.3, 0.77, 5200, 1e-5, "rdp")
+    spent = epsilon(18.3, 0.77, 5200, 1e-5, "rdp")
     highest = 18.07 * (1 + rdp_precision.EXCESS_AT_LARGE_PROBABILITY)
-    assert 18.06 < found < highest + 0.01
+    assert 18.06 < spent < highest + 0.01
     assert epsilon(18.3, 0.77, 5200, 1e-5, "pld") < 18.06
 
 
@@ -88,19 +88,19 @@ def test_edges(accountant):
 
 @pytest.mark.parametrize("noise, probability", [(1e4, 1e-6), (5e5, 0.05)])
 def test_a_loss_too_small_for_rdp_is_an_error(noise, probability):
-    # dp_accounting refuses the first as negative, and finds epsilon 0 for the second.
+    # dp_accounting refuses the first as negative, and returns epsilon 0 for the second.
     with pytest.raises(ValueError, match="'rdp' cannot resolve so small a privacy loss"):
         epsilon(noise, probability, 1000, 1e-5, "rdp")
 
 
 def test_pld_grid_follows_the_loss():
-    # 100,000 steps with a loss of 1e-4 each, where a grid of 1e-4 gives 0.1058, 8% too much.
+    # 100,000 steps with a loss of 1e-4 each, for which a grid of 1e-4 gives 0.1058, 8% too much.
     probability, noise, steps, delta = 1e-3, 10.0, 100_000, 1e-5
-    # So small a loss is that of a Gaussian of the same chi-squared divergence.
+    # So small a loss equals that of a Gaussian of the same chi-squared divergence.
     loss = probability * math.sqrt(math.expm1(1 / noise**2))
     gaussian = epsilon(1 / loss, 1.0, steps, delta, "pld")
-    found = epsilon(noise, probability, steps, delta, "pld")
-    assert gaussian * 0.999 < found < gaussian * 1.006 < 0.1
+    spent = epsilon(noise, probability, steps, delta, "pld")
+    assert gaussian * 0.999 < spent < gaussian * 1.006 < 0.1
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_errors_name_argument_and_value(arguments, name):
 
 
 def test_at_tiny_deltas_pld_gives_way_to_rdp():
-    """The FFT rounds: PLD says 5.84 at 1e-12, and infinity below 1e-15."""
+    """PLD returns 5.84 at 1e-12, and infinity below 1e-15, because the FFT rounds."""
     for delta, wanted in ((1e-11, 3.039), (1e-12, 3.247)):
         assert epsilon(1.0, 0.001, 100_000, delta) == pytest.approx(wanted, rel=1e-3)
     assert epsilon(1.0, 0.001, 100_000, 1e-8) == pytest.approx(2.2525, rel=1e-3)
@@ -129,7 +129,7 @@ def test_at_tiny_deltas_pld_gives_way_to_rdp():
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_the_largest_value_of_the_noise_is_taken_off_delta(accountant):
-    """Its share of delta is too small at little noise: the tail adds 4.3e-6 to 1e-5."""
+    """The reserved share of delta is too small at little noise: the tail adds 4.3e-6 to 1e-5."""
     run = (0.3334, 0.01, 1000)
     added = gaussian.added_delta(*run[:2], 10**9, run[2], gaussian.LARGEST_RADIUS)
     assert 4e-6 < added < 5e-6

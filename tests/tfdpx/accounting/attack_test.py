@@ -31,7 +31,7 @@ def test_full_batches_have_the_closed_forms_of_gaussians(mu):
 
 
 def _scores(noise, probability, steps, is_present, runs, rng, assumed=None):
-    """Log likelihood ratios, the scores of the best attack, that assumes noise of `assumed`."""
+    """Simulates the scores of the best attack, log likelihood ratios for the noise `assumed`."""
     scores = np.zeros(runs)
     for _ in range(steps):
         drawn = is_present & (rng.random(runs) < probability)
@@ -46,13 +46,13 @@ def test_the_best_attack_on_poisson_samples_comes_near_and_not_beyond(noise, pro
     present = _scores(noise, probability, steps, True, runs, rng)
     absent = _scores(noise, probability, steps, False, runs, rng)
     bounds = _bounds(noise, probability, steps)
-    for one, other in ((present, absent), (-absent, -present)):  # Of presence, and of absence.
+    for one, other in ((present, absent), (-absent, -present)):  # Presence, then absence.
         share = np.mean(one[:, np.newaxis] > np.quantile(other, 1 - RATES[3:6]), axis=0)
         assert np.all(share <= bounds.true_positive_rate(RATES[3:6]) + 0.006)
     largest = stats.ks_2samp(present, absent).statistic
     assert bounds.advantage - 0.01 < largest < bounds.advantage + 0.01
     measured = stats.mannwhitneyu(present, absent).statistic / runs**2
-    # The curve is of presence and absence together, so its area is more than of each.
+    # The curve covers presence and absence together, so its area exceeds that of either.
     assert bounds.auc - 0.02 < measured < bounds.auc + 0.005
 
 
@@ -72,7 +72,7 @@ def test_the_curve_is_concave_and_grows_with_every_update():
     assert np.all(np.diff(curve) >= 0)
     assert np.all(np.diff(curve, 2) <= 1e-12)
     assert np.all(curve >= shorter.true_positive_rate(rates))
-    # An (epsilon, delta) of the account is one of the curve's tangents.
+    # Each (epsilon, delta) of the account is a tangent of the curve.
     for delta in (1e-8, 1e-5, 1e-2):
         epsilon = tfdpx.accounting.epsilon(1.2, 0.05, 200, delta)
         assert np.all(curve <= np.exp(epsilon) * rates + delta + longer.kept_back + 1e-12)

@@ -13,17 +13,17 @@ from tfdpx.accounting.ledger import Entry
 
 
 def sampled_plan(**changed):
-    given = {"num_examples": 1000, "batch_size": 100, "steps": 500, "noise_multiplier": 4.0}
-    return tfdpx.PrivacyPlan(**given | {"delta": 1e-5} | changed)
+    defaults = {"num_examples": 1000, "batch_size": 100, "steps": 500, "noise_multiplier": 4.0}
+    return tfdpx.PrivacyPlan(**defaults | {"delta": 1e-5} | changed)
 
 
 def small_noise(**changed):
-    given = {"num_examples": 10_000, "batch_size": 64, "steps": 782, "noise_multiplier": 1.0}
-    return tfdpx.PrivacyPlan(**given | {"delta": 1e-6} | changed)
+    defaults = {"num_examples": 10_000, "batch_size": 64, "steps": 782, "noise_multiplier": 1.0}
+    return tfdpx.PrivacyPlan(**defaults | {"delta": 1e-6} | changed)
 
 
 def integrated(noise, probability, k, delta):
-    """The epsilon of one update: the hockey-stick divergences both ways, summed on a grid."""
+    """Sums the hockey-stick divergences of one update on a grid, both ways; returns epsilon."""
     x = np.linspace(-12 * noise, k + 12 * noise, 400_001)
     drawn = scipy.stats.binom.pmf(np.arange(k + 1), k, probability)
     without = scipy.stats.norm.pdf(x, scale=noise)
@@ -44,24 +44,24 @@ def test_full_batches_have_k_times_the_sensitivity(accountant):
     ledger = Ledger(tuple(Entry(*run) for run in runs))
     mu = 4 * math.sqrt(3 / 2**2 + 8 / 5**2)
     delta = 1e-5 * (1 - accountants.RESERVED_SHARE)
-    found = group_epsilon(ledger, 4, delta=1e-5, accountant=accountant)
+    spent = group_epsilon(ledger, 4, delta=1e-5, accountant=accountant)
     if accountant == "rdp":
         louder = accountants.composed_epsilon(((2 / 4, 1.0, 3), (5 / 4, 1.0, 8)), 1e-5, "rdp")
-        assert found == pytest.approx(louder, rel=1e-9)
+        assert spent == pytest.approx(louder, rel=1e-9)
     else:
         convert = gaussian.zcdp_epsilon if accountant == "zcdp" else gaussian.exact_epsilon
-        assert found == pytest.approx(convert(mu, delta), rel=1e-9)
+        assert spent == pytest.approx(convert(mu, delta), rel=1e-9)
 
 
 def test_goldens():
     plan = tfdpx.PrivacyPlan(1000, batch_size=1000, steps=1, noise_multiplier=1.0, delta=1e-5)
-    for k, golden in [(1, 4.377), (2, 9.997)]:  # Two cost more than twice one.
+    for k, golden in [(1, 4.377), (2, 9.997)]:  # Two rows cost more than twice one.
         assert group_epsilon(plan, k) == pytest.approx(golden, abs=1e-3)
     for k, golden in [(1, 1.1995), (3, 3.937), (10, 15.464)]:
         assert group_epsilon(small_noise(), k) == pytest.approx(golden, rel=1e-3)
     for k, golden in [(2, 5.1770), (3, 8.3920), (10, 40.5957)]:
-        found = group_epsilon(sampled_plan(), k)
-        assert golden < found == pytest.approx(golden, rel=1e-3)
+        spent = group_epsilon(sampled_plan(), k)
+        assert golden < spent == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -76,10 +76,10 @@ def test_one_update_is_what_densities_say(accountant):
     for noise, probability, k, delta in cases:
         true = integrated(noise, probability, k, delta)
         ledger = Ledger((Entry(noise, probability, 1),))
-        found = group_epsilon(ledger, k, delta=delta, accountant=accountant)
-        assert found >= true * (1 - 1e-6) > 0, (noise, probability, k, delta)
+        spent = group_epsilon(ledger, k, delta=delta, accountant=accountant)
+        assert spent >= true * (1 - 1e-6) > 0, (noise, probability, k, delta)
         if accountant == "pld":
-            assert found == pytest.approx(true, rel=5e-3, abs=1e-3)
+            assert spent == pytest.approx(true, rel=5e-3, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -87,18 +87,18 @@ def test_of_few_and_of_more_rows():
     plan = sampled_plan()
     assert group_epsilon(plan, 0) == 0.0
     assert group_epsilon(plan, 1) == plan.epsilon
-    found = [group_epsilon(plan, k) for k in range(1, 5)]
-    each = [epsilon / k for k, epsilon in enumerate(found, 1)]
-    assert each == sorted(set(each))
+    spent = [group_epsilon(plan, k) for k in range(1, 5)]
+    shares = [epsilon / k for k, epsilon in enumerate(spent, 1)]
+    assert shares == sorted(set(shares))
     ledger = plan.ledger_at(plan.steps)
-    assert group_epsilon(ledger, np.int64(3), delta=plan.delta) == found[2]
+    assert group_epsilon(ledger, np.int64(3), delta=plan.delta) == spent[2]
     rdp = sampled_plan(accountant="rdp")
     assert group_epsilon(rdp, 1) == rdp.epsilon
     more = ledger + Ledger((Entry(3.0, 1.0, 1),))
-    assert group_epsilon(more, 2, delta=plan.delta) > found[1]
+    assert group_epsilon(more, 2, delta=plan.delta) > spent[1]
     assert group_epsilon(Ledger(), 3, delta=1e-5) == 0.0
     assert group_epsilon(Ledger((Entry(0.0, 0.1, 5),)), 2, delta=1e-5) == math.inf
-    # One row may cost nothing at a large delta, and several do not.
+    # One row may cost nothing at a large delta, but several do.
     cheap = Ledger((Entry(2.0, 1.0, 1),))
     assert group_epsilon(cheap, 1, delta=0.3) == 0.0 < group_epsilon(cheap, 8, delta=0.3)
 

@@ -1,4 +1,4 @@
-"""Released statistics: near the truth, and as private as they say."""
+"""Released statistics: near the truth, and as private as promised."""
 
 import math
 
@@ -18,37 +18,37 @@ def values(count):
 def test_statistics_are_within_two_percent():
     x, errors, noise_multiplier = values(1437), [], 5.0
     for seed in range(5):
-        found = release_statistics(x, 8.0, 1e-5, noise_multiplier, seed=seed)
-        assert release_statistics(x, 8.0, 1e-5, noise_multiplier).mean != found.mean
-        true = [x.mean(), *np.quantile(x, list(found.quantiles))]
-        errors.append(np.abs([found.mean, *found.quantiles.values()] / np.array(true) - 1))
+        report = release_statistics(x, 8.0, 1e-5, noise_multiplier, seed=seed)
+        assert release_statistics(x, 8.0, 1e-5, noise_multiplier).mean != report.mean
+        true = [x.mean(), *np.quantile(x, list(report.quantiles))]
+        errors.append(np.abs([report.mean, *report.quantiles.values()] / np.array(true) - 1))
     assert np.mean(errors, axis=0).max() < 0.02
     expected = Ledger((Entry(noise_multiplier, 1.0, 24),)).epsilon(1e-5)
-    assert found.epsilon == found.total_epsilon == expected
+    assert report.epsilon == report.total_epsilon == expected
     before = Ledger((Entry(2.0, 0.1, 100),))
     total = release_statistics(x, 8.0, 1e-5, noise_multiplier, before=before).total_epsilon
     assert before.epsilon(1e-5) < total < before.epsilon(1e-5) + expected
 
 
 def looks(monkeypatch, x, steps=3, shares=(0.2, 0.5, 0.9)):
-    """The releases of the quantiles without noise, at thresholds that do not depend on `x`."""
-    found = []
+    """Returns the mean and the counts below thresholds that do not depend on `x`."""
+    counts = []
 
     def at_fixed(share_below, shares, bound, steps):
         for step in range(steps):
-            found.append(share_below(np.linspace(1, 7, len(shares)) + step / 7))
+            counts.append(share_below(np.linspace(1, 7, len(shares)) + step / 7))
         return shares
 
     monkeypatch.setattr(module, "_quantiles", at_fixed)
     mean = release_statistics(x, 8.0, 1e-5, 1e-12, quantiles=shares, steps=steps).mean
-    return mean, np.array(found)
+    return mean, np.array(counts)
 
 
 def test_an_example_changes_a_release_by_the_sensitivity_at_most(monkeypatch):
     count, bound = 40, 8.0
     x = values(count)
     for value in (0.0, 3.0, 8.0, 100.0, -5.0):
-        # At the same public number of examples, an absent one adds nothing to either sum.
+        # An absent example adds nothing to either sum, at the same public number of examples.
         x[0] = value
         mean, below = looks(monkeypatch, x)
         rest_mean, rest_below = looks(monkeypatch, x[1:])
@@ -63,12 +63,14 @@ def test_noise_has_the_deviation_that_is_paid_for(monkeypatch):
     x, sigma = values(50), 3.0
     means, below = [], []
     for seed in range(1500):
-        found = []
+        released = []
         monkeypatch.setattr(
-            module, "_quantiles", lambda f, s, b, n, found=found: found.append(f(np.ones(2))) or s
+            module,
+            "_quantiles",
+            lambda f, s, b, n, released=released: released.append(f(np.ones(2))) or s,
         )
         means.append(release_statistics(x, 8.0, 1e-5, sigma, (0.3, 0.6), seed=seed).mean)
-        below.append(found[0])
+        below.append(released[0])
     # Four releases of sensitivity bound / 2 over 50, and counts of sensitivity sqrt(2) / 2.
     inner = np.array(means)
     inner = inner[(inner > 0) & (inner < 8)]
@@ -91,6 +93,6 @@ def test_noise_has_the_deviation_that_is_paid_for(monkeypatch):
     ],
 )
 def test_unfit_arguments_are_refused(change, message):
-    given = {"values": [1.0, 2.0], "bound": 8.0, "delta": 1e-5, "noise_multiplier": 5.0}
+    arguments = {"values": [1.0, 2.0], "bound": 8.0, "delta": 1e-5, "noise_multiplier": 5.0}
     with pytest.raises(ValueError, match=message):
-        release_statistics(**{**given, **change})
+        release_statistics(**{**arguments, **change})

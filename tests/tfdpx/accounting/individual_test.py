@@ -27,12 +27,12 @@ PAPER = PrivacyPlan(50_000, batch_size=4000, steps=2600, noise_multiplier=3.2, d
 
 @pytest.mark.parametrize("conversion, worst", [("mironov", 7.2465), ("improved", 6.5547)])
 def test_the_worst_case_of_the_paper(conversion, worst):
-    [found] = individual_epsilon([1.0], PAPER, conversion=conversion)
-    assert found == pytest.approx(worst, abs=6e-5)
+    [spent] = individual_epsilon([1.0], PAPER, conversion=conversion)
+    assert spent == pytest.approx(worst, abs=6e-5)
 
 
 def reference(noise_multiplier, probability, steps, delta, orders):
-    """Epsilon by dp_accounting's RDP at these orders, with the improved conversion."""
+    """Returns dp_accounting's RDP epsilon at these orders, with the improved conversion."""
     judge = rdp_privacy_accountant.RdpAccountant(list(map(int, orders)))
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     judge.compose(dp_accounting.PoissonSampledDpEvent(probability, event), steps)
@@ -55,14 +55,14 @@ def test_a_constant_norm_is_less_sensitivity(fraction, sigma, probability, steps
         delta=1e-5,
         accountant="rdp",
     )
-    [found] = individual_epsilon([fraction], plan)
+    [spent] = individual_epsilon([fraction], plan)
     orders = [2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256]
     expected = reference(sigma / fraction, plan.sampling_probability, steps, 1e-5, orders)
-    assert found <= expected * (1 + 1e-6)
+    assert spent <= expected * (1 + 1e-6)
     exact = epsilon(sigma / fraction, plan.sampling_probability, steps, 1e-5, "pld")
-    assert found >= exact * (1 - 3e-3)
+    assert spent >= exact * (1 - 3e-3)
     wanted = reference(sigma / fraction, plan.sampling_probability, steps, 1e-5, PAPER_ORDERS)
-    assert found <= wanted * (1 + 1e-6) and (found >= wanted * (1 - 1e-6) or wanted < 0.2)
+    assert spent <= wanted * (1 + 1e-6) and (spent >= wanted * (1 - 1e-6) or wanted < 0.2)
 
 
 @pytest.mark.parametrize("order", [2, 40])
@@ -84,44 +84,44 @@ def test_divergences_have_no_rounding_where_losses_are_small(order, fraction, pr
         excess += math.comb(order, k) * (1 - q) ** (order - k) * q**k * expm1
     digits = excess.numerator * 10**60 // excess.denominator
     expected = (math.log1p(float(Fraction(digits, 10**60)))) / (order - 1)
-    [[found]] = divergences([fraction], sigma, probability, np.array([order]))
-    assert expected <= found <= expected * (1 + 1e-8)
+    [[divergence]] = divergences([fraction], sigma, probability, np.array([order]))
+    assert expected <= divergence <= expected * (1 + 1e-8)
 
 
 def test_steps_of_different_norms_add_up():
     norms = np.random.default_rng(0).uniform(size=(3, 2))
-    found = individual_epsilon(norms, PAPER, delta=1e-6)
+    totals = individual_epsilon(norms, PAPER, delta=1e-6)
     for i in range(2):
         spent = sum(divergences([f], 3.2, 0.08, ORDERS)[0] for f in norms[:, i])
         [expected] = epsilons(spent[np.newaxis], ORDERS, 1e-6 * (1 - 1e-4), "improved")
-        assert found[i] == pytest.approx(expected)
+        assert totals[i] == pytest.approx(expected)
     order = np.argsort(norms.max(axis=0))
     assert individual_epsilon(np.zeros([7, 2]), PAPER).tolist() == [0, 0]
-    assert found[order[0]] <= individual_epsilon(norms.max(axis=0)[order[:1]], PAPER)[0]
+    assert totals[order[0]] <= individual_epsilon(norms.max(axis=0)[order[:1]], PAPER)[0]
 
 
 @pytest.mark.slow
 def test_losses_of_many_norms_are_interpolated_from_above():
     plan = PrivacyPlan(1000, batch_size=80, steps=100, noise_multiplier=3.2, delta=1e-5)
     norms = np.append(np.random.default_rng(0).uniform(size=997) ** 2, [1.0, 0.002, 0.0])
-    found = individual_epsilon(norms, plan)[-30:]
+    spent = individual_epsilon(norms, plan)[-30:]
     exact = individual_epsilon(norms[-30:], plan)
-    assert (found >= exact * (1 - 1e-9)).all() and (found <= exact * 1.02 + 1e-6).all()
+    assert (spent >= exact * (1 - 1e-9)).all() and (spent <= exact * 1.02 + 1e-6).all()
 
 
 def test_full_batches_are_exact():
     plan = PrivacyPlan(100, batch_size=100, steps=9, noise_multiplier=6.0, delta=1e-5)
     mus = [0.001, 0.01, 0.3, 0.5, 1.0]
-    found = individual_epsilon([2 * mu for mu in mus[:-1]], plan)
+    spent = individual_epsilon([2 * mu for mu in mus[:-1]], plan)
     expected = [exact_epsilon(mu, 1e-5 * (1 - 1e-4)) for mu in mus[:-1]]
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(spent, expected, rtol=1e-6, atol=1e-9)
     assert individual_epsilon([1.0], plan)[0] == pytest.approx(plan.epsilon, rel=1e-6)
     mixed = individual_epsilon(np.array([[1.0], [0.5], [0.1]]), plan)
     assert mixed[0] == pytest.approx(exact_epsilon(math.sqrt(1.26) / 6, 1e-5 * (1 - 1e-4)), 1e-6)
     assert exact_epsilons([0.0, math.inf], 1e-5).tolist() == [0.0, math.inf]
 
 
-def test_what_is_refused():
+def test_unfit_arguments_are_refused():
     small = {"num_examples": 100, "batch_size": 10, "steps": 5, "delta": 1e-5}
     noiseless = PrivacyPlan(**small, noise_multiplier=0.0)
     shuffled = PrivacyPlan(**small, noise_multiplier=1.0, sampling="shuffle")
@@ -150,7 +150,7 @@ def test_norms_are_rounded_to_so_many_values(rounding, levels):
 
 
 class Record:
-    """What an optimizer would keep: steps of two examples at three levels, and a ledger."""
+    """A stand-in for an optimizer's record: steps of two examples at three levels, and a ledger."""
 
     def __init__(self, ledger):
         self._ledger = ledger
@@ -165,9 +165,9 @@ class Record:
 @pytest.mark.slow
 def test_updates_that_were_not_seen_count_in_full():
     plan = PrivacyPlan(1000, batch_size=80, steps=20, noise_multiplier=3.2, delta=1e-5)
-    own = Entry(3.2, 0.08, 10, run=1)
+    run_entry = Entry(3.2, 0.08, 10, run=1)
 
-    def found(*entries):
+    def spending(*entries):
         accountant = IndividualAccountant(plan, rounding=1 / 3)
         accountant.attach(Record(Ledger(entries)))
         return accountant.epsilon()
@@ -175,13 +175,15 @@ def test_updates_that_were_not_seen_count_in_full():
     third, full = np.full(10, 1 / 3), np.ones(10)
     mixed = np.array([2 / 3] * 4 + [1] * 6)
     expected = individual_epsilon(np.stack([third, mixed], 1), plan)
-    bound = Ledger((own,)).epsilon(1e-5)
-    np.testing.assert_allclose(found(own), np.minimum(expected, bound), rtol=1e-9)
+    bound = Ledger((run_entry,)).epsilon(1e-5)
+    np.testing.assert_allclose(spending(run_entry), np.minimum(expected, bound), rtol=1e-9)
     again = np.concatenate([np.stack([third, mixed], 1), np.stack([full, full], 1)])
     expected = individual_epsilon(again, plan)
     bound = Ledger((Entry(3.2, 0.08, 20),)).epsilon(1e-5)
     for entry in (Entry(3.2, 0.08, 10, run=2), Entry(3.2, None, 10, poisson_sampled=False)):
-        np.testing.assert_allclose(found(own, entry), np.minimum(expected, bound), rtol=1e-9)
-    other = found(own, Entry(50.0, 1.0, 3))
-    assert (other > found(own)).all() and (other < expected).all()
-    assert np.isinf(found(own, Entry(0.0, 1.0, 3))).all()
+        np.testing.assert_allclose(
+            spending(run_entry, entry), np.minimum(expected, bound), rtol=1e-9
+        )
+    other = spending(run_entry, Entry(50.0, 1.0, 3))
+    assert (other > spending(run_entry)).all() and (other < expected).all()
+    assert np.isinf(spending(run_entry, Entry(0.0, 1.0, 3))).all()

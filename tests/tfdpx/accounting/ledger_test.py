@@ -42,11 +42,11 @@ def test_a_ledger_is_complete_if_all_of_its_parts_are(ledger, tmp_path):
     for joined in (part + ledger, ledger + part, part.assuming(0.1), part + part):
         assert not joined.is_complete
     assert part != ledger and part.epsilon(1e-5) == ledger.epsilon(1e-5)
-    for each in (part, ledger):
-        assert Ledger.from_json(each.to_json()) == each
-        each.save(tmp_path / "ledger.json")
-        assert Ledger.load(tmp_path / "ledger.json") == each
-    for old in (1, 2, 3):  # Of which nobody knows.
+    for member in (part, ledger):
+        assert Ledger.from_json(member.to_json()) == member
+        member.save(tmp_path / "ledger.json")
+        assert Ledger.load(tmp_path / "ledger.json") == member
+    for old in (1, 2, 3):  # These formats do not tell.
         text = json.dumps({"format": f"tfdpx.Ledger/{old}", "entries": []})
         assert Ledger.from_json(text).is_complete
     with pytest.raises(TypeError, match="is_complete='no'"):
@@ -81,12 +81,12 @@ def test_entries_do_not_change(ledger):
 def test_files_give_back_what_was_saved(ledger, tmp_path):
     path = tmp_path / "ledger.json"
     of_numpy = Ledger((Entry(np.float32(1.5), np.float64(0.05), np.int64(10)),))
-    for each in (Ledger(), of_numpy, ledger):
-        each.save(path)
-        assert Ledger.load(path) == Ledger.load(str(path)) == each
-    known = Ledger(ledger.entries, delta=1e-5, num_examples=60)
-    known.save(path)
-    assert Ledger.load(path).statement() == known.statement()
+    for saved in (Ledger(), of_numpy, ledger):
+        saved.save(path)
+        assert Ledger.load(path) == Ledger.load(str(path)) == saved
+    with_delta = Ledger(ledger.entries, delta=1e-5, num_examples=60)
+    with_delta.save(path)
+    assert Ledger.load(path).statement() == with_delta.statement()
     assert os.listdir(tmp_path) == ["ledger.json"]
     with pytest.raises(FileNotFoundError):
         Ledger.load(tmp_path / "none.json")

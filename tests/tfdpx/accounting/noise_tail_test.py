@@ -12,7 +12,7 @@ from tfdpx.accounting.gaussian import added_delta
 
 
 def bound(shift, values, edge):
-    """Of one step that takes every example, whose gradient shifts the noise by `shift`."""
+    """Returns the bound for one full-batch step with a gradient of length `shift`."""
     return added_delta(1 / shift, 1.0, values, 1, edge)
 
 
@@ -20,7 +20,7 @@ ANGLES = (np.arange(20_000) + 0.5) * (2 * math.pi / 20_000)
 
 
 def leaving(shift, edge):
-    """Mass of a normal pair with |z| <= edge and |z + shift| > edge, integrated over angles."""
+    """Integrates over angles the mass of a normal pair with |z| <= edge and |z + shift| > edge."""
     along, across = shift * np.cos(ANGLES), shift * np.sin(ANGLES)
     # The stretch of each ray that stays inside after the shift; it may be empty.
     root = np.sqrt(np.maximum(edge**2 - across**2, 0.0))
@@ -36,9 +36,9 @@ def leaving(shift, edge):
 )
 def test_no_spread_of_the_gradient_exceeds_the_bound(parts, length, edge):
     shifts = np.array(parts) * (length / np.linalg.norm(parts))
-    found = sum(leaving(shift, edge) for shift in shifts)
+    total = sum(leaving(shift, edge) for shift in shifts)
     allowed = bound(length, 2 * len(parts), edge)
-    assert found <= allowed * (1 + 1e-6) or allowed == 1.0
+    assert total <= allowed * (1 + 1e-6) or allowed == 1.0
 
 
 def test_the_bound_is_tight_for_an_even_spread_and_for_one_pair():
@@ -46,7 +46,7 @@ def test_the_bound_is_tight_for_an_even_spread_and_for_one_pair():
     even = pairs * leaving(length / math.sqrt(pairs), edge)
     assert even == pytest.approx(bound(length, 2 * pairs, edge), rel=0.05)
     assert 1 < bound(0.5, 2, edge) / leaving(0.5, edge) < 1.5
-    # Planted: what forgets the angle, or takes the density of one value for that of a pair.
+    # A planted bug: without the angle, or with the density of one value for that of a pair.
     assert even != pytest.approx(bound(length, pairs, edge), rel=0.05)
 
 
@@ -61,14 +61,14 @@ def test_the_bound_covers_what_sampling_leaves(q, shift, edge, epsilon):
             np.where(np.hypot(x - at, y) <= largest, np.exp(-((x - at) ** 2 + y**2) / 2), 0.0)
             for at in (0.0, shift)
         ]
-        without, drawn = (each / each.sum() for each in mass)
+        without, drawn = (density / density.sum() for density in mass)
         return without, (1 - q) * without + q * drawn
 
     def delta(data, neighbour):
         return np.maximum(data - math.exp(epsilon) * neighbour, 0.0).sum()
 
     bounded, gaussian = laws(edge), laws(math.inf)
-    share = -math.expm1(-(edge**2) / 2)  # Of a Gaussian pair within the disc.
+    share = -math.expm1(-(edge**2) / 2)  # The mass of a Gaussian pair within the disc.
     for one, other in [(0, 1), (1, 0)]:
         ideal = delta(gaussian[one], gaussian[other])
         allowed = (ideal + added_delta(1 / shift, q, 2, 1, edge)) / share

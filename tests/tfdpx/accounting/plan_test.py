@@ -18,14 +18,20 @@ GIVEN = {"num_examples": 1000, "batch_size": 50, "steps": 100, "delta": 1e-5}
 
 
 def check_solution(unknown, solution, plan):
-    """Fails unless `solution` keeps within the plan's epsilon, and but just."""
+    """Fails unless `solution` is the last that stays within the plan's epsilon."""
 
     def spent(value):
-        known = {name: getattr(plan, name) for name in ("noise_multiplier", "steps", "batch_size")}
-        known[unknown] = value
-        probability = known["batch_size"] / plan.num_examples
+        arguments = {
+            name: getattr(plan, name) for name in ("noise_multiplier", "steps", "batch_size")
+        }
+        arguments[unknown] = value
+        probability = arguments["batch_size"] / plan.num_examples
         return epsilon(
-            known["noise_multiplier"], probability, known["steps"], plan.delta, plan.accountant
+            arguments["noise_multiplier"],
+            probability,
+            arguments["steps"],
+            plan.delta,
+            plan.accountant,
         )
 
     assert spent(solution) <= plan.epsilon
@@ -55,10 +61,10 @@ FREE = {
 @settings(max_examples=3, deadline=None)
 @given(st.data(), st.floats(2.0, 20), st.floats(1e-8, 1e-4))
 @pytest.mark.parametrize("unknown", FREE)
-def test_what_is_solved_is_within_budget_and_tight(unknown, data, epsilon, delta):
-    known = {name: data.draw(values) for name, values in FREE.items() if name != unknown}
+def test_solutions_are_within_budget_and_tight(unknown, data, epsilon, delta):
+    fixed = {name: data.draw(values) for name, values in FREE.items() if name != unknown}
     plan = {"num_examples": 4_999, "epsilon": epsilon, "delta": delta, "accountant": "rdp"}
-    check_plan(unknown, **plan, **known)
+    check_plan(unknown, **plan, **fixed)
 
 
 def test_a_pld_solution_is_within_budget_and_tight():
@@ -90,7 +96,7 @@ def test_full_batch_steps_of_adamix():
     # The exact Gaussian (GDP) conversion at epsilon 1, delta 1e-5.
     plan = PrivacyPlan(100, batch_size=100, steps=100, epsilon=1.0, delta=1e-5)
     assert plan.noise_multiplier == pytest.approx(37.31, rel=1e-3)
-    # All examples, where the budget allows it.
+    # All examples, because the budget allows it.
     assert (
         PrivacyPlan(100, steps=9, noise_multiplier=50.0, epsilon=8.0, delta=1e-5).batch_size == 100
     )
@@ -163,7 +169,7 @@ def test_capacity_is_the_least_whose_overflow_is_paid_for(num_examples, batch_si
 
     def filled_by_others(rows):
         q = batch_size / num_examples
-        # Sums of the mass from the far end, where scipy's tail could lose its precision.
+        # Sums the mass from the far end, because scipy's tail could lose precision.
         counts = np.arange(rows, min(num_examples, rows + 4000))
         return steps * math.fsum(scipy.stats.binom.pmf(counts, num_examples - 1, q))
 
@@ -173,14 +179,14 @@ def test_capacity_is_the_least_whose_overflow_is_paid_for(num_examples, batch_si
 
 
 def loss(epsilon, data, neighbour):
-    """The delta of two laws of a finite number of outputs, at `epsilon`."""
+    """Returns the delta of two discrete distributions at `epsilon`."""
     return np.maximum(data - np.exp(epsilon) * neighbour, 0).sum()
 
 
 def losses_with_overflow(examples, q, rows, epsilon):
-    """The deltas of a step whose overflow is an error, and of the same without capacity.
+    """Returns the deltas of a step that fails on overflow, and of the same without a capacity.
 
-    A step tells how many examples it drew, blurred like a noisy sum. Exact sums over all draws.
+    A step outputs the number of its examples with noise. The sums over all draws are exact.
     """
     values = np.arange(-40, 80)
 
@@ -193,7 +199,7 @@ def losses_with_overflow(examples, q, rows, epsilon):
         outputs = sum(mass * blurred(n) for n, mass in enumerate(drawn) if n <= rows)
         return np.append(outputs, drawn[rows + 1 :].sum())
 
-    # What an accountant judges: the draws of the others are known.
+    # The accountant's view: the draws of all other examples are known.
     without, mixed = blurred(20), (1 - q) * blurred(20) + q * blurred(21)
     ideal = max(loss(epsilon, without, mixed), loss(epsilon, mixed, without))
     data, neighbour = law(examples), law(examples - 1)
@@ -203,10 +209,10 @@ def losses_with_overflow(examples, q, rows, epsilon):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 30), st.floats(0.05, 0.9), st.integers(1, 30), st.floats(0.1, 3.0))
 def test_an_overflow_costs_no_more_than_is_kept_back(examples, q, rows, epsilon):
-    found, ideal = losses_with_overflow(examples, q, rows, epsilon)
-    assert found <= ideal + scipy.stats.binom.sf(rows - 1, examples - 1, q) + 1e-12
-    found, ideal = losses_with_overflow(6, 0.5, 4, 1.0)
-    assert found > 100 * ideal  # It is not free.
+    actual, ideal = losses_with_overflow(examples, q, rows, epsilon)
+    assert actual <= ideal + scipy.stats.binom.sf(rows - 1, examples - 1, q) + 1e-12
+    actual, ideal = losses_with_overflow(6, 0.5, 4, 1.0)
+    assert actual > 100 * ideal  # It is not free.
 
 
 def test_the_overflow_and_the_tail_are_kept_back_of_delta():
@@ -217,7 +223,7 @@ def test_the_overflow_and_the_tail_are_kept_back_of_delta():
     judge.compose(dp_accounting.SelfComposedDpEvent(event, 100))
     assert 0 < share <= 1e-3
     assert plan.epsilon == pytest.approx(judge.get_epsilon(1e-5 * (1 - share)), rel=1e-9)
-    # Strictly within delta, and far within what goldens allow.
+    # Strictly within delta, and far within the tolerance of the goldens.
     assert judge.get_epsilon(1e-5) < plan.epsilon < judge.get_epsilon(1e-5) * (1 + 1e-5)
 
 
@@ -231,9 +237,11 @@ def test_capacity_edges():
 @pytest.mark.parametrize("noise_multiplier", [None, 0.0])
 def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
     target = 1.0 if noise_multiplier is None else None
-    given = GIVEN | {"steps": np.int64(100), "batch_size": np.int32(50)}
-    plan = PrivacyPlan(**given, epsilon=target, noise_multiplier=noise_multiplier, accountant="rdp")
-    optimizer = tfdpx.DPSGD(1.0, plan=plan)  # Its module makes plans known to Keras.
+    values = GIVEN | {"steps": np.int64(100), "batch_size": np.int32(50)}
+    plan = PrivacyPlan(
+        **values, epsilon=target, noise_multiplier=noise_multiplier, accountant="rdp"
+    )
+    optimizer = tfdpx.DPSGD(1.0, plan=plan)  # The import of its module registers plans with Keras.
 
     def fail(*arguments, **keywords):
         raise AssertionError("solved again")
@@ -298,8 +306,8 @@ def test_epochs_become_steps(epochs, batch_size, steps):
 def test_a_quotient_that_rounds_up_is_no_step_more():
     assert 3 / (1 / 3) == 9 and 30 / (1 / 300) >= 9000
     for count in (299, 300, 301, 1437, 49_999):
-        given = {**SMALL, "num_examples": count}
-        plan = PrivacyPlan(**given, batch_size=1, epochs=1, noise_multiplier=1.0)
+        values = {**SMALL, "num_examples": count}
+        plan = PrivacyPlan(**values, batch_size=1, epochs=1, noise_multiplier=1.0)
         assert plan.steps == count
 
 
@@ -310,7 +318,7 @@ def test_a_quotient_that_rounds_up_is_no_step_more():
         ({"noise_multiplier": 1e4, "accountant": "pld"}, "noise_multiplier=1e.04 drowns"),
     ],
 )
-def test_what_is_hardly_meant_is_said_at_the_users_line(arguments, message):
+def test_unlikely_arguments_warn_at_the_users_line(arguments, message):
     with pytest.warns(UserWarning, match=message) as caught:
         PrivacyPlan(
             **{**SMALL, "batch_size": 100, "steps": 5, "noise_multiplier": 1.0, **arguments}

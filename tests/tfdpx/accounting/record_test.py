@@ -1,4 +1,4 @@
-"""A record of a run: what adds up, what counts once, and what is refused."""
+"""The record of a run: sums, entries that count once, and refusals."""
 
 import json
 import math
@@ -19,7 +19,7 @@ TUNED = Ledger.selected(RUN, 5.0, 1e-5)
 
 
 def record(**changes):
-    given = dict(
+    defaults = dict(
         program="classify",
         data=DatasetId("folder:photos", 500, "1f"),
         ledger=UPDATES + TUNED,
@@ -27,30 +27,30 @@ def record(**changes):
         seen=(UpstreamTraining(DatasetId("digits"), Ledger((Entry(0.0, 1.0, 3),))),),
         results={"steps": 60, "accuracy": np.float32(0.5), "lost": math.nan, "most": math.inf},
     )
-    return Record(**{**given, **changes})
+    return Record(**{**defaults, **changes})
 
 
 def edited(content, change, seal):
-    """A file of a record that somebody edited, with a digest that fits if `seal`."""
-    told = json.loads(content)
-    change(told)
+    """Returns the file of an edited record, with a valid digest if `seal`."""
+    fields = json.loads(content)
+    change(fields)
     if seal:
-        del told["digest"]
-        return files.sealed(told)
-    return json.dumps(told).encode()
+        del fields["digest"]
+        return files.sealed(fields)
+    return json.dumps(fields).encode()
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path):
     record().save(tmp_path / "record.json")
-    found = records.read(tmp_path / "record.json")
-    assert (found.ledger, found.data, found.seen) == (
+    loaded = records.read(tmp_path / "record.json")
+    assert (loaded.ledger, loaded.data, loaded.seen) == (
         record().ledger,
         record().data,
         record().seen,
     )
-    assert [entry.kind for entry in found.ledger.entries] == ["update", "selection", "selection"]
-    assert found.view() == records.plain(record().view())
-    assert found.results == {"steps": 60, "accuracy": 0.5, "lost": None, "most": "inf"}
+    assert [entry.kind for entry in loaded.ledger.entries] == ["update", "selection", "selection"]
+    assert loaded.view() == records.plain(record().view())
+    assert loaded.results == {"steps": 60, "accuracy": 0.5, "lost": None, "most": "inf"}
     assert json.loads((tmp_path / "record.json").read_text(), parse_constant=pytest.fail)
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
@@ -68,24 +68,24 @@ def test_a_model_file_holds_it_and_nothing_else_changes(tmp_path):
 
 
 def test_a_record_of_version_1_is_read():
-    told = json.loads(record().to_json())
-    del told["digest"], told["weights"]
-    for each in (told, *told["seen"]):
+    fields = json.loads(record().to_json())
+    del fields["digest"], fields["weights"]
+    for section in (fields, *fields["seen"]):
         parts = {False: [], True: []}
-        for entry in each.pop("ledger")["entries"]:
+        for entry in section.pop("ledger")["entries"]:
             search = {name: entry.pop(name) for name in ("mean_runs", "delta")}
             search["run"] = entry["run"]
             entry["exact"] = entry.pop("poisson_sampled")
             parts[entry.pop("kind") == "selection"].append(entry)
         updates, run = ({"entries": part, "is_complete": True} for part in parts.values())
         selected = [{"ledger": run, **search}] if run["entries"] else []
-        each["spent"] = {"ledger": updates, "selected": selected}
-    found = Record.from_json(files.sealed(told | {"format": "tfdpx.Record/1"}))
-    assert (found.ledger, found.seen) == (record().ledger, record().seen)
-    assert len(found.ledger.selections) == 1
+        section["spent"] = {"ledger": updates, "selected": selected}
+    loaded = Record.from_json(files.sealed(fields | {"format": "tfdpx.Record/1"}))
+    assert (loaded.ledger, loaded.seen) == (record().ledger, record().seen)
+    assert len(loaded.ledger.selections) == 1
 
 
-def test_what_was_spent_adds_up_by_the_accountants():
+def test_privacy_losses_add_up_by_the_accountants():
     tuned = selection.selection_epsilon(RUN, 1e-5, 5.0)
     assert record().epsilon == UPDATES.epsilon(1e-5) + tuned
     assert record().total_delta == 2e-5
@@ -94,7 +94,7 @@ def test_what_was_spent_adds_up_by_the_accountants():
     assert Ledger((Entry(0.0, 1.0, 1),)).epsilon(None) == math.inf
 
 
-def test_what_two_files_tell_of_counts_once():
+def test_a_run_in_two_files_counts_once():
     once = record().ledger
     later = Ledger((Entry(4.0, 0.1, 90, run=7),))
     assert once + once == once
@@ -107,12 +107,12 @@ def test_what_two_files_tell_of_counts_once():
 @pytest.mark.parametrize(
     ("change", "seal"),
     [
-        (lambda told: told["ledger"]["entries"][0].update(steps=30), False),
-        (lambda told: told["derived"].update(epsilon=1.0), False),
-        (lambda told: told["ledger"]["entries"][0].update(noise_multiplier=10**400), True),
-        (lambda told: told.pop("ledger"), True),
-        (lambda told: told["seen"][0]["data"].update(path="/data"), True),
-        (lambda told: told.update(format="tfdpx.Record/0"), True),
+        (lambda fields: fields["ledger"]["entries"][0].update(steps=30), False),
+        (lambda fields: fields["derived"].update(epsilon=1.0), False),
+        (lambda fields: fields["ledger"]["entries"][0].update(noise_multiplier=10**400), True),
+        (lambda fields: fields.pop("ledger"), True),
+        (lambda fields: fields["seen"][0]["data"].update(path="/data"), True),
+        (lambda fields: fields.update(format="tfdpx.Record/0"), True),
     ],
 )
 def test_an_edited_record_is_refused(change, seal, tmp_path):
@@ -134,7 +134,7 @@ def test_every_flipped_byte_is_found_or_harmless():
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
-def test_what_is_no_record_is_refused(content, tmp_path):
+def test_other_contents_are_refused(content, tmp_path):
     for name in ("record.json", "model.keras"):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match="Cannot read"):
@@ -147,7 +147,7 @@ def test_what_is_no_record_is_refused(content, tmp_path):
         ({}, True),
         ({"ledger": Ledger((Entry(4.0, 0.1, 60, seeded=True),))}, False),
         ({"ledger": Ledger((Entry(0.0, 0.1, 60),))}, False),
-        ({"searched": "a grid"}, True),  # It was paid for.
+        ({"searched": "a grid"}, True),  # The ledger includes the search.
         ({"ledger": UPDATES, "searched": "a grid"}, False),
         ({"ledger": Ledger()}, False),  # Drawings, on weights that saw the digits without noise.
         (
@@ -168,7 +168,7 @@ def test_shuffled_batches_are_not_amplified():
     shuffled = record(ledger=Ledger((epochs,)), sampling="shuffle")
     assert shuffled.is_approximate
     assert shuffled.ledger_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)
-    # What was before on the same data is judged as it was drawn, whatever this run is.
+    # An earlier run on the same data is accounted by its own sampling, not by that of this run.
     for sampling in ("poisson", "shuffle"):
         both = record(ledger=UPDATES + Ledger((epochs,)), sampling=sampling)
         drawn = both.ledger_as_drawn().epsilon(1e-5)
@@ -176,13 +176,13 @@ def test_shuffled_batches_are_not_amplified():
 
 
 def test_a_search_is_not_paid_for_by_another_behind_the_weights():
-    seen = (UpstreamTraining(DatasetId("digits"), TUNED),)
+    upstream = (UpstreamTraining(DatasetId("digits"), TUNED),)
     paid = record(searched="a grid", seen=())
     assert paid.is_releasable and "among a grid: epsilon covers" in _text(paid)
-    unpaid = record(searched="a grid", seen=seen)
+    unpaid = record(searched="a grid", seen=upstream)
     assert not unpaid.is_releasable and "epsilon covers the choice" not in _text(unpaid)
     assert "how the arguments were searched: a grid" in _text(unpaid)
-    assert "chosen among" not in _text(record(seen=seen))
+    assert "chosen among" not in _text(record(seen=upstream))
 
 
 def _text(record):

@@ -17,7 +17,7 @@ def spent(sampling, accountant="rdp", noise=NOISE, probability=PROBABILITY, step
 
 
 def gaussians(noise, times, accountant):
-    """Dp_accounting's epsilon of so many full-batch Gaussians."""
+    """Returns dp_accounting's epsilon of so many full-batch Gaussians."""
     judge = {
         "rdp": rdp_privacy_accountant.RdpAccountant,
         "pld": pld_privacy_accountant.PLDAccountant,
@@ -29,17 +29,17 @@ def gaussians(noise, times, accountant):
 @pytest.mark.parametrize("neighbours", ["add_or_remove_one", "zero_out"])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_poisson_is_what_a_plan_has(neighbours, accountant):
-    found = spent(Sampling("poisson", neighbours), accountant)
-    assert found == epsilon(NOISE, PROBABILITY, STEPS, DELTA, accountant)
+    result = spent(Sampling("poisson", neighbours), accountant)
+    assert result == epsilon(NOISE, PROBABILITY, STEPS, DELTA, accountant)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("neighbours, noise", [("zero_out", NOISE), ("replace_one", NOISE / 2)])
 def test_shuffled_batches_get_no_amplification(neighbours, noise, accountant):
-    # 40 steps at a tenth of the data are four epochs, in each of which an example is once.
-    found = spent(Sampling("shuffle", neighbours), accountant)
-    assert found == pytest.approx(gaussians(noise, 4, accountant), rel=1e-3)
-    assert found > 1.5 * spent(Sampling("poisson"), accountant)
+    # 40 steps at a tenth of the data are four epochs, and each holds an example once.
+    result = spent(Sampling("shuffle", neighbours), accountant)
+    assert result == pytest.approx(gaussians(noise, 4, accountant), rel=1e-3)
+    assert result > 1.5 * spent(Sampling("poisson"), accountant)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_shuffled_batches_get_no_amplification(neighbours, noise, accountant):
     [(0.1, 41, 5), (0.3, 7, 3), (1 / 3, 6, 2), (1.0, 6, 6)],
 )
 def test_in_how_many_shuffled_batches_an_example_can_be(probability, steps, times):
-    # What is left over at the end of an epoch is dropped: 0.3 makes three batches an epoch.
+    # The rest at the end of an epoch is dropped, for example 0.3 makes three batches an epoch.
     assert Sampling("shuffle").run(NOISE, probability, steps) == (NOISE, 1.0, times)
 
 
@@ -55,8 +55,8 @@ def test_fixed_sizes_are_judged_by_dp_accounting():
     judge = rdp_privacy_accountant.RdpAccountant(neighboring_relation=REPLACE_ONE)
     gaussian = dp_accounting.GaussianDpEvent(NOISE / 2)
     judge.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, gaussian), STEPS)
-    found = spent(Sampling("without_replacement"))
-    assert found == pytest.approx(judge.get_epsilon(DELTA), rel=1e-4)
+    result = spent(Sampling("without_replacement"))
+    assert result == pytest.approx(judge.get_epsilon(DELTA), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_fixed_sizes_are_judged_by_dp_accounting():
         ("poisson", "friends", "`neighbours` must be one of"),
     ],
 )
-def test_what_no_accountant_judges_is_refused(name, neighbours, message):
+def test_samplings_without_an_accountant_are_refused(name, neighbours, message):
     with pytest.raises(ValueError, match=message):
         Sampling(name, neighbours)
     with pytest.raises(ValueError, match="`accountant` must be one of .*'rdp'.*='pld'"):
@@ -85,6 +85,6 @@ def test_what_no_accountant_judges_is_refused(name, neighbours, message):
 def test_delta_undoes_epsilon(name, accountant):
     sampling = Sampling(name)
     target = spent(sampling, accountant)
-    found = sampling.delta(NOISE, PROBABILITY, STEPS, target, accountant)
-    assert found == pytest.approx(DELTA, rel=1e-3)
+    delta = sampling.delta(NOISE, PROBABILITY, STEPS, target, accountant)
+    assert delta == pytest.approx(DELTA, rel=1e-3)
     assert spent(sampling, steps=0) == 0.0 and spent(sampling, noise=0.0) == math.inf

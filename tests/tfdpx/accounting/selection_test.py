@@ -31,8 +31,8 @@ def test_the_papers_bound_is_met():
     other = np.min((orders - 1) * rho + np.log(mean) / orders)
     bound = orders * rho + 2 * other + np.log(mean) / (orders - 1)
     converted = np.min(bound + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
-    found = selection.selection_epsilon(gaussians(sigma, steps), delta, mean)
-    assert found == pytest.approx(converted, rel=0.05)
+    price = selection.selection_epsilon(gaussians(sigma, steps), delta, mean)
+    assert price == pytest.approx(converted, rel=0.05)
 
 
 def test_the_tail_of_the_noise_of_each_run_is_taken_off_delta():
@@ -40,9 +40,9 @@ def test_the_tail_of_the_noise_of_each_run_is_taken_off_delta():
     search = dp_accounting.dp_event.RepeatAndSelectDpEvent(run, mean=1000, shape=1)
     judge = accountants.rdp_accountant().compose(search)
     left = 1e-5 * (1 - 1000 * accountants.RESERVED_SHARE)
-    found = selection.selection_epsilon(gaussians(12.0, 11), 1e-5, 1000)
-    assert found == pytest.approx(judge.get_epsilon(left), rel=1e-9)
-    assert found > 1.001 * judge.get_epsilon(1e-5)
+    price = selection.selection_epsilon(gaussians(12.0, 11), 1e-5, 1000)
+    assert price == pytest.approx(judge.get_epsilon(left), rel=1e-9)
+    assert price > 1.001 * judge.get_epsilon(1e-5)
 
 
 @pytest.mark.parametrize("entries", [gaussians(1.0, 11), gaussians(1.0, 200, 0.1)])
@@ -52,11 +52,11 @@ def test_the_noise_keeps_within_the_target(entries):
     scaled = [Entry(scale * e.noise_multiplier, e.sampling_probability, e.steps) for e in entries]
     spent = selection.selection_epsilon(scaled, 1e-5, 20)
     assert 1.995 < spent <= 2.0
-    # The score is paid for, and sampling is believed.
+    # The score costs, and the sampling probability is used.
     assert selection.selection_epsilon(scaled[:1], 1e-5, 20) < spent
 
 
-def test_what_is_not_exactly_sampled_is_refused():
+def test_entries_without_exact_sampling_are_refused():
     for entry in (Entry(1.0, 0.1, 5, poisson_sampled=False), Entry(1.0, None, 5)):
         with pytest.raises(ValueError, match="`entries` must hold exact entries"):
             selection.selection_epsilon([entry], 1e-5, 10)

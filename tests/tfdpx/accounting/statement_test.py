@@ -1,4 +1,4 @@
-"""The text to cite, of ledgers that training left."""
+"""The text to cite, from the ledgers of trainings."""
 
 import importlib.metadata
 import re
@@ -18,14 +18,14 @@ def flat(text):
 
 
 def claimed(text):
-    """The epsilon and delta of a statement's first sentence."""
-    found = re.search(r"\(([\d.]+), ([\d.e-]+)\)-differential", flat(text))
-    return tuple(map(float, found.groups()))
+    """Reads the epsilon and delta of a statement's first sentence."""
+    match = re.search(r"\(([\d.]+), ([\d.e-]+)\)-differential", flat(text))
+    return tuple(map(float, match.groups()))
 
 
 def plan_of(rows=60, **changed):
-    given = {"batch_size": 20, "steps": 5, "noise_multiplier": 1.5, "delta": 1e-5}
-    return tfdpx.PrivacyPlan(rows, **given | changed)
+    defaults = {"batch_size": 20, "steps": 5, "noise_multiplier": 1.5, "delta": 1e-5}
+    return tfdpx.PrivacyPlan(rows, **defaults | changed)
 
 
 def trained(plan, **arguments):
@@ -39,17 +39,17 @@ def trained(plan, **arguments):
 def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
     plan = plan_of()
     model = trained(plan)
-    found = model.optimizer.ledger.statement(dataset="our photos")
+    text = model.optimizer.ledger.statement(dataset="our photos")
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
     again = loaded.optimizer.ledger.statement(dataset="our photos")
-    assert again == found
-    assert max(map(len, found.splitlines())) <= 88 and found.endswith("\n")
-    epsilon, delta = claimed(found)
+    assert again == text
+    assert max(map(len, text.splitlines())) <= 88 and text.endswith("\n")
+    epsilon, delta = claimed(text)
     assert plan.epsilon <= epsilon == pytest.approx(plan.epsilon, rel=1e-3) and delta == 1e-5
-    found = flat(found)
-    assert f"dp-accounting {importlib.metadata.version('dp-accounting')}" in found
-    for said in [
+    text = flat(text)
+    assert f"dp-accounting {importlib.metadata.version('dp-accounting')}" in text
+    for phrase in [
         "our photos (N = 60 examples)",
         "5 noisy updates",
         "PLD accountant",
@@ -61,13 +61,13 @@ def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
         "random numbers, not kept",
         "Signature: none.",
     ]:
-        assert said in found, said
-    assert "approximation" not in found and "not releasable" not in found.lower()
+        assert phrase in text, phrase
+    assert "approximation" not in text and "not releasable" not in text.lower()
 
 
 def test_the_functions_that_it_names_exist():
-    found = flat(plan_of().statement())
-    names = re.findall(r"tfdpx\.[\w.]+\w", found)
+    text = flat(plan_of().statement())
+    names = re.findall(r"tfdpx\.[\w.]+\w", text)
     assert names == ["tfdpx.accounting.group_epsilon"]
     assert tfdpx.accounting.group_epsilon is group_epsilon
 
@@ -96,13 +96,13 @@ def test_of_a_plan_before_and_within_the_training():
 
 def test_each_entry_is_listed():
     ledger = Ledger((Entry(1.0, 0.0064, 782), Entry(5.0, 1.0, 3)))
-    found = flat(ledger.statement(1e-6, accountant="rdp"))
+    text = flat(ledger.statement(1e-6, accountant="rdp"))
     assert (
         "Updates: 782 at noise_multiplier = 1, sampling_probability = 0.0064. 3 at "
-        "noise_multiplier = 5, full batches." in found
+        "noise_multiplier = 5, full batches." in text
     )
-    assert "RDP accountant" in found and "N =" not in found and "785 noisy updates" in found
-    assert claimed(found)[0] >= ledger.epsilon(1e-6, "rdp")
+    assert "RDP accountant" in text and "N =" not in text and "785 noisy updates" in text
+    assert claimed(text)[0] >= ledger.epsilon(1e-6, "rdp")
     full = flat(Ledger((Entry(5.0, 1.0, 3),)).statement(1e-6, accountant="gdp"))
     assert "Sampling: full batches: every update takes all examples." in full
 
@@ -110,12 +110,12 @@ def test_each_entry_is_listed():
 def test_where_there_is_nothing_to_guarantee():
     assert flat(Ledger().statement(1e-5)).startswith("Nothing was spent on the training data")
     unprotected = Ledger((Entry(0.0, 0.1, 4), Entry(2.0, 0.1, 4)))
-    found = flat(unprotected.statement(1e-5))
-    assert found.startswith("There is no differential privacy")
-    assert "4 updates had no noise" in found
+    text = flat(unprotected.statement(1e-5))
+    assert text.startswith("There is no differential privacy")
+    assert "4 updates had no noise" in text
     for entries in [(), (Entry(2.0, 0.1, 4),), (Entry(0.0, 0.1, 4),)]:
-        found = flat(Ledger(entries, is_complete=False).statement(1e-5))
-        assert "no differential privacy" in found and ")-differential" not in found
+        text = flat(Ledger(entries, is_complete=False).statement(1e-5))
+        assert "no differential privacy" in text and ")-differential" not in text
     with pytest.raises(ValueError, match="sampling probability is unknown"):
         Ledger((Entry(2.0, None, 4),)).statement(1e-5)
 
@@ -125,13 +125,13 @@ def test_epsilon_is_never_rounded_down():
     numbers = [*10 ** rng.uniform(-9, 9, 2000), 1.0, 2.0, 4.377, 9.9999999, 1 + 2e-16, 0.0, 1e-12]
     for number in map(float, numbers):
         for digits in (4, 6):
-            found = float(statement.rounded_up(number, digits))
-            assert number <= found <= number * (1 + 10.0 ** (1 - digits))
+            rounded = float(statement.rounded_up(number, digits))
+            assert number <= rounded <= number * (1 + 10.0 ** (1 - digits))
     assert statement.rounded_up(4.37720144) == "4.378" and statement.rounded_up(0.1) == "0.1"
     assert claimed(Ledger((Entry(3.0, 0.1, 9),)).statement(1.23456789e-5))[1] >= 1.23456789e-5
 
 
-def test_what_a_program_adds():
+def test_facts_that_a_program_adds():
     facts = statement.Facts(
         Ledger((Entry(3.0, 0.1, 9),)) + Ledger.selected([Entry(30.0, 1.0, 2)], 8.0, 1e-5),
         1e-5,
@@ -141,8 +141,8 @@ def test_what_a_program_adds():
         independence="No image influences another's gradient.",
         not_covered=["the folder individual_PRIVATE"],
     )
-    found = flat(statement.text(facts))
-    for said in [
+    text = flat(statement.text(facts))
+    for phrase in [
         "2e-05)-differential",
         "one image, added or removed",
         "clipped to an L2 norm of 0.02",
@@ -153,15 +153,15 @@ def test_what_a_program_adds():
         "Independence: No image influences another's gradient.",
         "the folder individual_PRIVATE;",
     ]:
-        assert said in found, said
-    assert claimed(found)[0] >= facts.ledger.epsilon(1e-5)
+        assert phrase in text, phrase
+    assert claimed(text)[0] >= facts.ledger.epsilon(1e-5)
 
 
 def test_releases_are_called_so():
     releases = Ledger((Entry(5.0, 1.0, 3, kind="release"),))
-    found = flat(releases.statement(1e-5))
-    assert "after 3 noisy releases" in found and "Releases: 3 at noise_multiplier = 5" in found
-    assert "every release takes all examples" in found and "DP-SGD" not in found
+    text = flat(releases.statement(1e-5))
+    assert "after 3 noisy releases" in text and "Releases: 3 at noise_multiplier = 5" in text
+    assert "every release takes all examples" in text and "DP-SGD" not in text
     both = flat((releases + Ledger((Entry(3.0, 0.1, 9),))).statement(1e-5))
     assert "after 12 noisy updates" in both
     assert "Mechanism: DP-SGD" in both and "Gaussian releases of sums" in both

@@ -1,4 +1,4 @@
-"""Lower bounds hold as often as they say, for mechanisms of a known epsilon, and are not idle."""
+"""Lower bounds are valid as often as promised, for known mechanisms, and are close to the truth."""
 
 import functools
 import math
@@ -15,14 +15,14 @@ CONFIDENCE, RUNS = 0.9, 60
 
 
 def cells(alpha, beta):
-    """Each pair of numbers of errors of RUNS runs of each kind, with its probability."""
+    """Returns each pair of error counts, of RUNS runs of each kind, with its probability."""
     counts = np.arange(RUNS + 1)
     first, second = stats.binom.pmf(counts, RUNS, alpha), stats.binom.pmf(counts, RUNS, beta)
     return [(i, j, first[i] * second[j]) for i in counts for j in counts]
 
 
 def chance_of_too_high(bound, alpha, beta, epsilon, delta):
-    """How probable the bound is to exceed the true epsilon: an exact sum, no simulation."""
+    """Returns the probability that the bound exceeds the true epsilon, by an exact sum."""
     return sum(
         chance
         for i, j, chance in cells(alpha, beta)
@@ -32,13 +32,13 @@ def chance_of_too_high(bound, alpha, beta, epsilon, delta):
 
 
 def randomized_response(epsilon, delta):
-    """Both error rates of the (epsilon, delta)-mechanism that tells most."""
+    """Returns both error rates of the worst (epsilon, delta)-mechanism."""
     rate = (1 - delta) / (1 + math.exp(epsilon))
     return rate, rate
 
 
 def gaussian(mu, shift=0.0):
-    """The error rates of a threshold at mu / 2 + shift."""
+    """Returns the error rates of a threshold at mu / 2 + shift."""
     return stats.norm.sf(mu / 2 + shift), stats.norm.cdf(shift - mu / 2)
 
 
@@ -102,7 +102,7 @@ def test_many_runs_come_close(epsilon):
     exact = exact_epsilon(mu, 1e-5)
     assert 0.99 * mu < bounds.gdp_mu_lower_bound(*counts) < mu
     assert 0.98 * exact < audit.gdp_epsilon_lower_bound(*counts, 1e-5) < exact
-    # Knowing the shape of the noise is worth much.
+    # The bound gains much when it uses the shape of the noise.
     assert audit.epsilon_lower_bound(*counts, 1e-5) < 0.3 * exact
 
 

@@ -1,4 +1,4 @@
-"""Bounds from one run hold as often as they say, for guesses whose law is known."""
+"""Bounds from one run are valid as often as promised, for guesses of a known distribution."""
 
 import math
 
@@ -13,12 +13,12 @@ CONFIDENCE = 0.9
 
 
 def chance_of_too_high(bound, truth, probabilities):
-    """How probable a bound of the number of right guesses is to exceed the truth: an exact sum.
+    """Returns the probability that a bound from right guesses exceeds the truth, by an exact sum.
 
     Args:
-        bound: Function of that number.
+        bound: Function from the number of right guesses to a float.
         truth: Float.
-        probabilities: Of 0, 1, ... right guesses.
+        probabilities: Array of the probabilities of 0, 1, ... right guesses.
     """
     return sum(p for c, p in enumerate(probabilities) if p > 1e-12 and bound(c) > truth + 1e-9)
 
@@ -36,10 +36,10 @@ def of_epsilon(guesses, canaries, delta):
 def test_randomised_response_is_exceeded_no_more_often_than_stated(
     epsilon, delta, guesses, canaries
 ):
-    # Each coin is told with probability delta, and else by randomised response.
+    # Each coin is revealed with probability delta, and else by randomised response.
     rate = delta + (1 - delta) / (1 + math.exp(-epsilon))
     alone = binomial(guesses, rate)
-    # Or all of them are told at once, with probability delta.
+    # Or all coins are revealed at once, with probability delta.
     at_once = (1 - delta) * binomial(guesses, 1 / (1 + math.exp(-epsilon)))
     at_once[-1] += delta
     for probabilities in (alone, at_once):
@@ -48,7 +48,7 @@ def test_randomised_response_is_exceeded_no_more_often_than_stated(
 
 
 def gaussian_guesses(mu, canaries, guesses):
-    """Numbers of right guesses if each coin is told with N(0, 1 / mu^2); highest and lowest."""
+    """Simulates coins with noise of deviation 1 / mu; returns probabilities of right guesses."""
     rng = np.random.default_rng(0)
     coins = rng.integers(0, 2, [20_000, canaries])
     order = np.argsort(mu * coins + rng.normal(size=coins.shape), axis=1)
@@ -82,22 +82,22 @@ def test_a_bound_that_is_too_high_is_rejected():
 
     assert chance_of_too_high(point_estimate, 2.0, binomial(40, rate)) > 1 - CONFIDENCE
 
-    # One that forgets how many coins there are: all may be told at once.
+    # A bound without the number of coins fails, because all may be revealed at once.
     def forgets_canaries(correct):
         return bounds.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
 
     delta = 0.12
-    told = (1 - delta) * binomial(40, rate)
-    told[-1] += delta
-    assert chance_of_too_high(forgets_canaries, 2.0, told) > 1 - CONFIDENCE
-    assert chance_of_too_high(of_epsilon(40, 40, delta), 2.0, told) <= 1 - CONFIDENCE
+    probabilities = (1 - delta) * binomial(40, rate)
+    probabilities[-1] += delta
+    assert chance_of_too_high(forgets_canaries, 2.0, probabilities) > 1 - CONFIDENCE
+    assert chance_of_too_high(of_epsilon(40, 40, delta), 2.0, probabilities) <= 1 - CONFIDENCE
 
 
 def test_without_delta_the_bound_is_that_of_binomial_tails():
     for correct, guesses in ((30, 40), (40, 40), (390, 400)):
-        found = bounds.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
+        bound = bounds.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
         rate = stats.binomtest(correct, guesses).proportion_ci(0.9, "exact").low
-        assert found == pytest.approx(math.log(rate / (1 - rate)), abs=2e-4)
+        assert bound == pytest.approx(math.log(rate / (1 - rate)), abs=2e-4)
 
 
 def test_no_privacy_gives_a_large_bound_and_guesses_give_none():

@@ -1,4 +1,4 @@
-"""Canaries of one training: what was not private is found, what was is not, and misuse is named."""
+"""Canaries of one training detect a training without privacy, pass a private one; misuse fails."""
 
 import math
 
@@ -17,10 +17,10 @@ COUNT, ROWS, CLASSES = 200, 40, 2
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def canaries(**given):
-    """Each has a feature of its own, which shows best what the model took from it."""
+def canaries(**arguments):
+    """Makes canaries with one feature each, because this best shows the model's memory of them."""
     x = 3.0 * np.eye(COUNT, dtype="float32")
-    return audit.OneRunAudit(x, np.arange(COUNT) % CLASSES, **{"seed": 3, **given})
+    return audit.OneRunAudit(x, np.arange(COUNT) % CLASSES, **{"seed": 3, **arguments})
 
 
 def data():
@@ -36,9 +36,9 @@ def linear(optimizer):
     return model
 
 
-def plan(**given):
-    given = {"batch_size": 120, "steps": 8, "epsilon": 2.0, "delta": 1e-3, **given}
-    return tfdpx.PrivacyPlan(ROWS + COUNT, **given)
+def plan(**arguments):
+    arguments = {"batch_size": 120, "steps": 8, "epsilon": 2.0, "delta": 1e-3, **arguments}
+    return tfdpx.PrivacyPlan(ROWS + COUNT, **arguments)
 
 
 def trained(planned, optimizer_class=tfdpx.DPSGD, clip=1.0):
@@ -50,10 +50,10 @@ def trained(planned, optimizer_class=tfdpx.DPSGD, clip=1.0):
 
 
 def exceeds(bounds, one_run, error=1e-6):
-    """Whether an attack on canaries exceeds bounds, which is by chance with probability `error`.
+    """Returns whether an attack on canaries exceeds bounds, by chance with probability `error`.
 
-    Thresholds are quantiles of all scores: no coin chose them. The bounds hold for rates of several
-    canaries, because the curve is concave. Bounds of Clopper and Pearson share the error.
+    Thresholds are quantiles of all scores, so they do not depend on the coins. The bounds hold
+    for rates of several canaries, because the curve is concave. Confidence intervals share `error`.
     """
     scores, included = one_run.scores, one_run.included
 
@@ -121,21 +121,21 @@ def test_canaries_that_are_left_out_add_nothing_and_all_have_a_row():
     assert not np.array_equal(canaries(seed=4).included, one_run.included)
     fresh = canaries(seed=None).included
     assert not np.array_equal(canaries(seed=None).included, fresh)
-    # What one that is left out looks like changes no weight.
+    # The values of a canary that is left out do not change the weights.
     model = linear(tfdpx.DPSGD(1.0, batch_size=240, noise_multiplier=1e-6, seed=1))
     other = x.copy()
     other[ROWS:][~one_run.included] = 7.0
     changes = []
-    for each in (x, other):
+    for inputs in (x, other):
         model.set_weights([np.zeros_like(w) for w in model.get_weights()])
-        changes.append(small.step(model, each, y, weights))
+        changes.append(small.step(model, inputs, y, weights))
     np.testing.assert_allclose(changes[0], changes[1], atol=1e-6)
     assert np.abs(changes[0]).max() > 1e-3
 
 
 def test_scores_that_know_nothing_exceed_zero_no_more_often_than_stated():
     rng, above = np.random.default_rng(0), 0
-    # Guesses are right where the highest scores were in, and the lowest were not.
+    # A guess is right if a highest score was in, or a lowest was out.
     assert one_run_report(np.arange(9.0), np.arange(9) > 4, 1e-5, guesses=4).correct == 4
     for _ in range(200):
         coins = rng.integers(0, 2, 64) == 1

@@ -1,4 +1,4 @@
-"""The white-box audit under MirroredStrategy: noise that each replica adds is found."""
+"""The white-box audit under MirroredStrategy detects noise that each replica adds."""
 
 import pytest
 from processes import run_alone

@@ -10,9 +10,15 @@ from tfdpx import audit
 N, STEPS = 400, 60
 
 
-def plan(**given):
-    given = {"batch_size": 40, "steps": STEPS, "noise_multiplier": 1.0, "delta": 1e-5, **given}
-    return tfdpx.PrivacyPlan(N, **given)
+def plan(**arguments):
+    arguments = {
+        "batch_size": 40,
+        "steps": STEPS,
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        **arguments,
+    }
+    return tfdpx.PrivacyPlan(N, **arguments)
 
 
 def poisson(rng, q=0.1, steps=STEPS):
@@ -34,7 +40,7 @@ def shuffled_of_poisson_sizes(rng):
 
 
 def blocks(rng):
-    """Examples that are drawn ten at a time."""
+    """Draws examples in blocks of ten."""
     return [(np.flatnonzero(np.repeat(rng.uniform(size=N // 10) < 0.1, 10)),) for _ in range(STEPS)]
 
 

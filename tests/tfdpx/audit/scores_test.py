@@ -11,14 +11,14 @@ some_scores = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 
 
 @given(some_scores, some_scores, st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9]))
-def test_all_follow_from_their_definitions(members, others, fpr):
-    pairs = [(m > o) + 0.5 * (m == o) for m in members for o in others]
-    assert membership.auc(members, others) == pytest.approx(np.mean(pairs))
-    members, others = np.array(members), np.array(others)
+def test_all_follow_from_their_definitions(members, nonmembers, fpr):
+    pairs = [(m > o) + 0.5 * (m == o) for m in members for o in nonmembers]
+    assert membership.auc(members, nonmembers) == pytest.approx(np.mean(pairs))
+    members, nonmembers = np.array(members), np.array(nonmembers)
     thresholds = np.arange(-5.5, 5.0)
-    true, false = (np.array([np.mean(s > t) for t in thresholds]) for s in (members, others))
-    assert membership.advantage(members, others) == pytest.approx(max(true - false))
-    assert membership.tpr_at_fpr(members, others, fpr) == pytest.approx(max(true[false <= fpr]))
+    true, false = (np.array([np.mean(s > t) for t in thresholds]) for s in (members, nonmembers))
+    assert membership.advantage(members, nonmembers) == pytest.approx(max(true - false))
+    assert membership.tpr_at_fpr(members, nonmembers, fpr) == pytest.approx(max(true[false <= fpr]))
 
 
 @pytest.mark.parametrize("members", [[], [1.0, float("nan")]])

@@ -29,7 +29,7 @@ def plan():
 
 
 @pytest.mark.slow
-def test_what_belongs_to_a_plan_is_audited_without_it():
+def test_an_optimizer_with_a_plan_is_audited_without_it():
     individual = tfdpx.accounting.IndividualAccountant(plan())
     optimizer = tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5, individual=individual)
     model = built(optimizer)
@@ -72,9 +72,9 @@ def none_on_one_variable(original, sums, *arguments):
 
 
 def forgotten_layer(original, optimizer, engine, update, inputs):
-    found, sums = original(optimizer, engine, update, inputs)
-    whole = found.clipped_sums(tf.ones_like(found.squared_norms) / optimizer.batch_size)
-    return found, [whole[0], *sums[1:]]
+    result, sums = original(optimizer, engine, update, inputs)
+    whole = result.clipped_sums(tf.ones_like(result.squared_norms) / optimizer.batch_size)
+    return result, [whole[0], *sums[1:]]
 
 
 def whole_batch(original, squared_norms, *arguments):
@@ -83,8 +83,8 @@ def whole_batch(original, squared_norms, *arguments):
 
 
 def views_one_by_one(original, *arguments):
-    found, sums = original(*arguments)
-    return found, [4 * each for each in sums]
+    result, sums = original(*arguments)
+    return result, [4 * part for part in sums]
 
 
 def weights_not_divided(original, weights, largest):
@@ -114,7 +114,7 @@ PLANTED = {
 
 
 def broken(name):
-    """A subclass with this bug."""
+    """Returns a subclass with this bug."""
     where, _ = PLANTED[name]
 
     class Broken(tfdpx.DPSGD):
@@ -125,7 +125,7 @@ def broken(name):
             owner, attribute, planted = where
             original = getattr(owner, attribute)
             bug = mock.patch.object(owner, attribute, lambda *a: planted(original, *a))
-            # Both would find it as the step is traced.
+            # The trace of the step is not checked, because both checks would report the bug.
             check = mock.patch.object(preflight, "problems_of_microbatch", lambda *_: [])
             refusal = mock.patch("tfdpx.training.step.check_update", lambda *_: None)
             with bug, check, refusal:
@@ -151,7 +151,7 @@ def test_planted_bugs_fail(name):
     assert not report.passed, str(report)
     assert PLANTED[name][1] in str(report) and "FAILED" in str(report)
     if name in ("half the noise", "two thirds", "one layer", "views", "class weights"):
-        # The attack alone shows it.
+        # The attack suffices to show it.
         assert report.epsilon_lower_bound > report.epsilon
 
 
@@ -189,7 +189,7 @@ def test_model_optimizer_account_and_noise_stay_as_they_are():
 
 
 class Simulated:
-    """Canaries of a mechanism that is simulated: one variable of 30 values."""
+    """Canaries of a simulated mechanism: one variable of 30 values."""
 
     factor = 1.0
     variables = (keras.Variable(np.zeros(30), name="v"),)
@@ -228,7 +228,7 @@ def test_less_noise_is_noticed_in_each_audit(monkeypatch):
     assert failures(monkeypatch, 20, 0.999, trials=300) == 20
 
 
-def test_what_cannot_be_audited_is_refused():
+def test_unfit_audits_are_refused():
     model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0))
     for other in (keras.optimizers.SGD(), tfdpx.heads.AdaMix(num_classes=3, epsilon=1.0)):
         with pytest.raises(TypeError, match="`optimizer` must be a tfdpx optimizer"):

@@ -1,4 +1,4 @@
-"""Statistics that `adapt` took of data stay in the model without noise: refused, or said public."""
+"""Statistics that `adapt` computed from data have no noise: refused, or declared public."""
 
 import keras
 import numpy as np
@@ -32,13 +32,13 @@ def adapted(kind):
     return layer
 
 
-def given(kind):
+def with_values(kind):
     make, *_, arguments = KINDS[kind]
     return make(**arguments)
 
 
 def holding(layer, data, **arguments):
-    """A compiled Functional model that reads `data` through a layer."""
+    """Returns a compiled Functional model that reads `data` through a layer."""
     inputs = keras.Input(data.shape[1:], dtype="string" if data.dtype.kind == "U" else data.dtype)
     x = keras.ops.cast(layer(inputs), "float32")
     model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
@@ -51,7 +51,7 @@ def holding(layer, data, **arguments):
 def refused(model, match="was adapted to data.*no ledger counts it.*checks.mark_public"):
     with pytest.raises(checks.UnfitForPrivacy, match=match) as error:
         declared.check_declared(model)
-    assert "There are" not in str(error.value)  # One problem, once.
+    assert "There are" not in str(error.value)  # One problem is listed once.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +72,7 @@ def test_adapted_layers_are_refused_also_from_files_until_they_are_public(kind, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_made_with_given_values_are_fine_also_from_files(kind, tmp_path):
-    model = holding(given(kind), KINDS[kind][2])
+    model = holding(with_values(kind), KINDS[kind][2])
     declared.check_declared(model)
     model.save(tmp_path / "m.keras")
     declared.check_declared(keras.saving.load_model(tmp_path / "m.keras"))
@@ -81,7 +81,7 @@ def test_layers_made_with_given_values_are_fine_also_from_files(kind, tmp_path):
 def test_weights_that_hold_the_statistics_are_found(tmp_path):
     holding(adapted("Normalization"), NUMBERS).save_weights(tmp_path / "m.weights.h5")
     model = holding(layers.Normalization(), NUMBERS)
-    declared.check_declared(model)  # It does nothing yet.
+    declared.check_declared(model)  # The layer has no statistics yet.
     model.load_weights(tmp_path / "m.weights.h5")
     refused(model)
 

@@ -1,4 +1,4 @@
-"""Passes whose number of rows varies: which models take them, and that metrics are looked at."""
+"""Passes with a varying number of rows: the models that allow them, and a check of metrics."""
 
 import keras
 import numpy as np
@@ -19,11 +19,11 @@ def model(**arguments):
     return small.model(layers=[layers.Dense(3)], **arguments)
 
 
-def fitted(made):
-    """A `fit` whose batches may hold padding; returns the `MicrobatchSize`s."""
+def fitted(model):
+    """Calls `fit` on batches that may hold padding; returns the `MicrobatchSize`s."""
     x, y = small.data()
-    made.fit(x, y, sample_weight=np.ones(len(x), "float32"), verbose=0)
-    return microbatches.chosen_sizes(made)
+    model.fit(x, y, sample_weight=np.ones(len(x), "float32"), verbose=0)
+    return microbatches.chosen_sizes(model)
 
 
 @pytest.mark.planted("a model that mixes is batched")
@@ -35,7 +35,7 @@ def test_a_mixing_model_that_is_batched_shows_in_the_comparison(monkeypatch):
 
 
 class Writes(keras.Sequential):
-    """Metrics that write what they see into a trained weight, where `told(number of rows)`."""
+    """A model with metrics that write data into a trained weight if `told(number of rows)`."""
 
     told = None
 
@@ -49,14 +49,14 @@ class Writes(keras.Sequential):
 @pytest.mark.parametrize("told", [lambda rows: rows is None, lambda rows: rows == 16])
 def test_metrics_do_not_write_for_the_number_that_runs(told):
     seeds.fix(7)
-    made = Writes([layers.Dense(3)])
-    made.told = told
+    model = Writes([layers.Dense(3)])
+    model.told = told
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    made.compile(tfdpx.DPSGD(0.0, batch_size=16, noise_multiplier=1.0, seed=1), loss)
+    model.compile(tfdpx.DPSGD(0.0, batch_size=16, noise_multiplier=1.0, seed=1), loss)
     x, y = small.data()
-    made.build(x.shape)
-    before = small.weights(made)
-    runs = made.train_on_batch if told(16) else lambda *_: fitted(made)
+    model.build(x.shape)
+    before = small.weights(model)
+    runs = model.train_on_batch if told(16) else lambda *_: fitted(model)
     with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
         runs(x, y)
-    np.testing.assert_array_equal(small.weights(made), before)
+    np.testing.assert_array_equal(small.weights(model), before)

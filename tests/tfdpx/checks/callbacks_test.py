@@ -1,4 +1,4 @@
-"""Callbacks that would act on the training data without noise are refused, and writers warn."""
+"""Callbacks that would act on training data without noise are refused, and writers warn."""
 
 import collections
 import json
@@ -33,7 +33,7 @@ class Patient(keras_callbacks.EarlyStopping):
 
 
 class Monitors(keras_callbacks.Callback):
-    """Not one of Keras's, with Keras's convention of a monitored name."""
+    """A callback that is not Keras's, with Keras's convention of a monitored name."""
 
     def __init__(self, monitor):
         super().__init__()
@@ -41,7 +41,7 @@ class Monitors(keras_callbacks.Callback):
 
 
 class Acts(keras_callbacks.Callback):
-    """With the attributes of Optuna's pruning callback, KerasTuner's `SaveBestEpoch` and others."""
+    """A callback with the attributes of others, for example Optuna's pruning or `SaveBestEpoch`."""
 
     def __init__(self, **attributes):
         super().__init__()
@@ -78,7 +78,7 @@ def make(**arguments):
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
-def test_what_acts_on_the_training_data_is_refused(wrap):
+def test_callbacks_that_act_on_the_training_data_are_refused(wrap):
     for make in MONITORING:
         with pytest.raises(ValueError, match="monitor='loss'"):
             check(wrap(make("loss")))

@@ -1,4 +1,4 @@
-"""What cannot be trained privately is refused before the first step, and what can is not."""
+"""Models that cannot be trained privately are refused before the first step, and others are not."""
 
 import keras
 import numpy as np
@@ -75,7 +75,7 @@ WRONG_GRADIENTS = {
 def test_rows_that_are_exchanged_or_wrong_are_found_out(monkeypatch, wrong):
     monkeypatch.setattr(WrongGradients, "changed", staticmethod(WRONG_GRADIENTS[wrong]))
     x, y = small.data()
-    weights = np.ones(len(x), "float32")  # With weights, a microbatch is of any number.
+    weights = np.ones(len(x), "float32")  # With weights, a microbatch may have any number of rows.
     for sample_weight in (None, weights):
         model = small.model(layers=[Wrong(3)])
         with pytest.raises(checks.UnfitForPrivacy, match="disagree with those of batches of one"):
@@ -137,6 +137,6 @@ def test_a_rule_whose_sum_is_wrong_is_refused(monkeypatch, wrong):
         model.fit(*small.data(), verbose=0)
 
 
-def test_what_is_registered_must_be_a_rule():
+def test_only_a_rule_can_be_registered():
     with pytest.raises(TypeError, match="subclass of tfdpx.per_example.Rule"):
         register(Shifted)(int)

@@ -1,4 +1,4 @@
-"""What a model, its class or its instance declares, and what its layers are, is checked first."""
+"""The checks before the graph: attributes of the model, its class or instance, and its layers."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""State that a training pass changes, reads again, or may raise by, is found in its graph."""
+"""The graph shows state that a training pass changes and reads again, and operations that raise."""
 
 import keras
 import numpy as np
@@ -36,13 +36,13 @@ def untracked_variable():
 
 
 def table():
-    kept = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
-    return lambda x: kept.insert(tf.zeros([1], tf.int64), x[:1, 0])
+    store = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    return lambda x: store.insert(tf.zeros([1], tf.int64), x[:1, 0])
 
 
 def queue():
-    kept = tf.queue.FIFOQueue(10_000, [tf.float32], [[]])
-    return lambda x: kept.enqueue(tf.reduce_sum(x))
+    store = tf.queue.FIFOQueue(10_000, [tf.float32], [[]])
+    return lambda x: store.enqueue(tf.reduce_sum(x))
 
 
 def in_a_loop():
@@ -91,7 +91,7 @@ def test_python_inside_the_graph_is_refused(door):
 
 
 def test_python_keeps_nothing_between_eager_steps():
-    """The microbatch is traced in eager mode too: Python in it runs once, on no data."""
+    """The microbatch is traced in eager mode too, so Python code in it runs once, on no data."""
     memory = []
 
     def remembers(x):
@@ -111,7 +111,7 @@ def crossentropy(y, y_pred):
 
 
 class Measured(keras.Sequential):
-    """Has a metric `seen` of private examples."""
+    """A model with a metric `seen` of private examples."""
 
     def __init__(self, *arguments, name=None):
         super().__init__(*arguments, name="measured")
@@ -122,7 +122,7 @@ class Measured(keras.Sequential):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def factor(self):
-        """A number that depends on the metric."""
+        """Returns a number that depends on the metric."""
         return 1.0 + self.seen.result()
 
 
@@ -155,7 +155,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def measured(reads=None, kind=Measured):
-    """A model in which one thing, `reads`, takes a number that depends on a metric."""
+    """Returns a model with one part, `reads`, that uses a number from a metric."""
     models = []
 
     def factor():
@@ -184,7 +184,7 @@ def test_metrics_that_updates_depend_on_or_that_write_weights_are_refused():
 
 
 def inverse(x):
-    """Of a 2 x 2 matrix of the first four numbers of each row."""
+    """Multiplies by the inverse of a 2 x 2 matrix, the first four numbers of each row."""
     return x[:, :4] * tf.reshape(tf.linalg.inv(tf.reshape(x[:, :4], [-1, 2, 2])), [-1, 4])
 
 

@@ -17,7 +17,7 @@ from tfdpx.heads.releases import Releases
 
 
 def gaussian_delta(mu, epsilon):
-    """The exact delta of a Gaussian mechanism: Balle and Wang 2018, Theorem 8."""
+    """Returns the exact delta of a Gaussian mechanism: Balle and Wang 2018, Theorem 8."""
 
     def tail(z):
         return math.erfc(-z / math.sqrt(2)) / 2
@@ -69,7 +69,7 @@ def test_the_ledger_is_what_was_released(name):
     assert head.ledger.steps == head.num_releases
     assert not head.ledger.is_approximate and head.ledger.is_seeded
     assert {entry.sampling_probability for entry in head.ledger.entries} == {1.0}
-    # Steps are whole numbers: AdaMix, which solves for them, spends a little less.
+    # AdaMix solves for steps, and spends a little less because they are whole numbers.
     least = 0.9 if isinstance(head, AdaMix) else 0.999
     assert least < head.epsilon_spent() <= 1.0
     assert head.ledger.epsilon(1e-5) <= 1.0  # By the default accountant of all ledgers.

@@ -23,15 +23,15 @@ def public_minimum():
 
 
 def written_out(head, y):
-    """Algorithm 2 without noise, in NumPy and as the paper prints it: sums, not means."""
+    """Computes Algorithm 2 without noise, in NumPy and as the paper prints it: sums, not means."""
     x, (px, py) = PRIVATE[0], PUBLIC
     start = w = public_minimum()
     py = np.eye(CLASSES)[py]
     for _ in range(head.steps):
-        each = [np.outer(a, r) for a, r in zip(px, softmax(px @ w, axis=1) - py, strict=True)]
-        public, clip = np.sum(each, axis=0), head.l2_norm_clip
+        gradients = [np.outer(a, r) for a, r in zip(px, softmax(px @ w, axis=1) - py, strict=True)]
+        public, clip = np.sum(gradients, axis=0), head.l2_norm_clip
         if clip is None:
-            clip = np.quantile([np.linalg.norm(g) for g in each], 0.9)
+            clip = np.quantile([np.linalg.norm(g) for g in gradients], 0.9)
         left = np.linalg.svd(public)[0][:, : head.projection or WIDTH]
         total = 0.0
         for a, r in zip(x, softmax(x @ w, axis=1) - y, strict=True):
@@ -58,7 +58,7 @@ def test_the_algorithm_written_out(monkeypatch, clip, projection, decay_to, smoo
     arguments = dict(l2_norm_clip=clip, projection=projection, decay_to=decay_to)
     head = AdaMix(CLASSES, steps=5, learning_rate=3.0, **arguments)
     head.fit(PRIVATE[0], y, public_data=PUBLIC)
-    # The clip leaves 0.01% to rounding.
+    # The clip leaves 0.01% for rounding.
     np.testing.assert_allclose(head.kernel, written_out(head, y), atol=1e-3)
     assert not head.bias.any()
 
@@ -107,9 +107,9 @@ def test_datasets_and_rows_of_labels_give_what_arrays_of_integers_give():
 
 
 def test_the_statement_says_whom_it_leaves_out():
-    said = AdaMix(CLASSES, 1.0).statement(60, 8)
-    assert "(0.9858, 1e-05)-differentially private for the 60 private examples" in said
-    assert "The 8 public examples get no guarantee" in said
+    statement = AdaMix(CLASSES, 1.0).statement(60, 8)
+    assert "(0.9858, 1e-05)-differentially private for the 60 private examples" in statement
+    assert "The 8 public examples get no guarantee" in statement
     private = AdaMix(CLASSES, 1.0, seed=3, l2_norm_clip=1.0).statement(68)
     assert "68 private examples" in private and "public" not in private
     assert "do not release the weights" in private

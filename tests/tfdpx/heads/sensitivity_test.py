@@ -1,4 +1,4 @@
-"""One example more or less moves no release by more than its noise is scaled for."""
+"""One example more or less moves no release by more than its noise allows."""
 
 import collections
 import contextlib
@@ -25,9 +25,9 @@ def softmax(logits):
 
 
 def neighbours(row, labels, absent=None):
-    """The number of examples is public: a neighbour has a row of zeros, with the labels `absent`.
+    """Returns neighbours of a public size: one has a row of zeros with the labels `absent`.
 
-    These are none by default, for what follows from labels alone is of the example too.
+    The default is no labels, because a release from labels alone depends on the example too.
     """
     x, y = head_cases.data(40)
     y, absent = np.eye(CLASSES)[y], np.zeros(CLASSES) if absent is None else absent
@@ -36,8 +36,8 @@ def neighbours(row, labels, absent=None):
 
 
 def large(name):
-    """An example that uses all that is allowed: long, and of every class."""
-    if head_cases.NAMES.get(name) == "AdaMix":  # It takes one label an example.
+    """Returns an example that uses all that is allowed: a long row, in every class."""
+    if head_cases.NAMES.get(name) == "AdaMix":  # AdaMix takes one label an example.
         return np.full(WIDTH, 1e3), np.eye(CLASSES)[0], np.eye(CLASSES)[0]
     return np.full(WIDTH, 1e3), np.ones(CLASSES)
 
@@ -61,7 +61,7 @@ def test_a_large_example_spends_no_more_than_epsilon(monkeypatch, name):
         for (release, _), mu in mus.items():
             assert mu <= 1 / planned[release][0]
         assert max(mu * planned[release][0] for (release, _), mu in mus.items()) > 0.2
-        if name in ("least squares", "several positives"):  # Gradients may be small otherwise.
+        if name in ("least squares", "several positives"):  # Gradients of other heads may be small.
             assert epsilon > 0.9 * EPSILON
 
 
@@ -76,7 +76,7 @@ def test_every_number_that_gets_noise_is_counted_for_its_tail(monkeypatch, name)
 
 @pytest.mark.parametrize("name", head_cases.NAMES)
 def test_a_row_that_is_not_finite_changes_nothing(monkeypatch, name):
-    labels = np.eye(CLASSES)[0]  # Equal ones: a count of labels may change.
+    labels = np.eye(CLASSES)[0]  # The labels are equal, because a count of labels may change.
     mus, _ = spent(monkeypatch, name, np.full(WIDTH, np.nan), labels, labels)
     assert max(mus.values()) < 1e-9
 
@@ -139,7 +139,7 @@ def test_no_gradient_is_longer_than_the_clip():
 
 
 class NoRoot:
-    """In place of `math`."""
+    """Replaces the module `math`."""
 
     @staticmethod
     def sqrt(_):
@@ -220,7 +220,7 @@ LEAKING = pytest.mark.planted("a clip or subspace of private data")
     ],
 )
 def test_a_clip_or_subspace_of_private_data_is_noticed(monkeypatch, kind, clip, text):
-    # Of unlike length and direction, but below the clip: it is the choice that tells.
+    # A row of unlike length and direction below the clip, so that only the choice reveals it.
     label = np.eye(CLASSES)[2]
     pair = neighbours(np.eye(WIDTH)[5] * 30, label, label)
     with pytest.raises(AssertionError, match=text) if text else contextlib.nullcontext():

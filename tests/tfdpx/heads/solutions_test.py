@@ -19,14 +19,14 @@ def data():
 
 
 def mean_clipped(residuals, rows, norm):
-    """The mean `[d, m]` of the gradients of all examples, clipped."""
+    """Returns the mean `[d, m]` of the clipped gradients of all examples."""
     gradients = np.einsum("nd,nm->ndm", rows, residuals)
     lengths = np.linalg.norm(gradients, axis=(1, 2), keepdims=True)
     return (gradients * np.minimum(1, norm / lengths)).mean(axis=0)
 
 
 def regression(x, y):
-    """Weights of examples in a class are their labels there."""
+    """Solves the regression of each class, with the labels as weights of its examples."""
     columns = []
     for weights in y.T:
         matrix = (x.T * weights) @ x + 0.3 * x.T @ x + 2.0 * np.eye(WIDTH)
@@ -38,7 +38,7 @@ def test_least_squares_is_the_weighted_regression():
     x, y = data()
     one, other = np.eye(CLASSES)[y], np.eye(CLASSES)[(y + 1) % CLASSES]
     first = np.eye(CLASSES)[np.minimum(y, (y + 1) % CLASSES)]
-    for labels, k, kept in (
+    for labels, k, used_labels in (
         (y, 1, one),
         (one + other, 1, first),  # Only the first k positives count.
         (one + other, 2, one + other),
@@ -46,7 +46,7 @@ def test_least_squares_is_the_weighted_regression():
     ):
         head = LeastSquares(**FREE, alpha=0.3, l2_regularization=2.0, max_positives=k)
         np.testing.assert_allclose(
-            head.fit(x, labels).kernel, regression(x, kept), rtol=1e-4, atol=1e-6
+            head.fit(x, labels).kernel, regression(x, used_labels), rtol=1e-4, atol=1e-6
         )
 
 
@@ -72,12 +72,12 @@ def test_an_infinite_epsilon_does_not_clip(kind, arguments):
 
 def test_newton_is_algorithm_1_and_ends_at_the_logistic_regression():
     x, y = data()
-    head = Newton(**FREE, steps=1, l2_regularization=5.0).fit(x, y)  # On the sum.
+    head = Newton(**FREE, steps=1, l2_regularization=5.0).fit(x, y)  # The penalty is on the sum.
     step = np.linalg.solve(x.T @ x / 4 + 5.0 * np.eye(WIDTH), x.T @ (np.eye(CLASSES)[y] - 0.5))
     np.testing.assert_allclose(head.kernel, step, rtol=1e-4)
     head = Newton(**FREE, steps=12, l2_regularization=3.0).fit(x, y)
     for j in range(CLASSES):
-        # Newton's ridge is in the step alone, so the optimum is that without a penalty.
+        # Newton's ridge is in the step alone, so the optimum has no penalty.
         oracle = LogisticRegression(C=1e8, fit_intercept=False, tol=1e-10).fit(x, y == j)
         np.testing.assert_allclose(head.kernel[:, j], oracle.coef_[0], rtol=2e-2, atol=5e-3)
 
@@ -94,7 +94,7 @@ def test_feature_covariance_is_algorithm_3():
     for _ in range(4):
         residuals = 1 / (1 + np.exp(1 - x @ kernel)) - targets
         kernel -= 3.0 * np.linalg.solve(matrix, mean_clipped(residuals, x, 0.8))
-    # The clip is smaller by what rounding is allowed, 0.01%.
+    # The clip leaves 0.01% for rounding.
     np.testing.assert_allclose(head.kernel, kernel, rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(head.bias, [-1.0] * CLASSES)
 

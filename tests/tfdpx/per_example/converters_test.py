@@ -1,4 +1,4 @@
-"""Each type of operation that is vectorized gives what it gives for every example alone."""
+"""Each type of operation that is vectorized gives the results of separate examples."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from tfdpx.per_example.vectorize import SAFE_TO_VECTORIZE, vectorized_map
 raw = tf.raw_ops
 ROWS = 9
 SIZES = [1, ROWS]
-# What an argument holds, by the first letter of its name; behind that stand letters of lengths.
+# The values of an argument, by the first letter of its name; the other letters are lengths.
 DRAWS = {
     "f": lambda rng, shape: rng.normal(size=shape).astype("float32"),
     "p": lambda rng, shape: rng.uniform(0.2, 3.0, shape).astype("float32"),  # positive
@@ -28,37 +28,37 @@ DRAWS = {
 
 
 def case(function, *arguments):
-    """A function of one example, and kinds and shapes of its arguments, such as "f:ab3"."""
+    """Returns a function of one example, with kinds and shapes of arguments, such as "f:ab3"."""
     return function, arguments
 
 
 def of(name, *arguments, **attributes):
-    """A case of the raw operation `name`, by the names of its arguments: "x=f:ab"."""
+    """Returns a case of the raw operation `name`, by the names of its arguments: "x=f:ab"."""
     names, kinds = zip(*(argument.split("=") for argument in arguments), strict=True)
     return case(
-        lambda *given: getattr(raw, name)(**dict(zip(names, given, strict=True)), **attributes),
+        lambda *tensors: getattr(raw, name)(**dict(zip(names, tensors, strict=True)), **attributes),
         *kinds,
     )
 
 
 def unary(names, kind="f", name="x"):
-    return [of(each, f"{name}={kind}:ab") for each in names.split()]
+    return [of(operation, f"{name}={kind}:ab") for operation in names.split()]
 
 
 def binary(names, x="f", y="f", names_of="xy"):
-    """Of shapes of different ranks, of which each is broadcast."""
+    """Returns cases with two shapes of different ranks, which broadcast."""
     one, other = names_of
-    return [of(each, f"{one}={x}:b", f"{other}={y}:a1") for each in names.split()]
+    return [of(operation, f"{one}={x}:b", f"{other}={y}:a1") for operation in names.split()]
 
 
 def grad(name, x="f", **attributes):
-    """A gradient's own operation, whose arguments are of equal shapes."""
+    """Returns a case of a gradient's operation, with arguments of equal shapes."""
     return of(name, f"{attributes.pop('one', 'y')}={x}:ab", f"{attributes.pop('g', 'dy')}=f:ab",
               **attributes)  # fmt: skip
 
 
 def looped(x, w):
-    """A loop of a fixed number of rounds, with lists in its gradient."""
+    """Loops a fixed number of rounds, with lists in the gradient."""
     w = tf.reshape(w[:1], [1, 1])
     return tf.while_loop(
         lambda i, y, _: i < 3,
@@ -69,27 +69,27 @@ def looped(x, w):
 
 
 def listed(x):
-    """A recurrent layer's lists, read and written."""
-    kept = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]]).unstack(x)
-    made = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]])
+    """Reads and writes lists as a recurrent layer does."""
+    inputs = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]]).unstack(x)
+    states = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]])
 
-    def body(i, state, made):
-        state = tf.tanh(state + kept.read(i))
-        return i + 1, state, made.write(i, state)
+    def body(i, state, states):
+        state = tf.tanh(state + inputs.read(i))
+        return i + 1, state, states.write(i, state)
 
-    loop = tf.while_loop(lambda i, *_: i < tf.shape(x)[0], body, (0, x[0], made))
+    loop = tf.while_loop(lambda i, *_: i < tf.shape(x)[0], body, (0, x[0], states))
     return loop[1], loop[2].stack()
 
 
 def still(function):
-    """Without its gradient, which does not exist."""
-    return lambda *given, **kwargs: tf.nest.map_structure(
-        tf.stop_gradient, function(*tf.nest.map_structure(tf.stop_gradient, given), **kwargs)
+    """Stops the gradient of `function`, because it does not exist."""
+    return lambda *tensors, **kwargs: tf.nest.map_structure(
+        tf.stop_gradient, function(*tf.nest.map_structure(tf.stop_gradient, tensors), **kwargs)
     )
 
 
 def called(function):
-    return lambda *given: tf.function(function, autograph=False)(*given)
+    return lambda *tensors: tf.function(function, autograph=False)(*tensors)
 
 
 UNARY = [
@@ -269,7 +269,7 @@ STRUCTURES = [
     case(still(listed), "f:3b"),
     case(called(lambda x, y: tf.tanh(x) * y), "f:ab", "f:ab"),
 ]
-# TensorFlow fails to vectorize these, some of them only where one argument is the same for all.
+# TensorFlow fails to vectorize these, some only if one argument is the same for all examples.
 ONE_BY_ONE = [
     case(lambda x, y: raw.ApproximateEqual(x=x, y=y, tolerance=0.5), "f:ab", "f:ab"),
     case(lambda x, at: raw.Gather(params=x, indices=at), "f:4b", "i:ac"),
@@ -290,7 +290,7 @@ GROUPS = {
 
 
 def drawn(arguments, rng):
-    """Arrays [ROWS, ...] for the arguments of a case; letters are lengths from 1 to 4."""
+    """Draws arrays [ROWS, ...] for the arguments of a case; letters are lengths from 1 to 4."""
     lengths = dict(zip("abcd", rng.integers(1, 5, 4), strict=True))
     shapes = [[int(lengths.get(c, c)) for c in argument[2:]] for argument in arguments]
     return [
@@ -300,13 +300,13 @@ def drawn(arguments, rng):
 
 
 def with_gradients(function):
-    """A function's outputs, and the gradients of a function of them at its inputs."""
+    """Returns a function's outputs, and the gradients of their sum of sines at the inputs."""
 
-    def apply(*given):
-        sources = [t for t in given if t.dtype.is_floating]
+    def apply(*tensors):
+        sources = [t for t in tensors if t.dtype.is_floating]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            outputs = tf.nest.flatten(function(*given))
+            outputs = tf.nest.flatten(function(*tensors))
             real = [tf.reduce_sum(tf.sin(t)) for t in outputs if t.dtype.is_floating]
             total = tf.add_n(real) if real else tf.zeros([])
         gradients = tape.gradient(total, sources, unconnected_gradients="zero") if real else []
@@ -316,40 +316,42 @@ def with_gradients(function):
 
 
 def each_of(cases, examples):
-    """A list of outputs and gradients for each case, of arguments for each."""
+    """Returns a list of outputs and gradients for each case, each with its arguments."""
     return [
         sum(with_gradients(function)(*arguments), [])
         for (function, _), arguments in zip(cases, examples, strict=True)
     ]
 
 
-def alone(cases, given):
-    """Returns a traced function of nests of int32, the example that each argument is taken from."""
+def alone(cases, arguments):
+    """Returns a traced function of nests of int32, the example for each argument."""
 
     @tf.function(autograph=False)
     def one(rows):
-        return each_of(cases, tf.nest.map_structure(lambda t, i: tf.constant(t)[i], given, rows))
+        return each_of(
+            cases, tf.nest.map_structure(lambda t, i: tf.constant(t)[i], arguments, rows)
+        )
 
     return one.get_concrete_function(
-        tf.nest.map_structure(lambda _: tf.TensorSpec([], "int32"), given)
+        tf.nest.map_structure(lambda _: tf.TensorSpec([], "int32"), arguments)
     )
 
 
-def vectorized(cases, given, stacked, rows, loop):
-    """All cases of `alone` in one vectorized function, traced, of a number of examples."""
+def vectorized(cases, arguments, stacked, rows, loop):
+    """Returns a traced function that runs all cases of `alone` on several examples, vectorized."""
 
     def one(elements):
         elements = iter(elements)
         return each_of(
             cases,
             tf.nest.map_structure(
-                lambda t, s: next(elements) if s else tf.constant(t[0]), given, stacked
+                lambda t, s: next(elements) if s else tf.constant(t[0]), arguments, stacked
             ),
         )
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int32)])
     def run(n):
-        flat = zip(tf.nest.flatten(given), tf.nest.flatten(stacked), strict=True)
+        flat = zip(tf.nest.flatten(arguments), tf.nest.flatten(stacked), strict=True)
         elements = [tf.constant(t)[: rows or n] for t, s in flat if s]
         return vectorized_map(one, elements, loop=loop)
 
@@ -357,13 +359,13 @@ def vectorized(cases, given, stacked, rows, loop):
 
 
 def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
-    """Fails unless all cases, vectorized, are those of each example alone.
+    """Fails unless all vectorized cases equal those of separate examples.
 
-    All arguments are the examples' own, also where the size is `known`; then one at a time. A
-    case that TensorFlow does not vectorize fails, unless `loop` is None.
+    First all arguments differ between examples, also with sizes `known` to the trace; then one
+    argument at a time. A case that TensorFlow does not vectorize fails, unless `loop` is None.
     """
-    given = [drawn(arguments, rng) for _, arguments in cases]
-    one = alone(cases, given)
+    tensors = [drawn(arguments, rng) for _, arguments in cases]
+    one = alone(cases, tensors)
     for place in places:
         stacked = [[place in (None, i) for i in range(len(kinds))] for _, kinds in cases]
         chosen = [
@@ -375,25 +377,25 @@ def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
             one(tf.nest.map_structure(lambda s, row=row: tf.constant(row if s else 0), stacked))
             for row in range(ROWS)
         ]
-        rows = [tf.nest.flatten([each[k] for k in chosen]) for each in examples]
+        rows = [tf.nest.flatten([outputs[k] for k in chosen]) for outputs in examples]
         expected = [np.stack(parts) for parts in zip(*rows, strict=True)]
-        arguments = [[each[k] for k in chosen] for each in (cases, given, stacked)]
+        arguments = [[nest[k] for k in chosen] for nest in (cases, tensors, stacked)]
         any_size = vectorized(*arguments, None, loop)
         for n in SIZES:
             run = any_size
             if place is None and n in known:
                 run = vectorized(*arguments, n, loop)
-            for got, wanted in zip(tf.nest.flatten(run(tf.constant(n))), expected, strict=True):
-                np.testing.assert_allclose(got, wanted[:n], rtol=2e-4, atol=2e-4)
+            for output, wanted in zip(tf.nest.flatten(run(tf.constant(n))), expected, strict=True):
+                np.testing.assert_allclose(output, wanted[:n], rtol=2e-4, atol=2e-4)
 
 
 def types_of(cases):
-    """The types of operations in the functions of some cases, loops and branches included."""
-    found = set()
+    """Returns the types of operations in the functions of cases, including loops and branches."""
+    types = set()
 
     def look(graph):
         for operation in graph.get_operations():
-            found.add(operation.type)
+            types.add(operation.type)
             for _, body in tensorflow_internals.called(operation):
                 look(body)
 
@@ -401,11 +403,11 @@ def types_of(cases):
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), examples)
     traced = tf.function(functools.partial(each_of, cases), autograph=False)
     look(traced.get_concrete_function(specs).graph)
-    return found
+    return types
 
 
 def rng():
-    """Other shapes and numbers in each run, but in continuous integration."""
+    """Returns a generator with another seed in each run, except in continuous integration."""
     return np.random.default_rng(0 if "CI" in os.environ else None)
 
 
@@ -422,7 +424,7 @@ def test_examples_that_run_one_by_one_are_as_alone(number):
 
 
 def test_loops_that_an_example_ends():
-    """TensorFlow's gradient of them fails where they are vectorized: the function is not."""
+    """TensorFlow cannot vectorize the gradient of these loops, but can vectorize their function."""
 
     def grown(x):
         with tf.GradientTape() as tape:
@@ -431,13 +433,13 @@ def test_loops_that_an_example_ends():
         return tape.gradient(y, x)
 
     x = tf.random.uniform([5, 2], 0.5, 3.0, seed=1)
-    grown_alone = [tf.function(grown, autograph=False)(each) for each in x]
+    grown_alone = [tf.function(grown, autograph=False)(row) for row in x]
     np.testing.assert_allclose(vectorized_map(grown, x), grown_alone, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_every_type_is_compared():
-    # The first give no tensor; those of the others without state have the same converter.
+    # The first three give no tensor, and the others have the converter of their stateless forms.
     assert "PadV2" not in SAFE_TO_VECTORIZE  # TensorFlow's own converter pads with zeros.
     untested = {"Assert", "Print", "PrintV2", "If", "StatefulPartitionedCall", "While"}
     compared = types_of([*itertools.chain(*GROUPS.values()), *ONE_BY_ONE])

@@ -1,4 +1,4 @@
-"""Data that are broken or odd: each example counts as zero where it must, and training goes on."""
+"""Broken or odd data: a broken example counts as zero, and training goes on."""
 
 import bench
 import keras
@@ -31,9 +31,9 @@ BROKEN = {
 
 
 def updates(broken, **arguments):
-    """Updates with data changed in place by each of `broken`, and one where row 2 is absent.
+    """Returns an update for each function of `broken`, and one with row 2 absent.
 
-    Each broken row is counted. Labels are of floats.
+    The functions change data in place. Each broken row is counted. Labels are floats.
     """
     optimizer = tfdpx.DPSGD(0.1, batch_size=N, noise_multiplier=0.0)
     trained, y = bench.Bench(optimizer, **arguments), Y.astype("float32")
@@ -83,5 +83,5 @@ def test_draws_and_passes_without_examples():
     model = small.model(optimizer, compile_arguments={"metrics": ["accuracy"]})
     batches = plan.batches(X, Y, optimizer=optimizer, seed=4)
     history = model.fit(batches, verbose=0, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)]).history
-    assert model.optimizer.ledger.steps == 20  # An empty draw is an update too: it costs.
+    assert model.optimizer.ledger.steps == 20  # An empty draw is an update too, so it costs.
     assert np.isfinite(small.weights(model)).all() and np.isfinite(history["loss"]).all()

@@ -1,4 +1,4 @@
-"""Models that plain Keras trains, each unusual in another way: one private update of each."""
+"""Unusual models that plain Keras trains: one private update of each."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ TOKENS = RNG.integers(0, 9, (ROWS, 5))
 
 
 def functional(shape, apply, dtype=None):
-    """A model of one input with a dense layer behind."""
+    """Returns a model of one input with a last dense layer."""
     inputs = keras.Input(shape, dtype=dtype)
     return keras.Model(inputs, layers.Dense(2)(apply(inputs)))
 
@@ -49,7 +49,7 @@ class PenalizesGradients(keras.Sequential):
 
 
 class Block(layers.Layer):
-    """Weights of its own around layers that take a mask, and know when they train."""
+    """Adds weights around layers that use a mask and the training flag."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ HONEST = {
 
 @pytest.mark.parametrize("name", slow_but(HONEST, "random crop", "penalty on gradients", "words"))
 def test_it_trains(name):
-    """The step itself compares the microbatch with batches of one, and refuses if they differ."""
+    """The step itself compares the microbatch with batches of one, and refuses a difference."""
     x, make = HONEST[name]
     model, y = make(), np.zeros((ROWS, 2), "float32") + 0.5
     model.compile(tfdpx.DPSGD(0.1, batch_size=ROWS, noise_multiplier=1.0), "mse")

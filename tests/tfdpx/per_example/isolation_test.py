@@ -1,4 +1,4 @@
-"""No example influences what another adds, whatever the model does, mapped or batched."""
+"""No example influences the contribution of another, in any model, mapped or batched."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tfdpx import checks
 from tfdpx._keras import model_internals
 from tfdpx.per_example import rowwise
 
-layers, own = keras.layers, tfdpx.layers
+layers, ours = keras.layers, tfdpx.layers
 CLIP, SIZES = 0.5, (5, 9)
 
 
@@ -129,9 +129,9 @@ KNOWN = {
     **dict.fromkeys((layers.GlobalAveragePooling1D, layers.GlobalMaxPooling1D), sequence()),
     **dict.fromkeys((layers.AveragePooling1D, layers.MaxPooling1D), sequence(2)),
     **dict.fromkeys((layers.AveragePooling2D, layers.MaxPooling2D), image(2)),
-    **dict.fromkeys((layers.GroupNormalization, own.GroupNorm), image(2)),
-    **dict.fromkeys((layers.Conv2D, own.WSConv2D), image(2, 3, padding="same")),
-    **dict.fromkeys((own.SkipInit, own.UnitNormWithConstant, layers.LayerNormalization), image()),
+    **dict.fromkeys((layers.GroupNormalization, ours.GroupNorm), image(2)),
+    **dict.fromkeys((layers.Conv2D, ours.WSConv2D), image(2, 3, padding="same")),
+    **dict.fromkeys((ours.SkipInit, ours.UnitNormWithConstant, layers.LayerNormalization), image()),
     **dict.fromkeys(model_internals.ARITHMETIC, lambda kind, x: kind()(2.0, kind()(x, x * x))),
     **dict.fromkeys((layers.GRU, layers.LSTM, layers.SimpleRNN), masked(3)),
     layers.Bidirectional: lambda kind, x: masked(layers.GRU(2, recurrent_dropout=0.5))(kind, x),
@@ -182,14 +182,14 @@ def with_call(part):
 
 
 def one_way(layer):
-    """A `Bidirectional` layer with another call in one of its directions."""
+    """Returns a `Bidirectional` layer with another call in one of its directions."""
     both = layers.Bidirectional(layer)
     with_call(both.backward_layer)
     return both
 
 
 def of_two_ranks(x):
-    """A layer built for another rank, which puts an axis in front of the batch."""
+    """Calls a layer that was built for a higher rank, so it adds an axis in front of the batch."""
     layer = layers.Normalization(mean=[0.0] * 4, variance=[1.0] * 4)
     layer(layers.Reshape((1, 1, 4))(x))
     return layer(x)

@@ -1,4 +1,4 @@
-"""Layers that loop: XLA cannot compile their loops by example, which is said before a step."""
+"""Layers that loop: XLA cannot compile their loops by example, which is an error before a step."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ LENGTH, FEATURES, ROWS = 3, 2, 4
 
 
 class Loops(layers.Layer):
-    """A loop of TensorFlow's own, in a layer that no list knows."""
+    """A loop of TensorFlow in a layer that is on no list."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
@@ -28,7 +28,7 @@ class Loops(layers.Layer):
 
 
 class LoopsInAFunction(Loops):
-    """The loop stands in a function of the graph."""
+    """The loop is in a function of the graph."""
 
     def call(self, x):
         return tf.function(super().call, autograph=False)(x)
@@ -66,11 +66,13 @@ def test_loops_under_xla_are_refused_before_the_first_step(make):
 
 
 def test_fit_refuses_them_where_keras_chose_to_compile(monkeypatch):
-    found = tf.config.list_physical_devices()
+    devices = tf.config.list_physical_devices()
     accelerator = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     layer = LoopsInAFunction()
     with monkeypatch.context() as patched:
-        patched.setattr(tf.config, "list_physical_devices", lambda kind=None: [*found, accelerator])
+        patched.setattr(
+            tf.config, "list_physical_devices", lambda kind=None: [*devices, accelerator]
+        )
         model = make_model(layer, jit_compile="auto")
         assert model.jit_compile is True
     with pytest.raises(ValueError, match=f"Model '{model.name}'.*jit_compile=False"):

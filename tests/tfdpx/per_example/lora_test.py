@@ -1,4 +1,4 @@
-"""LoRA layers against batches of one, also of quantized layers, and which rule serves them."""
+"""LoRA layers against batches of one, also of quantized layers, and the rule of each."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from tfdpx import per_example
 layers = keras.layers
 EINSUMS = [
     ("abc,cde->abde", (4, 3, 5), "de", (4, 6)),  # Queries of attention.
-    ("abcd,cde->abe", (4, 6), "e", (4, 3, 5)),  # Its output.
+    ("abcd,cde->abe", (4, 6), "e", (4, 3, 5)),  # The output of attention.
     ("ab,bc->ac", 5, "c", (6,)),
     ("abc,cd->abd", (4, 7), None, (4, 6)),
     ("abc,bcd->abd", (4, 7), "d", (4, 6)),  # A kernel for each position.
@@ -19,7 +19,7 @@ EINSUMS = [
 
 
 def model_of(cases, quantized=None):
-    """Layers with LoRA side by side, A and B of random values.
+    """Returns a model of parallel layers with LoRA, with random A and B.
 
     Args:
         cases: List of pairs of a layer and the shape of an example.
@@ -46,18 +46,18 @@ def model_of(cases, quantized=None):
 
 
 def check(model, views, *rules):
-    """Holds the model against batches of one, and its rules, but that of the last layer."""
+    """Compares the model with batches of one, and its rules except for the last layer's."""
     rng = np.random.default_rng(2)
     x = [
-        # Tokens that come again.
+        # Tokens that occur again.
         rng.integers(0, 6, (3 * views, *t.shape[1:]))
         if t.dtype == "int32"
         else rng.normal(size=(3 * views, *t.shape[1:])).astype("float32")
         for t in model.inputs
     ]
     x, y = [tf.constant(t) for t in x], tf.constant(rng.normal(size=(3 * views, 2)), "float32")
-    found = [choice.rule for choice in per_example.explain(model, x, views)]
-    assert sorted(found[:-1]) == sorted(rules)
+    used_rules = [choice.rule for choice in per_example.explain(model, x, views)]
+    assert sorted(used_rules[:-1]) == sorted(rules)
     oracle.assert_matches_batches_of_one(model, x, y, views=views, tolerance=1e-4, norms=("auto",))
 
 
@@ -80,7 +80,7 @@ def test_quantized():
     check(model_of(cases, "int8"), 1, "LoraDenseRule", "LoraEinsumDenseRule")
 
 
-def test_what_trains_alone_counts_alone():
+def test_only_trainable_variables_count():
     layer = layers.Dense(3)
     model = model_of([(layer, (4, 5))])
     layer.bias.trainable = False
@@ -94,7 +94,7 @@ class Doubled(layers.Dense):
 
 
 def test_others_are_served_by_the_generic_rule():
-    # The second one has a kernel that ends with inputs.
+    # The kernel of the second layer ends with its inputs.
     cases = [(Doubled(3), (4, 5)), (layers.EinsumDense("ab,cb->ac", 7), (5,))]
     check(model_of(cases), 1, "GenericRule", "GenericRule")
 

@@ -1,4 +1,4 @@
-"""Whole models against batches of one, and what the engine must refuse."""
+"""Whole models against batches of one, and models that the engine must refuse."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tfdpx.models import WideResNet
 from tfdpx.per_example.cost_model import forced_norms
 
 layers = keras.layers
-AUTO = ("auto",)  # Each rule's ways are compared in `rules_test.py`.
+AUTO = ("auto",)  # `rules_test.py` compares each rule's ways.
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ class OwnsAVariable(keras.Model):
 
 
 class Positions(keras.Model):
-    """Adds an embedding of constant positions to every example: no batch axis there."""
+    """Adds an embedding of constant positions to every example, without a batch axis."""
 
     def __init__(self):
         super().__init__()
@@ -123,7 +123,7 @@ def called_in_a_loop():
 
 
 class CallsAgain(keras.Sequential):
-    """Its loss compares the output with that for another input."""
+    """A loss that compares the output with that for another input."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return tf.reduce_sum((y - y_pred) ** 2) + tf.reduce_sum(self(-x) ** 2)
@@ -144,7 +144,7 @@ def with_a_loss_that_calls_it():
     ids=lambda f: f.__name__,
 )  # fmt: skip
 def test_models_of_vectors(make, rng):
-    # As many rows as features and positions: no axis is told by its length.
+    # As many rows as features and positions, so that no axis can be recognized by its length.
     assert_matches_batches_of_one(make(), *vectors_and_targets(rng), norms=AUTO)
 
 

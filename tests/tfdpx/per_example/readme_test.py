@@ -16,7 +16,7 @@ PAGE = pathlib.Path(tfdpx.per_example.__file__).with_name("README.md")
 
 
 @pytest.fixture
-def made(monkeypatch):
+def page_names(monkeypatch):
     """The names that the page defines."""
     monkeypatch.setattr(rule, "_RULES", dict(rule._RULES))
     names = {}
@@ -34,9 +34,9 @@ def model_with(layer):
     return keras.Sequential([*hidden, keras.layers.Flatten(), keras.layers.Dense(2)])
 
 
-def test_the_rule_of_one_variable(made):
+def test_the_rule_of_one_variable(page_names):
     x, y = data()
-    model = model_with(made["Scale"]())
+    model = model_with(page_names["Scale"]())
     assert_matches_batches_of_one(model, x, y, views=2)
     assert [c.rule for c in tfdpx.per_example.explain(model, x, 2)] == ["ScaleRule", "DenseRule"]
 
@@ -45,11 +45,11 @@ def test_the_rule_of_one_variable(made):
     "ghost, frozen",
     [(True, None), slow(True, "down"), slow(False, "up")],
 )
-def test_the_rule_of_two_kernels(made, monkeypatch, ghost, frozen):
-    if not ghost:  # Then of per-example gradients, of which some are small.
-        monkeypatch.setattr(made["LowRankRule"], "costs", tfdpx.per_example.Rule.costs)
+def test_the_rule_of_two_kernels(page_names, monkeypatch, ghost, frozen):
+    if not ghost:  # The default costs choose per-example gradients.
+        monkeypatch.setattr(page_names["LowRankRule"], "costs", tfdpx.per_example.Rule.costs)
     x, y = data()
-    model = model_with(made["LowRank"](2, 5))
+    model = model_with(page_names["LowRank"](2, 5))
     model(x)
     if frozen:
         getattr(model.layers[1], frozen).trainable = False

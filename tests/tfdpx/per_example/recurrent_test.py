@@ -1,4 +1,4 @@
-"""Recurrent layers against batches of one: dropout, masks, dtypes, XLA, and which have the rule."""
+"""Recurrent layers against batches of one: dropout, masks, dtypes, XLA, layers with the rule."""
 
 import keras
 import numpy as np
@@ -36,7 +36,7 @@ def rules(model, x):
 
 
 def still(self, inputs, rate):
-    """In place of Keras's masks, drawn for each gate: the same for all rows."""
+    """Replaces Keras's dropout masks by fixed ones for each gate, the same for all rows."""
     count = getattr(self, "dropout_mask_count", None)
     numbers = np.arange(inputs.shape[-1])
     masks = [
@@ -76,7 +76,7 @@ def test_each_row_draws_its_own_masks(mode):
 
 
 def with_states():
-    """An encoder's states start a decoder that is masked at first; directions return theirs."""
+    """Returns a model that passes an encoder's states to a masked decoder, and returns states."""
     inputs = keras.Input((LENGTH, FEATURES))
     masked = layers.Masking()(inputs)
     _, h, c = layers.LSTM(3, return_state=True)(inputs)

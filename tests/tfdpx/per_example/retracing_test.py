@@ -1,4 +1,4 @@
-"""TensorFlow's warning of retracing: ours are no business of the user's, theirs stay."""
+"""TensorFlow's warning of retracing: hidden for functions of tfdpx, shown for those of the user."""
 
 import logging
 

@@ -37,7 +37,7 @@ ARGUMENTS = [{"tie_weights": False}, {"logit_soft_cap": 2.0}]
 
 
 def check(cases, views):
-    """Tables side by side in one model of several outputs, each against batches of one."""
+    """Compares a model of several tables and outputs with batches of one."""
     seeds.fix(1)
     tokens = keras.Input((T,), dtype="int32")
     tables = [layers.ReversibleEmbedding(V, D, **arguments) for _, arguments in cases]

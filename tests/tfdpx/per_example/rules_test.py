@@ -14,16 +14,16 @@ from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules import contraction, convolution, embedding, normalization, recurrent
 
 layers = keras.layers
-FORCED = ("instantiate", "ghost")  # A layer by itself has no other.
+FORCED = ("instantiate", "ghost")  # A single layer has no other.
 
 
 def check_layers(cases, views, norms=FORCED, **kwargs):
-    """Layers side by side in one model; the inputs of each have a gradient, and its outputs a loss.
+    """Compares parallel layers in one model with batches of one; their inputs have a gradient too.
 
     Args:
         cases: List of pairs of a layer and the shape of an example; a third entry, a number of
             tokens, makes inputs of integers below it.
-        views: Int, rows an example.
+        views: Int, rows of an example.
         norms: As for `assert_matches_batches_of_one`.
         **kwargs: As for `assert_matches_batches_of_one`.
     """
@@ -47,7 +47,7 @@ def check_layers(cases, views, norms=FORCED, **kwargs):
     assert_matches_batches_of_one(model, x, y, views=views, norms=norms, **kwargs)
 
 
-# With one pixel and strides the oracle, TensorFlow's own gradient, destroys memory.
+# The oracle, TensorFlow's own gradient, destroys memory with one pixel and strides.
 CONVOLUTIONS = [
     dict(kernel_size=1, use_bias=False),
     dict(kernel_size=3, strides=2, padding="same", groups=2, activation="relu"),
@@ -65,7 +65,7 @@ EINSUMS = [
     ("abc,cd->abd", (3, 4), "bd", (3, 4)),
     ("...x,xy->...y", (4,), "y", (5,)),
 ]
-# Some layers for each rule, which are checked side by side.
+# Layers for each rule, which are compared in one model.
 RULES = {
     "dense": lambda: [
         (layers.Dense(outputs, activation="sigmoid"), shape)
@@ -75,7 +75,7 @@ RULES = {
         (layers.Conv2D(4, **arguments), (5 + n % 3, 8 - n % 2, 2))
         for n, arguments in enumerate(CONVOLUTIONS)
     ],
-    # Of two weights standardization leaves nothing to train: a fan-in of at least three.
+    # A fan-in of at least three, because standardization leaves two weights nothing to train.
     "ws_conv2d": lambda: [
         (WSConv2D(4, use_gain=n > 1, **arguments), (6, 7, 6))
         for n, arguments in enumerate(CONVOLUTIONS[:4])
@@ -105,7 +105,7 @@ RULES = {
     "rms_normalization": lambda: [
         (layers.RMSNormalization(axis=axis), (4, 3)) for axis in AXES
     ],
-    # Norms allow for the rounding of each gradient, and those of one token may cancel.
+    # Norms include an allowance for rounding, and gradients of one token may cancel.
     "embedding": lambda: [
         (layers.Embedding(4, width), (length,), 4)
         for length, width in ((9, 1), (1, 5), (4, 3), (7, 2))
@@ -137,9 +137,9 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=shape).astype("float32") for shape in ((4, 6, 7, 3), (4, 2)))
     results = []
-    for strides, seen in (2, x), (1, x[:, ::2, ::2]):
+    for strides, pixels in (2, x), (1, x[:, ::2, ::2]):
         seeds.fix(0)
-        inputs, outputs = keras.Input(seen.shape[1:]), []
+        inputs, outputs = keras.Input(pixels.shape[1:]), []
         for padding in "same", "valid":
             arguments = dict(kernel_size=(1, 1), strides=strides, padding=padding)
             outputs += [
@@ -150,14 +150,14 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
         outputs = layers.Dense(2)(layers.Flatten()(layers.Concatenate()(outputs)))
         model = keras.Model(inputs, outputs)
         model.compile(loss="mse")
-        norms, weighted = run_engine(model, tf.constant(seen), tf.constant(y), views=2)
+        norms, weighted = run_engine(model, tf.constant(pixels), tf.constant(y), views=2)
         results.append([norms, weighted([1.0, 0.5])])
     for strided, plain in zip(*results, strict=True):
         np.testing.assert_allclose(strided, plain, rtol=1e-5, atol=1e-7)
 
 
 def generic():
-    """Layers without a rule."""
+    """Returns layers without a rule."""
     return [
         (layers.Conv1D(3, 2, padding="causal"), (6, 2)),
         (layers.Conv2DTranspose(3, 2, strides=2), (3, 3, 2)),
@@ -175,7 +175,7 @@ def test_layers_without_a_rule_of_their_own():
 
 
 def test_convolutions_by_one_call_an_example(monkeypatch):
-    # Free launches and slow memory make it the cheapest way, which it is not for small images.
+    # It is the cheapest way only with free launches and slow memory, not for small images.
     monkeypatch.setitem(cost_model._RATES, "cpu", (2e11, 1.0, 0.0))
     chosen = []
     rule = convolution.Conv2DRule
@@ -206,8 +206,8 @@ def _last_view_only(self):
 
 
 def _without_diagonal(inputs, gradients, *fans):
-    kept = 1.0 - tf.eye(inputs.shape[-1])
-    return tf.reduce_sum(inputs * gradients * kept, axis=[2, 3]), tf.zeros(gradients.shape[:2])
+    mask = 1.0 - tf.eye(inputs.shape[-1])
+    return tf.reduce_sum(inputs * gradients * mask, axis=[2, 3]), tf.zeros(gradients.shape[:2])
 
 
 def _drops_the_last_step(self):
@@ -224,7 +224,7 @@ PLANTED = [
     (convolution.Conv2DRule, "clipped_sum", lambda s, f, _: rule.Rule.clipped_sum(s, f * 0 + 1),
      "conv2d"),
     (rounding, "squared_norms_of_products", _without_diagonal, "conv2d"),
-    (WSConv2DRule, "measured", lambda s, found: found._replace(squares=found.squares[:, :1]),
+    (WSConv2DRule, "measured", lambda s, units: units._replace(squares=units.squares[:, :1]),
      "ws_conv2d"),
     (WSConv2DRule, "post_sum_transforms", rule.Rule.post_sum_transforms, "ws_conv2d"),
     (convolution, "_side_by_side", lambda *a: tf.reverse(side_by_side(*a), [-1]), "depthwise"),
@@ -255,7 +255,7 @@ def test_the_oracle_rejects_planted_bugs(monkeypatch, rule, attribute, bug, name
 @pytest.mark.parametrize("views", [1, 4])
 @pytest.mark.parametrize("length", [4_097, 41_665])
 def test_norms_of_long_rows_are_raised_by_little(length, views):
-    """The features of a colour image of 64x64: their norms were raised by 0.2%, and refused."""
+    """The features of a colour image of 64x64 once raised norms by 0.2%, and were refused."""
     rng = np.random.default_rng(0)
     inputs, gradients = (
         tf.constant(rng.normal(size=(2, 1, views, size)), tf.float32) for size in (length, 3)
@@ -263,8 +263,8 @@ def test_norms_of_long_rows_are_raised_by_little(length, views):
     whole = np.einsum("bgti,bgto->bio", *(t.numpy().astype("float64") for t in (inputs, gradients)))
     exact = np.sqrt(np.sum(whole**2, axis=(1, 2)))
     ghost = rounding.add_up([contraction.ghost_product_norms(inputs, gradients)])
-    kept = rounding.squared_norms([tf.constant(whole, tf.float32)])
-    for squares in (ghost, kept):
+    formed = rounding.squared_norms([tf.constant(whole, tf.float32)])
+    for squares in (ghost, formed):
         assert np.all((np.sqrt(squares) >= exact) & (np.sqrt(squares) < exact * (1 + 2e-4)))
 
 

@@ -1,4 +1,4 @@
-"""KerasHub's models: fast rules serve them, gradients are exact, texts count by themselves."""
+"""KerasHub's models: fast rules, exact gradients, and texts that do not depend on each other."""
 
 import operator
 
@@ -45,7 +45,7 @@ MODELS = {
 
 
 def make_model(name, **arguments):
-    """A task of KerasHub without preprocessor or dropout; its weights are the same each time."""
+    """Returns a task of KerasHub without preprocessor or dropout, with fixed initial weights."""
     seeds.fix(3)
     task, sizes = MODELS[name]
     task = getattr(hub.models, task)
@@ -55,7 +55,7 @@ def make_model(name, **arguments):
 
 
 def make_data(model, rows):
-    """`(x, y, sample_weight)`: texts of 3 to T tokens, and zeros behind them that do not count."""
+    """Draws `(x, y, sample_weight)`: texts of 3 to T tokens, padded by zeros of weight zero."""
     rng = np.random.default_rng(0)
     if not isinstance(model.input, dict):
         return rng.normal(size=(rows, 16, 16, 3)), rng.integers(0, CLASSES, rows), None
@@ -75,11 +75,11 @@ def make_data(model, rows):
 
 
 def make_loss(reduction="sum_over_batch_size"):
-    """Of logits."""
+    """Returns a loss of logits."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
 
 
-# Layers of KerasHub's own that the generic rule serves: small, and where all weights train alone.
+# The number of layers of KerasHub with the generic rule: small, and only if all weights train.
 GENERIC = {
     **dict.fromkeys(("bert", "roberta", "distil_bert", "gpt2"), 1),
     **dict.fromkeys(("bert_masked", "deberta", "vit"), 2),
@@ -93,7 +93,7 @@ def perturbed(name, what):
     model = make_model(name)
     if what == "lora":
         tfdpx.layers.trainable(model, "lora", rank=2)
-    for variable in model.trainable_variables:  # B of LoRA is zero at first.
+    for variable in model.trainable_variables:  # LoRA's B is zero at first.
         noise = np.random.default_rng(0).normal(scale=0.2, size=variable.shape)
         variable.assign(variable + noise.astype("float32"))
     return model, make_data(model, 3)
@@ -108,7 +108,7 @@ def test_a_model_is_served_by_rules_and_exact(name, what):
     model, (x, y, weights) = perturbed(name, what)
     model.compile(loss=make_loss())
     rules = [choice.rule for choice in explain(model, x)]
-    of_lora = int(name == "bert_masked")  # Its head, which trains as the last layer.
+    of_lora = int(name == "bert_masked")  # The head, which trains as the last layer.
     assert rules.count("GenericRule") == (GENERIC[name] if what == "all" else of_lora)
     oracle.assert_matches_batches_of_one(model, x, y, weights, norms=("auto",), tolerance=1e-4)
 
@@ -123,9 +123,9 @@ def test_pads_do_not_count(name):
     unmasked = oracle.batch_of_one_gradients(model, x, y, tf.ones_like(weights), 1)
     for i in range(3):
         count = int(np.sum(weights[i]))
-        text = slice(i, i + 1), slice(0, count)  # Alone, as long as it is.
+        text = slice(i, i + 1), slice(0, count)  # Without its padding.
         alone = tf.nest.map_structure(operator.itemgetter(text), (x, y, weights))
         [wanted] = oracle.batch_of_one_gradients(model, *alone, 1)
         np.testing.assert_allclose(weighted(np.eye(3)[i]), wanted, rtol=1e-3, atol=1e-6)
-        if count < y.shape[1] - 1:  # Pads that count: this test would see them.
+        if count < y.shape[1] - 1:  # Counted pads would make a difference.
             assert np.abs(unmasked[i] - wanted).max() > 1e-3

@@ -1,4 +1,4 @@
-"""Vectorized matrix products are those of a loop; TensorFlow's own destroy memory."""
+"""Vectorized matrix products equal those of a loop; TensorFlow's own destroy memory."""
 
 import numpy as np
 import pytest
@@ -51,18 +51,18 @@ def test_products_of_examples_with_one_matrix_for_all(shapes, shared, adjoint_x,
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_what_was_computed_from_the_batch_is_refused(jit_compile):
+def test_values_computed_from_the_batch_are_refused(jit_compile):
     scale = tf.Variable(2.0)
 
     def mapped(x, function):
         @tf.function(jit_compile=jit_compile, autograph=False)
         def run(x):
             mean = tf.reduce_mean(x)
-            return vectorized_map(lambda each: function(each, mean), x, "The layer")
+            return vectorized_map(lambda row: function(row, mean), x, "The layer")
 
         return run(x)
 
     x = tf.range(5.0)
-    np.testing.assert_allclose(mapped(x, lambda each, _: each * scale), 2 * x)
+    np.testing.assert_allclose(mapped(x, lambda row, _: row * scale), 2 * x)
     with pytest.raises(TakesBatch, match="The layer reads '.*Mean.*computed from other examples"):
-        mapped(x, lambda each, mean: each - mean)
+        mapped(x, lambda row, mean: row - mean)

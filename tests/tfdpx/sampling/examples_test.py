@@ -1,4 +1,4 @@
-"""The examples that batches are made of: nests, dtypes, weights."""
+"""The examples of batches: nests, dtypes, weights."""
 
 import math
 

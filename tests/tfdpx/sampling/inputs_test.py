@@ -1,4 +1,4 @@
-"""Data that cannot be taken apart into examples is refused by name, before the first step."""
+"""Data that cannot be split into examples is refused by name, before the first step."""
 
 import keras
 import numpy as np
@@ -46,7 +46,7 @@ def test_targets_that_are_strings_are_refused():
 
 
 class Autoencoder(keras.Sequential):
-    """Its loss needs no targets."""
+    """A model with a loss that needs no targets."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         del training
@@ -78,23 +78,23 @@ def test_a_loss_without_targets_trains_and_clips_each_example():
 
 
 def batch_of_one_gradients_without_targets(model, x):
-    """[B, P] float64, by ordinary gradients of one example at a time."""
+    """Returns ordinary gradients of one example at a time, float64 [B, P]."""
     gradients = []
     for row in x:
         with tf.GradientTape() as tape:
             loss = model.compute_loss(row[None], None, model(row[None]), None)
-        each = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        gradients.append(np.concatenate([np.ravel(g) for g in each]))
+        parts = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        gradients.append(np.concatenate([np.ravel(g) for g in parts]))
     return np.asarray(gradients, "float64")
 
 
 def test_a_missing_target_is_named():
     x, _ = small.data()
     model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
-    own = [tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)]
+    callbacks = [tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)]
     for data in (PLAN.batches(x), x, tf.data.Dataset.from_tensors(x[:8])):
         with pytest.raises(ValueError, match="`y` is missing, but the loss.*compute_loss"):
-            model.fit(data, callbacks=own, verbose=0)
+            model.fit(data, callbacks=callbacks, verbose=0)
     with pytest.raises(ValueError, match="`y` is missing, but the loss"):
         model.train_on_batch(x[:8])
     model = autoencoder(optimizer=tfdpx.DPSGD(0.1, plan=PLAN), metrics=["mae"])
@@ -114,7 +114,7 @@ def test_a_step_on_a_batch_of_different_lengths_is_refused():
     model.build(x.shape)
     before = small.weights(model)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        model.fit(dataset, verbose=0)  # Known only as the step runs.
+        model.fit(dataset, verbose=0)  # Known only when the step runs.
     np.testing.assert_array_equal(small.weights(model), before)
 
 

@@ -1,4 +1,4 @@
-"""Examples read as they are drawn: the same batches as from arrays, of little memory."""
+"""Examples that are read when they are drawn: the same batches as from arrays, in little memory."""
 
 import threading
 
@@ -15,7 +15,7 @@ LABELS = np.arange(50) % 3
 
 
 class Source:
-    """Counts what is read, and by which threads."""
+    """Counts the reads, and the threads that read."""
 
     def __init__(self, pairs):
         self.pairs, self.reads, self.threads = pairs, [], set()

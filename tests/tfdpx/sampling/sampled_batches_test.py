@@ -33,15 +33,15 @@ def read(dataset):
     return [tuple(array.numpy() for array in batch) for batch in dataset]
 
 
-def assert_same(batches, others):
-    assert len(batches) == len(others)
-    for batch, other in zip(batches, others, strict=True):
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
         for array, same in zip(batch, other, strict=True):
             np.testing.assert_array_equal(array, same)
 
 
 def participation(dataset, num_examples):
-    """Bool array [steps, num_examples]: which examples each step holds."""
+    """Returns a bool array [steps, num_examples] of the examples in each step."""
     drawn = [np.zeros(num_examples, bool) for _ in range(STEPS)]
     for row, (x, _, weight) in zip(drawn, dataset.as_numpy_iterator(), strict=True):
         row[x[weight > 0]] = True
@@ -49,7 +49,7 @@ def participation(dataset, num_examples):
 
 
 def p_values(drawn, probability):
-    """P-values of what Poisson sampling makes of a bool array [steps, examples]."""
+    """Returns p-values of a bool array [steps, examples] under Poisson sampling."""
 
     def binomial(counts, trials):
         """Chi-square against Binomial(trials, probability), in cells of at least ten."""
@@ -58,8 +58,8 @@ def p_values(drawn, probability):
         cells = np.diff(
             np.concatenate([[0], scipy.stats.binom.cdf(edges, trials, probability), [1]])
         )
-        found = np.bincount(np.searchsorted(edges, counts), minlength=len(cells))
-        return scipy.stats.chisquare(found, cells * len(counts)).pvalue
+        observed = np.bincount(np.searchsorted(edges, counts), minlength=len(cells))
+        return scipy.stats.chisquare(observed, cells * len(counts)).pvalue
 
     def independent(one, other):
         table = [[np.sum(one & other), np.sum(one & ~other)]]
@@ -107,9 +107,9 @@ def test_the_check_rejects_fixed_sizes_without_replacement():
     generator = np.random.default_rng(0)
     ranks = generator.random([STEPS, NUM_EXAMPLES]).argsort(axis=1)
     drawn = ranks < round(NUM_EXAMPLES * PROBABILITY)
-    found = p_values(drawn, PROBABILITY)
+    values = p_values(drawn, PROBABILITY)
     assert not is_poisson(drawn)
-    assert found["batch sizes"] < 1e-4 < found["participations"]
+    assert values["batch sizes"] < 1e-4 < values["participations"]
 
 
 @pytest.mark.planted("draws that depend on each other")
@@ -158,7 +158,7 @@ def test_epochs_are_permutations():
     epochs = [np.concatenate(batches[i : i + 3]) for i in range(0, 12, 3)]
     assert all(len(set(epoch)) == 18 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    # The two that are left out change too.
+    # Other examples are left out in each epoch too.
     assert len({frozenset(range(20)) - set(epoch) for epoch in epochs}) > 1
 
 

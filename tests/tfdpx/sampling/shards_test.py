@@ -1,4 +1,4 @@
-"""The shares of all replicas make up one batch: none is taken twice, none is lost."""
+"""The shares of all replicas form one batch: no example is taken twice, and none is lost."""
 
 import math
 
@@ -32,17 +32,17 @@ def read(dataset, count):
 
 
 def shares(kind, hosts, replicas, seed=5, start=0, batch_size=8):
-    """The parts of each step, in the order of the replicas: [steps][replicas](x, y, weight)."""
-    x, each = np.arange(NUM_EXAMPLES) + 1, replicas // hosts
+    """Returns the parts of each step, by replica: [steps][replicas](x, y, weight)."""
+    x, per_host = np.arange(NUM_EXAMPLES) + 1, replicas // hosts
     by_host = []
     for host in range(hosts):
         dataset = plan(kind, batch_size).batches(
             x, x % 3, seed=seed(host) if callable(seed) else seed, start=start,
             pad_to_multiple_of=replicas, input_context=context(hosts, replicas, host),
         )  # fmt: skip
-        by_host.append(read(dataset, (STEPS - start) * each))
+        by_host.append(read(dataset, (STEPS - start) * per_host))
     return [
-        [by_host[host][step * each + i] for host in range(hosts) for i in range(each)]
+        [by_host[host][step * per_host + i] for host in range(hosts) for i in range(per_host)]
         for step in range(STEPS - start)
     ]
 
@@ -70,7 +70,7 @@ def test_shares_are_dealt_evenly_from_the_batch_of_one_device(kind, hosts, repli
 
 @pytest.mark.planted("a seed for each host")
 def test_the_shares_of_hosts_with_seeds_of_their_own_take_examples_twice():
-    # What the test above is to find.
+    # The bug that the test above must find.
     steps = shares("poisson", 4, 4, seed=lambda host: host, batch_size=30)
     assert any(len(set(taken(parts))) < len(taken(parts)) for parts in steps)
 
@@ -98,7 +98,7 @@ def operations(function_graph):
 
 
 def test_poisson_shares_need_no_python():
-    # The hosts of a TPU pod run the dataset in processes that have none.
+    # The hosts of a TPU pod run the dataset in processes without Python.
     @tf.function
     def count(start):
         dataset = sampled_batches.poisson_sampler(
@@ -107,8 +107,8 @@ def test_poisson_shares_need_no_python():
         ).dataset()  # fmt: skip
         return dataset.take(2).reduce(start, lambda total, batch: total + 1)
 
-    found = operations(count.get_concrete_function(tf.constant(0)).graph)
-    assert "RangeDataset" in found and not {"PyFunc", "EagerPyFunc", "GeneratorDataset"} & found
+    types = operations(count.get_concrete_function(tf.constant(0)).graph)
+    assert "RangeDataset" in types and not {"PyFunc", "EagerPyFunc", "GeneratorDataset"} & types
 
 
 def test_examples_in_order_come_once():

@@ -1,4 +1,4 @@
-"""Private statistics of columns: right where there is no noise, bounded in a row, and paid for."""
+"""Private statistics of columns: exact without noise, bounded in each row, and accounted."""
 
 import functools
 import math
@@ -19,18 +19,18 @@ from tfdpx.checks.adapted import spent_on
 from tfdpx.tables import private_adapt
 
 layers = keras.layers
-TINY = 1e-6  # A noise that hides nothing.
+TINY = 1e-6  # Almost no noise.
 
 
 def exact(compute):
-    """What `compute` releases, with its sensitivity, and what it returns."""
-    seen = []
+    """Returns the result of `compute`, and its releases with their sensitivities."""
+    releases = []
 
     def released(value, sensitivity):
-        seen.append((value(), sensitivity))
-        return seen[-1][0], TINY
+        releases.append((value(), sensitivity))
+        return releases[-1][0], TINY
 
-    return compute(released), seen
+    return compute(released), releases
 
 
 def test_without_noise_they_are_what_keras_computes():
@@ -40,9 +40,9 @@ def test_without_noise_they_are_what_keras_computes():
     theirs.adapt(x)
     private_adapt(ours, x, noise_multiplier=TINY, lower=[-20, -20, 0], upper=30.0)
     np.testing.assert_allclose(ours(x), theirs(x), atol=2e-3)
-    found = layers.Normalization()
-    assert private_adapt(found, x, noise_multiplier=TINY).steps == 2  # Bounds were found too.
-    np.testing.assert_allclose(found(x), theirs(x), atol=2e-3)
+    unbounded = layers.Normalization()
+    assert private_adapt(unbounded, x, noise_multiplier=TINY).steps == 2  # One for the bounds.
+    np.testing.assert_allclose(unbounded(x), theirs(x), atol=2e-3)
 
 
 def test_quantiles_and_categories():
@@ -68,7 +68,7 @@ VALUES = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=6), st.tuples(VALUES, VALUES))
 def test_a_row_moves_a_release_by_at_most_its_sensitivity(rows, row):
-    """Also rows of 1e30, NaN and infinity: the bound is of what is released, before noise."""
+    """Tries rows of 1e30, NaN and infinity too, because the release is bounded before noise."""
     x, more = np.array(rows), np.array([*rows, row])
     limits = np.array([-1.0, 0.0]), np.array([3.0, 1.0])
     for compute in (
@@ -77,8 +77,8 @@ def test_a_row_moves_a_release_by_at_most_its_sensitivity(rows, row):
         lambda data, released: tables.narrow(data, *limits, released),
         lambda data, released: tables.quantiles(data[:, 0], -1.0, 3.0, 4, released),
     ):
-        seen = [exact(functools.partial(compute, data))[1] for data in (x, more)]
-        for (one, bound), (other, same) in zip(*seen, strict=True):
+        pairs = [exact(functools.partial(compute, data))[1] for data in (x, more)]
+        for (one, bound), (other, same) in zip(*pairs, strict=True):
             assert bound == same
             assert np.linalg.norm(np.asarray(one) - other) <= bound * (1 + 1e-9)
 
@@ -123,26 +123,26 @@ def test_rough_bounds_are_narrowed():
     ],
 )
 def test_an_audit_by_what_the_layer_holds(noise, honest):
-    """Runs with and without the worst row are told apart as well as accounted, and no better.
+    """Runs with and without the worst row can be told apart as well as accounted, and no better.
 
-    Half the noise, the planted bug, is found.
+    Half the noise, the planted bug, is detected.
     """
     rows = np.repeat([-0.7, 0.7], 20)[:, np.newaxis]
-    found = []
+    statistics = []
     for x in (rows, np.vstack([rows, [[1e30]]])):
         for _ in range(400):
             layer = layers.Normalization()
             private_adapt(layer, x, noise_multiplier=noise, lower=-1.0, upper=1.0)
             mean, variance = layer.mean[0, 0], layer.variance[0, 0]
-            found.append(len(x) * float(mean + 0.5 * (variance + mean**2 - 0.5)))
-    without, with_it = np.reshape(found, (2, -1))
+            statistics.append(len(x) * float(mean + 0.5 * (variance + mean**2 - 0.5)))
+    without, with_it = np.reshape(statistics, (2, -1))
     errors = [np.sum(without > 0.425), np.sum(with_it <= 0.425)]
     proved = gdp_mu_lower_bound(int(errors[0]), 400, int(errors[1]), 400)
     assert (0.5 / 0.7 < proved <= 1 / 0.7) if honest else proved > 1 / 0.7
 
 
 def test_a_category_of_one_row_is_never_named():
-    """Its noisy count would have to be eight deviations up."""
+    """Its noisy count would have to be eight deviations too high."""
     x = np.array([*["a"] * 500, "secret"])
     for seed in range(50):
         layer = layers.StringLookup()
@@ -153,7 +153,7 @@ def test_a_category_of_one_row_is_never_named():
 
 
 def test_one_public_bound_that_no_row_is_within():
-    """What was found is released: no error says which side of a bound the rows are on."""
+    """The noisy bounds are used as they are, because an error would tell where the rows are."""
     for limits in (dict(lower=1e9), dict(upper=-1e9)):
         layer = layers.Normalization()
         assert private_adapt(layer, NUMBERS, noise_multiplier=1.0, **limits).steps == 2
@@ -218,15 +218,17 @@ def test_a_layer_in_the_model_counts_without_the_plan_and_the_plan_without_the_l
 
 
 def test_two_columns_of_the_same_categories_both_count():
-    """The layers hold equal vocabularies, and were paid for one by one."""
+    """The layers hold equal vocabularies, but each has a cost."""
     x = np.array([["yes", "no"], ["no", "yes"]] * 200)
     answers = [layers.StringLookup(output_mode="one_hot") for _ in range(2)]
     spent = [private_adapt(layer, x[:, i], noise_multiplier=2.0) for i, layer in enumerate(answers)]
     for layer in answers:
-        layer.set_vocabulary(["no", "yes"])  # Whatever noise made of ties.
+        layer.set_vocabulary(["no", "yes"])  # Noise decides ties.
         spent_on(layer, spent[answers.index(layer)])
     inputs = [keras.Input((1,), dtype="string") for _ in answers]
-    both = layers.concatenate([layer(each) for layer, each in zip(answers, inputs, strict=True)])
+    both = layers.concatenate(
+        [layer(column) for layer, column in zip(answers, inputs, strict=True)]
+    )
     model = keras.Model(inputs, layers.Dense(2)(both))
     plan = tfdpx.PrivacyPlan(
         400, 400, steps=2, noise_multiplier=3.0, delta=1e-4, spent=sum(spent, Ledger())
@@ -294,7 +296,7 @@ NUMBERS, ONE = np.ones([8, 2]), np.ones(8)
 
 
 def bad_arguments():
-    """Layer, data, arguments and words of the error."""
+    """Yields a layer, data, arguments and words of the error."""
     return [
         (layers.Dense(3), NUMBERS, {}, "Dense"),
         (layers.TextVectorization(), np.array(["a"]), {}, "TextVectorization"),

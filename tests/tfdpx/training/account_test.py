@@ -1,4 +1,4 @@
-"""Attacks on the account: whatever a user does, the ledger is never below what was spent."""
+"""Attacks on the account: for any use of the API, the ledger is never below the true loss."""
 
 import warnings
 
@@ -27,7 +27,7 @@ def train(model, plan=PLAN, steps=4, **arguments):
 
 
 def spent(*runs):
-    """Oracle: epsilon of (plan, steps) one after another, by dp_accounting's composition."""
+    """Returns the oracle: epsilon of (plan, steps) in sequence, by dp_accounting's composition."""
     from tfdpx.accounting import accountants
 
     return accountants.composed_epsilon(
@@ -83,7 +83,7 @@ def test_the_ledger_follows_weights_into_other_models():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model after 4 updates of the plan with little noise; `folder` holds its files."""
+    """Returns a model after 4 updates of the plan with little noise; `folder` holds its files."""
     model = make(LOUD)
     train(model, LOUD)
     model.folder = tmp_path_factory.mktemp("trained")
@@ -143,7 +143,7 @@ def test_files_of_one_run_count_once_and_of_two_runs_twice(tmp_path, trained):
         path = path if path is loud else tmp_path / f"{path}.weights.h5"
         other.load_weights(path)
         assert other.optimizer.ledger.steps == steps
-    model.load_weights(tmp_path / "0.weights.h5")  # An earlier one of the run lowers nothing.
+    model.load_weights(tmp_path / "0.weights.h5")  # An earlier file of the run lowers nothing.
     assert model.optimizer.ledger.steps == 8
     train(model, steps=2)
     assert model.optimizer.ledger.steps == 10
@@ -167,7 +167,7 @@ def test_a_damaged_ledger_is_refused(trained):
 
 
 def table():
-    """The arrays of a ledger of version 0.2, of 9 updates and an unknown origin."""
+    """Returns the arrays of a ledger of version 0.2, of 9 updates and an unknown origin."""
     facts, steps = np.zeros([64, 5]), np.zeros([64], "int64")
     facts[:3] = [[7, 2.0, 0.1, 3, 0], [9, 3.0, 0.0, 0, 1], [11, -1.0, 0, 0, 0]]
     steps[:3] = [5, 4, 1]
@@ -194,21 +194,19 @@ def test_the_settings_that_the_account_counts_on_are_read_only():
 
 @pytest.mark.slow
 def test_updates_that_a_plan_does_not_know_compose_up_to_its_epsilon():
-    known = tfdpx.PrivacyPlan(N, batch_size=B, steps=40, noise_multiplier=2.0, delta=1e-3)
+    plan = tfdpx.PrivacyPlan(N, batch_size=B, steps=40, noise_multiplier=2.0, delta=1e-3)
     before = tfdpx.PrivacyPlan(N, batch_size=B, steps=3, noise_multiplier=3.0, delta=1e-3)
     model = make(before)
     train(model, before, steps=3)
-    model.compile(tfdpx.DPSGD(0.1, plan=known), loss=model.loss)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), loss=model.loss)
     with pytest.warns(UserWarning, match="3 updates of the model's weights are not this plan's"):
-        history = train(
-            model, known, None, callbacks=[tfdpx.callbacks.PrivacyBudget(known)]
-        ).history
-    taken = model.optimizer.ledger.of(known).steps
+        history = train(model, plan, None, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)]).history
+    taken = model.optimizer.ledger.of(plan).steps
     assert 30 < taken < 40
-    wanted = spent((before, 3), (known, taken))
+    wanted = spent((before, 3), (plan, taken))
     assert history["epsilon"][-1] == pytest.approx(wanted, rel=1e-9)
-    assert wanted <= known.epsilon
-    assert spent((before, 3), (known, taken + 1)) > known.epsilon
+    assert wanted <= plan.epsilon
+    assert spent((before, 3), (plan, taken + 1)) > plan.epsilon
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
@@ -245,7 +243,7 @@ def test_quantized_weights_keep_the_ledger():
 
 
 def test_models_that_share_frozen_weights_alone_share_no_account():
-    """Grid search over heads on a public backbone."""
+    """For example, a grid search over heads on a public backbone."""
     backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
     backbone.trainable = False
     for _ in range(2):
@@ -255,7 +253,7 @@ def test_models_that_share_frozen_weights_alone_share_no_account():
         assert model.optimizer.ledger.steps == 4
 
 
-# Attacks on the account that once held.
+# Attacks on the account that once succeeded.
 
 
 def test_batches_of_a_plan_of_other_noise_are_refused():
@@ -274,7 +272,7 @@ def test_sample_weights_do_not_hide_the_size_of_a_batch():
     with pytest.raises(tf.errors.InvalidArgumentError, match="batch is too large"):
         model.train_on_batch(x, y, np.ones(N, "float32"))
     np.testing.assert_array_equal(small.weights(model), before)
-    # XLA knows no errors: an update of noise alone.
+    # XLA has no errors, so the update is noise alone.
     model.compile(tfdpx.DPSGD(0.1, plan=plan), model.loss, jit_compile=True)
     moved = small.step(model, x, y, np.ones(N, "float32"))
     assert np.std(moved) == pytest.approx(0.1 * 2.0 / 2, rel=0.5)
@@ -316,7 +314,7 @@ def test_updates_that_a_spent_run_makes_later_count_too():
 
 
 @pytest.mark.parametrize("how", ["copy", "checkpoint", "release"])
-def test_what_is_spent_on_the_weights_within_an_epoch_shortens_the_plan(how, tmp_path):
+def test_spending_on_the_weights_within_an_epoch_shortens_the_plan(how, tmp_path):
     source, individual = make(), tfdpx.accounting.IndividualAccountant(PLAN, rounding=0.5)
     train(source, steps=8)
     model = small.model(tfdpx.DPSGD(0.1, plan=PLAN, individual=individual))
@@ -339,7 +337,7 @@ def test_what_is_spent_on_the_weights_within_an_epoch_shortens_the_plan(how, tmp
 
 
 def test_without_weights_a_batch_has_as_many_examples_as_declared():
-    """Of a size that is known only as it is read, and below the capacity of the plan."""
+    """The size is known only when the batch is read, and is below the plan's capacity."""
     model, data = make(), tf.data.Dataset.from_tensor_slices(small.data(N)).batch(B + 5)
     assert PLAN.capacity > B + 5
     allowing = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
@@ -380,7 +378,7 @@ def test_noisy_statistics_are_counted_in_the_next_process_too(tmp_path):
 
 
 def test_other_statistics_do_not_pass_for_noisy_ones_through_a_file(tmp_path):
-    """A file of weights holds no vocabulary: that of a layer of the same name may be another."""
+    """A file of weights holds no vocabulary, so a layer of the same name may have another one."""
     words, labels = np.array(["red", "blue"] * 200), np.zeros(N)
 
     def holding(adapt):

@@ -1,4 +1,4 @@
-"""`tfdpx.AdaptiveClip`: the clip's path, what it reveals, its noise, and that it is kept."""
+"""`tfdpx.AdaptiveClip`: the clip's path, its privacy, its noise, and how it is saved."""
 
 import math
 import pickle
@@ -17,24 +17,24 @@ from tfdpx import mechanism, noise
 X, Y = small.data()
 ABSENT = np.zeros(16, "float32")
 GRAPH = {"jit_compile": False}
-SIGMA, OWN = 2.0, 1.05  # The count takes most: the gradients have 3.3 times the noise.
+SIGMA, COUNT_NOISE = 2.0, 1.05  # The count takes most: the gradients have 3.3 times the noise.
 
 
 @pytest.fixture(scope="module", name="quiet")
 def _quiet():
-    """A bench whose noise is zero, although its optimizer counts some."""
+    """A bench without noise, although its optimizer counts some."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
-        made = adaptive_bench(1.5, 0.3, 0.7, microbatch_size=3)
-        made.step(X, Y)
-    return made
+        trainer = adaptive_bench(1.5, 0.3, 0.7, microbatch_size=3)
+        trainer.step(X, Y)
+    return trainer
 
 
 @pytest.fixture(scope="module", name="noisy")
 def _noisy():
     """A bench, and the noise of its first 300 updates; see `drawn`."""
-    made = noisy_bench()
-    return made, *drawn(made, 300)
+    trainer = noisy_bench()
+    return trainer, *drawn(trainer, 300)
 
 
 def adaptive_bench(*clip, compile_arguments=GRAPH, **arguments):
@@ -42,17 +42,17 @@ def adaptive_bench(*clip, compile_arguments=GRAPH, **arguments):
     return bench.Bench(l2_norm_clip=policy, compile_arguments=compile_arguments, **arguments)
 
 
-def noisy_bench(own=OWN, **arguments):
-    return adaptive_bench(1e3, 0.5, 1e-2, own, **{"noise_multiplier": SIGMA, **arguments})
+def noisy_bench(count_noise=COUNT_NOISE, **arguments):
+    return adaptive_bench(1e3, 0.5, 1e-2, count_noise, **{"noise_multiplier": SIGMA, **arguments})
 
 
-def drawn(made, count):
-    """Returns the noise that is added to sums of (indicator - 1/2), and to sums of gradients."""
-    made.restore()
-    clips, changes = [clip_of(made.model)], []
+def drawn(trainer, count):
+    """Returns the noise in the sums of (indicator - 1/2), and in the sums of gradients."""
+    trainer.restore()
+    clips, changes = [clip_of(trainer.model)], []
     for _ in range(count):
-        changes.append(-16 * made.continue_step(X, Y, ABSENT))
-        clips.append(clip_of(made.model))
+        changes.append(-16 * trainer.continue_step(X, Y, ABSENT))
+        clips.append(clip_of(trainer.model))
     return -np.diff(np.log(clips)) / 1e-2 * 16, np.concatenate(changes)
 
 
@@ -80,38 +80,42 @@ def test_the_clip_and_the_update_are_the_formulas(quiet):
 def test_it_finds_the_quantile(monkeypatch):
     monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
     x, y = small.data(rows=100)
-    made = adaptive_bench(0.05, 0.9, 0.5, batch_size=100, learning_rate=1e-6)  # The weights stay.
+    trainer = adaptive_bench(
+        0.05, 0.9, 0.5, batch_size=100, learning_rate=1e-6
+    )  # The weights stay.
     for _ in range(60):
-        made.continue_step(x, y)
-    rows = batch_of_one_gradients(made.model, tf.constant(x), tf.constant(y), None, 1)
+        trainer.continue_step(x, y)
+    rows = batch_of_one_gradients(trainer.model, tf.constant(x), tf.constant(y), None, 1)
     wanted = np.quantile(np.linalg.norm(rows, axis=1), 0.9)
-    assert clip_of(made.model) == pytest.approx(wanted, rel=0.05)
+    assert clip_of(trainer.model) == pytest.approx(wanted, rel=0.05)
 
 
-@pytest.mark.parametrize(("sigma", "own", "batch_size"), [
+@pytest.mark.parametrize(("sigma", "count_noise", "batch_size"), [
     (1.0, None, 1000), (4.0, None, 16), (2.0, 1.01, 16), (2.0, 1e6, 16),
 ])  # fmt: skip
-def test_both_releases_together_cost_what_the_ledger_counts(sigma, own, batch_size):
-    clip = tfdpx.AdaptiveClip(noise_multiplier=own)
+def test_both_releases_together_cost_what_the_ledger_counts(sigma, count_noise, batch_size):
+    clip = tfdpx.AdaptiveClip(noise_multiplier=count_noise)
     optimizer = tfdpx.DPSGD(1.0, batch_size=batch_size, noise_multiplier=sigma, l2_norm_clip=clip)
-    found = optimizer.clip_policy.gradient_noise_multiplier
-    own = max(batch_size / 20, 2 * sigma) if own is None else own
-    assert found == pytest.approx((sigma**-2 - (2 * own) ** -2) ** -0.5, rel=1e-6)
+    gradient_noise = optimizer.clip_policy.gradient_noise_multiplier
+    count_noise = max(batch_size / 20, 2 * sigma) if count_noise is None else count_noise
+    assert gradient_noise == pytest.approx((sigma**-2 - (2 * count_noise) ** -2) ** -0.5, rel=1e-6)
     # Two Gaussian mechanisms, of sensitivities 1 and 1/2.
-    assert math.hypot(1 / found, 1 / (2 * own)) == pytest.approx(1 / sigma, rel=1e-9)
+    assert math.hypot(1 / gradient_noise, 1 / (2 * count_noise)) == pytest.approx(
+        1 / sigma, rel=1e-9
+    )
     assert optimizer.noise_multiplier == sigma
 
 
 def test_the_gradients_have_what_the_count_leaves_of_the_noise(noisy):
-    made, _, gradients = noisy
-    left = made.optimizer.clip_policy.gradient_noise_multiplier
+    trainer, _, gradients = noisy
+    left = trainer.optimizer.clip_policy.gradient_noise_multiplier
     assert left > 3 * SIGMA and np.std(gradients) == pytest.approx(left, rel=0.05)
 
 
-def check_count_noise(found):
+def check_count_noise(draws):
     # Five deviations.
-    assert abs(np.std(found) / OWN - 1) < 0.2 and abs(np.mean(found) / OWN) < 0.3
-    assert len(np.unique(np.round(found, 3))) > 200  # Each update has its own.
+    assert abs(np.std(draws) / COUNT_NOISE - 1) < 0.2 and abs(np.mean(draws) / COUNT_NOISE) < 0.3
+    assert len(np.unique(np.round(draws, 3))) > 200  # Each update has new noise.
 
 
 def test_the_count_is_noisy(noisy):
@@ -131,7 +135,7 @@ def test_a_count_without_noise_is_noticed(monkeypatch):
 
 
 def test_gradients_of_an_adversary_end_at_the_largest_clip(quiet):
-    # Norms that are not finite, and labels of no class, by which the loss is not.
+    # Norms that are not finite, and labels of no class, which make the loss infinite.
     for x, y in ((np.nan * X, Y), (X, np.full(16, 9))):
         quiet.restore()
         quiet.optimizer.clip_policy._clip.assign(6e8)
@@ -172,15 +176,15 @@ def test_the_history_has_each_epochs_clip_and_the_ledger_the_plans_noise(unbroke
 
 @pytest.mark.slow
 def test_after_the_plans_end_the_data_move_it_no_more(monkeypatch):
-    """A compiled step knows no errors: it then releases noise alone, here none."""
+    """A compiled step has no errors, so it then releases noise alone, here none."""
     monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
-    made = adaptive_bench(1.5, 0.3, 0.7)
-    step = tf.function(made.model.train_step, jit_compile=True, autograph=False)
+    trainer = adaptive_bench(1.5, 0.3, 0.7)
+    step = tf.function(trainer.model.train_step, jit_compile=True, autograph=False)
     for scale in (1.0, 1e3):
-        made.restore()
-        made.optimizer.state.end_after(0)
+        trainer.restore()
+        trainer.optimizer.state.end_after(0)
         step((tf.constant(np.float32(scale) * X), tf.constant(Y), tf.ones(16)))
-        assert clip_of(made.model) == pytest.approx(1.5 * math.exp(-0.7 * (0.5 - 0.3)))
+        assert clip_of(trainer.model) == pytest.approx(1.5 * math.exp(-0.7 * (0.5 - 0.3)))
 
 
 def test_files_and_copies_keep_the_clip(quiet, tmp_path):
@@ -200,7 +204,7 @@ def test_a_policy_serves_several_optimizers():
     assert clip_of(first) == 3.0 and clip_of(second) == policy.l2_norm_clip == 1.0
 
 
-def test_what_is_out_of_range_is_refused():
+def test_arguments_out_of_range_are_refused():
     for arguments, error in (
         ({"quantile": 0.0}, "`quantile` must lie strictly between 0 and 1"),
         ({"quantile": 1}, "`quantile`"),
@@ -213,13 +217,13 @@ def test_what_is_out_of_range_is_refused():
     ):
         with pytest.raises(ValueError, match=error):
             tfdpx.AdaptiveClip(**arguments)
-    for own in (0.0, 0.6, 1.0):  # The count would reveal too much.
+    for count_noise in (0.0, 0.6, 1.0):  # The count would reveal too much.
         with pytest.raises(ValueError, match="must exceed half of the optimizer's, 1: .*Give 4 or"):
-            noisy_bench(own, noise_multiplier=2.0)
+            noisy_bench(count_noise, noise_multiplier=2.0)
 
 
 def test_a_metric_must_not_take_its_name():
     metric = keras.metrics.SparseCategoricalAccuracy(name="l2_norm_clip")
-    made = adaptive_bench(compile_arguments={**GRAPH, "metrics": [metric]})
+    trainer = adaptive_bench(compile_arguments={**GRAPH, "metrics": [metric]})
     with pytest.raises(ValueError, match="Rename the metric"):
-        made.model.train_on_batch(X, Y)
+        trainer.model.train_on_batch(X, Y)

@@ -1,4 +1,4 @@
-"""Freed memory that stays with the process, counted by the pages that the kernel must give anew."""
+"""Freed memory that stays with the process, measured by its page faults."""
 
 import os
 import platform
@@ -11,8 +11,8 @@ from tfdpx.training import allocator
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
-# A thread that takes and frees 150 MiB in pieces, as passes of a step do. It prints what
-# `keep_freed_memory` gave, and the page faults of four rounds.
+# A thread that takes and frees 150 MiB in pieces, like the passes of a step. It prints the result
+# of `keep_freed_memory`, and the page faults of four rounds.
 _ROUNDS = """
 import ctypes, importlib.util, resource, sys, threading
 import numpy as np
@@ -44,31 +44,31 @@ _PAGES_OF_A_ROUND = (150 << 20) // os.sysconf("SC_PAGE_SIZE")
 
 
 def rounds(way, megabytes=5, **variables):
-    """What `keep_freed_memory` gave, and the page faults a round, in shares of its pages."""
+    """Returns the result of `keep_freed_memory`, and the page faults of a round per page."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC", "GLIBC"))}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _ROUNDS, allocator.__file__, way, str(megabytes)],
         env={**environment, **variables},
         capture_output=True,
         text=True,
         check=True,
     )
-    given, faults = done.stdout.split()[-2:]
-    return given, int(faults) / 4 / _PAGES_OF_A_ROUND
+    succeeded, faults = process.stdout.split()[-2:]
+    return succeeded, int(faults) / 4 / _PAGES_OF_A_ROUND
 
 
 @pytest.mark.parametrize("megabytes", [5, 50])
 def test_a_thread_gets_its_freed_memory_back_without_new_pages(megabytes):
-    given, share = rounds("call", megabytes)
-    assert given == "True" and share < 0.01
+    succeeded, share = rounds("call", megabytes)
+    assert succeeded == "True" and share < 0.01
 
 
 def test_without_it_the_kernel_gives_new_pages():
-    # So the test above can fail.
+    # Without it there are faults, so the test above can fail.
     assert rounds("leave")[1] > 0.05
 
 
 @pytest.mark.parametrize("variable", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
-def test_what_the_user_has_set_is_left_alone(variable):
-    given, share = rounds("call", **{variable: "131072"})
-    assert given == "False" and share > 0.05
+def test_settings_of_the_user_are_left_alone(variable):
+    succeeded, share = rounds("call", **{variable: "131072"})
+    assert succeeded == "False" and share > 0.05

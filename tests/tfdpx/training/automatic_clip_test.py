@@ -1,4 +1,4 @@
-"""`l2_norm_clip="automatic"`: the update, its sensitivity, and what takes it."""
+"""`l2_norm_clip="automatic"`: the update, its sensitivity, and the optimizers that accept it."""
 
 import bench
 import keras
@@ -17,12 +17,12 @@ X, Y = small.data()
 
 
 def quiet_bench(clip="automatic", x=X, **arguments):
-    """A bench whose noise is zero, although its optimizer counts some."""
+    """Returns a bench without noise, although its optimizer counts some."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
-        made = bench.Bench(l2_norm_clip=clip, **arguments)
-        made.step(x, Y)
-    return made
+        trainer = bench.Bench(l2_norm_clip=clip, **arguments)
+        trainer.step(x, Y)
+    return trainer
 
 
 @pytest.fixture(scope="module", name="quiet")
@@ -30,13 +30,13 @@ def _quiet():
     return quiet_bench(microbatch_size=3)
 
 
-def moved(made, scale=1e4):
-    """How far one example more moves the update, in units of 1/B."""
+def moved(trainer, scale=1e4):
+    """Returns how far one example more moves the update, in units of 1/B."""
     x = X.copy()
     x[-1] *= np.float32(scale)
-    made.restore()
-    y = np.append(Y[:-1], made.model(x[-1:]).numpy().argmin())  # The worst for it.
-    return made.influence(x, y, 15)
+    trainer.restore()
+    y = np.append(Y[:-1], trainer.model(x[-1:]).numpy().argmin())  # The worst label.
+    return trainer.influence(x, y, 15)
 
 
 def test_the_update_is_the_formula(quiet):
@@ -56,10 +56,10 @@ def test_views_of_an_example_count_as_one():
     rng = np.random.default_rng(1)
     views = X[:, np.newaxis] + rng.normal(0, 0.1, (16, 3, 6)).astype("float32")
     views[-1] *= 1e4
-    made = quiet_bench(x=views, augmult=3)
-    made.restore()
-    y = np.append(Y[:-1], made.model(views[-1]).numpy().sum(axis=0).argmin())
-    assert 0.9 < made.influence(views, y, 15) <= 1 + 1e-5
+    trainer = quiet_bench(x=views, augmult=3)
+    trainer.restore()
+    y = np.append(Y[:-1], trainer.model(views[-1]).numpy().sum(axis=0).argmin())
+    assert 0.9 < trainer.influence(views, y, 15) <= 1 + 1e-5
 
 
 def test_factors_bound_what_is_really_added():
@@ -70,7 +70,7 @@ def test_factors_bound_what_is_really_added():
         policy = AutomaticClip(stability)
         factors = policy.clip(tf.constant(squares), tf.fill(norms.shape, True), 1, None).numpy()
         assert (factors.astype("float64") * norms < 1).all()
-        normal = norms > 1e-15  # Squares of others lose digits.
+        normal = norms > 1e-15  # Smaller squares lose digits.
         wanted = 1 / (norms[normal].astype("float64") + stability)
         np.testing.assert_allclose(factors[normal], wanted, rtol=1e-5)
 
@@ -81,7 +81,7 @@ class TooLong(AutomaticClip):
 
 
 class TooLongForSome(AutomaticClip):
-    """As `AutomaticClip` up to a norm that no example of the first step's check has."""
+    """`AutomaticClip` up to a norm that no example of the first step's check has."""
 
     sign = 1.0
 
@@ -95,7 +95,7 @@ class Backwards(TooLongForSome):
 
 
 class ByOthers(ClipPolicy):
-    """An example more makes the gradients of all others shorter."""
+    """A policy by which one example shortens the gradients of all others."""
 
     def clip(self, squared_norms, present, batch_size, clips):
         longest = tf.reduce_max(tf.where(present, tf.sqrt(squared_norms), 0.0))
@@ -135,7 +135,7 @@ def test_configurations_and_files_keep_the_word(quiet, tmp_path):
     assert again.ledger.steps == quiet.optimizer.ledger.steps > 0
 
 
-def test_what_does_not_fit_is_refused():
+def test_options_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match='must be a float > 0, "automatic" or a clip policy'):
         small.model(l2_norm_clip="auto")
     for stability in (0.0, -1.0, np.inf, np.nan, "0.1", True):

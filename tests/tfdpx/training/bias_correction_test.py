@@ -20,12 +20,12 @@ ABSENT = np.zeros(16, "float32")
 
 def bias_bench(optimizer=tfdpx.DPAdam, clip=1.0, width=5, **arguments):
     arguments = {"bias_correction": "noise", "batch_size": 16, "noise_multiplier": 2.0} | arguments
-    made = optimizer(0.01, l2_norm_clip=clip, seed=1, **arguments)
+    private = optimizer(0.01, l2_norm_clip=clip, seed=1, **arguments)
 
     def layers():
         return [keras.layers.Dense(width, "relu"), keras.layers.Dense(3)]
 
-    return bench.Bench(made, layers, compile_arguments={"jit_compile": False})
+    return bench.Bench(private, layers, compile_arguments={"jit_compile": False})
 
 
 WIDTH, UPDATES = 200, 30
@@ -35,12 +35,12 @@ COSTLY = tfdpx.AdaptiveClip(noise_multiplier=1.05)  # Gradients have three times
 
 
 def mean_of_second_moments(**arguments):
-    """After updates without an example, over the variance that the noise is said to have."""
-    made = bias_bench(width=WIDTH, **arguments)
+    """Returns the mean second moment of updates without examples, over the noise's variance."""
+    trainer = bias_bench(width=WIDTH, **arguments)
     for _ in range(UPDATES):
-        made.continue_step(X, Y, ABSENT)
-    variables = made.model.trainable_variables
-    pairs = [model_internals.adam_moments(made.optimizer, v) for v in variables]
+        trainer.continue_step(X, Y, ABSENT)
+    variables = trainer.model.trainable_variables
+    pairs = [model_internals.adam_moments(trainer.optimizer, v) for v in variables]
     seconds = np.concatenate([np.ravel(second.numpy()) for _, second in pairs])
     return seconds.mean() / (1 - 0.999**UPDATES) / (2.0 / 16) ** 2
 
@@ -50,14 +50,14 @@ def mean_of_second_moments(**arguments):
     slow(tfdpx.DPAdam, 0.01, 1.0),
 ])  # fmt: skip
 def test_pure_noise_leaves_nothing(optimizer, clip, times):
-    found = mean_of_second_moments(clip=clip, optimizer=optimizer)
-    assert abs(found) < CHANCE * times**2
+    mean = mean_of_second_moments(clip=clip, optimizer=optimizer)
+    assert abs(mean) < CHANCE * times**2
 
 
 @pytest.mark.planted("the second moments keep the noise")
 def test_without_the_correction_the_variance_is_left():
-    found = mean_of_second_moments(bias_correction=None)
-    assert abs(found - 1) < CHANCE
+    mean = mean_of_second_moments(bias_correction=None)
+    assert abs(mean - 1) < CHANCE
 
 
 @pytest.mark.planted("another variance is taken off")
@@ -69,9 +69,9 @@ def test_another_variance_is_noticed(monkeypatch, clip, times, planted):
     original = tfdpx.DPAdam.opened
 
     def opened(self, gradient):
-        found = original(self, gradient)
-        found.deviation = planted(found.deviation)
-        return found
+        result = original(self, gradient)
+        result.deviation = planted(result.deviation)
+        return result
 
     monkeypatch.setattr(tfdpx.DPAdam, "opened", opened)
     with pytest.raises(AssertionError):
@@ -83,31 +83,31 @@ PLAN = tfdpx.PrivacyPlan(16, batch_size=16, steps=9, noise_multiplier=2.0, delta
 
 @pytest.fixture(scope="module", name="noted")
 def _noted():
-    """A bench, and a variable that has the last private gradient."""
+    """A bench, and a variable that holds the last private gradient."""
     privatize = mechanism.privatize
-    made = bias_bench(
+    trainer = bias_bench(
         least_second_moment=0.3, epsilon=1e-4, plan=PLAN, batch_size=None, noise_multiplier=None
     )
-    size = sum(math.prod(v.shape) for v in made.model.trainable_variables)
+    size = sum(math.prod(v.shape) for v in trainer.model.trainable_variables)
     gradient = tf.Variable(tf.zeros([size]))
 
     def note(sums, *rest):
-        found = privatize(sums, *rest)
-        gradient.assign(tf.concat([tf.reshape(g.tensor, [-1]) for g in found], 0))
-        return found
+        noisy = privatize(sums, *rest)
+        gradient.assign(tf.concat([tf.reshape(g.tensor, [-1]) for g in noisy], 0))
+        return noisy
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mechanism, "privatize", note)
-        made.step(X, Y)
-    return made, gradient
+        trainer.step(X, Y)
+    return trainer, gradient
 
 
 def test_the_update_is_the_formula(noted):
-    made, noisy = noted
-    made.restore()
+    trainer, noisy = noted
+    trainer.restore()
     first = second = 0.0
     for step in range(1, 5):
-        change = made.continue_step(X, Y)
+        change = trainer.continue_step(X, Y)
         gradient = noisy.numpy().astype("float64")
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
@@ -139,7 +139,7 @@ def test_files_keep_it_and_the_ledger_is_the_same(noted, tmp_path):
     assert tfdpx.make_private(keras.optimizers.Adam) is tfdpx.DPAdam
 
 
-def test_what_does_not_fit_is_refused():
+def test_options_that_do_not_fit_are_refused():
     for arguments, error in (
         ({"bias_correction": True}, "`bias_correction` must be one of"),
         ({"least_second_moment": 0.0}, "`least_second_moment` must be a finite float > 0"),

@@ -34,7 +34,7 @@ def make_data(rows=64):
 
 
 def fit(model, *fit_callbacks, plan=None, **arguments):
-    """On batches of a plan of many more steps than any budget here."""
+    """Fits on batches of a plan of many more steps than any budget here."""
     plan = plan or make_plan(1000)
     arguments = {"epochs": 1, "verbose": 0} | arguments
     return model.fit(plan.batches(*make_data()), callbacks=list(fit_callbacks), **arguments)
@@ -47,7 +47,7 @@ def steps_run(model):
 def test_training_stops_before_the_step_that_would_exceed():
     model = make_model()
     history = fit(model, callbacks.PrivacyBudget(make_plan(70)), epochs=2, steps_per_epoch=5)
-    assert steps_run(model) == 10  # What needs less is left alone.
+    assert steps_run(model) == 10  # A smaller number is left alone.
     assert len(history.history["epsilon"]) == 2
     for steps, arguments in (
         (11, {}),
@@ -95,7 +95,7 @@ def test_an_approximate_epsilon_is_called_so_where_data_are_shuffled(tmp_path):
 
 
 class RecordNorms(keras.callbacks.Callback):
-    """The norm of the noisy gradient after every batch."""
+    """Records the norm of the noisy gradient after every batch."""
 
     def on_train_begin(self, logs=None):
         self.seen = []
@@ -105,7 +105,7 @@ class RecordNorms(keras.callbacks.Callback):
 
 
 def read_scalars(folder):
-    """Dict from run to dict from tag to values, of all event files under `folder`."""
+    """Reads dicts from run to tag to values, from all event files under `folder`."""
     runs = {}
     for run in {path.parent for path in pathlib.Path(folder).rglob("*.tfevents.*")}:
         events = event_accumulator.EventAccumulator(str(run), size_guidance={"tensors": 0})
@@ -120,7 +120,7 @@ def read_scalars(folder):
 
 @dataclasses.dataclass
 class Run:
-    """A finished run: 3 + 3 + 1 updates, which a budget ended."""
+    """A finished run: 3 + 3 + 1 updates, until a budget ended it."""
 
     plan: tfdpx.PrivacyPlan
     history: dict
@@ -131,7 +131,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The noise multiplier of the optimizer is the plan's in float32."""
+    """The optimizer has the plan's noise multiplier in float32."""
     folder, output = tmp_path_factory.mktemp("run"), io.StringIO()
     plan = make_plan(7, noise_multiplier=1.1)
     noise = float(np.float32(1.1))
@@ -189,7 +189,7 @@ def test_private_metrics_are_labelled(run):
 
 
 def check_batches(scalars, norms):
-    """Scalars by batch are of gradients with noise, and nothing else outside of `not_private`."""
+    """Scalars by batch are of gradients with noise; all others belong to `not_private`."""
     written = scalars["train"]["batch_privatized_gradient_norm"]
     assert len(written) == 3 and set(written) <= set(norms)
     assert "batch_mae" not in scalars["train"]

@@ -1,4 +1,4 @@
-"""An interrupted run makes the updates that are left, with a seed to the last bit."""
+"""An interrupted run makes the remaining updates, with a seed exactly to the last bit."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ X, Y = small.data(N)
 
 
 def make_plan(num_examples=N, **arguments):
-    given = {"batch_size": B, "steps": STEPS, "noise_multiplier": 1.0, "delta": 1e-3}
-    return tfdpx.PrivacyPlan(num_examples, **{**given, **arguments})
+    defaults = {"batch_size": B, "steps": STEPS, "noise_multiplier": 1.0, "delta": 1e-3}
+    return tfdpx.PrivacyPlan(num_examples, **{**defaults, **arguments})
 
 
 PLAN = make_plan()
@@ -55,7 +55,7 @@ class KillAfter(keras.callbacks.Callback):
 
 
 def raw(model):
-    """Weights, slots and averages, of a model that may be without weights yet."""
+    """Returns weights, slots and averages, of a model that may not be built yet."""
     return [np.array(v) for v in [*model.trainable_variables, *model.optimizer.variables]]
 
 
@@ -77,7 +77,7 @@ def test_a_run_with_a_seed_that_is_killed_or_ended_goes_on_to_the_last_bit(tmp_p
     with pytest.raises(Killed):
         train(make(seed=4), [KillAfter(5), Checkpoint(tmp_path)])
     assert Checkpoint(tmp_path).saved_updates == 3
-    for epochs in (4, 4):  # The last finds a run that has ended.
+    for epochs in (4, 4):  # The last one meets a run that has ended.
         model = make(seed=4)
         train(model, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)], epochs=epochs)
         assert model.optimizer.ledger.steps == 3 * epochs
@@ -114,8 +114,8 @@ def test_saves_within_an_epoch(tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_what_callbacks_remember_goes_on(tmp_path):
-    """Whether `Checkpoint` comes before them or after."""
+def test_the_state_of_callbacks_is_restored(tmp_path):
+    """The state of other callbacks is restored if `Checkpoint` comes before or after them."""
 
     def run(folder, killed_after=None, first=True):
         model = make(seed=4, public_validation=True)
@@ -177,7 +177,7 @@ def test_another_run_is_refused_by_name(first_epoch, what):
     assert model.optimizer.state.updates == 0
 
 
-def test_what_it_cannot_save_is_refused(tmp_path):
+def test_unfit_checkpoints_are_refused(tmp_path):
     with pytest.raises(ValueError, match="takes one"):
         train(make(), [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b")])
     with pytest.raises(ValueError, match="tfdpx optimizer only"):
@@ -205,22 +205,22 @@ def test_the_folder_is_its_owners_and_what_else_is_in_it_stays(tmp_path):
     (folder / "mine.weights.h5").unlink()
     saved.remove()
     assert not folder.exists() and saved.saved_updates == 0
-    train(model, [Checkpoint(tmp_path, write=False)], epochs=1)  # Who only reads.
+    train(model, [Checkpoint(tmp_path, write=False)], epochs=1)  # This run only reads.
     assert not os.listdir(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path):
-    """By `BackupAndRestore`: a true account, and never more than the plan's updates."""
+    """`BackupAndRestore` keeps a true account, and never exceeds the plan's updates."""
 
     def fit(*extra, budget_first=True):
         model = make()
         model.build((None, 6))
-        own = [
+        ordered = [
             tfdpx.callbacks.PrivacyBudget(PLAN),
             keras.callbacks.BackupAndRestore(tmp_path, save_freq=2),
         ]
-        callbacks = [*extra, *own[:: 1 if budget_first else -1]]
+        callbacks = [*extra, *ordered[:: 1 if budget_first else -1]]
         train(model, callbacks, epochs=1, steps_per_epoch=None)
         return model.optimizer.ledger
 

@@ -23,11 +23,11 @@ def make(outputs=3, loss=None, **arguments):
     def layers():
         return [keras.layers.Dense(5, "relu"), keras.layers.Dense(outputs)]
 
-    made = bench.Bench(None, layers, loss, noise_multiplier=0.0, **arguments)
-    return made
+    trainer = bench.Bench(None, layers, loss, noise_multiplier=0.0, **arguments)
+    return trainer
 
 
-@pytest.fixture(scope="module", name="made")
+@pytest.fixture(scope="module", name="trainer")
 def _made():
     return make(microbatch_size=3, l2_norm_clip=0.3)
 
@@ -52,13 +52,13 @@ def soft():
     ],
     ids=["classes", "column", "one-hot, automatic", "binary", "all zero"],
 )
-def test_the_update_is_the_formula(made, maker, y, class_weight, factors):
-    made = maker() if maker else made
-    made.class_weight = class_weight
-    moved = made.step(X, y)
-    made.restore()
-    gradients = batch_of_one_gradients(made.model, tf.constant(X), tf.constant(y), None, 1)
-    norms, clip = np.linalg.norm(gradients, axis=1), made.optimizer.l2_norm_clip
+def test_the_update_is_the_formula(trainer, maker, y, class_weight, factors):
+    trainer = maker() if maker else trainer
+    trainer.class_weight = class_weight
+    moved = trainer.step(X, y)
+    trainer.restore()
+    gradients = batch_of_one_gradients(trainer.model, tf.constant(X), tf.constant(y), None, 1)
+    norms, clip = np.linalg.norm(gradients, axis=1), trainer.optimizer.l2_norm_clip
     is_automatic = maker is soft
     clipped = 1 / (norms + 0.01) if is_automatic else 1 / np.maximum(norms, clip)
     labels = Y if maker in (None, soft) else BINARY.astype(int)
@@ -66,19 +66,19 @@ def test_the_update_is_the_formula(made, maker, y, class_weight, factors):
     np.testing.assert_allclose(moved, wanted, atol=2e-6)
 
 
-def influence(made, monkeypatch, by_class):
-    """The largest influence of an example under class weights that were not checked."""
+def influence(trainer, monkeypatch, by_class):
+    """Returns the largest influence of an example under class weights that were not checked."""
     monkeypatch.setattr(fit, "read_class_weight", lambda _: ClassWeights(by_class))
-    return max(made.influence(3 * X, Y, example) for example in (0, 1, 2, 4, 15))
+    return max(trainer.influence(3 * X, Y, example) for example in (0, 1, 2, 4, 15))
 
 
 @pytest.mark.parametrize("by_class", [{0: 1e30}, {0: -1e30, 1: 1e-30}, {0: np.inf, 2: np.nan}])
-def test_no_weights_let_an_example_move_an_update_by_more_than_one(made, monkeypatch, by_class):
-    assert 0.9 < influence(made, monkeypatch, by_class) <= 1 + 1e-5
+def test_no_weights_let_an_example_move_an_update_by_more_than_one(trainer, monkeypatch, by_class):
+    assert 0.9 < influence(trainer, monkeypatch, by_class) <= 1 + 1e-5
     invalid = [label for label, weight in by_class.items() if not 0 <= weight < np.inf]
-    before = made.optimizer.nonfinite_examples
-    made.step(X, Y)
-    assert made.optimizer.nonfinite_examples - before == np.isin(Y, invalid).sum()
+    before = trainer.optimizer.nonfinite_examples
+    trainer.step(X, Y)
+    assert trainer.optimizer.nonfinite_examples - before == np.isin(Y, invalid).sum()
 
 
 @pytest.mark.planted("class weights that are not divided")
@@ -102,35 +102,35 @@ def test_losses_and_metrics_are_those_of_keras():
         np.testing.assert_allclose(logs[0][name], values, rtol=1e-5)
 
 
-def test_trainings_with_and_without_them_take_turns(made):
+def test_trainings_with_and_without_them_take_turns(trainer):
     moved = []
     for class_weight in 2 * (None, {0: 4.0, 1: 0.5}):
-        made.class_weight = class_weight
-        moved.append(made.step(X, Y))
+        trainer.class_weight = class_weight
+        moved.append(trainer.step(X, Y))
     np.testing.assert_array_equal(moved[:2], moved[2:])
     assert np.abs(moved[0] - moved[1]).max() > 1e-3
 
 
-def test_a_step_within_the_training_of_another_model_has_its_own_weights(made):
+def test_a_step_within_the_training_of_another_model_has_its_own_weights(trainer):
     weights, moved = {0: 4.0, 1: 0.5}, {}
     for class_weight in (weights, None):
-        made.class_weight = class_weight
-        moved[class_weight is None] = made.step(X, Y)
-    other = keras.Sequential(made.model.layers)
-    other.compile(made.optimizer, made.model.loss)
-    with fit.weighing(made.optimizer, other, ClassWeights(weights)):
+        trainer.class_weight = class_weight
+        moved[class_weight is None] = trainer.step(X, Y)
+    other = keras.Sequential(trainer.model.layers)
+    other.compile(trainer.optimizer, trainer.model.loss)
+    with fit.weighing(trainer.optimizer, other, ClassWeights(weights)):
         for class_weight in (weights, None):
-            made.class_weight = class_weight
-            np.testing.assert_array_equal(made.step(X, Y), moved[class_weight is None])
+            trainer.class_weight = class_weight
+            np.testing.assert_array_equal(trainer.step(X, Y), moved[class_weight is None])
 
 
-def test_sample_weights_of_any_type_go_with_them(made):
-    made.class_weight = {0: 4.0, 1: 0.5}
-    expected = made.step(X, Y)
-    made.restore()
-    before = small.weights(made.model)
-    made.model.train_on_batch(X, Y, np.ones(16, "float64"), made.class_weight)
-    np.testing.assert_allclose(small.weights(made.model) - before, expected, atol=1e-6)
+def test_sample_weights_of_any_type_go_with_them(trainer):
+    trainer.class_weight = {0: 4.0, 1: 0.5}
+    expected = trainer.step(X, Y)
+    trainer.restore()
+    before = small.weights(trainer.model)
+    trainer.model.train_on_batch(X, Y, np.ones(16, "float64"), trainer.class_weight)
+    np.testing.assert_allclose(small.weights(trainer.model) - before, expected, atol=1e-6)
 
 
 def test_one_label_an_example():
@@ -158,7 +158,7 @@ def test_weights_find_the_rare_class_and_come_off_the_logits():
 
     assert (train("automatic", 1.0) > 0).mean() == 0
     assert 0.1 < (train("automatic", 1.0, {1: 25.0}) > 0).mean() < 0.7
-    # Without clipping the correction is exact, but for the data being few.
+    # Without clipping the correction is exact, up to the small number of examples.
     corrected = train(np.inf, 25.0, {1: 25.0}) - np.log(25.0)
     assert tf.sigmoid(corrected).numpy().mean() == pytest.approx(y.mean(), rel=0.1)
     np.testing.assert_allclose(corrected, train(np.inf, 3.0), atol=0.5)

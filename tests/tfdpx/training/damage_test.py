@@ -1,6 +1,6 @@
-"""A checkpoint that is torn, foreign or changed is refused with the reason, and nothing is loaded.
+"""A torn, foreign or changed checkpoint is refused with the reason, and nothing is loaded.
 
-Damage to any byte: `fuzz_inputs`.
+`fuzz_inputs` damages any byte.
 """
 
 import io
@@ -52,11 +52,11 @@ def folder(whole, tmp_path):
 
 
 def zipped(members):
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, part in members.items():
             archive.writestr(name, part)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 @given(data=st.data())
@@ -79,7 +79,7 @@ def test_the_check_of_damage_rejects_a_reader_that_looks_at_nothing(whole, folde
     with zipfile.ZipFile(whole / CHECKPOINT) as archive:
         place = archive.getinfo("model.weights.h5").header_offset + 500
     monkeypatch.setattr(zipfile.ZipExtFile, "_update_crc", lambda self, data: None)
-    check_checkpoint(whole, folder, ("flip", place, b"x"))  # The digest alone finds it.
+    check_checkpoint(whole, folder, ("flip", place, b"x"))  # Only the digest detects it.
     monkeypatch.setattr(files, "digest_of", lambda part: mock.ANY)
     with pytest.raises(AssertionError):
         check_checkpoint(whole, folder, ("flip", place, b"x"))
@@ -109,8 +109,8 @@ def state(model):
 @pytest.mark.parametrize(
     "rounding, cut, reason", [(0.01, 9, "is damaged"), (0.02, 0, "Go on with the accountant")]
 )
-def test_what_is_refused_leaves_the_model_as_it_was(folder, rounding, cut, reason):
-    """Also where the file is whole, and all of it fits but the norms."""
+def test_a_refused_file_leaves_the_model_as_it_was(folder, rounding, cut, reason):
+    """The second file is whole, and all of it fits except the norms."""
     content = (folder / CHECKPOINT).read_bytes()
     (folder / CHECKPOINT).write_bytes(content[: len(content) - cut])
     model = replay.make_model(PLAN, IndividualAccountant(PLAN, rounding=rounding))
@@ -125,16 +125,16 @@ def test_what_is_refused_leaves_the_model_as_it_was(folder, rounding, cut, reaso
 
 
 def test_it_holds_nothing_but_the_state_of_the_run(whole):
-    """No gradients, sums before the noise or seeds: what there is has a name here."""
-    model, members, found = fit(None), parts((whole / CHECKPOINT).read_bytes()), {}
+    """Every entry is named here, so there are no gradients, seeds or sums before the noise."""
+    model, members, items = fit(None), parts((whole / CHECKPOINT).read_bytes()), {}
     assert set(members) == set(MEMBERS)
     with h5py.File(io.BytesIO(members["model.weights.h5"])) as file:
-        file.visititems(lambda name, item: found.update({name: getattr(item, "shape", None)}))
-    arrays = {name: shape for name, shape in found.items() if shape is not None}
+        file.visititems(lambda name, item: items.update({name: getattr(item, "shape", None)}))
+    arrays = {name: shape for name, shape in items.items() if shape is not None}
     ledger = {n for n in arrays if n.endswith(("vars/ledger", "vars/adapted"))}
-    kept = sorted(arrays[name] for name in arrays.keys() - ledger)
+    shapes = sorted(arrays[name] for name in arrays.keys() - ledger)
     assert len(ledger) == 2
-    assert kept == sorted(tuple(v.shape) for v in (*model.weights, *model.optimizer.variables))
+    assert shapes == sorted(tuple(v.shape) for v in (*model.weights, *model.optimizer.variables))
     with np.load(io.BytesIO(members["norms.npz"])) as norms:
         assert set(norms.files) == {"examples", "levels", "since", "counts", "steps", "refreshes"}
         assert np.array_equal(norms["levels"], np.round(norms["levels"]))  # Rounded up, not raw.
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_the_first_step(tmp_p
 
 @pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_leaves_the_last_save_whole(tmp_path):
-    """The kernel cuts off every file at so many bytes."""
+    """The kernel limits every file to a number of bytes."""
     model = fit(tmp_path)
     saved = (tmp_path / CHECKPOINT).read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

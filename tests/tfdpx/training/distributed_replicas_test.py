@@ -1,4 +1,4 @@
-"""Training on replicas and on hosts: the same updates, the same noise, and what is refused."""
+"""Training on replicas and hosts: the same updates, the same noise, and refusals."""
 
 import processes
 import pytest
@@ -33,5 +33,5 @@ def test_more_on_two_devices():
         "replica_cases.augmented_updates_agree",
         "replica_cases.keras_fit_agrees_with_ours",
         "replica_cases.updates_on_people_agree",
-        "replica_cases.what_would_void_the_guarantee_is_refused",
+        "replica_cases.batches_that_void_the_guarantee_are_refused",
     )

@@ -1,4 +1,4 @@
-"""`tfdpx.distributed.fit` on one device is `model.fit`, to the callbacks."""
+"""`tfdpx.distributed.fit` on one device equals `model.fit`, for callbacks too."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ def make(optimizer=None, **compile_arguments):
 
 
 class Record(keras.callbacks.Callback):
-    """Every event in order, with its number and the names of the logs."""
+    """Records every event in order, with its number and the names of the logs."""
 
     def __init__(self):
         super().__init__()
@@ -50,15 +50,15 @@ def keras_fit(model, callbacks=(), **arguments):
 @pytest.mark.slow
 def test_it_is_keras_fit():
     x, y = small.data(50)
-    found = []
+    results = []
     for fit in (keras_fit, ours):
         model, record = make(), Record()
         history = fit(
             model, epochs=2, steps_per_epoch=3, validation_data=(x, y), validation_batch_size=20,
             callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN), record],
         )  # fmt: skip
-        found.append((small.weights(model), history.history, record.events))
-    (weights, history, events), (our_weights, our_history, our_events) = found
+        results.append((small.weights(model), history.history, record.events))
+    (weights, history, events), (our_weights, our_history, our_events) = results
     np.testing.assert_array_equal(our_weights, weights)
     assert our_history.keys() == history.keys()
     for name, values in history.items():
@@ -73,7 +73,7 @@ def test_it_goes_on_where_the_optimizer_is_and_ends_with_the_plan(tmp_path, caps
             assert {"loss", "accuracy"} <= set(logs)
             self.model.stop_training = batch == 1
 
-    # Without averages, which replace the weights at the end of each `fit`.
+    # Without averages, because these replace the weights at the end of each `fit`.
     whole, parts = (make(tfdpx.DPSGD(0.1, plan=PLAN, seed=1)) for _ in range(2))
     tensorboard = tfdpx.callbacks.TensorBoard(str(tmp_path), plan=PLAN)
     tfdpx.distributed.fit(whole, PLAN, *small.data(60), seed=3, callbacks=[tensorboard], verbose=2)

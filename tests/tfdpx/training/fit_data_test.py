@@ -1,4 +1,4 @@
-"""Attacks by batches that are not the plan's: refused, or called approximate."""
+"""Attacks by batches that are not the plan's: refused, or labelled approximate."""
 
 import collections
 
@@ -59,7 +59,7 @@ def test_other_batches_are_refused_under_a_plan(how):
 
 @pytest.fixture(scope="module")
 def approximate():
-    """A model whose step was traced for the plan's batches, and took two updates on them."""
+    """A model with a step that was traced for the plan's batches, and two updates on them."""
     model = make(make_plan(60))
     model.fit(model.optimizer.plan.batches(X, Y), steps_per_epoch=2, verbose=0)
     assert not model.optimizer.epsilon_is_approximate
@@ -67,14 +67,14 @@ def approximate():
 
 
 def taken_steps(model):
-    """Steps of the ledger, by whether they were sampled as planned."""
+    """Returns the steps of the ledger, by whether they were sampled as planned."""
     steps = collections.Counter()
     for entry in model.optimizer.ledger.entries:
         steps[entry.poisson_sampled] += entry.steps
     return steps
 
 
-# Kept from the unchanged batches: the traced step must not vouch for what looks like them.
+# The step was traced for unchanged batches, which must not vouch for similar ones.
 @pytest.mark.parametrize("how", slow_but(CHANGED, "take and cache", "unweighted"))
 def test_other_batches_are_approximate_on_an_explicit_word(approximate, how):
     model = approximate
@@ -86,7 +86,7 @@ def test_other_batches_are_approximate_on_an_explicit_word(approximate, how):
     steps = model.optimizer.ledger.steps
     assert history["epsilon_approximate"] == [plan.epsilon_at(steps)]
     assert "epsilon" not in history and model.optimizer.epsilon_is_approximate
-    # Once approximate, for good: also where the same traced step sees the plan's batches next.
+    # The epsilon stays approximate, even if the same traced step gets the plan's batches next.
     batches = plan.batches(X, Y)
     history = model.fit(batches, steps_per_epoch=2, callbacks=[budget], verbose=0).history
     assert history["epsilon_approximate"] == [plan.epsilon_at(steps + 2)]
@@ -164,16 +164,16 @@ def test_batches_made_for_another_optimizer_are_refused():
 
 @pytest.fixture
 def used(monkeypatch):
-    """The rows that each update was given, as a list of tuples of their numbers."""
-    seen, step = [], training_step._step
+    """Returns the rows of each update, as a list of tuples of their numbers."""
+    rows, step = [], training_step._step
 
     def spy(optimizer, model, data, ids):
         x, _, weights = data
-        seen.append(tuple(x.numpy()[weights.numpy() > 0, 0].astype(int)))
+        rows.append(tuple(x.numpy()[weights.numpy() > 0, 0].astype(int)))
         return step(optimizer, model, data, ids)
 
     monkeypatch.setattr(training_step, "_step", spy)
-    return seen
+    return rows
 
 
 NUMBERED = np.column_stack([np.arange(N, dtype="float32"), X[:, 1:]])
@@ -181,7 +181,7 @@ NUMBERED = np.column_stack([np.arange(N, dtype="float32"), X[:, 1:]])
 
 @pytest.mark.parametrize("kind", ["of the run", slow("fresh"), slow("seeded")])
 def test_no_draw_feeds_two_updates(kind, used):
-    """One data set in a loop, as epochs, looked at before: every update has a draw of its own."""
+    """A dataset may be used in a loop, in epochs, or read before: every update has a new draw."""
     model = make(compile_arguments={"run_eagerly": True})
     arguments = {
         "fresh": {}, "seeded": {"seed": 5}, "of the run": {"optimizer": model.optimizer}
@@ -212,10 +212,10 @@ def test_a_callback_that_trains_on_batches_of_its_own_is_seen(capsys):
 
     model = make()
     model.fit(PLAN.batches(X, Y), steps_per_epoch=2, epochs=2, callbacks=[Trains()], verbose=0)
-    found = {entry.poisson_sampled: entry.steps for entry in model.optimizer.ledger.entries}
-    assert found == {True: 4, False: 2}
+    steps = {entry.poisson_sampled: entry.steps for entry in model.optimizer.ledger.entries}
+    assert steps == {True: 4, False: 2}
     model.fit(PLAN.batches(X, Y), verbose=2)
-    assert f"{STEPS - 6}/{STEPS - 6}" in capsys.readouterr().out  # Keras is told of the steps.
+    assert f"{STEPS - 6}/{STEPS - 6}" in capsys.readouterr().out  # Keras knows the number of steps.
 
 
 class Nested(keras.callbacks.Callback):
@@ -237,7 +237,7 @@ def test_a_training_inside_of_another_is_refused():
     of_pupil = Nested(lambda _: pupil.fit(batches, steps_per_epoch=1, verbose=0))
     with pytest.raises(RuntimeError, match="trained on already"):
         model.fit(batches, steps_per_epoch=2, callbacks=[of_pupil], verbose=0)
-    model.fit(batches, steps_per_epoch=2, verbose=0)  # Nothing is left locked.
+    model.fit(batches, steps_per_epoch=2, verbose=0)  # The lock was released.
 
 
 @pytest.mark.slow

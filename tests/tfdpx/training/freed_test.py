@@ -1,4 +1,4 @@
-"""A trained model and the examples that it was trained on are freed when no name is left."""
+"""A trained model and its training examples are freed when no name refers to them."""
 
 import gc
 import weakref
@@ -24,29 +24,29 @@ def plan(**arguments):
     return tfdpx.PrivacyPlan(noise_multiplier=1.0, delta=1e-3, **arguments)
 
 
-def arrays(model, made, source):
+def arrays(model, training_plan, source):
     model.fit(X, Y, steps_per_epoch=2, verbose=0)
 
 
-def batches(model, made, source):
-    model.fit(made.batches(X, Y), steps_per_epoch=2, verbose=0)
+def batches(model, training_plan, source):
+    model.fit(training_plan.batches(X, Y), steps_per_epoch=2, verbose=0)
 
 
-def items(model, made, source):
-    model.fit(made.batches(tfdpx.RandomAccess(source)), steps_per_epoch=2, verbose=0)
+def items(model, training_plan, source):
+    model.fit(training_plan.batches(tfdpx.RandomAccess(source)), steps_per_epoch=2, verbose=0)
 
 
-def in_part(model, made, source):
-    iterator = iter(made.batches(tfdpx.RandomAccess(source)))
-    gc.collect()  # The data set has no name: the iterator alone keeps it.
+def in_part(model, training_plan, source):
+    iterator = iter(training_plan.batches(tfdpx.RandomAccess(source)))
+    gc.collect()  # The iterator alone keeps the data set, because it has no name.
     next(iterator)
 
 
-def people(model, made, source):
+def people(model, training_plan, source):
     model.fit(X, Y, user_ids=IDS, verbose=0)
 
 
-def measured(model, made, source):
+def measured(model, training_plan, source):
     model.fit(X, Y, validation_data=(X[:8] + 1, Y[:8]), steps_per_epoch=2, verbose=0)
     model.evaluate(X, Y, verbose=0)
     model.predict(X, verbose=0)
@@ -54,23 +54,23 @@ def measured(model, made, source):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ways", "made"),
+    ("ways", "training_plan"),
     [
         ((arrays, batches, items, in_part, measured), plan(steps=12)),
         ((batches, items, in_part), plan(steps=12, sampling="shuffle")),
         ((people,), plan(num_examples=32, unit="user")),
     ],
 )
-def test_nothing_is_held_of_a_model_that_was_trained(ways, made):
+def test_nothing_is_held_of_a_model_that_was_trained(ways, training_plan):
     model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile(tfdpx.DPSGD(0.1, plan=made), "mse", jit_compile=False)
+    model.compile(tfdpx.DPSGD(0.1, plan=training_plan), "mse", jit_compile=False)
     sources = [Source(zip(X, Y, strict=True)) for _ in ways]
     for way, source in zip(ways, sources, strict=True):
-        way(model, made, source)
-    held = [weakref.ref(each) for each in (model, model.optimizer, *sources)]
+        way(model, training_plan, source)
+    held = [weakref.ref(item) for item in (model, model.optimizer, *sources)]
     del model, source, sources
     gc.collect()
-    assert [each() for each in held] == [None] * len(held)
+    assert [reference() for reference in held] == [None] * len(held)
 
 
 def test_a_data_set_that_nothing_refers_to_says_so():

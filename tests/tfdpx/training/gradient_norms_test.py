@@ -12,7 +12,7 @@ from tfdpx.per_example import gradient_norms
 
 
 class Mixing(keras.layers.Layer):
-    """Subtracts the mean of the batch: no proof, and alone every example is zero."""
+    """Subtracts the mean of the batch: no proof, and every example is zero in a batch of one."""
 
     def call(self, inputs):
         return inputs - 0.5 * keras.ops.mean(inputs, axis=0, keepdims=True)
@@ -41,9 +41,9 @@ def data(count, shape):
     return x, generator.integers(0, 3, count)
 
 
-def assert_norms(got, wanted):
-    assert got.dtype == np.float32 and got.shape == wanted.shape
-    np.testing.assert_allclose(got, wanted, rtol=ALLOWANCE, atol=1e-6)
+def assert_norms(norms, wanted):
+    assert norms.dtype == np.float32 and norms.shape == wanted.shape
+    np.testing.assert_allclose(norms, wanted, rtol=ALLOWANCE, atol=1e-6)
 
 
 PRIVATE = {"batch_size": 4, "noise_multiplier": 1.0, "l2_norm_clip": 1e-3}
@@ -62,8 +62,8 @@ def test_norms_are_of_batches_of_one(layers, shape, private):
     gradients = batch_of_one_gradients(model, *map(tf.constant, (x, y, weights)), 1)
     wanted = np.linalg.norm(gradients, axis=1)
     assert_norms(gradient_norms(model, x, y, weights, batch_size=3), wanted)
-    for kept, now in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(kept, now)
+    for old, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
     assert not model.metrics_variables or not any(v.numpy().any() for v in model.metrics_variables)
 
 
@@ -78,7 +78,7 @@ def test_norms_of_views_are_of_the_mean_gradient():
     assert_norms(gradient_norms(model, x, y, batch_size=2), wanted)
 
 
-def test_what_is_unfit_is_refused():
+def test_unfit_arguments_are_refused():
     x, y = data(4, [6])
     with pytest.raises(ValueError, match="compiled with the loss.*model.compile"):
         gradient_norms(keras.Sequential([keras.layers.Dense(3)]), x, y)

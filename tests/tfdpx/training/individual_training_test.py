@@ -1,4 +1,4 @@
-"""Training by individual clips: what is clipped at is what is charged, however the step runs."""
+"""Individual clips: each example is charged for its true clip, in every way to run the step."""
 
 import individual_replay as replay
 import keras
@@ -110,16 +110,16 @@ def test_refreshed_norms_are_those_of_all_examples():
     accountant = IndividualAccountant(plan, refreshes_per_epoch=1)
     model, _ = replay.train(plan, accountant, class_weight={0: 4.0, 1: 3.0})
     x, y = replay.data()
-    each = replay.gradients(x, y, model.weights[0].numpy())
-    norms = np.minimum(np.sqrt((each**2).sum((1, 2))) / replay.CLIP, 1)
+    gradients = replay.gradients(x, y, model.weights[0].numpy())
+    norms = np.minimum(np.sqrt((gradients**2).sum((1, 2))) / replay.CLIP, 1)
     norms *= np.array([1.0, 0.75, 0.25])[y]
-    found = accountant.norms()
-    assert ((found >= norms - 1e-6) & (found <= norms + accountant.rounding + 1e-6)).all()
+    charged = accountant.norms()
+    assert ((charged >= norms - 1e-6) & (charged <= norms + accountant.rounding + 1e-6)).all()
     assert accountant._record.counts().sum(axis=1).tolist() == replay.COUNT * [plan.steps]
 
 
 def saved_run(folder, accountant, epochs=1, xy=None):
-    """Trains with draws and noise of a seed, from what the folder holds on; the kernel at last."""
+    """Resumes a training with a seed from a folder; returns the final kernel."""
     plan = replay.make_plan()
     model = replay.make_model(plan, accountant)
     model.fit(
@@ -137,8 +137,8 @@ def test_a_resumed_run_has_the_same_account(tmp_path):
     unbroken, first, resumed = (accountant() for _ in range(3))
     wanted = saved_run(tmp_path / "whole", unbroken, epochs=4)
     saved_run(tmp_path / "parts", first, epochs=2)
-    found = saved_run(tmp_path / "parts", resumed, epochs=4)
-    np.testing.assert_array_equal(found, wanted)
+    kernel = saved_run(tmp_path / "parts", resumed, epochs=4)
+    np.testing.assert_array_equal(kernel, wanted)
     np.testing.assert_array_equal(resumed.epsilon(), unbroken.epsilon())
     assert (first.epsilon() < resumed.epsilon()).any()
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_with_other_norms_is_refused(tmp_path):
         saved_run(tmp_path, IndividualAccountant(plan), xy=(x[::-1], y[::-1]))
 
 
-def test_what_does_not_tell_the_examples_is_refused():
+def test_batches_without_ids_are_refused():
     plan, (x, y) = replay.make_plan(), replay.data()
     model = replay.make_model(plan, IndividualAccountant(plan))
     batches = plan.batches(x, y)
@@ -216,14 +216,16 @@ def test_a_release_is_added_to_the_ledger_of_the_weights():
     accountant = IndividualAccountant(plan)
     model, _ = replay.train(plan, accountant)
     bound, values = plan.epsilon, accountant.epsilon()
-    found = accountant.release(noise_multiplier=1.0, seed=0)
-    assert found.mean == pytest.approx(values.mean(), rel=0.03)
-    assert found.quantiles[0.5] == pytest.approx(np.quantile(values, 0.5), rel=0.1)
+    statistics = accountant.release(noise_multiplier=1.0, seed=0)
+    assert statistics.mean == pytest.approx(values.mean(), rel=0.03)
+    assert statistics.quantiles[0.5] == pytest.approx(np.quantile(values, 0.5), rel=0.1)
     assert model.optimizer.ledger.steps == plan.steps + 24
-    found = accountant.release(noise_multiplier=50.0, quantiles=())
-    assert found.ledger.steps == 4
-    assert found.total_epsilon == pytest.approx(model.optimizer.ledger.epsilon(plan.delta, "rdp"))
-    assert found.total_epsilon > bound
+    statistics = accountant.release(noise_multiplier=50.0, quantiles=())
+    assert statistics.ledger.steps == 4
+    assert statistics.total_epsilon == pytest.approx(
+        model.optimizer.ledger.epsilon(plan.delta, "rdp")
+    )
+    assert statistics.total_epsilon > bound
 
 
 @pytest.mark.slow

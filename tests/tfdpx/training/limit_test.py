@@ -1,4 +1,4 @@
-"""An optimizer that holds a plan ends with it by itself, whoever asks for more."""
+"""An optimizer with a plan stops at its end, in every kind of loop."""
 
 import keras
 import numpy as np
@@ -34,7 +34,7 @@ def fit_approximately(model, plan, verbose=0):
 
 @pytest.fixture(scope="module")
 def trained():
-    """A model that has spent a plan of two updates, and the plan."""
+    """Returns a model that has spent a plan of two updates, and the plan."""
     plan = make_plan(2)
     model = make_model(plan, run_eagerly=True)
     model.fit(plan.batches(X, Y), verbose=0)
@@ -60,7 +60,7 @@ def test_fit_ends_with_the_plan(capsys):
 
 
 class SpendsMeanwhile(keras.callbacks.Callback):
-    """Has another optimizer train the same weights once, in the middle of a `fit`."""
+    """Trains the same weights once with another optimizer, in the middle of a `fit`."""
 
     spent = False
 
@@ -105,12 +105,12 @@ def test_a_loop_of_ones_own_gets_an_error():
         step((X[:8], Y[:8]))
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-    assert model.optimizer.ledger.steps >= 2  # The attempt may count; never less than was done.
+    assert model.optimizer.ledger.steps >= 2  # Maybe the attempt, never less than the updates.
 
 
 @pytest.mark.slow
 def test_under_xla_an_update_past_the_end_reads_no_data():
-    # XLA drops assertions. What it computes instead must not depend on the examples.
+    # XLA drops assertions, so the step's result must not depend on the examples.
     ends = []
     for value in (1.0, -50.0):
         seeds.fix(1)
@@ -122,7 +122,7 @@ def test_under_xla_an_update_past_the_end_reads_no_data():
         for _ in range(2):
             step((X[:8] * value, Y[:8] - value))
         ends.append(model.get_weights())
-        assert model.optimizer.ledger.steps == 3  # Noise alone; counted nevertheless.
+        assert model.optimizer.ledger.steps == 3  # It counts, although it is noise alone.
     for one, other in zip(*ends, strict=True):
         np.testing.assert_array_equal(one, other)
         assert np.isfinite(one).all()
@@ -157,7 +157,7 @@ def test_keras_says_nothing_of_our_batches(recwarn):
 
 
 @pytest.mark.parametrize("name", ["class_weight", "sample_weight", "y", "validation_split"])
-def test_what_belongs_to_the_draws_is_refused_beside_them(trained, name):
+def test_arguments_of_the_draws_are_refused_beside_them(trained, name):
     model, _ = trained
     plan = make_plan(9)
     value = {"class_weight": {0: 2.0}, "validation_split": 0.5}.get(name, np.ones(ROWS))

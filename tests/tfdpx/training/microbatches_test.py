@@ -1,4 +1,4 @@
-"""Microbatches hold every present example once, at its place; and how many each takes."""
+"""Microbatches hold every present example once, at its place; and the size of each."""
 
 import bench
 import keras
@@ -20,7 +20,7 @@ ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([])
 
 
 def adding(data, choices, present, index):
-    """Sums of `x`, of `x` times choices and places, and numbers of passes, of weights, of rows."""
+    """Returns sums of `x`, of `x` times choices and places, and counts of passes, weights, rows."""
     x, _, weights = data
     rows = tf.cast(tf.shape(x)[0], "float32")
     present = tf.ones(tf.shape(x)[:1]) if present is None else tf.cast(present, "float32")
@@ -57,23 +57,23 @@ def check_passes(present, size, multiple, jit_compile=False):
         data = (x, None, tf.cast(present, "float32"))
         return microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
 
-    found = total(x, present)
-    assert found.examples == present.sum()
-    np.testing.assert_allclose(found.loss, x[present].sum())
+    totals = total(x, present)
+    assert totals.examples == present.sum()
+    np.testing.assert_allclose(totals.loss, x[present].sum())
     last = max(np.flatnonzero(present), default=-1) + 1
     rows = np.arange(len(present))
     placed = (x * (100 * (rows // size) + rows % size))[present].sum()
     drawn = 10 * (x**2)[present].sum()
     expected = [drawn, placed, -(-last // size), present.sum(), sizes.rows(last)]
-    np.testing.assert_allclose(found.sums[0], expected)
+    np.testing.assert_allclose(totals.sums[0], expected)
 
 
 def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
     x = tf.constant([1.0, 2.0, 3.0])
-    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
-    assert found.loss == 6 and logs["logs"] == 6
-    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
-    assert found.loss == 6 and logs is None and found.sums[0][2] == 2
+    totals, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
+    assert totals.loss == 6 and logs["logs"] == 6
+    totals, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
+    assert totals.loss == 6 and logs is None and totals.sums[0][2] == 2
 
 
 @pytest.fixture(scope="module", name="noisy")
@@ -82,16 +82,16 @@ def _noisy():
 
 
 def test_an_empty_draw_gives_noise_alone(noisy):
-    made = noisy.model
+    model = noisy.model
     x, y = small.data()
     noisy.restore()
-    before = small.weights(made)
-    seed = tf.constant(made.optimizer.step_key())
-    logs = made.train_on_batch(x, y, sample_weight=np.zeros(len(x), "float32"), return_dict=True)
-    zeros = [tf.zeros(v.shape) for v in made.trainable_variables]
+    before = small.weights(model)
+    seed = tf.constant(model.optimizer.step_key())
+    logs = model.train_on_batch(x, y, sample_weight=np.zeros(len(x), "float32"), return_dict=True)
+    zeros = [tf.zeros(v.shape) for v in model.trainable_variables]
     drawn = mechanism.privatize(zeros, 1.0, 16, noise.fold_in(seed, training_step._NOISE))
     wanted = np.concatenate([np.ravel(g.tensor) for g in drawn])
-    np.testing.assert_allclose(before - small.weights(made), wanted, atol=1e-6)
+    np.testing.assert_allclose(before - small.weights(model), wanted, atol=1e-6)
     assert logs["loss"] == 0
 
 
@@ -104,15 +104,15 @@ def metrics_model(size):
 @pytest.mark.slow
 def test_absent_rows_anywhere_change_nothing_and_are_in_no_metric():
     x, y = small.data()
-    kept = np.arange(len(x)) % 3 != 1
+    present = np.arange(len(x)) % 3 != 1
     few = metrics_model(5)
-    wanted = small.step(few, x[kept], y[kept])
-    x = np.where(kept[:, np.newaxis], x, np.float32("nan"))
-    # Where one pass suffices, flags are the weights.
-    for size, weights in ((5, kept.astype("float32")), (16, tf.constant(kept))):
+    wanted = small.step(few, x[present], y[present])
+    x = np.where(present[:, np.newaxis], x, np.float32("nan"))
+    # If one pass suffices, flags are the weights.
+    for size, weights in ((5, present.astype("float32")), (16, tf.constant(present))):
         model = metrics_model(size)
-        found = small.step(model, x, y, sample_weight=weights)
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-7)
+        change = small.step(model, x, y, sample_weight=weights)
+        np.testing.assert_allclose(change, wanted, rtol=1e-4, atol=1e-7)
         logs = model.get_metrics_result()
         assert logs.keys() == few.get_metrics_result().keys()
         for name, value in few.get_metrics_result().items():
@@ -120,7 +120,7 @@ def test_absent_rows_anywhere_change_nothing_and_are_in_no_metric():
 
 
 def test_the_last_pass_counts_no_row_twice():
-    """It takes rows along that were counted before, if the batch does not divide."""
+    """It contains rows that were counted before, if the size does not divide the batch."""
     x, y = small.data()
     cut, whole = (small.step(small.model(microbatch_size=size), x, y) for size in (5, None))
     np.testing.assert_allclose(cut, whole, rtol=1e-4, atol=1e-6)
@@ -146,7 +146,7 @@ def test_draws_views_and_noise_are_the_same_for_any_size():
     weights = []
     for size in (None, 4):
         seeds.fix(7)
-        made = keras.Sequential(
+        model = keras.Sequential(
             [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
         )
         optimizer = tfdpx.DPSGD(
@@ -154,9 +154,9 @@ def test_draws_views_and_noise_are_the_same_for_any_size():
             augment=tfdpx.augment.RandomCropFlip(2),
         )  # fmt: skip
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        made.compile(optimizer, loss)
-        made.fit(plan.batches(x, y, optimizer=made.optimizer, seed=3), verbose=0)
-        weights.append(small.weights(made))
+        model.compile(optimizer, loss)
+        model.fit(plan.batches(x, y, optimizer=model.optimizer, seed=3), verbose=0)
+        weights.append(small.weights(model))
     np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
 
 
@@ -169,13 +169,13 @@ class OwnMetrics(keras.Model):
 def test_own_metrics_count_every_row_once():
     seeds.fix(7)
     inputs = keras.Input((6,))
-    made = OwnMetrics(inputs, keras.layers.Dense(3)(inputs))
+    model = OwnMetrics(inputs, keras.layers.Dense(3)(inputs))
     optimizer = tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0, microbatch_size=3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    made.compile(optimizer, loss, weighted_metrics=["accuracy"])
+    model.compile(optimizer, loss, weighted_metrics=["accuracy"])
     x, y = small.data(7)
-    wanted = np.mean(np.argmax(made(x).numpy(), axis=1) == y)
-    logs = made.train_on_batch(x, y, return_dict=True)
+    wanted = np.mean(np.argmax(model(x).numpy(), axis=1) == y)
+    logs = model.train_on_batch(x, y, return_dict=True)
     np.testing.assert_allclose(logs["accuracy"], wanted, rtol=1e-6)
 
 

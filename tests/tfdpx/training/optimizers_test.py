@@ -15,7 +15,7 @@ PRIVATE = {"batch_size": 16, "noise_multiplier": 1.0}
 
 
 def huge_clip(optimizer_class, **arguments):
-    """An optimizer that never clips, with the factor 1/C undone by the batch size."""
+    """Returns an optimizer that never clips, and with the factor 1/C undone by the batch size."""
     return optimizer_class(
         **arguments, batch_size=16, noise_multiplier=0.0, l2_norm_clip=1e3, seed=0
     )
@@ -44,18 +44,18 @@ def test_without_clipping_and_noise_it_is_the_keras_optimizer(name):
 def test_schedules_count_updates_and_the_moving_average_warms_up():
     x, y = small.data()
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([3], [1.0, 0.0])
-    made = bench.Bench(learning_rate=schedule, microbatch_size=2, use_ema=True, ema_momentum=0.3)
+    trainer = bench.Bench(learning_rate=schedule, microbatch_size=2, use_ema=True, ema_momentum=0.3)
     average = None
     for t in range(6):
-        assert made.continue_step(x, y).any() == (t < 4)
+        assert trainer.continue_step(x, y).any() == (t < 4)
         decay = 0.0 if t == 0 else min(0.3, (1 + t) / (10 + t))
-        now = small.weights(made.model)
+        now = small.weights(trainer.model)
         average = now if average is None else decay * average + (1 - decay) * now
-    assert int(made.optimizer.iterations) == 6
-    kept = [v.numpy().ravel() for v in made.optimizer._model_variables_moving_average]
-    np.testing.assert_allclose(np.concatenate(kept), average, atol=1e-6)
-    made.optimizer.finalize_variable_values(made.model.trainable_variables)
-    np.testing.assert_allclose(small.weights(made.model), average, atol=1e-6)
+    assert int(trainer.optimizer.iterations) == 6
+    averages = [v.numpy().ravel() for v in trainer.optimizer._model_variables_moving_average]
+    np.testing.assert_allclose(np.concatenate(averages), average, atol=1e-6)
+    trainer.optimizer.finalize_variable_values(trainer.model.trainable_variables)
+    np.testing.assert_allclose(small.weights(trainer.model), average, atol=1e-6)
 
 
 PLAN = tfdpx.PrivacyPlan(100, batch_size=16, steps=10, noise_multiplier=2.0, delta=1e-5)
@@ -128,9 +128,9 @@ def test_every_door_is_shut():
         "stateless_apply": (optimizer.variables, [gradient], [variable]),
         "update_step": (gradient, variable, 0.1),
     }
-    for method, given in arguments.items():
+    for method, values in arguments.items():
         with pytest.raises(ValueError, match="did not come from the private step"):
-            getattr(optimizer, method)(*given)
+            getattr(optimizer, method)(*values)
     np.testing.assert_array_equal(variable, [1.0, 2.0])
 
 

@@ -1,4 +1,4 @@
-"""The ledger says so where weights came from where no ledger could be seen, and only there."""
+"""The ledger reports weights of an unknown origin, and only those."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=12, noise_multiplier=2.0, delta=
 
 
 def bare():
-    """A model of fresh weights, without an optimizer."""
+    """Returns a model of new weights, without an optimizer."""
     layers = keras.layers
     return keras.Sequential([keras.Input((6,)), layers.Dense(5, "relu"), layers.Dense(3)])
 
@@ -42,13 +42,13 @@ def train(model, steps=1, **arguments):
 
 @pytest.fixture(scope="module")
 def trained():
-    """A model after 2 private updates."""
+    """Returns a model after 2 private updates."""
     model = compiled(bare())
     train(model, 2)
     return model
 
 
-# Ways to weights that have an origin which nobody can see. Each takes a model and a folder.
+# Ways to get weights of an unknown origin. Each takes a model and a folder.
 
 
 def file_of_weights(model, folder):
@@ -82,9 +82,9 @@ def arrays_that_do_not_fit(model, folder):
 
 
 def tree_of_states(model, folder):
-    kept = {v.path: np.ones(v.shape) for v in model.trainable_variables}
+    states = {v.path: np.ones(v.shape) for v in model.trainable_variables}
     tree = {}
-    for path, value in kept.items():
+    for path, value in states.items():
         layer, name = path.split("/")[-2:]
         tree.setdefault(layer, {})[name] = value
     model.set_state_tree({"trainable_variables": tree})
@@ -126,7 +126,7 @@ def test_weights_of_unseen_origin_leave_the_ledger_incomplete(way, tmp_path):
     assert is_complete(compiled(model))
     way(model, tmp_path)
     assert not is_complete(model)
-    assert model.optimizer.ledger.epsilon(1e-3) == 0.0  # What is known.
+    assert model.optimizer.ledger.epsilon(1e-3) == 0.0  # The known part.
     tfdpx.checks.mark_public(model)
     assert is_complete(model)
     way(model, tmp_path)
@@ -151,19 +151,19 @@ def test_a_layer_made_with_weights_is_of_unseen_origin():
     assert not is_complete(compiled(keras.Sequential([keras.Input([2]), embedding])))
 
 
-# Ways to weights that bring their ledger along. Each takes a trained model and a folder.
+# Ways to get weights together with their ledger. Each takes a trained model and a folder.
 
 
 def by_file(name):
     def way(model, folder):
-        found = compiled(bare())
-        found.optimizer.build(found.trainable_variables)
+        loaded = compiled(bare())
+        loaded.optimizer.build(loaded.trainable_variables)
         if name.endswith(".weights.json"):
             model.save_weights(folder / name, max_shard_size=1)
         else:
             (model.save_weights if "weights" in name else model.save)(folder / name)
-        found.load_weights(folder / name)
-        return found
+        loaded.load_weights(folder / name)
+        return loaded
 
     way.__name__ = name
     return way
@@ -180,11 +180,11 @@ def by_loading_without_optimizer(model, folder):
 
 
 def by_checkpoint(model, folder):
-    found = compiled(bare())
-    found.optimizer.build(found.trainable_variables)
+    restored = compiled(bare())
+    restored.optimizer.build(restored.trainable_variables)
     path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "c"))
-    tf.train.Checkpoint(model=found, optimizer=found.optimizer).restore(path)
-    return found
+    tf.train.Checkpoint(model=restored, optimizer=restored.optimizer).restore(path)
+    return restored
 
 
 def by_copy(model, folder):
@@ -192,9 +192,9 @@ def by_copy(model, folder):
 
 
 def by_copy_weights(model, folder):
-    found = keras.models.clone_model(model)
-    tfdpx.copy_weights(model, found)
-    return compiled(found)
+    clone = keras.models.clone_model(model)
+    tfdpx.copy_weights(model, clone)
+    return compiled(clone)
 
 
 def by_replace_batch_norm(model, folder):
@@ -202,8 +202,8 @@ def by_replace_batch_norm(model, folder):
 
 
 def by_compile(model, folder):
-    found = keras.Sequential(model.layers)
-    return compiled(found)
+    recompiled = keras.Sequential(model.layers)
+    return compiled(recompiled)
 
 
 SEEN = [
@@ -223,20 +223,20 @@ SEEN = [
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 @pytest.mark.parametrize("way", SEEN, ids=lambda way: way.__name__)
 def test_ledgers_that_can_be_seen_go_with_the_weights(way, trained, tmp_path):
-    found = way(trained, tmp_path).optimizer.ledger
-    assert found == trained.optimizer.ledger and found.is_complete and found.steps == 2
+    ledger = way(trained, tmp_path).optimizer.ledger
+    assert ledger == trained.optimizer.ledger and ledger.is_complete and ledger.steps == 2
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 @pytest.mark.parametrize("way", SEEN, ids=lambda way: way.__name__)
-def test_what_is_unknown_goes_with_the_weights(way, tmp_path):
+def test_an_unknown_origin_goes_with_the_weights(way, tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
-    found = way(model, tmp_path)
-    assert not is_complete(found)
-    tfdpx.checks.mark_public(found)
-    assert is_complete(found)
-    assert is_complete(way(found, tmp_path))
+    other = way(model, tmp_path)
+    assert not is_complete(other)
+    tfdpx.checks.mark_public(other)
+    assert is_complete(other)
+    assert is_complete(way(other, tmp_path))
 
 
 def test_fresh_weights_have_nothing_to_bring(trained):
@@ -293,10 +293,10 @@ def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path)
         model.train_on_batch(*small.data(B))
 
 
-def test_what_came_together_is_declared_together(tmp_path):
+def test_weights_that_came_together_are_declared_together(tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
-    tfdpx.checks.mark_public(model.layers[0])  # Nobody has spoken of the other layer.
+    tfdpx.checks.mark_public(model.layers[0])  # The other layer is still undeclared.
     assert not is_complete(model)
     backbone, head = keras.layers.Dense(5), keras.layers.Dense(3)
     model = compiled(keras.Sequential([keras.Input((6,)), backbone, head]))
@@ -350,7 +350,7 @@ def test_hdf5_is_refused_for_private_models(trained, tmp_path):
     save = keras.callbacks.ModelCheckpoint(tmp_path / "m.h5")
     with pytest.raises(ValueError, match="no room for the ledger"):
         train(copy.deepcopy(trained), callbacks=[save])
-    compiled(bare(), "sgd").save(tmp_path / "m.h5")  # Which is anybody's own business.
+    compiled(bare(), "sgd").save(tmp_path / "m.h5")  # The rule is not for other optimizers.
     assert keras.saving.load_model(tmp_path / "m.h5").optimizer.learning_rate == 0.01
 
 
@@ -362,8 +362,8 @@ def test_hdf5_of_private_models_that_was_saved_before_is_refused(trained, tmp_pa
         hook.install()
     with pytest.raises(ValueError, match=r"no room for the ledger.*compile=False"):
         keras.saving.load_model(tmp_path / "m.h5")
-    found = compiled(keras.saving.load_model(tmp_path / "m.h5", compile=False))
-    assert not is_complete(found)
-    found = compiled(bare())
-    found.load_weights(tmp_path / "m.h5")
-    assert not is_complete(found)
+    loaded = compiled(keras.saving.load_model(tmp_path / "m.h5", compile=False))
+    assert not is_complete(loaded)
+    loaded = compiled(bare())
+    loaded.load_weights(tmp_path / "m.h5")
+    assert not is_complete(loaded)

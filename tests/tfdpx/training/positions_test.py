@@ -1,4 +1,4 @@
-"""Losses and metrics of examples with positions: what Keras computes on a batch of one."""
+"""Losses and metrics of examples with positions, compared with Keras's on batches of one."""
 
 import re
 
@@ -44,7 +44,7 @@ def made(loss, shape, mask=False, **arguments):
 
 
 def by_batches_of_one(model, x, y, weights=None):
-    """The sum over examples of gradients clipped to 0.1, over 0.1 B."""
+    """Returns the sum over examples of gradients clipped to 0.1, divided by 0.1 B."""
     weights = None if weights is None else tf.constant(weights)
     gradients = batch_of_one_gradients(model, tf.constant(x), tf.constant(y), weights, 1)
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
@@ -58,7 +58,7 @@ def change_of_one_update(model, batch):
 
 
 def batch_of(x, y, weights=None):
-    """A batch as `fit` gives it, and which examples it drew."""
+    """Returns a batch of `fit`, and a flag for each drawn example."""
     from tfdpx.sampling.batch_sampler import sampler_of
 
     model = made("mse", x.shape[:-1])  # Its session draws.
@@ -86,8 +86,8 @@ def test_every_loss_is_that_of_a_batch_of_one(name, positions):
     batch, present = batch_of(x, y)
     assert 0 < present.sum() < len(present)
     wanted = by_batches_of_one(model, *(t.numpy()[present] for t in batch[:2]))
-    found, _ = change_of_one_update(model, batch)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    change, _ = change_of_one_update(model, batch)
+    np.testing.assert_allclose(change, wanted, rtol=1e-4, atol=1e-6)
 
 
 WEIGHTS = {"[N]": (N,), "[N, 1]": (N, 1), "[N, T]": (N, T)}
@@ -116,12 +116,12 @@ def test_weights_and_masks_of_positions(weights, reduction):
     drawn = [None if t is None else t.numpy()[present] for t in batch]
     drawn = drawn if weights is not None else [*drawn[:2], None]
     wanted = by_batches_of_one(model, *drawn)
-    found, logs = change_of_one_update(model, batch)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    change, logs = change_of_one_update(model, batch)
+    np.testing.assert_allclose(change, wanted, rtol=1e-4, atol=1e-6)
     assert all(np.isfinite(value) for value in logs.values())
 
 
-METRICS = {  # Of targets of a kind.
+METRICS = {  # Metrics for each kind of targets.
     "sparse": lambda: [
         keras.metrics.SparseCategoricalAccuracy(),
         "accuracy",
@@ -159,9 +159,9 @@ def test_metrics_count_the_positions_of_the_examples_that_were_drawn(kind):
     ordinary.set_weights(model.get_weights())
     ordinary.compile("sgd", loss, metrics=metrics())
     wanted = ordinary.test_on_batch(*rows, return_dict=True)
-    _, found = change_of_one_update(model, batch)
-    found, wanted = (
+    _, values = change_of_one_update(model, batch)
+    values, wanted = (
         {re.sub(r"_\d+$", "", n): v for n, v in logs.items() if n != "loss"}
-        for logs in (found, wanted)
+        for logs in (values, wanted)
     )
-    assert found == pytest.approx(wanted, rel=1e-4) and len(found) == len(metrics())
+    assert values == pytest.approx(wanted, rel=1e-4) and len(values) == len(metrics())

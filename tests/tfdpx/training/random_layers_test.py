@@ -1,4 +1,4 @@
-"""Keras's random layers under a secret: no known seed, no place and no neighbour decides a draw."""
+"""Draws of Keras's random layers depend on a secret, not on a known seed, place or neighbour."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tfdpx.per_example import rowwise
 from tfdpx.training.step import Views
 
 N, MICROBATCH = 12, 4
-CLIP = 0.05  # Far below any gradient: what is not bounded by it shows.
+CLIP = 0.05  # Far below any gradient, so that unbounded changes show.
 X = np.random.default_rng(0).random((N, 8, 8, 1)).astype("float32")
 Y = np.arange(N) % 3
 INSIDE = {
@@ -35,7 +35,7 @@ CASES = [("inside", name) for name in INSIDE] + [("augment", name) for name in A
 
 
 class Trained:
-    """A model without noise whose random layer stands inside, or in front as `augment=`."""
+    """A model without noise, with its random layer inside, or in front as `augment=`."""
 
     def __init__(self, where, name, known_seed=0, microbatch_size=MICROBATCH):
         keras.utils.set_random_seed(known_seed)
@@ -59,10 +59,10 @@ class Trained:
         self._step = tf.function(self.model.train_step, autograph=False)
 
     def update(self, secret=None, absent=()):
-        """The clipped sum of an update, in units of the clip, from the same weights each time.
+        """Returns the clipped sum of an update from the initial weights, in units of the clip.
 
         Args:
-            secret: Int that holds the secret still; None for a fresh one, by `train_on_batch`.
+            secret: Int, a fixed secret; None for a fresh one, by `train_on_batch`.
             absent: Rows of weight zero; all keep their places.
         """
         model, weights = self.model, np.ones(N, "float32")
@@ -94,12 +94,12 @@ def distance(first, second):
 def test_a_secret_decides_every_draw_and_one_example_moves_the_clip_at_most(where, name):
     trained = Trained(where, name)
     whole = trained.update(secret=3)
-    # The attack: without row 1 every later row got another mask, and moved by the clip, too.
+    # An attack: without row 1 every later row got another mask, so it moved by the clip too.
     for absent in (1, N - 1):
         assert distance(whole, trained.update(3, [absent])) <= 1 + 1e-5
     assert distance(whole, trained.update(3, [0, 5])) <= 2 * (1 + 1e-5)
     np.testing.assert_allclose(trained.update(secret=3), whole, atol=1e-5)
-    # It does draw, anew for each secret, whatever the known seed.
+    # Each secret gives other draws, and the known seed does not matter.
     assert distance(whole, trained.update(secret=4)) > 1e-3
     if (where, name) in (("inside", "Dropout"), ("augment", "RandAugment")):
         other = Trained(where, name, known_seed=1).update(secret=3)
@@ -109,9 +109,9 @@ def test_a_secret_decides_every_draw_and_one_example_moves_the_clip_at_most(wher
 @pytest.mark.slow
 @pytest.mark.parametrize("where, name", [("inside", "Dropout"), ("augment", "RandomFlip")])
 def test_seeds_of_keras_are_not_advanced(where, name):
-    """A saved counter would tell the number of microbatches, so of the examples drawn.
+    """A saved counter would reveal the number of microbatches, and so of the examples drawn.
 
-    The draws differ from update to update, all the same.
+    The draws still differ from update to update.
     """
     trained = Trained(where, name)
     augment = trained.model.optimizer.augment
@@ -124,7 +124,7 @@ def test_seeds_of_keras_are_not_advanced(where, name):
 
 
 class Signs(layers.Layer):
-    """Gives each row a random sign; or one to the whole microbatch, from a draw or the seed."""
+    """Multiplies each row, or the whole microbatch, by a random sign from a draw or the seed."""
 
     def __init__(self, shared=False, of_the_seed=False):
         super().__init__()
@@ -142,23 +142,23 @@ class Signs(layers.Layer):
 
 
 def sums_of_signs(layer, rows, times):
-    """The sums of `rows` signs, each with a secret of its own: gradients are the signs."""
+    """Returns sums of `rows` signs, each with a fresh secret; a row's gradient is its sign."""
     model = keras.Sequential([keras.Input((1,)), layer, layers.Dense(1, use_bias=False)])
     optimizer = tfdpx.DPSGD(
         1.0, batch_size=N, noise_multiplier=0.0, l2_norm_clip=2.0, microbatch_size=MICROBATCH
     )
     model.compile(optimizer, lambda y, y_pred: -y_pred, jit_compile=False)
     x, y = np.full((rows, 1), 2.0, "float32"), np.zeros((rows, 1), "float32")
-    found = []
+    sums = []
     for _ in range(times):
         before = model.get_weights()[0].item()
         model.train_on_batch(x, y)
-        found.append(N * (model.get_weights()[0].item() - before))
-    return np.array(found)
+        sums.append(N * (model.get_weights()[0].item() - before))
+    return np.array(sums)
 
 
 def is_independent(sums, rows):
-    """Whether the variance is that of `rows` independent signs, at a level of 1e-6."""
+    """Tests for the variance of `rows` independent signs, at a level of 1e-6."""
     statistic = np.sum(sums**2) / rows
     return all(
         tail > 5e-7
@@ -168,10 +168,10 @@ def is_independent(sums, rows):
 
 @pytest.mark.slow
 def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others():
-    # Every row has a sign of its own, whichever rows there are: the others keep their law.
+    # Signs of different rows are independent, so leaving a row out does not change the others.
     for rows in (N, N - 1):
         assert is_independent(sums_of_signs(Signs(), rows, 150), rows)
-    # A draw for all rows of a microbatch is one for each example, which is mapped.
+    # One draw for all rows of a microbatch becomes one for each example, because it is mapped.
     for layer in (Signs(shared=True), Signs(of_the_seed=True)):
         assert is_independent(sums_of_signs(layer, N, 150), N)
 
@@ -182,7 +182,7 @@ def test_the_law_of_signs_rejects_a_shared_draw(monkeypatch):
     assert not is_independent(sums_of_signs(Signs(shared=True), N, 150), N)
 
 
-def test_what_draws_by_python_is_refused_by_name(monkeypatch):
+def test_draws_by_python_are_refused_by_name(monkeypatch):
     monkeypatch.setitem(INSIDE, "AugMix", AUGMENT["AugMix"])
     with pytest.raises(UnfitForPrivacy, match="aug_mix.*augment="):
         Trained("inside", "AugMix").update()
@@ -211,7 +211,7 @@ def test_draws_that_would_repeat_in_a_loop_are_refused():
 
 
 class OwnViews:
-    """Turns images at random; `draw` may look at its seed or not."""
+    """Turns images at random, with or without its seed by `draw`."""
 
     def __init__(self, draw):
         self.draw = draw
@@ -234,11 +234,14 @@ class OwnViews:
     ],
 )
 def test_an_augmentation_of_ones_own_draws_for_each_example_alone(draw, varies):
-    """By the example's key, or the same for all examples and steps: then nothing is random."""
-    made = Views(OwnViews(lambda b, k, seed: draw(int(b), k, seed)), 2, tf.ones([64, 2]))
-    views = [made.rows(tf.ones([64, 2]), made.draw(64, tf.constant([0, n]))) for n in (1, 2)]
-    rows = [np.unique(each.numpy().reshape(64, -1), axis=0) for each in views]
-    assert all((len(each) > 1) == varies for each in rows)
+    """Random draws differ between examples; others are the same for all examples and steps."""
+    augmentation = Views(OwnViews(lambda b, k, seed: draw(int(b), k, seed)), 2, tf.ones([64, 2]))
+    views = [
+        augmentation.rows(tf.ones([64, 2]), augmentation.draw(64, tf.constant([0, n])))
+        for n in (1, 2)
+    ]
+    rows = [np.unique(view.numpy().reshape(64, -1), axis=0) for view in views]
+    assert all((len(view) > 1) == varies for view in rows)
     assert varies or np.array_equal(*views)
 
 

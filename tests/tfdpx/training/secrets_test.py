@@ -1,4 +1,4 @@
-"""Attacks on the secrets: nothing written or said holds them, and no noise is used twice."""
+"""Attacks on the secrets: they are in no file or message, and no noise is used twice."""
 
 import contextlib
 import copy
@@ -31,11 +31,11 @@ def make(seed=None):
     return model
 
 
-class Known(set):
+class SecretWords(set):
     """The 64-bit words of all secrets of this process, as ints."""
 
     def traces(self):
-        """Every way to write them down: as numbers, in hexadecimal, as bytes."""
+        """Returns every way to write them down: as numbers, in hexadecimal, as bytes."""
         for word in self:
             yield str(word).encode()
             yield str(word & (2**64 - 1)).encode()
@@ -48,38 +48,38 @@ class Known(set):
 
 
 @pytest.fixture
-def known(monkeypatch):
-    found = Known()
+def secret_words(monkeypatch):
+    words = SecretWords()
     of, randbits = session.secret_of, secrets.randbits
 
     def spy_of(*arguments):
-        made = of(*arguments)
-        found.update(made)
-        return made
+        value = of(*arguments)
+        words.update(value)
+        return value
 
     def spy_bits(count):
-        made = randbits(count)
+        value = randbits(count)
         if count == 128:
-            found.update(divmod(made, 2**64))
-        return made
+            words.update(divmod(value, 2**64))
+        return value
 
     monkeypatch.setattr(session, "secret_of", spy_of)
     monkeypatch.setattr(secrets, "randbits", spy_bits)
-    return found
+    return words
 
 
 @pytest.mark.slow
-def test_every_training_takes_128_bits_of_the_operating_system(known):
+def test_every_training_takes_128_bits_of_the_operating_system(secret_words):
     model, counts = make(), []
     for _ in range(2):
         model.fit(PLAN.batches(X, Y), steps_per_epoch=1, verbose=0)
-        counts.append(len(known))
-    assert 0 < counts[0] < counts[1] and max(word.bit_length() for word in known) >= 60
+        counts.append(len(secret_words))
+    assert 0 < counts[0] < counts[1] and max(word.bit_length() for word in secret_words) >= 60
     assert len(set(map(tuple, (noise.make_seed() for _ in range(100))))) == 100
 
 
 def content(path):
-    """All bytes of a file, or of the files of a folder, compressed members unpacked."""
+    """Returns all bytes of a file, or of a folder's files, with compressed members unpacked."""
     if path.is_dir():
         return b"".join(content(inner) for inner in path.iterdir())
     if zipfile.is_zipfile(path):
@@ -105,24 +105,24 @@ WRITE = {
 
 
 @pytest.mark.parametrize("seed", [123_456_789_123, slow(None)])
-def test_no_file_holds_a_seed(seed, known, tmp_path):
+def test_no_file_holds_a_seed(seed, secret_words, tmp_path):
     model = make(seed)
     model.fit(PLAN.batches(X, Y), steps_per_epoch=2, verbose=0)
     for kind, write in WRITE.items():
         folder = tmp_path / kind
         folder.mkdir()
         write(model, folder)
-        found = content(folder)
-        assert len(found) > 100 and known, kind
-        assert not known.are_in(found), kind
-        assert str(seed).encode() not in found, kind
+        stored = content(folder)
+        assert len(stored) > 100 and secret_words, kind
+        assert not secret_words.are_in(stored), kind
+        assert str(seed).encode() not in stored, kind
     (tmp_path / "f").write_bytes(np.array(noise.make_seed()).tobytes())
     (tmp_path / "g").write_bytes(np.array(session.secret_of(seed, "step")).tobytes())
-    assert known.are_in(content(tmp_path))  # The search finds one that is there.
+    assert secret_words.are_in(content(tmp_path))  # The search can find a secret.
 
 
 def said(model, folder):
-    """All that a training prints, logs, warns of, raises, or writes to TensorBoard's files."""
+    """Returns all that a training prints, logs, warns, raises, or writes for TensorBoard."""
     text, log = io.StringIO(), logging.StreamHandler(io.StringIO())
     root = logging.getLogger()
     level = root.level
@@ -153,14 +153,14 @@ def said(model, folder):
 
 
 @pytest.mark.slow
-def test_nothing_that_a_training_says_tells_a_secret(known, tmp_path):
-    found = said(make(), tmp_path) + content(tmp_path)
-    assert b"epsilon" in found and known
-    assert not known.are_in(found)
+def test_nothing_that_a_training_says_tells_a_secret(secret_words, tmp_path):
+    output = said(make(), tmp_path) + content(tmp_path)
+    assert b"epsilon" in output and secret_words
+    assert not secret_words.are_in(output)
 
 
 def test_no_file_holds_numbers_of_the_data_without_noise(tmp_path):
-    """Losses, metrics and broken examples are counted, in no variable that is saved."""
+    """Losses, metrics and broken examples are counted in variables that are never saved."""
     names, model, x = [], make(), X.copy()
     x[0] = np.nan
     model.fit(PLAN.batches(x, Y), steps_per_epoch=3, verbose=0)
@@ -173,7 +173,7 @@ def test_no_file_holds_numbers_of_the_data_without_noise(tmp_path):
 
 
 def noise_of_one_update(model):
-    """The change of the weights by an update without examples: noise alone."""
+    """Returns the change of the weights by an update without examples, which is noise alone."""
     before = small.weights(model)
     model.train_on_batch(X[:20], Y[:20], sample_weight=np.zeros(20, "float32"))
     return small.weights(model) - before
@@ -225,12 +225,12 @@ def after_one_update():
 
 @pytest.fixture(scope="module")
 def wanted():
-    """Returns the second update of a run with the seed."""
+    """The second update of a run with the seed."""
     return noise_of_one_update(after_one_update())
 
 
 def test_a_copy_has_noise_of_its_own(tmp_path, wanted):
-    """Also one of an optimizer with a seed, whose noise is known."""
+    """The copied optimizer may have a seed, so that its noise is known."""
     model = after_one_update()
     copies = {"load_model": DUPLICATES["load_model"](model, tmp_path)}
     check_noise_of_copies(model, copies, wanted)
@@ -248,20 +248,20 @@ def test_every_kind_of_copy_has_noise_of_its_own(tmp_path, wanted):
 
 
 def check_noise_of_copies(model, copies, wanted):
-    """Fails where a copy repeats the noise of the run, or of another copy."""
-    found = [wanted]
+    """Fails if a copy repeats the noise of the run, or of another copy."""
+    noises = [wanted]
     for other in copies.values():
         other.optimizer.iterations.assign(model.optimizer.iterations)
-        found.append(noise_of_one_update(other))
-        assert np.abs(found[-1]).max() > 1e-3
-    assert np.abs(np.corrcoef(found)[np.triu_indices(len(found), 1)]).max() < 0.5
+        noises.append(noise_of_one_update(other))
+        assert np.abs(noises[-1]).max() > 1e-3
+    assert np.abs(np.corrcoef(noises)[np.triu_indices(len(noises), 1)]).max() < 0.5
     np.testing.assert_array_equal(noise_of_one_update(model), wanted)
 
 
 @pytest.mark.parametrize("seed", [1, slow(None)])
 def test_assigned_iterations_repeat_no_noise(seed):
-    model, seen = make(seed), []
+    model, noises = make(seed), []
     for _ in range(3):
         model.optimizer.iterations.assign(0)
-        seen.append(noise_of_one_update(model))
-    assert np.abs(np.corrcoef(seen)[np.triu_indices(3, 1)]).max() < 0.5
+        noises.append(noise_of_one_update(model))
+    assert np.abs(np.corrcoef(noises)[np.triu_indices(3, 1)]).max() < 0.5

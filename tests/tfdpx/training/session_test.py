@@ -1,4 +1,4 @@
-"""Attacks on what trainings share: nothing may be shared but what was spent together."""
+"""Attacks by trainings with a common start: they share only their common updates."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ from tfdpx.callbacks import Checkpoint
 from tfdpx.sampling import sampled_batches
 
 N, STEPS, SIGMA, DELTA = 40, 12, 5.0, 1e-5
-# Every update on all examples: two continuations differ by their noise alone.
+# Every update takes all examples, so two continuations differ by their noise alone.
 PLAN = tfdpx.PrivacyPlan(N, batch_size=N, steps=STEPS, noise_multiplier=SIGMA, delta=DELTA)
 X, Y = small.data(N, features=20)
 
@@ -55,7 +55,7 @@ def train(model, updates, callbacks=(), x=X, epochs=1):
 
 
 def is_independent_noise(difference, updates=1):
-    """Whether a difference of weights has the variance of two independent noises, at 1e-6."""
+    """Tests a difference of weights for the variance of two independent noises, at 1e-6."""
     deviation = SIGMA / N * np.sqrt(2 * updates)
     statistic = np.sum((difference / deviation) ** 2)
     count = len(difference)
@@ -66,7 +66,7 @@ def views():
     return {"augment": keras.layers.GaussianNoise(0.1, seed=1), "augmult": 2}
 
 
-CONTINUATIONS = {  # What all have, and what each of them has.
+CONTINUATIONS = {  # Common arguments, and the changes of each.
     "of one run": (
         dict,
         [
@@ -87,7 +87,7 @@ CONTINUATIONS = {  # What all have, and what each of them has.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUATIONS)
 def test_two_continuations_have_independent_noise(name, tmp_path):
-    """The attack: with the noise replayed their difference was that of the sums, without noise."""
+    """An attack: with the same noise, the difference was that of the sums, without noise."""
     common, changes = CONTINUATIONS[name]
     start = train(make(**common()), 2, [Checkpoint(tmp_path / "first")])
     ends, ledgers = [], []
@@ -99,19 +99,19 @@ def test_two_continuations_have_independent_noise(name, tmp_path):
         ends.append(train(model, 1, [Checkpoint(tmp_path / str(number))], x=x, epochs=2))
         ledgers.append(model.optimizer.ledger)
     assert is_independent_noise((ends[0] - start) * np.sqrt(2))
-    # Planted: the same noise twice.
+    # A planted bug: the same noise twice.
     assert not is_independent_noise(ends[0] - ends[0])
     wanted = tfdpx.accounting.epsilon(SIGMA, 1.0, 4, DELTA, accountant="gdp")
     for first, second in itertools.combinations(range(len(ends)), 2):
         assert is_independent_noise(ends[first] - ends[second])
-        # The two compose exactly: their common part counts once.
+        # The two compose exactly, because their common part counts once.
         both = ledgers[first] + ledgers[second]
         assert [ledgers[first].steps, ledgers[second].steps, both.steps] == [3, 3, 4]
         assert both.epsilon(DELTA, "gdp") == pytest.approx(wanted, rel=1e-9)
 
 
 def test_a_forked_process_is_a_run_of_its_own():
-    """Both count on: their ledgers compose, though they began as one."""
+    """Both ledgers continue and compose, although they began as one."""
     account = make().optimizer.account
     reading, writing = os.pipe()
     if not os.fork():
@@ -158,7 +158,7 @@ def test_a_second_training_on_a_folder_is_refused_and_writers_do_not_harm(tmp_pa
                 train(make(), 1, [Checkpoint(tmp_path)])
 
     train(make(), 1, [Checkpoint(tmp_path), Second()])
-    # A file system without locks: both write, and what is there is whole, by the last of them.
+    # Both write if the file system has no locks, and the last whole file stays.
     monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "no")))
 
     class Beside(keras.callbacks.Callback):
@@ -191,13 +191,13 @@ model.fit(
 
 
 @pytest.mark.nightly
-def test_what_is_written_of_an_update_waits_for_the_save(tmp_path):
-    """Killed between the writers of the second epoch and its save: nothing of it is on the disk."""
+def test_records_of_an_update_wait_for_the_save(tmp_path):
+    """A kill before an epoch is saved, but after its writers ran, leaves none of it on the disk."""
     here = pathlib.Path(__file__).parent
     paths = [str(here), str(pathlib.Path(small.__file__).parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
-    assert done.returncode == 9
+    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
+    assert process.returncode == 9
     assert Checkpoint(tmp_path).saved_updates == 2
     assert [json.loads(line)["step"] for line in open(tmp_path / "curve.jsonl")] == [2]
     steps = {event.step for event in events(tmp_path / "board")}
@@ -212,8 +212,8 @@ def events(folder):
 
 
 @pytest.mark.slow
-def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
-    """The ledger said 12 for 20 updates where nobody had looked at it in between."""
+def test_a_ledger_restored_before_or_within_a_fit_counts(tmp_path):
+    """The ledger once reported 12 for 20 updates, unless it was read in between."""
 
     def built():
         model = make()
@@ -245,12 +245,12 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
     model = make()
     zeros = np.zeros(N, "float32")
     model.train_on_batch(X, Y, sample_weight=zeros)
-    seen = []
+    norms = []
     step = model.optimizer.record
 
     def recorded(norm, nonfinite):
         step(norm, nonfinite)
-        tf.numpy_function(lambda n: seen.append(float(n)), [norm], [])
+        tf.numpy_function(lambda n: norms.append(float(n)), [norm], [])
 
     model.optimizer.record = recorded
     model.train_function = None
@@ -270,12 +270,12 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
             self.model.train_on_batch(X, Y, sample_weight=zeros)
 
     train(model, 2, [ByHand()])
-    assert len(seen) == len(set(seen)) == model.optimizer.ledger.steps - 1 == 10
+    assert len(norms) == len(set(norms)) == model.optimizer.ledger.steps - 1 == 10
 
 
 @pytest.mark.parametrize("fits, before", [((1,) * 4, 0), ((4,), 2)])
 def test_shuffled_batches_count_as_often_as_an_example_is_in_one(fits, before, monkeypatch):
-    """Each `fit` has permutations of its own, and may begin within an epoch of 4 updates."""
+    """Each `fit` draws new permutations, and may begin within an epoch of 4 updates."""
     drawn, rows_of = [], sampled_batches._Shuffle.rows
 
     def rows(shuffle, key, step):

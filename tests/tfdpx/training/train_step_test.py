@@ -39,10 +39,10 @@ def test_the_update_is_the_papers_formula(quiet):
     np.testing.assert_allclose(quiet.step(x, y), -clipped.sum(0) / 40, atol=1e-6)
 
 
-def largest_change(made, x, y):
-    """The change of the update, in units of 1/B, by a huge example with the worst label for it."""
+def largest_change(trainer, x, y):
+    """Returns the change of the update by a huge example with its worst label, in units of 1/B."""
     x = np.concatenate([x[:-1], 1e4 * np.ones((1, 6), "float32")])
-    return max(made.influence(x, np.append(y[:-1], k), len(x) - 1) for k in range(3))
+    return max(trainer.influence(x, np.append(y[:-1], k), len(x) - 1) for k in range(3))
 
 
 @NO_NOISE
@@ -65,7 +65,7 @@ def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
 
 
 def noise_of_steps(count=2, views=None, **arguments):
-    """The noise in `count` updates, in units of 1: a batch that is absent leaves nothing else."""
+    """Returns the noise of `count` updates, in units of 1, because an absent batch adds nothing."""
     x, y = small.data(4, features=40)
     x = x if views is None else np.repeat(x[:, np.newaxis], views, axis=1)
     arguments = {"noise_multiplier": 2.0, "batch_size": 1, "augmult": views or 0, **arguments}
@@ -84,7 +84,7 @@ def _noise():
 
 @pytest.fixture(scope="module", name="noise_of_views")
 def _noise_of_views():
-    """As `noise`, with another seed, of microbatches of views."""
+    """The same as `noise`, with another seed, of microbatches of views."""
     return noise_of_steps(20, seed=2, views=2, microbatch_size=1)
 
 

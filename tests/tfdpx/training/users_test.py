@@ -1,4 +1,4 @@
-"""Training on people: against a loop over them, by leaving one out, and what is refused."""
+"""Training on people: against a loop over them, by leaving one out, and refusals."""
 
 import pathlib
 import re
@@ -33,13 +33,13 @@ def make_plan(batch_size=PEOPLE, steps=1, noise_multiplier=0.0, **arguments):
 def make_model(plan=None, layers=None, compile_arguments=None, **arguments):
     arguments = {"plan": plan or make_plan(), "l2_norm_clip": CLIP, **arguments}
     optimizer = tfdpx.DPSGD(1.0, **arguments)
-    made = small.model(optimizer, layers, compile_arguments=compile_arguments)
-    made.build((None, *X.shape[1:]))
-    return made
+    model = small.model(optimizer, layers, compile_arguments=compile_arguments)
+    model.build((None, *X.shape[1:]))
+    return model
 
 
 def update(model, weights=None, k=MOST, x=X, y=Y, ids=IDS, class_weight=None):
-    """The change of the weights by one update on all people; the weights return to their values."""
+    """Returns the change of the weights by one update on all people; the weights are restored."""
     before = [variable.numpy() for variable in model.trainable_variables]
     arguments = dict(user_ids=ids, examples_per_user=k, steps_per_epoch=1, verbose=0)
     model.fit(x, y, sample_weight=weights, class_weight=class_weight, **arguments)
@@ -56,7 +56,7 @@ def _model():
 
 
 def by_a_loop(model, weights=None):
-    """As `update`, person by person: the mean gradient of their examples, clipped."""
+    """Computes `update` person by person: the mean gradient of their examples, clipped."""
     total, clip = 0.0, model.optimizer.l2_norm_clip
     weights = np.ones(len(IDS), "float32") if weights is None else weights
     gradients = batch_of_one_gradients(model, *map(tf.constant, (X, Y, weights)), 1)
@@ -73,7 +73,7 @@ def test_an_update_is_the_sum_of_clipped_means_of_people(model, k):
     np.testing.assert_allclose(update(model, k=k), by_a_loop(model), rtol=1e-4, atol=1e-6)
 
 
-def test_means_and_not_sums_are_clipped():  # Above the clip both have one direction.
+def test_means_and_not_sums_are_clipped():  # Above the clip, both have one direction.
     model = make_model(l2_norm_clip=5.0)
     wanted = by_a_loop(model)
     np.testing.assert_allclose(update(model), wanted, rtol=1e-4, atol=1e-6)
@@ -82,8 +82,8 @@ def test_means_and_not_sums_are_clipped():  # Above the clip both have one direc
 def test_examples_have_weights_of_their_own(model):
     weights = RNG.uniform(0.5, 3, len(IDS)).astype("float32")
     weights[RNG.permutation(len(IDS))[:6]] = 0.0
-    weights[IDS == 3] = 0.0  # Of one person nothing is left.
-    x = np.where(weights[:, np.newaxis] == 0, np.float32("nan"), X)  # What is absent is not read.
+    weights[IDS == 3] = 0.0  # One person has no example left.
+    x = np.where(weights[:, np.newaxis] == 0, np.float32("nan"), X)  # Absent rows are not read.
     wanted = by_a_loop(model, weights)
     np.testing.assert_allclose(update(model, weights, x=x), wanted, rtol=1e-4, atol=1e-6)
     wanted = by_a_loop(model, weights * np.array([1.0, 0.0, 4.0], "float32")[Y])
@@ -91,8 +91,8 @@ def test_examples_have_weights_of_their_own(model):
     np.testing.assert_allclose(changed, wanted, rtol=1e-4, atol=1e-6)
 
 
-def over_all_rows(self, given):  # Without the mask a person's first example counts again.
-    return self.repeat(tf.ones_like(given, "float32") / given.shape[1])
+def over_all_rows(self, values):  # Without the mask a person's first example counts again.
+    return self.repeat(tf.ones_like(values, "float32") / values.shape[1])
 
 
 @pytest.mark.planted("a person's mean counts padding")
@@ -126,16 +126,16 @@ def test_people_are_drawn_by_the_plan_and_give_k_examples_without_repetition_eac
     times, steps, people = np.zeros(len(IDS)), 600, []
     for rows, present in batches(k=2, steps=steps, seed=1):
         people.append(present.any(axis=1).sum())
-        for mine, there in zip(rows, present, strict=True):
-            given = mine[there]
-            assert len(set(given)) == len(given) and len(set(IDS[given])) <= 1
-            if len(given):
-                assert len(given) == min(2, np.sum(IDS == IDS[given[0]]))
-                times[given] += 1
+        for person_rows, there in zip(rows, present, strict=True):
+            numbers = person_rows[there]
+            assert len(set(numbers)) == len(numbers) and len(set(IDS[numbers])) <= 1
+            if len(numbers):
+                assert len(numbers) == min(2, np.sum(IDS == IDS[numbers[0]]))
+                times[numbers] += 1
     for person in range(PEOPLE):
-        mine, count = times[IDS == person], np.sum(IDS == person)
+        counts, count = times[IDS == person], np.sum(IDS == person)
         wanted = steps * 4 / PEOPLE * min(2, count) / count
-        assert np.all(np.abs(mine - wanted) < 5 * np.sqrt(wanted))
+        assert np.all(np.abs(counts - wanted) < 5 * np.sqrt(wanted))
     assert abs(np.mean(people) - 4) < 5 * np.sqrt(4 / steps)
 
 
@@ -155,7 +155,7 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
         (np.append(2**32 - 1, IDS[1:]), "the id 4294967295"),
         (["NULL", *map(str, IDS[1:])], "the id 'NULL'"),
         (["1 ", *map(str, IDS[1:])], "'1 ' and '1'|'1' and '1 '"),
-        (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # Of a file's first line.
+        (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # As on a file's first line.
         (["\u00e9", "e\u0301", *map(str, IDS[2:])], "in one way"),
         (["\u00e9", "e\u200d\u0301", *map(str, IDS[2:])], "in one way"),
         (["\u0390", "\u03aa\u0301", *map(str, IDS[2:])], "in one way"),  # In upper case.
@@ -170,16 +170,16 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
 
 
 class Indexed(np.ndarray):
-    """What is read of a pandas object, which is not installed here."""
+    """A stand-in for a pandas object, because pandas is not installed here."""
 
     index = None
 
 
 def indexed(values, order):
-    made, index = np.asarray(values).view(Indexed), types.SimpleNamespace(order=order)
+    array, index = np.asarray(values).view(Indexed), types.SimpleNamespace(order=order)
     index.equals = lambda other: other.order == order
-    made.index = index
-    return made
+    array.index = index
+    return array
 
 
 def test_ids_in_another_order_than_the_examples_are_refused():
@@ -194,7 +194,7 @@ def test_ids_in_another_order_than_the_examples_are_refused():
         plan.batches(x, Y, user_ids=ids)
 
 
-def test_what_does_not_go_together_is_refused(model):
+def test_options_that_do_not_go_together_are_refused(model):
     rows, plan = tfdpx.PrivacyPlan(len(IDS), 8, 4, 1.0, delta=1e-3), make_plan(4, 3, 1.0)
     drawn = make_plan(noise_multiplier=1.0).batches(X, Y, user_ids=IDS)
     of_rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(PEOPLE)

@@ -17,14 +17,14 @@ def make(**arguments):
 
 
 def scalars(folder):
-    """Dict from run to the tags of all event files under `folder`."""
+    """Reads a dict from run to the tags of all event files under `folder`."""
     from tensorflow.python.summary.summary_iterator import summary_iterator
 
-    found = collections.defaultdict(set)
+    tags = collections.defaultdict(set)
     for path in folder.rglob("*tfevents*"):
         for event in summary_iterator(str(path)):
-            found[path.parent.name] |= {value.tag for value in event.summary.value}
-    return found
+            tags[path.parent.name] |= {value.tag for value in event.summary.value}
+    return tags
 
 
 @pytest.mark.slow
@@ -41,16 +41,16 @@ def test_tensorboard_writes_validation_metrics_only_if_asked(loop, declared, tmp
         model.fit(PLAN.batches(X, Y), **arguments)
     else:
         tfdpx.distributed.fit(model, PLAN, X, Y, **arguments)
-    for folder, asked in folders.items():
-        found = scalars(folder)
-        in_validation = {"epoch_loss", "evaluation_loss_vs_iterations"} <= found["validation"]
+    for folder, is_asked in folders.items():
+        written = scalars(folder)
+        in_validation = {"epoch_loss", "evaluation_loss_vs_iterations"} <= written["validation"]
         assert in_validation == declared
         if not declared:
-            assert not found["validation"] & {"epoch_loss", "evaluation_loss_vs_iterations"}
+            assert not written["validation"] & {"epoch_loss", "evaluation_loss_vs_iterations"}
         tags = {"not_private/epoch_val_loss", "not_private/evaluation_loss"}
-        assert (tags <= found["not_private"]) == (asked and not declared)
-        assert asked or not found["not_private"]
-    said = [
+        assert (tags <= written["not_private"]) == (is_asked and not declared)
+        assert is_asked or not written["not_private"]
+    messages = [
         str(w.message) for w in recwarn if "leaves the validation metrics out" in str(w.message)
     ]
-    assert bool(said) == (not declared)
+    assert bool(messages) == (not declared)

@@ -1,4 +1,4 @@
-"""Views in training: which of them a step averages, and layers of others."""
+"""Views in training: the views that a step averages, and layers of Keras or others as views."""
 
 import warnings
 
@@ -26,7 +26,7 @@ def images(count=40, size=12):
 
 def model(augmentation, augmult=K):
     seeds.fix(5)
-    made = keras.Sequential(
+    built = keras.Sequential(
         [
             keras.layers.Rescaling(1 / 255),
             keras.layers.Conv2D(4, 3, strides=2),
@@ -34,12 +34,12 @@ def model(augmentation, augmult=K):
             keras.layers.Dense(3),
         ]
     )
-    made.compile(
+    built.compile(
         tfdpx.DPSGD(0.1, plan=PLAN, augment=augmentation, augmult=augmult, seed=1),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,
     )
-    return made
+    return built
 
 
 def test_a_step_averages_the_views_that_the_seed_draws():
@@ -49,17 +49,17 @@ def test_a_step_averages_the_views_that_the_seed_draws():
     by_data = model(None)
     by_data.build((None, 5, 5, 3))
     drawn = []
-    made = by_step.optimizer.augment
-    draw = made.draw
-    made.draw = lambda *arguments: drawn.append(draw(*arguments)) or drawn[-1]
+    augmentation = by_step.optimizer.augment
+    draw = augmentation.draw
+    augmentation.draw = lambda *arguments: drawn.append(draw(*arguments)) or drawn[-1]
     by_step.run_eagerly = True
     change = small.step(by_step, x, y)
     drawn = max(drawn, key=len)
-    views = made.apply(tf.constant(x), drawn)
+    views = augmentation.apply(tf.constant(x), drawn)
     np.testing.assert_allclose(
         change, small.step_views(by_data, views.numpy(), y), rtol=1e-4, atol=1e-7
     )
-    other = made.apply(tf.constant(x), drawn[::-1])
+    other = augmentation.apply(tf.constant(x), drawn[::-1])
     planted = small.step_views(by_data, other.numpy(), y)
     assert np.abs(planted - change).max() > 1e-5
 
@@ -83,9 +83,9 @@ LAYERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_of_keras_and_keras_cv(name):
-    made = layer_views.get(LAYERS[name]())
+    wrapped = layer_views.get(LAYERS[name]())
     x = tf.constant(images(4)[0])
-    views = made.apply(x, made.draw(4, 2, tf.zeros([2], tf.int64)))
+    views = wrapped.apply(x, wrapped.draw(4, 2, tf.zeros([2], tf.int64)))
     size = 9 if name == "crop" else 12
     assert views.shape == (4, 2, size, size, 3)
     assert np.isfinite(views).all()

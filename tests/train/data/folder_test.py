@@ -1,4 +1,4 @@
-"""One's own folder: which images are taken, the split, the choices, and the refusals."""
+"""A folder of images: the images that are used, the split, the choices, and the refusals."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def files_of(folder, split):
 
 
 def test_one_image_more_or_less_changes_no_others_side(tmp_path):
-    """Otherwise the training sets of neighbouring folders would be no neighbours."""
+    """Otherwise the training sets of neighbouring folders would not be neighbours."""
     own_images.write(tmp_path, {3: 20, 5: 20})
 
     def sides():
@@ -43,7 +43,7 @@ def test_one_image_more_or_less_changes_no_others_side(tmp_path):
         os.rename(file, tmp_path / "aside")
         assert {split: files - {file} for split, files in before.items()} == sides()
         os.rename(tmp_path / "aside", file)
-    # A copy goes where its image is, under whatever name and class.
+    # A copy joins the split of its image, under any name and class.
     for number, file in enumerate(sorted(before["train"])[:6]):
         shutil.copy(file, tmp_path / "5" / f"copy {number}.png")
     assert all(sides()[split] == before[split] for split in ("validation", "test"))
@@ -114,10 +114,10 @@ def test_pixels_mean_the_same_in_every_mode(tmp_path):
     Image.fromarray(ramp.astype("float32")).save(tmp_path / "float.tiff")
     _, broken = check([tmp_path / "float.tiff"], tmp_path, "--images", True)
     assert "32 bits" in broken[tmp_path / "float.tiff"]
-    # A camera on its side.
+    # A photo from a rotated camera.
     upright = Image.fromarray(np.tile(np.arange(0, 240, 6, dtype="uint8"), (20, 1)))
     exif = Image.Exif()
-    exif[0x0112] = 6  # Turned: the viewer turns it back by a quarter.
+    exif[0x0112] = 6  # Viewers turn it back by a quarter.
     upright.rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=100)
     [image], _ = check([tmp_path / "turned.jpg"], tmp_path, "--images")
     assert image.size == (20, 40)

@@ -1,4 +1,4 @@
-"""The same data are known as the same, wherever they lie and whatever they are called."""
+"""The same data are recognized in every place and under every name."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ def key(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Folders of one image each: `images`, links to it, and `others`."""
+    """Makes folders of one image each: `images`, links to it, and `others`."""
     for name in ("images/train/cats", "others", "files"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "images/train/cats/1.png").touch()
@@ -42,7 +42,7 @@ def test_folders_are_the_same_by_whichever_path(folders, monkeypatch):
         assert identity.overlap(data, f"folder:{folders}/{same}"), same
     assert not identity.overlap(data, f"folder:{folders}/others")
     assert not identity.overlap(data, "digits")
-    # It moves with the images.
+    # The file moves with the images.
     os.rename(folders / "images", folders / "moved")
     assert identity.overlap(data, f"folder:{folders}/moved")
 
@@ -86,7 +86,7 @@ def test_a_table_is_known_by_its_columns_and_rows(tmp_path, key):
     assert identity.of(moved).identifier == data.identifier and identity.overlap(data, moved)
     for text in ("age,city\n30,Rome\n40,Oslo\n", "age,town\n30,Rome\n40,Oslo\n30,Rome\n"):
         assert not identity.overlap(data, write("people.csv", text))
-    # Neither the table nor its folder says so, and without the key no one can tell.
+    # Only the key, which lies outside of this folder, links the two.
     assert {path.name for path in tmp_path.iterdir()} == {"people.csv", "else", "home"}
     key.unlink()
     assert not identity.overlap(data, moved)

@@ -17,7 +17,7 @@ from tfdpx.train.errors import UserError
 
 
 def as_set(x, y):
-    """Examples without their order, which writing a data set does not keep."""
+    """Sorts examples, because writing a data set does not keep their order."""
     return sorted(zip(map(tuple, x.reshape(len(x), -1).tolist()), y.tolist(), strict=True))
 
 
@@ -87,7 +87,7 @@ def test_sets_that_are_no_image_classification(tmp_path):
 
 
 def gradients(count):
-    """Photographs of as many sizes: brightness rises from left to right."""
+    """Returns images of many sizes, with brightness that rises from left to right."""
     ramps = [np.linspace(0, 240, 40 + 3 * i)[None, :, None] for i in range(count)]
     photographs = [np.tile(ramp, (30 + i, 1, 3)).astype("uint8") for i, ramp in enumerate(ramps)]
     return photographs, np.arange(count) % 3
@@ -105,13 +105,13 @@ def test_photographs_are_resized_or_cropped_and_training_images_larger(tmp_path)
     )
     assert squeezed.image_shape == cropped.image_shape == (20, 20, 3) and cropped.center_crop
     assert squeezed.train_x.shape == (7, 24, 24, 3) and squeezed.eval_x.shape == (4, 20, 20, 3)
-    # Brightness rises over its whole range, or where cropped over the middle of it.
+    # Brightness rises over its whole range, or over the middle of it if cropped.
     assert np.ptp(squeezed.train_x, axis=(1, 2, 3)).min() > 225
     assert np.ptp(cropped.train_x, axis=(1, 2, 3)).max() < 180
     [wide], _ = gradients(1)
-    found = images.decode(wide, (20, 20, 3), center_crop=True)
-    np.testing.assert_allclose(found, images.decode(wide[:, 5:35], (20, 20, 3)), atol=1)
-    # So is an image to predict the class of: its darkest and its brightest pixel tell.
+    decoded = images.decode(wide, (20, 20, 3), center_crop=True)
+    np.testing.assert_allclose(decoded, images.decode(wide[:, 5:35], (20, 20, 3)), atol=1)
+    # Images to predict are cropped too, as the darkest and the brightest pixel show.
     files = [tmp_path / "wide.png"]
     Image.fromarray(wide).save(files[0])
     model = types.SimpleNamespace(
@@ -142,7 +142,7 @@ def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
     assert pairs(data.train_x) == pairs(held_out.train_x)  # Always the same part.
     assert sorted(pairs(held_out.train_x) + pairs(held_out.eval_x)) == as_set(*train)
     assert pairs(data.eval_x) == as_set(*test)
-    # What stays on disk is measured as well; three classes have no top five.
+    # Data on disk are measured too; three classes have no top five.
     model = types.SimpleNamespace(predict_on_batch=lambda x: np.ones((len(x), 3)))
     measured = measure.measure(model, data)
     results = measured.results()

@@ -1,4 +1,4 @@
-"""A folder of several people: whose each image is, who is tested on, and one private run."""
+"""A folder of several people: the person of each image, the people to test on, one private run."""
 
 import json
 
@@ -14,7 +14,7 @@ PEOPLE = 12
 
 
 def write(folder, name="{person}/{i}.png", people=range(PEOPLE)):
-    """Two classes; every person has images in both, some more than others."""
+    """Writes two classes; every person has images in both, some more than others."""
     for label, value in (("dark", 40), ("light", 200)):
         for person in people:
             for i in range(1 + person % 5):
@@ -38,7 +38,7 @@ def load(folder, user="parent_folder", **options):
 )
 def test_no_person_is_trained_and_tested_on(tmp_path, user, name):
     data = load(write(tmp_path, name), user, test_fraction=0.3)
-    of_person = data.train_x[:, 0, 0, 0] % 20  # The shades: 40 or 200, and the person.
+    of_person = data.train_x[:, 0, 0, 0] % 20  # Shades are 40 or 200, plus the person.
     assert len(data.train_users) == data.num_train == len(of_person)
     for person in set(data.train_users):
         assert len(set(of_person[data.train_users == person])) == 1
@@ -93,7 +93,7 @@ def test_names_in_two_cases_are_refused(tmp_path):
     ],
 )
 def test_several_images_of_a_person_are_asked_about(tmp_path, name, user):
-    """By the names of files; the command that it gives protects people."""
+    """The names of files raise the question, and the suggested command protects people."""
     several = [note for note in load(write(tmp_path, name), None).notes if "person" in note]
     assert bool(several) == bool(user)
     if user:
@@ -110,11 +110,11 @@ def test_images_of_nobody_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_classify_protects_people(tmp_path, run):
-    given = dict(
+    arguments = dict(
         dataset=f"folder:{write(tmp_path / 'images')}", user="parent_folder", epsilon=8.0,
         delta=1e-3, model="small_cnn", steps=6, batch_size=6, accountant="rdp",
     )  # fmt: skip
-    report, _ = run(classify, workdir=tmp_path / "run", **given)
+    report, _ = run(classify, workdir=tmp_path / "run", **arguments)
     assert report["neighbours"] == "add_or_remove_user" and 7.9 < report["epsilon"] <= 8
     assert report["num_examples"] < PEOPLE and np.isfinite(report["test_accuracy"])
     text = " ".join((tmp_path / "run" / "privacy_statement.txt").read_text().split())

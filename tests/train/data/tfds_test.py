@@ -1,4 +1,4 @@
-"""Entries agree with TensorFlow Datasets in shape and classes; names are read as they are meant."""
+"""Entries agree with TensorFlow Datasets in shape and classes, and names are read correctly."""
 
 import pytest
 import tensorflow_datasets

@@ -1,4 +1,4 @@
-"""`plan.batches` takes what `fit` takes, and draws the same examples from each form."""
+"""`plan.batches` accepts the inputs of `fit`, and draws the same examples from each form."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ PLAN = tfdpx.PrivacyPlan(
 
 
 class Frame:
-    """What this project needs of a pandas.DataFrame or Series, which is not installed here."""
+    """A stand-in for a pandas.DataFrame or Series, because pandas is not installed here."""
 
     def __init__(self, values):
         self._values = np.asarray(values)
@@ -29,7 +29,7 @@ class Frame:
     def __len__(self):
         return len(self._values)
 
-    def __getitem__(self, key):  # By column, not by row: nothing may index it.
+    def __getitem__(self, key):  # By column, not by row, so tfdpx must not index it.
         raise KeyError(key)
 
 
@@ -45,13 +45,13 @@ def same(a, b):
 
 
 def dataset(*parts, batch=None):
-    made = tf.data.Dataset.from_tensor_slices(parts)
-    return made if batch is None else made.batch(batch)
+    batches = tf.data.Dataset.from_tensor_slices(parts)
+    return batches if batch is None else batches.batch(batch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given",
+    "make_inputs",
     [
         lambda: (X.tolist(), Y.tolist()),
         lambda: (tf.constant(X), tf.constant(Y)),
@@ -62,10 +62,10 @@ def dataset(*parts, batch=None):
     ],
     ids=["lists", "tensors", "pandas", "examples", "batches", "one batch"],
 )
-def test_every_form_gives_the_same_draws(given, capsys):
-    same(drawn(*given()), drawn(X, Y))
-    said = "has read a tf.data.Dataset of 24 examples" in capsys.readouterr().out
-    assert said == isinstance(given()[0], tf.data.Dataset)
+def test_every_form_gives_the_same_draws(make_inputs, capsys):
+    same(drawn(*make_inputs()), drawn(X, Y))
+    has_warning = "has read a tf.data.Dataset of 24 examples" in capsys.readouterr().out
+    assert has_warning == isinstance(make_inputs()[0], tf.data.Dataset)
 
 
 def test_several_inputs_are_a_list_a_tuple_or_a_dict():
@@ -86,7 +86,7 @@ def test_weights_of_a_data_set_count():
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "make_inputs, message",
     [
         (lambda: dataset(X, Y).repeat(), "known size.*infinite size.*repeat"),
         (lambda: dataset(X, Y).filter(lambda x, y: True), "unknown size.*assert_cardinality"),
@@ -95,8 +95,8 @@ def test_weights_of_a_data_set_count():
         (lambda: [X[0], X[1]], r"same length.*list of arrays means several inputs.*np\.stack"),
     ],
 )
-def test_what_has_no_size_of_the_plan_is_refused(given, message):
-    arguments = given()
+def test_data_of_another_size_than_the_plans_are_refused(make_inputs, message):
+    arguments = make_inputs()
     y = () if isinstance(arguments, tf.data.Dataset) else (Y,)
     with pytest.raises(ValueError, match=message):
         PLAN.batches(arguments, *y)
@@ -127,7 +127,7 @@ def test_shares_out_of_range():
 
 
 def trained(fit, **arguments):
-    """Weights after `fit(model, plan)` of a small regression with a seed, and its optimizer."""
+    """Fits a small regression with a seed by `fit(model, plan)`; returns weights and optimizer."""
     seeds.fix(3)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile(tfdpx.DPSGD(0.01, plan=PLAN, seed=4, **arguments), "mse", jit_compile=False)

@@ -1,4 +1,4 @@
-"""A privacy officer looks at the folder of a run, and tries what it should refuse."""
+"""A privacy officer looks at the folder of a run, and tries calls that should be refused."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def photos(left, finished_runs):
 
 @pytest.fixture(scope="module")
 def left(finished_runs):
-    """The folder that a seeded run leaves, and what it printed."""
+    """The folder of a seeded run, and its output."""
     return finished_runs("photos")
 
 
@@ -33,10 +33,10 @@ def test_the_record_holds_everything(left, photos):
     workdir, printed = left
     described = json.loads((workdir / "record.json").read_text(), parse_constant=pytest.fail)
     report = records.read(workdir / "record.json").view()
-    told = json.loads(printed.splitlines()[-1])
-    assert told == {**report, "workdir": str(workdir)}
+    last_line = json.loads(printed.splitlines()[-1])
+    assert last_line == {**report, "workdir": str(workdir)}
     assert records.read(workdir / "model.keras") == records.read(workdir / "record.json")
-    assert (workdir / "record.json").read_text().count("\n") > 50  # Readable.
+    assert (workdir / "record.json").read_text().count("\n") > 50  # It is indented.
     assert described["inputs"]["class_names"] == ["3", "5", "8"]
     assert described["inputs"]["image_shape"] == [8, 8, 1]
     assert report["num_examples"] + report["num_measured"] == 60
@@ -76,12 +76,12 @@ def test_no_file_holds_the_seed_or_where_anything_lies(left, photos):
 
 def test_the_page_is_made_of_the_folder_and_shows_no_private_image(left, tmp_path):
     workdir = shutil.copytree(left.workdir, tmp_path / "run")
-    made = (workdir / "report.html").read_bytes()
+    content = (workdir / "report.html").read_bytes()
     report.write_page(workdir)
-    assert (workdir / "report.html").read_bytes() == made
-    assert made.count(b"data:image/png") == 2 and b"Wrong predictions" not in made
+    assert (workdir / "report.html").read_bytes() == content
+    assert content.count(b"data:image/png") == 2 and b"Wrong predictions" not in content
     assert not (workdir / "wrong_predictions.png").exists()
-    assert b"Do not release: the run had a seed" in made
+    assert b"Do not release: the run had a seed" in content
 
 
 def test_accuracy_while_training_is_nowhere_without_public_test(left):
@@ -113,18 +113,18 @@ def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path)
     workdir, _ = left
     takes = inputs.read(workdir / "model.keras")
     assert takes == inputs.ImageInput((8, 8, 1), ("3", "5", "8"), False)
-    # The same files give what the model makes of the arrays of the training.
+    # The files and the arrays of the training lead to the same predictions.
     model = keras.saving.load_model(workdir / "model.keras")
     data, folder = images.load(f"folder:{photos}"), ImageFolder(photos)
     files = [file for file, _ in folder.records("train").pairs]
-    found = measure.probabilities(predict.logits(model, takes, files))
+    probabilities = measure.probabilities(predict.logits(model, takes, files))
     np.testing.assert_array_equal(folder.records("train").labels(), data.train_y)
     expected = keras.ops.softmax(model.predict(data.train_x, verbose=0))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
-    # Saved again by Keras it no longer says so, and is not guessed at.
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5, atol=1e-7)
+    # A file that Keras saved again has lost this information, and `predict` does not guess.
     model.save(tmp_path / "again.keras")
-    said = refusal(predict, model=tmp_path / "again.keras", images=photos)
-    assert "does not say which images it takes" in said
+    message = refusal(predict, model=tmp_path / "again.keras", images=photos)
+    assert "does not say which images it takes" in message
 
 
 class Killed(Exception):
@@ -139,10 +139,10 @@ def kill(self, batch, logs=None):
 def killed(run, monkeypatch):
     """Runs `classify` and kills it after its first update."""
 
-    def start(**given):
+    def start(**arguments):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill)
-            run(classify, **given)
+            run(classify, **arguments)
 
     return start
 
@@ -151,26 +151,26 @@ def killed(run, monkeypatch):
 def test_resume_names_what_is_another(killed, run, refusal, tmp_path):
     photos, workdir = tmp_path / "photos", tmp_path / "run"
     own_images.write(photos, {3: 20, 5: 20, 8: 20}, size=8)
-    given = dict(dataset=f"folder:{photos}", noise_multiplier=2.0, batch_size=40, steps=4)
-    given |= dict(seed=SEED, workdir=workdir)
-    killed(**given)
-    (first, _), *others = ImageFolder(photos).records("train").pairs
-    kept = first.read_bytes()
+    arguments = dict(dataset=f"folder:{photos}", noise_multiplier=2.0, batch_size=40, steps=4)
+    arguments |= dict(seed=SEED, workdir=workdir)
+    killed(**arguments)
+    (first, _), *remaining = ImageFolder(photos).records("train").pairs
+    content = first.read_bytes()
 
     def refused(message, **changed):
-        said = refusal(classify, resume=True, **{**given, **changed})
-        assert message in said and str(SEED) not in said
+        line = refusal(classify, resume=True, **{**arguments, **changed})
+        assert message in line and str(SEED) not in line
 
     refused("began with noise_multiplier=2.0. Received: noise_multiplier=1.0", noise_multiplier=1.0)
     first.unlink()
-    count = len(others)
+    count = len(remaining)
     refused(f"began with num_examples={count + 1}. Received: num_examples={count}")
-    first.write_bytes(kept)
+    first.write_bytes(content)
     (photos / "8").rename(photos / "9")
     refused("class_names=['3', '5', '8']. Received: class_names=['3', '5', '9']")
     (photos / "9").rename(photos / "8")
     refused("test_seed", test_seed=1)
-    run(classify, resume=True, **given)
+    run(classify, resume=True, **arguments)
     assert (workdir / "record.json").exists()
 
 
@@ -181,23 +181,25 @@ SEEN |= dict(noise_multiplier=2.0)
 @pytest.mark.slow
 def test_resume_notices_another_file_to_start_from(finished_runs, killed, refusal, tmp_path):
     copy = shutil.copy(finished_runs("private").workdir / "model.keras", tmp_path)
-    given = dict(SEEN, init_from=str(copy), workdir=tmp_path / "run")
-    killed(**given)
+    arguments = dict(SEEN, init_from=str(copy), workdir=tmp_path / "run")
+    killed(**arguments)
     with zipfile.ZipFile(copy, "a") as archive:
         archive.writestr("note.txt", "touched")
-    assert "began with file " in refusal(classify, resume=True, **given)
+    assert "began with file " in refusal(classify, resume=True, **arguments)
 
 
 @pytest.mark.slow
 def test_weights_that_saw_the_data_are_refused_without_a_word(
     finished_runs, run, refusal, tmp_path
 ):
-    given = dict(SEEN, init_from=str(finished_runs("public").workdir), workdir=tmp_path / "run")
-    said = refusal(classify, **given)
-    assert "trained on sklearn_digits already, without" in said and "--allow_seen_data" in said
-    report, _ = run(classify, allow_seen_data=True, **given)
+    arguments = dict(SEEN, init_from=str(finished_runs("public").workdir), workdir=tmp_path / "run")
+    message = refusal(classify, **arguments)
+    assert (
+        "trained on sklearn_digits already, without" in message and "--allow_seen_data" in message
+    )
+    report, _ = run(classify, allow_seen_data=True, **arguments)
     assert report["epsilon"] == "inf" and report["private"] is False
     statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
     assert "no differential privacy" in statement
-    [seen] = records.read(tmp_path / "run" / "record.json").seen
-    assert seen.data.name == "sklearn_digits"
+    [upstream] = records.read(tmp_path / "run" / "record.json").seen
+    assert upstream.data.name == "sklearn_digits"
