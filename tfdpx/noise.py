@@ -113,10 +113,10 @@ def normal(shape, seed, stddev=1.0):
     if count == 1 and not under_xla:
         drawn = tf.concat(_box_muller(-(-size // 2), *tf.unstack(seeds[0]), stddev), axis=0)
         return tf.reshape(drawn[:size], shape)
-    # One loop is less to trace; loops apart run side by side where XLA compiles for a CPU.
+    # One loop is faster to trace; separate loops run in parallel if XLA compiles for a CPU.
     groups = tf.split(seeds, count) if under_xla else [seeds]
     pairs = -(-size // (2 * count))
-    drawn = tf.concat([_in_a_loop(pairs, each, stddev) for each in groups], axis=0)
+    drawn = tf.concat([_in_a_loop(pairs, group, stddev) for group in groups], axis=0)
     return tf.reshape(tf.reshape(drawn, [-1])[:size], shape)
 
 
@@ -126,7 +126,7 @@ def _seeds(seed, count):
 
 
 def _in_a_loop(pairs, seeds, stddev):
-    """float32 [2 * count, pairs]: the `_box_muller` of each of `seeds` [count, 2, 2].
+    """Returns float32 [2 * count, pairs]: the `_box_muller` of each of `seeds` [count, 2, 2].
 
     XLA does not fuse a loop into its readers. Without the loop it would draw the bits again for
     every element of every reader.
