@@ -143,7 +143,7 @@ def clip_factors(norms: np.ndarray, l2_norm_clip: float | str) -> np.ndarray:
 
     Args:
         norms: float64 `[n]`.
-        l2_norm_clip: Float; infinity does not clip. Or "automatic", as of
+        l2_norm_clip: Float; infinity does not clip. Or "automatic", as in
             `tfdpx.training.clipping.AutomaticClip`, which bounds an example by 1.
     """
     if isinstance(l2_norm_clip, str):
