@@ -199,7 +199,7 @@ def _together(read, delta, same_data):
 
 
 def _is_same(one, other):
-    """Returns whether two `Data` may share examples; a part of a public set counts as all."""
+    """Returns whether two `DatasetId` may share examples; a part of a public set counts as all."""
     if one.identifier is not None or other.identifier is not None:
         return one.identifier == other.identifier
     first, second = (re.split("[:/]", data.name)[0] for data in (one, other))
@@ -207,7 +207,7 @@ def _is_same(one, other):
 
 
 def _overlap(one, other):
-    """Returns whether two `Data` may share examples, for example two parts of one data set."""
+    """Returns whether two `DatasetId` may share examples, for example two parts of one data set."""
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]

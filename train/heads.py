@@ -369,7 +369,7 @@ def _public(settings, data):
 
 
 def _extraction(settings, start, data):
-    """Returns the `Record` of features; earlier trainings on the same data get the same `Data`."""
+    """Returns the `Record` of features; trainings on the same data get the same `DatasetId`."""
     mine = identity.of(settings.dataset)
     trainings = tuple(
         dataclasses.replace(training, data=mine)

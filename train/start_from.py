@@ -18,7 +18,7 @@ from tfdpx import account
 from tfdpx._keras import layer_internals, lora
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.record import Seen
+from tfdpx.accounting.record import UpstreamTraining
 from tfdpx.layers import UnitNormWithConstant
 from tfdpx.layers.private_model import last_layer, trainable
 from tfdpx.models import LinearOnFeatures, backbone, transfer
@@ -89,7 +89,7 @@ class Start:
 
     @functools.cached_property
     def seen(self):
-        """The earlier trainings of the files, a tuple of `Seen`.
+        """The earlier trainings of the files, a tuple of `UpstreamTraining`.
 
         Raises:
             UserError: If a file is missing, or neither the file nor the user names its data.
@@ -210,7 +210,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
     """Returns the `Ledger` of earlier trainings that may have used a data set.
 
     Args:
-        trainings: Tuple of `Seen`.
+        trainings: Tuple of `UpstreamTraining`.
         dataset: String, the value of `--dataset`.
         allow_unaccounted: Bool, whether a training without an account makes epsilon infinite or is
             an error.
@@ -426,7 +426,7 @@ def _load_weights(model, path):
 
 
 def _seen_by(path, init_data):
-    """Returns the earlier trainings of one file, a tuple of `Seen`."""
+    """Returns the earlier trainings of one file, a tuple of `UpstreamTraining`."""
     try:
         record = records.read(path) if path.endswith(".keras") else None
     except (OSError, ValueError) as error:
@@ -437,5 +437,5 @@ def _seen_by(path, init_data):
                 f"The file {path} does not say what it was trained on. If it was trained on none "
                 "of the private data, name its data with --init_data."
             )
-        return (Seen(identity.of(init_data), not_private()),)
-    return (*record.seen, Seen(record.data, record.ledger, record.delta))
+        return (UpstreamTraining(identity.of(init_data), not_private()),)
+    return (*record.seen, UpstreamTraining(record.data, record.ledger, record.delta))

@@ -17,7 +17,7 @@ import re
 import secrets
 
 from tfdpx import _files as files
-from tfdpx.accounting.record import Data
+from tfdpx.accounting.record import DatasetId
 from tfdpx.train.data import folder, tables, tfds
 from tfdpx.train.errors import UserError, printable
 
@@ -26,7 +26,7 @@ _KEY = pathlib.Path("~/.config/tfdpx/key")
 
 
 def of(name, num_examples=None):
-    """Returns the `Data` of a value of `--dataset`.
+    """Returns the `DatasetId` of a value of `--dataset`.
 
     Args:
         name: String, a value of `--dataset`.
@@ -37,10 +37,10 @@ def of(name, num_examples=None):
     """
     parsed = tfds.Name.parse(name)
     if parsed.path is None:
-        return Data(parsed.full, num_examples)
+        return DatasetId(parsed.full, num_examples)
     is_table = parsed.entry.name in tfds.TABLES
     identifier = _of_table(name) if is_table else _of_folder(folder.existing(parsed.path).resolve())
-    return Data(called(name), num_examples, identifier)
+    return DatasetId(called(name), num_examples, identifier)
 
 
 def called(name):
@@ -58,7 +58,7 @@ def overlap(data, name):
     as the same data.
 
     Args:
-        data: `Data`.
+        data: `DatasetId`.
         name: String, a value of `--dataset`.
     """
     parsed = tfds.Name.parse(name)
