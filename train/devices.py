@@ -22,7 +22,7 @@ _STRATEGY = flags.DEFINE_enum(
     KINDS,
     "Devices: the CPU alone; mirrored, all GPUs of this host (or its --cpu_devices); multiworker, "
     "the hosts that the environment variable TF_CONFIG lists, each running this command with the "
-    "same flags and a --workdir that all can read; a TPU. auto: whichever of these is there.",
+    "same flags and a --workdir that all can read; a TPU. auto: chosen by availability.",
 )
 _TPU = flags.DEFINE_string(
     "tpu", None, 'Name of the TPU; "local" for the TPU of a Cloud TPU VM. Means --strategy=tpu.'

@@ -142,8 +142,8 @@ class RunSettings:
         default=0)
     augment_flip: bool = setting("Whether views are flipped left to right at random.",
         default=False)
-    augment_resize: float = setting("Views are cut from images so many times --image_size high and "
-        "wide.", Check(lambda v: 1 <= v < math.inf, "be at least 1 and finite"), default=1.0)
+    augment_resize: float = setting("Views are cut from images of this many times --image_size.",
+        Check(lambda v: 1 <= v < math.inf, "be at least 1 and finite"), default=1.0)
     label_smoothing: float = setting("Weight of the uniform distribution in the targets.",
         BELOW_ONE, default=0.0)
     precision: str = setting("Keras dtype policy.", choices=("float32", "mixed_bfloat16"),
@@ -247,14 +247,14 @@ class Settings(RunSettings):
         "an image is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression "
         "for the path below the folders of training images. Of tables: the column with the "
         "person of each row.", of=(IMAGES, TABLES), default=None)
-    examples_per_user: int = setting("Images or rows of a person in an update, with --user; more "
-        "are drawn from.", FROM_ONE, of=(IMAGES, TABLES), default=4)
+    examples_per_user: int = setting("Images or rows of a person in an update, with --user; drawn "
+        "if there are more.", FROM_ONE, of=(IMAGES, TABLES), default=4)
     individual: bool = setting("Clip each image at its own last norm, and write an epsilon for "
         "each to a private folder.", default=False)
     individual_rounding: float = setting("Norms of --individual are rounded up to multiples of "
         "this part of l2_norm_clip.", Check(lambda v: 1e-4 <= v <= 1, "lie in [0.0001, 1]"),
         default=0.01)
-    individual_refreshes: int = setting("How often an epoch --individual measures all norms.",
+    individual_refreshes: int = setting("Times in an epoch that --individual measures all norms.",
         NOT_NEGATIVE, default=0)
     individual_release: float | None = setting("Report the mean and quantiles of --individual, at "
         "this noise multiplier.", POSITIVE, default=None)
@@ -265,7 +265,7 @@ class Settings(RunSettings):
         "probability is at least this. Choose it from public data, never by private test rows.",
         SHARE, of=_ALL, default=0.5)
     target: str | None = setting("The column to predict.", of=(TABLES,), default=None)
-    task: str = setting("Whether one of the labels is predicted, or a number.",
+    task: str = setting("The prediction: one of the labels, or a number.",
         choices=(CLASSIFICATION, REGRESSION), of=(TABLES,), default=CLASSIFICATION)
     drop: list | None = setting("Columns to leave out.", of=(TABLES,), default=None)
     categorical: list | None = setting("Columns of numbers that name categories, such as "
@@ -306,7 +306,7 @@ class Settings(RunSettings):
         of=(HEADS,), default=None)
     projection: int | None = setting("Of adamix: directions of the public gradients that the "
         "private ones are projected on.", of=(HEADS,), default=None)
-    decay_to: str | None = setting("Of adamix: whether weights decay to the start or to zero.",
+    decay_to: str | None = setting("Of adamix: the target of weight decay, start or zero.",
         of=(HEADS,), default=None)
     initial_weights: str | None = setting("Of adamix: a .npy file of public weights [features, "
         "classes] to start from, for example of tfdpx.models.zero_shot_head.", of=(HEADS,),
