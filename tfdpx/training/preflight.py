@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx.checks.augmentation import problems_of_augment
-from tfdpx.checks.batches_of_one import problems_of_microbatch, undisturbed
+from tfdpx.checks.batches_of_one import problems_of_microbatch, preserving_state
 from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.state import (
@@ -169,7 +169,7 @@ class _Preparation:
         drawn, key = microbatch, tf.zeros([2], tf.int64)
         examples = None if size.varies else self._rows(size) // views
         still = step_context.freeze_rng() if draws else contextlib.nullcontext()
-        with undisturbed(model), still:
+        with preserving_state(model), still:
             if draws:  # Random layers hold still for the comparison, as batches of one cannot draw.
                 given = specs._replace(shared=())
                 microbatch = Microbatch(
