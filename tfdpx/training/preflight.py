@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx.checks.augmentation import problems_of_augment
-from tfdpx.checks.batches_of_one import problems_of_microbatch, preserving_state
+from tfdpx.checks.batches_of_one import preserving_state, problems_of_microbatch
 from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.state import (
