@@ -34,7 +34,7 @@ from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.sampled_batches import plan_sampler
 from tfdpx.training import checkpoint, replicas
-from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, used_up
+from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, make_budget_error
 from tfdpx.training.clipping import split_ids
 from tfdpx.training.norms import norm_refreshes
 from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unmanaged_step
@@ -110,7 +110,7 @@ def fitting(optimizer, model, arguments):
     request = drawn(optimizer, model, request)
     replicas.check_keras_fit(model, request.x)
     with training(optimizer, model, request) as (session, request):
-        request = request.with_(x=replicas.interleaved(model, session, request.x))
+        request = request.with_(x=replicas.interleave_batches(model, session, request.x))
         with followed(model, session, request) as request:
             yield request.for_keras()
 
@@ -209,7 +209,7 @@ def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
         else:
             start_unmanaged_step(optimizer)
         if optimizer.state.updates >= optimizer.state.end:
-            raise used_up(optimizer, (session or optimizer).plan)
+            raise make_budget_error(optimizer, (session or optimizer).plan)
         probability, seeded = _guess_probability(optimizer, None), optimizer.seed is not None
         usual = account.open(probability, poisson_sampled=False, seeded=seeded)
         try:
@@ -304,7 +304,7 @@ def laid_out(optimizer, model, session, request):
         request = request.with_(epochs=restored)  # The run was finished.
     elif first < request.epochs:
         if not session.left:
-            raise used_up(optimizer, session.plan)
+            raise make_budget_error(optimizer, session.plan)
         # Keras would make one pass an epoch, and no draw may be used twice: the first epoch would
         # have all of them.
         if request.steps_per_epoch is None:

@@ -88,7 +88,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         arguments.refuse_epsilon(type(self), kwargs)
         super().__init__(*args, **kwargs)
         arguments.refuse_epsilon(type(self), vars(self))
-        self._settings = arguments.checked(
+        self._settings = arguments.check_settings(
             plan=plan,
             batch_size=batch_size,
             noise_multiplier=noise_multiplier,
