@@ -281,7 +281,7 @@ def _arrays(content):
 
 
 @contextlib.contextmanager
-def kept(model, callbacks, session, num_examples, build):
+def checkpointing(model, callbacks, session, num_examples, build):
     """Context manager in which the `Checkpoint` among the callbacks of `fit` restores and saves.
 
     Args:
@@ -309,7 +309,7 @@ def kept(model, callbacks, session, num_examples, build):
         yield
 
 
-def in_order(callbacks):
+def place_checkpoint(callbacks):
     """The callbacks, with a `Checkpoint` where `place_of_save` says.
 
     Args:

@@ -144,7 +144,7 @@ def training(optimizer, model, request):
         Session(optimizer, draws, probability, is_seeded(request.x), callbacks) as session,
         weighing(optimizer, model, class_weight),
         model_internals.keeping_first_epoch(model),
-        checkpoint.kept(model, callbacks, session, count, lambda: build(model, request)),
+        checkpoint.checkpointing(model, callbacks, session, count, lambda: build(model, request)),
     ):
         if draws is not None:
             request = laid_out(optimizer, model, session, request)
@@ -328,7 +328,7 @@ def laid_out(optimizer, model, session, request):
 @contextlib.contextmanager
 def followed(model, session, request):
     """Context manager that yields the request with the callbacks of a private training."""
-    callbacks = checkpoint.in_order(request.list_of_callbacks())
+    callbacks = checkpoint.place_checkpoint(request.list_of_callbacks())
     if isinstance(request.callbacks, keras.callbacks.CallbackList):
         # It has its model and its bar already.
         for callback in norm_refreshes(model, session):
