@@ -269,7 +269,7 @@ class WSConv2DRule(Conv2DRule):
             squares = tf.square(tf.stack(products, axis=1))
             removed = tf.reduce_sum(squares * self.standardized.shares, axis=2)
             found = found._replace(squares=tf.concat([found.squares, removed], axis=1))
-            added = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
+            added = self.window.taps + self.kernel_shape[2], rounding.count_sequential_terms(fan_in)
             errors = [rounding.dot_error(n + positions) for n in added]
         # The sums of squares, their subtraction, and the projection of the released sum.
         relative = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT

@@ -28,7 +28,7 @@ from tfdpx.per_example.capture import ReadOutside, Recorder
 from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.loss import row_losses, sum_of_outputs
-from tfdpx.per_example.random_layers import seeds, started_from
+from tfdpx.per_example.random_layers import seeds, starting_from
 from tfdpx.per_example.rounding import add_up, squared_norms
 from tfdpx.per_example.rows import (
     Outputs,
@@ -231,7 +231,7 @@ class Engine:
         recorder = Recorder(self._layout, update, tensorflow_internals.is_for_xla(model))
         without_cudnn = layer_internals.without_cudnn(model)
         with recorder.taping(), step_context.masking_invalid(), without_cudnn:
-            with step_context.recording(recorder), started_from(model, of_forward):
+            with step_context.recording(recorder), starting_from(model, of_forward):
                 y_pred = model_internals.call_model(model, x)
             if has_loss:
                 losses = row_losses(

@@ -57,10 +57,8 @@ def refuse_epsilon(optimizer_class, arguments):
     takes_epsilon = any("epsilon" in parameters for parameters in signatures)
     if not is_number(epsilon) or takes_epsilon and epsilon <= _MOST_EPSILON_OF_ADAM:
         return
-    hint = (
-        f"; for {name} `epsilon` is the small constant in a denominator, such as 1e-7"
-        * takes_epsilon
-    )
+    hint = f"; for {name} `epsilon` is the small constant in a denominator, such as 1e-7"
+    hint *= takes_epsilon
     raise ValueError(
         "A privacy budget is an argument of the plan: "
         f"`{name}(..., plan=tfdpx.PrivacyPlan(..., epsilon={epsilon}, delta=...))`{hint}. "
@@ -89,11 +87,8 @@ def check_settings(**arguments):
     require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
     noise_multiplier = agreed("noise_multiplier", settings.noise_multiplier, settings.plan)
     check_noise_multiplier(noise_multiplier)
-    clip, microbatch_size, augmult = (
-        settings.l2_norm_clip,
-        settings.microbatch_size,
-        settings.augmult,
-    )
+    clip, augmult = settings.l2_norm_clip, settings.augmult
+    microbatch_size = settings.microbatch_size
     is_valid = microbatch_size is None or is_integer(microbatch_size, 1)
     require(is_valid, "microbatch_size", microbatch_size, "be an int >= 1 or None")
     requirement = f'be a float > 0, "{AUTOMATIC}" or a clip policy'

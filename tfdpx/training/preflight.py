@@ -146,10 +146,8 @@ class _Preparation:
         """Raises UnfitForPrivacy for state or errors of a microbatch, or marks it as checked."""
         cache, model = self._cache, self._model
         with refusing() as problems:
-            operations, name = (
-                Found(microbatch.graph, model, []),
-                f"The training pass of '{model.name}'",
-            )
+            operations = Found(microbatch.graph, model, [])
+            name = f"The training pass of '{model.name}'"
             problems += operations.problems(name)
             problems += problems_of_raising(microbatch.graph, name)
             check_metrics_unread(microbatch.graph, model, name)
