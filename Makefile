@@ -75,6 +75,7 @@ lint: $(INSTALLED)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) tools/plain_english.py
 
 format: $(INSTALLED)
 	$(PYTHON) -m ruff check --fix .

@@ -110,10 +110,12 @@ def normal(shape, seed, stddev=1.0):
     seeds = _seeds(seed, count)
     under_xla = tensorflow_internals.is_under_xla()
     if count == 1 and not under_xla:
-        return tf.reshape(_box_muller(size, *tf.unstack(seeds[0]), stddev), shape)
+        drawn = tf.concat(_box_muller(-(-size // 2), *tf.unstack(seeds[0]), stddev), axis=0)
+        return tf.reshape(drawn[:size], shape)
     # One loop is less to trace; loops apart run side by side where XLA compiles for a CPU.
     groups = tf.split(seeds, count) if under_xla else [seeds]
-    drawn = tf.concat([_in_a_loop(-(-size // count), each, stddev) for each in groups], axis=0)
+    pairs = -(-size // (2 * count))
+    drawn = tf.concat([_in_a_loop(pairs, each, stddev) for each in groups], axis=0)
     return tf.reshape(tf.reshape(drawn, [-1])[:size], shape)
 
 
@@ -122,8 +124,8 @@ def _seeds(seed, count):
     return tf.reshape(words([4 * count], fold_in(seed, _KEY), tf.int64), [count, 2, 2])
 
 
-def _in_a_loop(size, seeds, stddev):
-    """float32 [count, size]: the `_box_muller` of each of `seeds` [count, 2, 2].
+def _in_a_loop(pairs, seeds, stddev):
+    """float32 [2 * count, pairs]: the `_box_muller` of each of `seeds` [count, 2, 2].
 
     XLA does not fuse a loop into what reads it; it would draw the bits again for every element of
     every reader, many times over.
@@ -134,23 +136,23 @@ def _in_a_loop(size, seeds, stddev):
 
     def turn(index, drawn):
         place = tf.minimum(index, count - 1)
-        values = _box_muller(size, *tf.unstack(seeds[place]), stddev)
-        return index + 1, drawn.write(place, values)
+        first, second = _box_muller(pairs, *tf.unstack(seeds[place]), stddev)
+        return index + 1, drawn.write(2 * place, first).write(2 * place + 1, second)
 
-    drawn = tf.TensorArray("float32", count, element_shape=[size])
+    drawn = tf.TensorArray("float32", 2 * count, element_shape=[pairs])
     _, drawn = tf.while_loop(
         lambda index, _: index < turns, turn, (tf.constant(0), drawn), parallel_iterations=2
     )
     return drawn.stack()
 
 
-def _box_muller(size, radius_seed, angle_seed, stddev):
-    pairs = (size + 1) // 2
+def _box_muller(pairs, radius_seed, angle_seed, stddev):
+    """Two float32 [pairs], the first and the second of each pair."""
     log = _log_uniform(words([pairs], radius_seed, tf.int64))
     radius = tf.sqrt((-2.0 * stddev**2) * log)
     word = words([pairs], angle_seed, tf.int32)
     angle = (2.0 * math.pi * 2.0**-32) * tf.cast(word, "float32")
-    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:size]
+    return radius * tf.cos(angle), radius * tf.sin(angle)
 
 
 def _log_uniform(word):
@@ -158,6 +160,6 @@ def _log_uniform(word):
 
     A float32 cannot resolve u near 1, where radii are small, but it resolves 1 - u.
     """
-    # Half a step up: neither end of the interval can occur.
-    to_nearer_end = tf.abs(tf.cast(word, "float32") + 0.5) * 2.0**-_RADIUS_BITS
-    return tf.where(word >= 0, tf.math.log(to_nearer_end), tf.math.log1p(-to_nearer_end))
+    # Half a step up: neither end of the interval can occur. From -0.5 to 0.5, as u modulo 1 is.
+    nearest = (tf.cast(word, "float32") + 0.5) * 2.0**-_RADIUS_BITS
+    return tf.where(nearest > 0, tf.math.log(nearest), tf.math.log1p(nearest))

@@ -6,7 +6,8 @@ import threading
 import weakref
 
 import tensorflow as tf
-from tensorflow.python.eager import record
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context, record
 from tensorflow.python.eager.record import VariableWatcher as VariableWatcher
 from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import (
@@ -274,6 +275,26 @@ def _redirected(original, keyed):
     return draw
 
 
+@contextlib.contextmanager
+def optimizing_graphs_once():
+    """Within it, in this thread, TensorFlow optimizes each graph that it runs once, not twice.
+
+    The second round changes next to nothing, because the first has done it, and takes as long.
+    """
+    eager = context.context()
+    before = eager.function_call_options
+    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    rewriting = config.graph_options.rewrite_options
+    rewriting.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
+    once = context.FunctionCallOptions(before.executor_type, config)
+    eager.function_call_options = once
+    try:
+        yield
+    finally:
+        if eager.function_call_options is once:  # Else the user has set options of TensorFlow's.
+            eager.function_call_options = before
+
+
 def is_under_xla():
     """Whether what is traced here is for XLA to compile."""
     return control_flow_ops._is_under_xla_context()
@@ -305,15 +326,28 @@ def called_graph(graph, name):
 
 def called(operation):
     """List of pairs (attribute, graph) of the functions that a `tf.Operation` calls."""
-    graphs = []
-    if is_function(operation.graph, operation.type):
-        graphs.append(("f", called_graph(operation.graph, operation.type)))
-    for name, attribute in operation.node_def.attr.items():
-        for function in [attribute.func, *attribute.list.func]:
+    graph, graphs = operation.graph, []
+    if is_function(graph, operation.type):
+        graphs.append(("f", called_graph(graph, operation.type)))
+    for name in _function_attributes(operation):
+        attribute = operation.get_attr(name)
+        for function in attribute if isinstance(attribute, list) else [attribute]:
             if function.name:
-                graph = called_graph(operation.graph, function.name)
-                graphs.append((name, graph))
+                graphs.append((name, called_graph(graph, function.name)))
     return graphs
+
+
+_functions_of_types: dict[str, list[str]] = {}
+
+
+def _function_attributes(operation):
+    """List of the names of an operation's attributes that are functions: few types have any."""
+    names = _functions_of_types.get(operation.type)
+    if names is None:
+        attributes = operation.op_def.attr
+        names = [each.name for each in attributes if each.type in ("func", "list(func)")]
+        _functions_of_types[operation.type] = names
+    return names
 
 
 def differentiated_by(gradient, function, *tensors):

@@ -120,7 +120,8 @@ def _stateful(graph, outer=None, path="", caller=None):
         caller: The outermost of them.
     """
     if outer is None:
-        outer = {id(inner): _outermost(captured) for captured, inner in graph.captures}
+        outermost = _Outermost()
+        outer = {id(inner): outermost(captured) for captured, inner in graph.captures}
     for operation in graph.get_operations():
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
         functions = [body for _, body in tensorflow_internals.called(operation)]
@@ -228,7 +229,8 @@ def check_metrics_unread(graph, model, what, operations=None):
     paths = {id(h): v.path for v in _written_by_step(model) for h in layer_internals.handles(v)}
     operations = graph.get_operations() if operations is None else operations
     inputs = (t for operation in operations for t in operation.inputs if t.dtype == tf.resource)
-    read = {paths.get(id(_outermost(tensor))) for tensor in inputs} - {None}
+    outermost = _Outermost()
+    read = {paths.get(id(outermost(tensor))) for tensor in inputs} - {None}
     if read:
         raise UnfitForPrivacy(_reads(what, sorted(read)))
 
@@ -276,12 +278,12 @@ def check_update(graph, model):
     paths = {id(h): v.path for v in _written_by_step(model) for h in layer_internals.handles(v)}
     kept = [*model.variables, *model.optimizer.variables]
     handles = {id(h): v.path for v in kept for h in layer_internals.handles(v)}
-    waiting, seen = [], set()
+    waiting, seen, outermost = [], set(), _Outermost()
     for _, operation, resources, outer in _stateful(graph):
         if operation.type not in _HARMLESS and any(id(r) in handles for r in resources):
             waiting += outer.inputs
     while waiting:
-        tensor = _outermost(waiting.pop())
+        tensor = outermost(waiting.pop())
         if not tf.is_symbolic_tensor(tensor) or id(tensor) in seen:
             if id(tensor) in paths:
                 raise UnfitForPrivacy(_reads(_UPDATE, [paths[id(tensor)]]))
@@ -300,15 +302,26 @@ _UPDATE = "The update of the weights, with regularisers, constraints and schedul
 _OF_DATA = ("Iterator", "Optional", "Placeholder")
 
 
-def _outermost(tensor):
-    """Follows a captured tensor to the graph in which it was captured first."""
-    while tf.is_symbolic_tensor(tensor):
-        captures = getattr(tensor.graph, "captures", ())
-        outer = next((o for o, inner in captures if inner is tensor), None)
-        if outer is None:
-            return tensor
-        tensor = outer
-    return tensor
+class _Outermost:
+    """Follows captured tensors to the graph in which each was captured first.
+
+    The captures of a graph are listed once: no graph may capture more while this is in use.
+    """
+
+    def __init__(self):
+        self._captures = {}
+
+    def __call__(self, tensor):
+        while tf.is_symbolic_tensor(tensor):
+            graph = tensor.graph
+            if id(graph) not in self._captures:
+                pairs = getattr(graph, "captures", ())
+                self._captures[id(graph)] = {id(inner): outer for outer, inner in pairs}
+            outer = self._captures[id(graph)].get(id(tensor))
+            if outer is None:
+                return tensor
+            tensor = outer
+        return tensor
 
 
 def _reads(what, names):

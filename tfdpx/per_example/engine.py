@@ -81,12 +81,12 @@ class Engine:
 
     def __init__(self, model, x, num_views):
         self._model, self._num_views = model, num_views
-        self._layout, self.work = find_layout(model, x)
+        self._not_rowwise = rowwise.find_obstacle(model)
+        self._layout, self.work = find_layout(model, x, is_rowwise=self._not_rowwise is None)
         whole = sum(math.prod(v.shape) for v in self._layout.whole)
         # Each row counts its share of the example's.
         elements = self.work.elements + whole / num_views
         self.work = dataclasses.replace(self.work, elements=elements)
-        self._not_rowwise = rowwise.find_obstacle(model)
         self.choices: list[LayerChoice] = []
         self.loops = False
 

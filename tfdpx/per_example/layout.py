@@ -1,5 +1,7 @@
 """Runs a model on dummy batches of two and three rows to find out which tensors have a batch axis.
 
+Where a model is known to treat each row by itself, all of them have one, so two rows will do.
+
 No data are read, because `probe_batch` and `probe_targets` make rows in the ranges of the model's
 inputs.
 """
@@ -91,7 +93,7 @@ class Layout:
         ]
 
 
-def find_layout(model, x):
+def find_layout(model, x, is_rowwise=False):
     """Returns the `Layout` of a model, and the `Work` of one row.
 
     The model is run, outside of any graph, on two and on three rows, because an axis of the same
@@ -100,20 +102,23 @@ def find_layout(model, x):
     Args:
         model: A built `keras.Model`.
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
+        is_rowwise: Whether the model is known to treat each row by itself, so that all tensors
+            that its layers are called with have a batch axis, and one run shows them.
     """
     variables = model.trainable_variables
     none = Layout(variables, [], [], None)
     try:
-        (two, outside), (three, _) = step_context.eagerly(_two_runs, model, x)
+        runs = step_context.eagerly(_runs, model, x, (2,) if is_rowwise else (2, 3))
     except tf.errors.OpError as error:  # Not for made-up inputs.
         weights = model.count_params()
         work = Work(2.0 * weights, weights, weights, len(model.layers))
         reason = f"the model raises {type(error).__name__} for made-up inputs"
         return none.without(variables, reason), work
-    if [c.layer.name for c in two] != [c.layer.name for c in three]:
+    (two, outside), (last, _) = runs[0], runs[-1]
+    if [c.layer.name for c in two] != [c.layer.name for c in last]:
         reason = "the model calls other layers for another batch size"
         return none.without(variables, reason), _work(two)
-    calls = [_compare(*pair) for pair in zip(two, three, strict=True)]
+    calls = [_compare(sightings) for sightings in zip(*(run for run, _ in runs), strict=True)]
     left = [call.layer for call in calls if not call.is_captured]
     inside = [v for layer in left for v in layer.trainable_variables]
     names = list(dict.fromkeys([layer.name for layer in left] + [v.path for v in outside]))
@@ -121,9 +126,9 @@ def find_layout(model, x):
     return Layout(variables, calls, [], None).without([*inside, *outside], reason), _work(two)
 
 
-def _two_runs(model, x):
+def _runs(model, x, numbers):
     with restored(model.non_trainable_variables):
-        return [_record(model, probe_batch(model, x, rows, seed=rows)) for rows in (2, 3)]
+        return [_record(model, probe_batch(model, x, rows, seed=rows)) for rows in numbers]
 
 
 @contextlib.contextmanager
@@ -178,16 +183,16 @@ def _record(model, x):
     return seen, outside.variables
 
 
-def _compare(two, three):
-    """The `CallLayout` of a call that was seen with two rows and with three."""
-    batched = tuple(_grows(a, b) for a, b in zip(two.arguments, three.arguments, strict=True))
-    grows = [_grows(a, b) for a, b in zip(two.outputs, three.outputs, strict=True)]
+def _compare(sightings):
+    """The `CallLayout` of a call that was seen with two rows, and with three where it need be."""
+    first, draws = sightings[0], any(sighting.draws for sighting in sightings)
+    batched = tuple(map(_grows, zip(*(sighting.arguments for sighting in sightings), strict=True)))
+    grows = [_grows(shapes) for shapes in zip(*(s.outputs for s in sightings), strict=True)]
     # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
     # random numbers gives others to whoever would run it again.
-    is_captured = not issubclass(two.rule, GenericRule) and all(grows) and batched[:1] == (True,)
-    is_known = two.rule.keeps_draws or not (two.draws or three.draws)
-    is_captured = is_captured and two.is_dense and is_known
-    return CallLayout(two.layer, two.rule, batched, is_captured)
+    is_captured = not issubclass(first.rule, GenericRule) and all(grows) and batched[:1] == (True,)
+    is_captured = is_captured and first.is_dense and (first.rule.keeps_draws or not draws)
+    return CallLayout(first.layer, first.rule, batched, is_captured)
 
 
 def _work(calls):
@@ -214,8 +219,9 @@ def _shapes(nest):
     return [tuple(t.shape) if tf.is_tensor(t) else None for t in tf.nest.flatten(nest)]
 
 
-def _grows(shape_of_two, shape_of_three):
-    return bool(shape_of_two) and (shape_of_two[0], shape_of_three[0]) == (2, 3)
+def _grows(shapes):
+    """Whether tensors of two rows, and of three, have as many in front."""
+    return all(shape and shape[0] == rows for shape, rows in zip(shapes, (2, 3), strict=False))
 
 
 def probe_batch(model, specs, rows, seed=0):

@@ -26,6 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import lora, model_internals
+from tfdpx._keras.tensorflow_internals import optimizing_graphs_once
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.sampling.batch_sampler import BatchSampler, is_seeded, sampler_of
@@ -141,6 +142,7 @@ def training(optimizer, model, request):
     class_weight = read_class_weight(request.class_weight) if draws is None else draws.class_weight
     request = request.with_(class_weight=None)
     with (
+        optimizing_graphs_once(),
         Session(optimizer, draws, probability, is_seeded(request.x), callbacks) as session,
         weighing(optimizer, model, class_weight),
         model_internals.keeping_first_epoch(model),
@@ -213,7 +215,7 @@ def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
         probability, seeded = _guess_probability(optimizer, None), optimizer.seed is not None
         usual = account.open(probability, poisson_sampled=False, seeded=seeded)
         try:
-            with weighing(optimizer, model, class_weight):
+            with optimizing_graphs_once(), weighing(optimizer, model, class_weight):
                 yield
         finally:
             account.open(**usual)

@@ -118,21 +118,36 @@ class BiasCorrected(PrivateOptimizer):
             )
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update, with the corrected second moment if `bias_correction` is set."""
-        if self.bias_correction is None:
+        """Makes Adam's update, in one kernel unless `bias_correction` or `amsgrad` is set."""
+        is_corrected = self.bias_correction is not None
+        if not is_corrected and (self.amsgrad or variable.dtype != tf.float32):
             super().update_step(gradient, variable, learning_rate)
             return
         gradient = self.opened(gradient)
-        first, second = model_internals.adam_moments(self, variable)
+        moments = model_internals.adam_moments(self, variable)
+        # In float32, because 1 - beta_2 would be zero in 16 bits.
+        step = tf.cast(self.iterations + 1, "float32")
+        rate = tf.cast(learning_rate, "float32")
+        if is_corrected:
+            self._apply_corrected(gradient, variable, *moments, step, rate)
+            return
+        # Keras's formula, because its twelve operations would each pass over all weights.
+        first, second = (moment.value.handle for moment in moments)
+        tf.raw_ops.ResourceApplyAdam(
+            **{"var": variable.handle, "m": first, "v": second, "grad": gradient.tensor},
+            **{"beta1": self.beta_1, "beta1_power": self.beta_1**step},
+            **{"beta2": self.beta_2, "beta2_power": self.beta_2**step},
+            **{"lr": rate, "epsilon": self.epsilon},
+        )
+
+    def _apply_corrected(self, gradient, variable, first, second, step, rate):
         dtype = variable.dtype
         values, variance = tf.cast(gradient.tensor, dtype), tf.cast(gradient.deviation, dtype) ** 2
         self.assign_add(first, (values - first) * (1 - self.beta_1))
         self.assign_add(second, (values**2 - variance - second) * (1 - self.beta_2))
-        # In float32, because 1 - beta_2 would be zero in 16 bits.
-        step = tf.cast(self.iterations + 1, "float32")
         unbiased = second / tf.cast(1 - self.beta_2**step, dtype)
         moment = tf.maximum(unbiased, self.least_second_moment * variance)
-        rate = tf.cast(tf.cast(learning_rate, "float32") / (1 - self.beta_1**step), dtype)
+        rate = tf.cast(rate / (1 - self.beta_1**step), dtype)
         self.assign_sub(variable, rate * first / (tf.sqrt(moment) + self.epsilon))
 
     def get_config(self) -> dict[str, Any]:

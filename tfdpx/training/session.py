@@ -111,10 +111,10 @@ class StepState:
                 fits, ["This batch is too large: the optimizer counts on fewer examples.", examples]
             ),
         ]
+        counts = is_paid & fits
         with tf.control_dependencies([check for check in checks if check is not None]):
-            return tf.nest.map_structure(
-                lambda total: tf.where(is_paid & fits, total, tf.zeros_like(total)), sums
-            )
+            # No copy of the sums, unlike a choice value by value.
+            return tf.cond(counts, lambda: sums, lambda: tf.nest.map_structure(tf.zeros_like, sums))
 
     def count(self, nonfinite):
         """Counts an update.

@@ -4,8 +4,10 @@ import keras
 import numpy as np
 import pytest
 import small
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context
 
-from tfdpx._keras import hook
+from tfdpx._keras import hook, tensorflow_internals
 
 
 @pytest.fixture
@@ -26,3 +28,18 @@ def test_ordinary_training_is_untouched(installed):
     hook.uninstall()
     without = small.step(small.model(keras.optimizers.SGD(0.1)), x, y)
     np.testing.assert_array_equal(with_hook, without)
+
+
+def test_graphs_are_optimized_once_within_the_context_and_as_before_after_it():
+    def rounds():
+        config = context.context().function_call_options.config_proto_serialized
+        options = config_pb2.ConfigProto.FromString(config).graph_options.rewrite_options
+        return options.meta_optimizer_iterations
+
+    before = rounds()
+    with tensorflow_internals.optimizing_graphs_once():
+        assert rounds() == rewriter_config_pb2.RewriterConfig.ONE
+        with tensorflow_internals.optimizing_graphs_once():
+            assert rounds() == rewriter_config_pb2.RewriterConfig.ONE
+        assert rounds() == rewriter_config_pb2.RewriterConfig.ONE
+    assert rounds() == before

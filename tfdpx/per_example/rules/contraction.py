@@ -14,6 +14,8 @@ from tfdpx.per_example.rows import positions, scale_examples, split_views, sum_e
 from tfdpx.per_example.rule import BeforeActivation, register
 
 FLOAT = 4  # Bytes.
+# Time of an operation in products of T x T against one in large products.
+_SMALL_PRODUCTS = 1.75
 
 
 class ProductRule(BeforeActivation):
@@ -99,7 +101,9 @@ class ProductRule(BeforeActivation):
         return {
             "instantiate": Cost(flops=multiply, bytes=3 * instances),
             "contract": Cost(bytes=instances),
-            "ghost": Cost(flops=2.0 * pairs * (fan_in + fan_out), bytes=4 * FLOAT * pairs),
+            "ghost": Cost(
+                flops=_SMALL_PRODUCTS * 2.0 * pairs * (fan_in + fan_out), bytes=4 * FLOAT * pairs
+            ),
             "ordinary": Cost(flops=multiply, bytes=FLOAT * examples * groups * count * fan_out),
         }
 
