@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx._warnings import warn
-from tfdpx.per_example.layout import probe_batch, probe_targets, restored
+from tfdpx.per_example.layout import probe_batch, probe_targets, restoring
 from tfdpx.per_example.rows import Rows
 
 # The rows in all, for products were wrong from five rows on; and the examples in them that differ,
@@ -153,7 +153,7 @@ def preserving_state(model):
     previous = tf.config.optimizer.get_experimental_options().get(option, False)
     tf.config.optimizer.set_experimental_options({option: True})
     try:
-        with restored([*model.non_trainable_variables, *model.metrics_variables]):
+        with restoring([*model.non_trainable_variables, *model.metrics_variables]):
             yield
     finally:
         tf.config.optimizer.set_experimental_options({option: previous})

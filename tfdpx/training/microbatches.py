@@ -246,7 +246,7 @@ class Microbatch:
 
         def trace(*tensors):
             self.inputs = _pack(specs, tensors)
-            update = self.update.of(self.inputs.shared)
+            update = self.update.with_tensors(self.inputs.shared)
             self.output, sums = compute(optimizer, engine, update, self.inputs)
             output = self.output
             self._predictions = Outputs(output.y_pred)
@@ -265,7 +265,7 @@ class Microbatch:
     def renew(self):
         """Returns the same function for another update, with the current weights."""
         twin = copy.copy(self)
-        twin.update = self.update.of(self.engine.update().tensors)
+        twin.update = self.update.with_tensors(self.engine.update().tensors)
         return twin
 
     def __call__(self, inputs):

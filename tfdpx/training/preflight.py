@@ -14,7 +14,7 @@ from tfdpx.checks.batches_of_one import preserving_state, problems_of_microbatch
 from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.state import (
-    Found,
+    StatefulOperations,
     check_metrics_unread,
     problems_of_metrics,
     problems_of_raising,
@@ -146,7 +146,7 @@ class _Preparation:
         """Raises UnfitForPrivacy for state or errors of a microbatch, or marks it as checked."""
         cache, model = self._cache, self._model
         with refusing() as problems:
-            operations = Found(microbatch.graph, model, [])
+            operations = StatefulOperations(microbatch.graph, model, [])
             name = f"The training pass of '{model.name}'"
             problems += operations.problems(name)
             problems += problems_of_raising(microbatch.graph, name)
@@ -193,7 +193,7 @@ class _Preparation:
                 for number in range(_KEYS if original is not microbatch else 0):
                     original(inputs._replace(key=tf.constant([0, number], tf.int64)))
                 output = microbatch(inputs)
-                sums = microbatch.update.of(update.tensors).finished(
+                sums = microbatch.update.with_tensors(update.tensors).apply_transforms(
                     model.trainable_variables, output.sums
                 )
                 return output.squared_norms.numpy(), [np.asarray(total) for total in sums]

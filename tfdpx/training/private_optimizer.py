@@ -246,9 +246,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Makes the base optimizer's update with the tensor inside a `PrivateGradient`."""
-        return super().update_step(self.opened(gradient).tensor, variable, learning_rate)
+        return super().update_step(self.check_gradient(gradient).tensor, variable, learning_rate)
 
-    def opened(self, gradient: Any) -> Any:
+    def check_gradient(self, gradient: Any) -> Any:
         """A `PrivateGradient` that nothing but the private step has touched; raises for others."""
         check_private([gradient])
         if not gradient.all_reduce_passed:

@@ -16,7 +16,7 @@ from tfdpx import mechanism, noise
 from tfdpx._keras import metric_internals, model_internals, step_context
 from tfdpx.augment.each_alone import CustomViews, is_built_in
 from tfdpx.checks.callbacks import check_log_names
-from tfdpx.checks.state import check_update, without_metrics
+from tfdpx.checks.state import call_without_metrics, check_update
 from tfdpx.per_example.layout import probe_batch
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.sampling import inputs
@@ -122,7 +122,9 @@ def _step(optimizer, model, data, ids):
         totals, logs = microbatches.run(
             one_microbatch, data, by_example, present, size, one_microbatch.zero()
         )
-        return totals._replace(sums=microbatch.update.finished(variables, totals.sums)), logs
+        return totals._replace(
+            sums=microbatch.update.apply_transforms(variables, totals.sums)
+        ), logs
 
     if replicas.compile_per_replica(model):
         # XLA cannot compile the communication of replicas on CPUs.
@@ -151,7 +153,9 @@ def _step(optimizer, model, data, ids):
         return penalty
 
     if tf.executing_eagerly():
-        penalty = without_metrics(model, "The update", apply, optimizer.prepared[model].checked)
+        penalty = call_without_metrics(
+            model, "The update", apply, optimizer.prepared[model].checked
+        )
     else:
         penalty = apply()
 
@@ -217,7 +221,7 @@ class _OneMicrobatch:
         x, y, sample_weight = data
         checked = self._optimizer.prepared[model].checked
         choices = by_example.views
-        x = without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
+        x = call_without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
         # If every row is present, Keras's metrics see the whole batch.
         is_counted = present if present_of_users is None else present_of_users
         weights = by_example.class_weights
