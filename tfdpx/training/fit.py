@@ -413,8 +413,8 @@ def check_draws(optimizer, draws):
         ):
             raise ValueError(
                 f"These batches are of a plan with {name}={plan_value}, and the optimizer counts "
-                f"on {name}={value}: its epsilon would not be theirs. Train on `plan.batches(...)` of "
-                "the plan that the optimizer was given."
+                f"on {name}={value}: its epsilon would not be theirs. Train on `plan.batches(...)` "
+                "of the plan that the optimizer was given."
             )
     if draws.optimizer is not None and draws.optimizer is not optimizer:
         raise ValueError(
