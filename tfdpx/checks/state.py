@@ -56,7 +56,7 @@ class StatefulOperations:
 
     def __init__(self, graph, layer, allowed, harmless=()):
         paths = {} if layer is None else _paths_by_handle(layer)
-        permitted = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
+        allowed_ids = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
         self.writes, self.draws, self.python_calls = [], [], []
         for name, operation, resources, _ in _stateful_operations(graph):
             if operation.type in _HARMLESS or operation.type.startswith(harmless):
@@ -67,7 +67,7 @@ class StatefulOperations:
                 self.python_calls.append(name)
             elif operation.type.startswith(_RANDOM):
                 self.draws.append(name)
-            elif not resources or any(id(r) not in permitted for r in resources):
+            elif not resources or any(id(r) not in allowed_ids for r in resources):
                 names = [paths[id(r)] for r in resources if id(r) in paths]
                 self.writes.extend(names or [f"{name} ({operation.type})"])
 
@@ -129,9 +129,9 @@ def _stateful_operations(graph, outer=None, path="", caller=None):
         if operation.type == "Identity":
             outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))
         elif functions and start is not None:
-            passed = [outer.get(id(t)) for t in operation.inputs[start:]]
+            operands = [outer.get(id(t)) for t in operation.inputs[start:]]
             for body in functions:
-                inner = dict(zip(map(id, body.inputs), passed, strict=True))
+                inner = dict(zip(map(id, body.inputs), operands, strict=True))
                 yield from _stateful_operations(body, inner, f"{name}/", caller or operation)
         elif operation.op_def.is_stateful or resources or "PyFunc" in operation.type:
             yield name, operation, resources, caller or operation
@@ -139,8 +139,8 @@ def _stateful_operations(graph, outer=None, path="", caller=None):
 
 def _first_operand(operation):
     """The number of inputs in front of those of the function that an operation calls, or None."""
-    called = tensorflow_internals.is_function(operation.graph, operation.type)
-    return 0 if called else _CALLS.get(operation.type)
+    is_function = tensorflow_internals.is_function(operation.graph, operation.type)
+    return 0 if is_function else _CALLS.get(operation.type)
 
 
 # Operations that end a run for some values of an example, and so tell that it was drawn.

@@ -305,8 +305,8 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     engine = Engine(model, x, views)
-    traced = tf.function(engine.explain, autograph=False)
-    traced.get_concrete_function(x)
+    function = tf.function(engine.explain, autograph=False)
+    function.get_concrete_function(x)
     return engine.choices
 
 

@@ -124,8 +124,8 @@ def _losses_of_one(model, x, y, sample_weight, y_pred, states):
     _check_unread([value for _, value in zeros], loss)
     # They may have been made just now.
     output_trackers = model_internals.output_loss_trackers(model)
-    allowed = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
-    check_assigned(scope, [*allowed, *(g.state for g in generators)], "The loss", model)
+    assignable = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
+    check_assigned(scope, [*assignable, *(g.state for g in generators)], "The loss", model)
     # A loss with reduction="none" still means the sum of what it returns.
     return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *sums)]
 

@@ -128,10 +128,10 @@ class Call:
             outputs = Outputs(nest)
             # An identity separates the effect of the loss on a tensor from the layer's own.
             tensors = [tf.identity(t) for t in outputs.tensors]
-            watched = outputs.select(tensors)
-            for tensor in watched:
+            differentiable = outputs.select(tensors)
+            for tensor in differentiable:
                 tape.watch(tensor)
-            self.outputs.extend(watched)
+            self.outputs.extend(differentiable)
             return outputs.rebuild(tensors)
 
         return self.rule.forward(self, watch)

@@ -71,7 +71,7 @@ def vectorized_map(
     tensors, traces, argument_ids, names = tf.nest.flatten(elements), [], set(), []
     allowed, failures = list(shared), []
 
-    def one(element):
+    def run_one(element):
         try:
             result = function(element)
         except Exception as error:
@@ -104,13 +104,13 @@ def vectorized_map(
             tensorflow_internals.vectorizing_by(SAFE_TO_VECTORIZE, _multiply),
             tf.name_scope("map"),
         ):
-            return tf.vectorized_map(one, example_elements, warn=False)
+            return tf.vectorized_map(run_one, example_elements, warn=False)
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     try:
         # A separate graph, which shows its captures, and which is dropped if this fails.
         traced_map = tf.function(
-            _make_loop(one, elements) if loop else map_examples, autograph=False
+            _make_loop(run_one, elements) if loop else map_examples, autograph=False
         )
         traced_map = traced_map.get_concrete_function(*specs)
         if not names:
@@ -128,13 +128,13 @@ def vectorized_map(
     return vectorized_map(function, elements, name, jit_compile, True, allowed)
 
 
-def _make_loop(one, elements):
+def _make_loop(run_one, elements):
     """As `mapped` there, by a loop over the examples."""
 
     def map_examples(*tensors):
         specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in tensors]
         specs = tf.nest.pack_sequence_as(elements, specs)
-        body = tf.function(one, autograph=False).get_concrete_function(specs)
+        body = tf.function(run_one, autograph=False).get_concrete_function(specs)
         nest = body.structured_outputs
 
         def flat(rows):

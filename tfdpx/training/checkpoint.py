@@ -125,7 +125,7 @@ class Checkpoint(keras.callbacks.Callback):
                     "before 0.2, whose resumes repeat noise. Give this run another folder: what "
                     "that run spent on the data was still spent."
                 )
-            session.saved()
+            session.call_after_save()
             try:
                 yield
             finally:
@@ -221,7 +221,7 @@ class Checkpoint(keras.callbacks.Callback):
                     f"The run could not be saved in {os.fspath(self.directory)!r}: {error}. The "
                     "save before is whole: make room, and call `fit` again to resume from it",
                 ) from error
-        self._session.saved()
+        self._session.call_after_save()
 
     def _content(self):
         """Returns the bytes of the file: a record, and the parts that it names."""

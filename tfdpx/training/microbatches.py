@@ -70,7 +70,7 @@ def make_size(examples, varies):
     return MicrobatchSize(examples, -(-examples // _PARTS_OF_PASS) if varies else examples)
 
 
-def choose_size(optimizer, work, num_views, count, weighted, varies=False):
+def choose_size(optimizer, work, num_views, count, has_padding, varies=False):
     """Returns the `MicrobatchSize` that the user gave, or the one of least expected time.
 
     Small microbatches are less efficient, large ones have more padding. If activations are large, a
@@ -82,16 +82,17 @@ def choose_size(optimizer, work, num_views, count, weighted, varies=False):
         work: `tfdpx.per_example.cost_model.Work` of a row.
         num_views: Int K, rows an example.
         count: Int, rows of a replica's batch, or None if unknown.
-        weighted: Bool, whether the batch may hold padding.
+        has_padding: Bool, whether the batch may hold padding.
         varies: Bool, whether the last microbatch may take fewer examples than the others.
 
     Returns:
         `MicrobatchSize`.
     """
-    return make_size(_choose_examples(optimizer, work, num_views, count, weighted, varies), varies)
+    examples = _choose_examples(optimizer, work, num_views, count, has_padding, varies)
+    return make_size(examples, varies)
 
 
-def _choose_examples(optimizer, work, num_views, count, weighted, varies):
+def _choose_examples(optimizer, work, num_views, count, has_padding, varies):
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     mean = -(-optimizer.batch_size // replicas)
     if count is None:
@@ -100,7 +101,7 @@ def _choose_examples(optimizer, work, num_views, count, weighted, varies):
     if size is not None:
         return min(count, size)
     deviation = 0.0
-    if not weighted:  # All microbatches full, so that Keras counts metrics as it always does.
+    if not has_padding:  # All microbatches full, so that Keras counts metrics as it always does.
         mean = count
     elif optimizer.plan is None or optimizer.plan.sampling == "poisson":
         probability = optimizer.plan.sampling_probability if optimizer.plan else 0.0
@@ -112,15 +113,15 @@ def _choose_examples(optimizer, work, num_views, count, weighted, varies):
         largest = min(largest, -(-probable_count // 2))
     seconds = _predict_seconds(work, num_views)
     size = least_time(*seconds, mean, deviation, max(largest, 1), count, varies)
-    if weighted or varies or count % size == 0:
+    if has_padding or varies or count % size == 0:
         return size
     return next((n for n in range(largest, largest // 2, -1) if count % n == 0), count)
 
 
 def chosen_sizes(model):
     """The `MicrobatchSize`s of a model's private steps so far, a list."""
-    prepared = model_internals.innermost(model.optimizer).prepared
-    return list(prepared[model].sizes.values()) if model in prepared else []
+    caches = model_internals.innermost(model.optimizer).prepared
+    return list(caches[model].sizes.values()) if model in caches else []
 
 
 def least_time(

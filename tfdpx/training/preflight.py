@@ -249,9 +249,9 @@ class _Preparation:
         # gained.
         may_vary = (bool(kind.weights) or kind.num_rows is None) and kind.mode != "compiled"
         for varies in [True, False] if may_vary and cache.engine.suits_any_number else [False]:
-            num_views, is_weighted = self._batch.views.count, bool(kind.weights)
+            num_views, has_padding = self._batch.views.count, bool(kind.weights)
             yield choose_size(
-                optimizer, cache.engine.work, num_views, kind.num_rows, is_weighted, varies
+                optimizer, cache.engine.work, num_views, kind.num_rows, has_padding, varies
             )
 
 

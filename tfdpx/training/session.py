@@ -266,7 +266,7 @@ class Session:
         else:
             self._unsaved.append(write)
 
-    def saved(self):
+    def call_after_save(self):
         """Calls the functions that waited for a save of the updates made so far."""
         self._saved, functions, self._unsaved = self.updates, self._unsaved, []
         for write in functions:

@@ -219,9 +219,11 @@ class _OneMicrobatch:
         """
         model, views, present_of_users = self._model, self._views, by_example.present_of_users
         x, y, sample_weight = data
-        checked = self._optimizer.prepared[model].checked
+        subjects = self._optimizer.prepared[model].checked
         choices = by_example.views
-        x = call_without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
+        x = call_without_metrics(
+            model, "The augmentation", lambda: views.rows(x, choices), subjects
+        )
         # If every row is present, Keras's metrics see the whole batch.
         is_counted = present if present_of_users is None else present_of_users
         weights = by_example.class_weights
@@ -361,10 +363,10 @@ class Views:
         if all(t.shape[1:].is_fully_defined() for t in tf.nest.flatten(x)):
             rows = self.example_rows(x)
         else:
-            traced = tf.function(self._rows_of_one, autograph=False)
+            function = tf.function(self._rows_of_one, autograph=False)
             specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in tf.nest.flatten(x)]
             specs = tf.nest.pack_sequence_as(x, specs)
-            rows = step_context.eagerly(traced.get_concrete_function, specs).structured_outputs
+            rows = step_context.eagerly(function.get_concrete_function, specs).structured_outputs
         return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
 
     def _rows_of_one(self, x):

@@ -26,11 +26,11 @@ class EmbeddingRule(Rule):
     @classmethod
     def joined(cls, rules):
         """See `Rule.joined`: the calls' tokens in line."""
-        joined = copy.copy(rules[0])
-        joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
-        joined._gradients = tf.concat([rule._gradients for rule in rules], axis=1)
-        joined._tokens = tf.concat([rule._tokens for rule in rules], axis=1)
-        return joined
+        joined_rule = copy.copy(rules[0])
+        joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
+        joined_rule._gradients = tf.concat([rule._gradients for rule in rules], axis=1)
+        joined_rule._tokens = tf.concat([rule._tokens for rule in rules], axis=1)
+        return joined_rule
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)
@@ -137,14 +137,14 @@ class ReversibleEmbeddingRule(EmbeddingRule):
     @classmethod
     def joined(cls, rules):
         """See `Rule.joined`: the calls' positions in line."""
-        joined = copy.copy(rules[0])
-        joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
+        joined_rule = copy.copy(rules[0])
+        joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         for name in ("_tokens", "_gradients", "_hidden", "_logits"):
             tensors = [getattr(rule, name) for rule in rules]
             # Most are empty, and to join one with them would copy it.
             tensors = [t for t in tensors if t.shape[1] != 0] or tensors[:1]
-            setattr(joined, name, tf.concat(tensors, axis=1))
-        return joined
+            setattr(joined_rule, name, tf.concat(tensors, axis=1))
+        return joined_rule
 
     def __init__(self, call, output_gradients, num_views, variables):
         if _is_reverse(call):

@@ -68,8 +68,8 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         axes = [axes] if isinstance(axes, int) else list(axes)
         rank = tensor.shape.rank
         features = {axis % rank for axis in axes}
-        summed = [axis for axis in range(1, rank) if axis not in features]
-        return sum_rows(tensor, self.num_views, summed)
+        sum_axes = [axis for axis in range(1, rank) if axis not in features]
+        return sum_rows(tensor, self.num_views, sum_axes)
 
 
 @register(keras.layers.RMSNormalization)
