@@ -124,17 +124,17 @@ class BiasCorrected(PrivateOptimizer):
             super().update_step(gradient, variable, learning_rate)
             return
         gradient = self.check_gradient(gradient)
-        moments = model_internals.adam_moments(self, variable)
+        first, second = model_internals.adam_moments(self, variable)
         # In float32, because 1 - beta_2 would be zero in 16 bits.
         step = tf.cast(self.iterations + 1, "float32")
         rate = tf.cast(learning_rate, "float32")
         if is_corrected:
-            self._apply_corrected(gradient, variable, *moments, step, rate)
+            self._apply_corrected(gradient, variable, first, second, step, rate)
             return
         # Keras's formula, because its twelve operations would each pass over all weights.
-        first, second = (moment.value.handle for moment in moments)
         tf.raw_ops.ResourceApplyAdam(
-            **{"var": variable.handle, "m": first, "v": second, "grad": gradient.tensor},
+            **{"var": variable.handle, "grad": gradient.tensor},
+            **{"m": first.value.handle, "v": second.value.handle},
             **{"beta1": self.beta_1, "beta1_power": self.beta_1**step},
             **{"beta2": self.beta_2, "beta2_power": self.beta_2**step},
             **{"lr": rate, "epsilon": self.epsilon},
