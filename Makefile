@@ -28,7 +28,7 @@ TPU_COMPILER := jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.51
 # The builder of the site, apart: it needs no TensorFlow, and shows signatures by ruff.
 DOCS_VENV := .venv-docs
 DOCS_PACKAGES := mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocs-jupyter==0.26.3 mkdocstrings==1.0.8 \
-  mkdocstrings-python==2.0.11 griffelib==2.4.1 ruff==0.14.0
+  mkdocstrings-python==2.0.11 griffelib==2.4.1 latex2mathml==3.81.1 ruff==0.14.0
 
 # The peers that `make compare` compares with, each apart: the minor versions of Python that it runs
 # on, and its packages.

@@ -83,7 +83,8 @@ setuptools.setup(
         "numpy>=1.26",
         "tensorboard>=2.16",
         "scipy>=1.11",
-        "scikit-learn>=1.3",
+        # The first with `validate_data` and tags as tfdpx/sklearn.py has them.
+        "scikit-learn>=1.6",
         "matplotlib>=3.8",
         "pillow>=10",
         "rich>=13",

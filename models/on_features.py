@@ -188,8 +188,9 @@ def ScatterCNN(
 
 # The least side that is transformed; smaller images are enlarged to it.
 _LEAST_SIDE = 16
-# Whitening sees so many images of 32x32, fewer of larger ones, and so many at least.
-_MOST_IMAGES, _FEWEST_IMAGES = 1500, 100
+# Whitening sees so many images of 32x32, fewer of larger ones, and so many at least; in batches of
+# which 1,500 are a multiple, because a shorter one at the end is traced again.
+_MOST_IMAGES, _FEWEST_IMAGES, _BATCH = 1500, 100, 75
 
 
 def scattering_features(input_shape, scales=None, directions=8, padding="zeros", generator=None):
@@ -219,6 +220,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
         generator,
         num_images=max(min(_MOST_IMAGES, _MOST_IMAGES * 32**2 // pixels), _FEWEST_IMAGES),
         features=keras.Model(inputs, x),
+        batch_size=_BATCH,
     )
     return inputs, whitening(x)
 

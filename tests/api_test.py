@@ -11,7 +11,7 @@ import pytest
 import tfdpx
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "api.md"
-MODULES = [name for name in tfdpx.__all__ if name.islower() and "_" not in name] + ["per_example"]
+MODULES = [name for name in tfdpx.__all__ if inspect.ismodule(getattr(tfdpx, name))]
 
 
 def public_names():

@@ -12,13 +12,23 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = [
     *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
     *("per_example", "augment", "synthetic", "mechanism"),
-    *("account", "sampling", "checks", "training", "heads", "tables", "audit"),
+    *(
+        "account",
+        "sampling",
+        "checks",
+        "training",
+        "heads",
+        "tables",
+        "table_rules",
+        "sklearn",
+        "audit",
+    ),
     *("callbacks", "distributed", "layers", "models", "_import_hook", "__init__"),
     *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
-# `plan.batches` imports the samplers when it is called.
-ON_THE_CALL = {("accounting", "sampling")}
+# `plan.batches` imports the samplers when it is called, and `tfdpx.report` is loaded on first use.
+ON_THE_CALL = {("accounting", "sampling"), ("__init__", "train")}
 NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
 
 NAMED_TUPLE = {"_asdict", "_fields", "_replace"}

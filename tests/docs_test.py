@@ -28,6 +28,14 @@ def test_every_link_to_a_file_leads_to_one():
         assert [file for file in files if not (path.parent / file).exists()] == [], page
 
 
+def test_commands_fold_at_80_columns():
+    """No flag is cut off on a page or in a terminal."""
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        assert [line for b in blocks for line in b.splitlines() if len(line) > 80] == [], page
+
+
 def texts():
     """Yields every string of the package, with "..." in place of an f-string's values."""
     for folder in ("tfdpx", "layers", "models", "train"):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from tfdpx.train import verify
+
 ROOT = pathlib.Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs a checkout")
 
@@ -26,6 +28,17 @@ def test_the_readme_in_a_program_that_one_has(capsys):
     assert model.evaluate(names["x"], names["y"], verbose=0)[1] > 0.8
     assert model.optimizer.ledger.epsilon(1e-5) <= 8.0
     assert "differential privacy" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_program_of_own_code_runs_and_its_report_is_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(example("docs/own_code.md", 0), {})
+    verdict = verify.check(tmp_path / "reports" / "digits")
+    assert not verdict.problems and verdict.record.results["test_accuracy"] > 0.9
+    text = (ROOT / "docs" / "own_code.md").read_text("utf-8")
+    found = round(100 * verdict.record.attack_bounds().right_guesses + 0.5)
+    assert f"right at most {found} times of 100" in " ".join(text.split())
 
 
 def test_a_head_goes_on_a_backbone():

@@ -40,7 +40,7 @@ WITH_COLUMN = {column for _, column in PAIRS}
 # A training has at most one of each group.
 ALTERNATIVES = [
     {"arrays, Poisson sampling", "full batches", '`sampling="shuffle"`', '`unit="user"`',
-     "a `tf.data.Dataset` of your own", "`RandomAccess`"},
+     "your `tf.data.Dataset`", "`RandomAccess`"},
     {"`DPAdam`", "`make_private`"},
     {'`"automatic"` clip', "`AdaptiveClip`"},
 ]  # fmt: skip

@@ -25,6 +25,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
         layers,
         models,
         per_example,
+        sklearn,
         synthetic,
     )
     from tfdpx.account import copy_weights
@@ -34,6 +35,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
     from tfdpx.layers.private_model import make_private_model
     from tfdpx.sampling.examples import RandomAccess
     from tfdpx.tables import private_adapt
+    from tfdpx.train.model_report import report
     from tfdpx.training.clipping import AdaptiveClip
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
@@ -53,6 +55,7 @@ _HOMES = {
     "make_private": "training.optimizers",
     "make_private_model": "layers.private_model",
     "private_adapt": "tables",
+    "report": "train.model_report",
 }
 # Folders next to the core, on which it does not depend.
 _PARTS = ("layers", "models")
@@ -101,6 +104,8 @@ __all__ = [
     "models",
     "per_example",
     "private_adapt",
+    "report",
+    "sklearn",
     "synthetic",
 ]
 

@@ -4,7 +4,8 @@ import inspect
 import warnings
 
 # Whose frames are not the user's. `contextlib`: its managers stand between.
-_NOT_THE_USERS = {"tfdpx", "keras", "tensorflow", "contextlib", "threading", "concurrent"}
+_NOT_THE_USERS = {"tfdpx", "keras", "tensorflow", "sklearn", "joblib"}
+_NOT_THE_USERS |= {"contextlib", "threading", "concurrent"}
 
 
 def warn(message):

@@ -57,6 +57,7 @@ class _Spent:
 
     def __init__(self, ledger):
         self._entries = {}
+        self.defaults = {"delta": ledger.delta, "num_examples": ledger.num_examples}
         self._join(ledger)
 
     def _join(self, ledger):
@@ -349,8 +350,8 @@ def ledger_of(variables):
     Returns:
         `tfdpx.accounting.Ledger`.
     """
-    entries = [Ledger(account.entries()) for account in _accounts_of(variables)]
-    return sum(entries, Ledger((), not any(id(v) in _unknown for v in variables)))
+    spent = [Ledger(a.entries(), **a.defaults) for a in _accounts_of(variables)]
+    return sum(spent, Ledger((), not any(id(v) in _unknown for v in variables)))
 
 
 def declare_statistics(layer, ledger):

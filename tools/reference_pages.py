@@ -28,6 +28,8 @@ OTHERS = {
     "pretrain": "recipe workdir data_dir download resume".split(),
 }
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
+# Settings of speed and of reports, which the page leaves out.
+_NO_RESULT = ("microbatch_size", "report_every")
 _TABLE = "| | settings |\n|---|---|\n"
 
 
@@ -46,19 +48,31 @@ def flags_of(program):
 
 def flags_page():
     """Returns the text of docs/flags.md below the mark."""
-    parts = []
+    parts, rows_of_classify = [], set()
     for program in PROGRAMS:
         summary = inspect.getdoc(importlib.import_module(f"tfdpx.train.{program}")).split("\n")[0]
-        table = "\n| flag | |\n|---|---|\n" * bool(flags_of(program))
-        parts.append(f"\n## {program}\n\n{summary}\n{table}")
-        settings = SETTINGS.get(program)
-        defaults = {f.name: f.default for f in dataclasses.fields(settings)} if settings else {}
-        for name, flag in sorted(flags_of(program).items()):
-            default = defaults.get(name) if flag.default is None else flag.default
-            has_default = default not in (None, "", dataclasses.MISSING)
-            default_text = f" Default: `{str(default).lower()}`." if has_default else ""
-            parts.append(f"| `--{name}` | {_marked(flag.help)}{default_text} |\n")
+        rows = dict(_flag_rows(program))
+        shared = [name for name, row in rows.items() if row in rows_of_classify]
+        if program == "classify":
+            rows_of_classify = set(rows.values())
+        parts.append(f"\n## {program}\n\n{summary}\n")
+        if shared:
+            names = ", ".join(f"`--{name}`" for name in shared)
+            parts.append(f"\nAs for `classify`: {names}.\n")
+        other_rows = [row for name, row in rows.items() if name not in shared]
+        parts.extend(["\n| flag | |\n|---|---|\n"] * bool(other_rows) + other_rows)
     return "".join(parts)
+
+
+def _flag_rows(program):
+    """Yields each flag of a program and its row."""
+    settings = SETTINGS.get(program)
+    defaults = {f.name: f.default for f in dataclasses.fields(settings)} if settings else {}
+    for name, flag in sorted(flags_of(program).items()):
+        default = defaults.get(name) if flag.default is None else flag.default
+        has_default = default not in (None, "", dataclasses.MISSING)
+        default_text = f" Default: `{str(default).lower()}`." if has_default else ""
+        yield name, f"| `--{name}` | {_marked(flag.help)}{default_text} |\n"
 
 
 def _marked(text):
@@ -97,7 +111,11 @@ def _rows(group, common):
 
 
 def _row(title, values):
-    cell = ", ".join(f"`{key}={value}`" for key, value in values.items() if value is not None)
+    cell = ", ".join(
+        f"`{key}={value}`"
+        for key, value in values.items()
+        if value is not None and key not in _NO_RESULT
+    )
     return f"| {title} | {cell} |\n"
 
 

@@ -2,14 +2,17 @@
 
 Pages that lie outside of `docs/` join the site under their path in the repository; relative links,
 which work in the repository, are turned to the pages of the site, or to plain text where the site
-has no such file; and each section of `docs/api.md` becomes a page made of docstrings.
+has no such file; formulas, which are blocks of "math" as on GitHub, become MathML, which browsers
+show without a script; and each section of `docs/api.md` becomes a page made of docstrings.
 """
 
 import pathlib
 import posixpath
 import re
+import subprocess
 
 import griffe
+import latex2mathml.converter
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -17,6 +20,7 @@ OUTSIDE = [
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("experiments/**/README.md", "tfdpx/*/README.md"),
 ]
+MATH = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -59,6 +63,21 @@ def _home(name):
     return name
 
 
+def _mathml(formula):
+    return latex2mathml.converter.convert(formula.strip(), display="block")
+
+
+def on_config(config):
+    """Names the version, and the repository where this checkout was cloned from a public one."""
+    source = (ROOT / "tfdpx" / "__init__.py").read_text(encoding="utf-8")
+    config.extra["version_of_package"] = re.search(r'__version__ = "(.*)"', source)[1]
+    asked = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    origin = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    if origin.startswith("https://"):
+        config.repo_url = re.sub("//[^/@]*@", "//", origin.removesuffix(".git"))
+    return config
+
+
 def on_files(files, config):
     """Adds the pages from outside of `docs/`, and those of the reference."""
     for path in (path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern))):
@@ -72,6 +91,14 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Rewrites links to files of the repository."""
     docs, here = pathlib.Path(config.docs_dir), page.file.src_uri
+    if here == "index.md":
+        version = config.extra["version_of_package"]
+        markdown = markdown.replace("| version | ", f"| version | {version}, ")
+        if config.repo_url:
+            markdown = markdown.replace("the folder of this checkout", f"<{config.repo_url}>")
+    markdown = MATH.sub(
+        lambda block: '<div class="formula">' + _mathml(block[1]) + "</div>", markdown
+    )
     if here == "api.md":  # The names of this page link to their docstrings.
         names = re.compile(r"`(.*?)`")
         markdown = re.sub(
@@ -95,3 +122,15 @@ def on_page_markdown(markdown, page, config, files):
         return text if (ROOT / path).exists() else link.group()
 
     return LINK.sub(turned, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Gives source files their path in the repository, and a link where it has an address."""
+
+    def located(code):
+        beside_core = code[1].startswith(("layers/", "models/", "train/"))
+        path = code[1] if beside_core else f"tfdpx/{code[1]}"
+        text, address = f"<code>{path}</code>", config.repo_url
+        return f'<a href="{address}/blob/main/{path}">{text}</a>' if address else text
+
+    return re.sub(r"<code>\.venv-docs/tree/tfdpx/([\w/]+\.py)</code>", located, html)

@@ -8,7 +8,7 @@ import sys
 import tfdpx
 from tfdpx.train.errors import did_you_mean
 
-PROGRAMS = ("classify", "predict", "account", "verify", "sweep", "pretrain")
+PROGRAMS = ("classify", "predict", "account", "plan", "verify", "sweep", "pretrain")
 # Programs that became flags of `classify`.
 _GONE = {
     "features": "tfdpx classify --head=HEAD --init_from=MODEL.keras --dataset=NAME --workdir=PATH",

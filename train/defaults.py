@@ -11,8 +11,9 @@ direction that all images share, such as a mean colour: a larger budget then gav
 import dataclasses
 
 from tfdpx.train.errors import UserError
-from tfdpx.train.settings import AUTO, LINEAR_ON_FEATURES, OF_FILE
 
+# Values of `model`: chosen for the user; for `features`; the file of `init_from` as it is.
+AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
 # Beyond so many, training a network costs less than a full batch and learns more.
 MOST_IMAGES = 20_000
 # As if the budget were that, where the noise is given and not epsilon, or the run is not private.
@@ -56,7 +57,7 @@ def complete(settings, num_examples, replicas=1):
     if fixed:
         values, reason = _for_features(budget, num_examples)
     else:
-        values, reason = _for_networks(budget, num_examples)
+        values, reason = for_networks(budget, num_examples)
         if settings.individual:  # It clips each example below a constant.
             values["l2_norm_clip"] = 1.0
     values["batch_size"] -= values["batch_size"] % replicas
@@ -68,8 +69,7 @@ def complete(settings, num_examples, replicas=1):
         chosen = {"model": model, **chosen}
     settings = dataclasses.replace(settings, **chosen)
     if settings.learning_rate is None:
-        rate = settings.privacy_plan(num_examples).suggested_learning_rate
-        chosen["learning_rate"] = float(f"{min(rate, _LARGEST_RATE):.2g}")
+        chosen["learning_rate"] = learning_rate(settings.privacy_plan(num_examples))
         settings = dataclasses.replace(settings, learning_rate=chosen["learning_rate"])
     listed = " ".join(
         f"--{name}={value}" if isinstance(value, str) else f"--{name}={value:g}"
@@ -95,8 +95,18 @@ def _for_features(epsilon, num_examples):
     )
 
 
-def _for_networks(epsilon, num_examples):
-    """Values for a network, and why; the plan then suggests the learning rate."""
+def learning_rate(plan):
+    """Returns the rate of `DPSGD` that a plan suggests for a network, a float of two digits."""
+    return float(f"{min(plan.suggested_learning_rate, _LARGEST_RATE):.2g}")
+
+
+def for_networks(epsilon, num_examples):
+    """Returns values for a network, a dict, and the reason; the plan suggests the learning rate.
+
+    Args:
+        epsilon: Float, the budget.
+        num_examples: Int, of at most `MOST_IMAGES` the rule was fitted on.
+    """
     values = dict(
         batch_size=min(1024, num_examples),
         steps=100 if epsilon > 5 else 60,

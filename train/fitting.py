@@ -8,6 +8,7 @@ import warnings
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdpx
 from tfdpx.layers.private_model import last_layer, train_only
@@ -299,10 +300,15 @@ def head_and_features(settings, model, data):
     if 4 * math.prod(shape) * sum(map(len, arrays)) > MOST_BYTES:
         return model, data
     print(f"Computing features of shape {shape} once: the layers before the last do not train.")
+    size = measure.BATCH_SIZE
+    # One trace for every number of rows, where `predict` makes two.
+    spec = tf.TensorSpec([None, *features.input_shape[1:]], features.inputs[0].dtype)
+    compute = tf.function(features, input_signature=[spec], autograph=False)
     train_x, eval_x = (
-        features.predict(images, batch_size=measure.BATCH_SIZE, verbose=0)
-        if len(images)
-        else np.zeros((0, *shape), "float32")
+        np.concatenate(
+            [np.zeros((0, *shape), "float32")]
+            + [compute(images[start : start + size]) for start in range(0, len(images), size)]
+        )
         for images in arrays
     )
     head = keras.Sequential([keras.Input(shape), last_layer(model)], name=model.name)

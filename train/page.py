@@ -16,8 +16,9 @@ import string
 
 from tfdpx.accounting.record import Record, plain
 from tfdpx.train import plain_words, presets, settings
+from tfdpx.train.defaults import OF_FILE
 from tfdpx.train.output import readable
-from tfdpx.train.settings import OF_FILE, PRIVACY
+from tfdpx.train.settings import PRIVACY
 
 FILE = "report.html"
 CURVE, CONFUSION, WRONG = "learning_curve.png", "confusion_matrix.png", "wrong_predictions.png"

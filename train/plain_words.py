@@ -108,6 +108,10 @@ def measured(record: Record) -> str:
             f"On {rows}, R² is {shown['r2']:.3f}: 1 is perfect, and 0 is no better than the mean "
             "of all as the answer for each."
         )
+    if not sentences:
+        scores = {n: v for n, v in results.items() if n.startswith(split) and isinstance(v, float)}
+        listed = ", ".join(f"{n[len(split) + 1 :]} {v:.4g}" for n, v in scores.items())
+        sentences += [f"On {rows}: {listed}."] * bool(scores)
     return " ".join(sentences) or "Nothing was measured."
 
 

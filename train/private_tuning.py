@@ -201,5 +201,6 @@ def _write(folder, ledger, seen, search):
     )
     record.save(folder / "model.keras")
     report.write_record(record, folder)
+    report.print_record(record)
     report.write_page(folder)
     return record

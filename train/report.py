@@ -81,6 +81,7 @@ def write(record, model, data, measured, rows, workdir):
     """
     save_model(model, record, workdir)
     write_record(record, workdir)
+    print_record(record)
     drawn = draw_metrics(measured, workdir, data)
     rows = [row for row in rows if "accuracy" in row]
     if rows:
@@ -135,11 +136,14 @@ def save_model(model, record, workdir):
 
 
 def write_record(record, workdir):
-    """Writes the statement, and then the record, which marks the run as ended. Prints both."""
-    statement = record.statement()
-    files.write(workdir / STATEMENT, statement.encode(), mode=0o644)
+    """Writes the statement, and then the record, which marks the run as ended."""
+    files.write(workdir / STATEMENT, record.statement().encode(), mode=0o644)
     record.save(workdir / records.FILE)
-    print(statement)
+
+
+def print_record(record):
+    """Prints the statement and the results of a record."""
+    print(record.statement())
     print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
 
 

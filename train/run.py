@@ -248,6 +248,7 @@ def _run_on_table(settings, workdir):
     )
     report.save_model(trained.model, record, workdir)
     report.write_record(record, workdir)
+    report.print_record(record)
     report.draw_metrics(measured, workdir)
     report.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}

@@ -16,12 +16,11 @@ from tfdpx.layers.private_model import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train import classifiers, presets
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
+from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES
 from tfdpx.train.errors import UserError, checking_flags
 
 # The kinds of runs: updates on images, a run on a table, a head on features of images.
 IMAGES, TABLES, HEADS = "images", "tables", "heads"
-# Values of `model`: chosen for the user; for `features`; the file of `init_from` as it is.
-AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
 # These determine each other: three are given and tfdpx.PrivacyPlan solves for the fourth. In this
 # order the preset's are dropped where the flags give too many.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")

@@ -25,9 +25,9 @@ from tfdpx.models.networks import logits
 from tfdpx.models.on_features import linear, scattering_features
 from tfdpx.train import classifiers
 from tfdpx.train.data import identity
+from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES, OF_FILE
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.model_files import MODEL_FILE, model_file, read
-from tfdpx.train.settings import AUTO, LINEAR_ON_FEATURES, OF_FILE
 
 _SCATTER = "scatter"
 

@@ -32,7 +32,8 @@ _KEY = ("method", "shots", "shift", "epsilon")
 
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
-    common = {"flag_values": values}
+    # `run_flags` has some of these names too, for the programs that users run.
+    common = {"flag_values": values, "allow_override": True}
     flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
     text = "Pre-trained network of the features, a .keras file. Default: they know no data."
     flags.DEFINE_string("init_from", None, text, **common)

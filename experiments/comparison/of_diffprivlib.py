@@ -1,6 +1,6 @@
 """diffprivlib's models on a table, run by `study` in an interpreter that has diffprivlib.
 
-Reads a pickle of arrays from the standard input, and prints accuracy or R2.
+Reads a pickle of arrays from the standard input, and prints accuracy, R2 or AUC.
 """
 
 import pickle
@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 from diffprivlib import models
+from sklearn.metrics import roc_auc_score
 
 
 def main():
@@ -24,7 +25,11 @@ def main():
         bounds = (-1.0, 1.0)
         model = models.LinearRegression(bounds_X=bounds, bounds_y=bounds, **common)
     model.fit(task["x"], task["y"])
-    print(float(model.score(task["test_x"], task["test_y"])))
+    if task.get("metric") == "auc":
+        of_second = model.predict_proba(task["test_x"])[:, 1]
+        print(float(roc_auc_score(task["test_y"], of_second)))
+    else:
+        print(float(model.score(task["test_x"], task["test_y"])))
 
 
 if __name__ == "__main__":

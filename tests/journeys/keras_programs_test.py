@@ -1,7 +1,7 @@
 """Seven programs after Keras's own documentation, private by another optimizer and a plan alone.
 
 Each is a function of the optimizer, and two of them run with an ordinary one too. The differences
-from the tutorials are in `docs/keras_programs.md`.
+from the tutorials are in `docs/coming_from.md`.
 """
 
 import pathlib
@@ -266,9 +266,9 @@ def test_another_optimizer_and_a_plan_are_all_that_it_takes(program, tmp_path):
 
 @pytest.mark.slow
 def test_a_loss_that_the_model_computes():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "keras_programs.md").read_text("utf-8")
-    example, names = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], {}
-    exec(compile(example, "keras_programs.md", "exec"), names)
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "coming_from.md").read_text("utf-8")
+    example, names = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1], {}
+    exec(compile(example, "coming_from.md", "exec"), names)
     model = names["model"]
     assert model.optimizer.ledger.steps == names["plan"].steps == 8
     assert all(way.startswith(("batched", "mapped")) for way in model.optimizer.independence)

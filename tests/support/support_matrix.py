@@ -29,7 +29,7 @@ FEATURES = {
     "arrays, Poisson sampling": {},
     "full batches": {"plan": {"batch_size": ROWS}},
     '`sampling="shuffle"`': {"plan": {"sampling": "shuffle"}},
-    "a `tf.data.Dataset` of your own": {
+    "your `tf.data.Dataset`": {
         "data": lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
     },
     "`RandomAccess`": {"data": lambda x, y: tfdpx.RandomAccess(list(zip(x, y, strict=True)))},

@@ -13,8 +13,10 @@ import pytest
 from pyarrow import parquet
 from sklearn import metrics
 
+from tfdpx import table_rules
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
+from tfdpx.heads.releases import Releases
 from tfdpx.train import classify, predict, tables
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError
@@ -273,7 +275,7 @@ def test_a_row_moves_bounds_and_labels_by_their_sensitivity(monkeypatch):
     table, settings = make_table(2000, 0.05)
     released = []
     monkeypatch.setattr(
-        tables.Releases, "gaussian", lambda self, *release: released.append(release) or release[1]
+        Releases, "gaussian", lambda self, *release: released.append(release) or release[1]
     )
     for rows in (table.train, table.train[1:]):
         tables.adapt(rows, table, settings)
@@ -304,9 +306,9 @@ def test_a_rare_label_has_its_probability():
 
 
 def test_the_rule_of_epsilon_times_rows():
-    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=1.0))
+    budget = dict(epsilon=1.0, delta=1e-5, is_regression=False)
     for rows, *choice in ((142, "linear", 60), (400, "linear", 180), (5000, "network", 180)):
-        name, plan, _, clip = tables.choose(settings, rows, Ledger())
-        assert [name, plan.steps, clip] == [*choice, "automatic"]
-    _, _, rate, clip = tables.choose(settings, 400, Ledger(), 7)
+        training = table_rules.choose(rows, Ledger(), **budget)
+        assert [training.name, training.plan.steps, training.l2_norm_clip] == [*choice, "automatic"]
+    _, _, rate, clip = table_rules.choose(400, Ledger(), rare_columns=7, **budget)
     assert clip == 4 and 0 < rate < clip  # The norm of seven columns and a bias, times sqrt(2).

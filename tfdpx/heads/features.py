@@ -19,6 +19,7 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from tfdpx._keras import tensorflow_internals
+from tfdpx.training.clipping import AutomaticClip
 
 MOST_EXAMPLES = 4_000_000
 # Rows of one product.
@@ -137,13 +138,16 @@ def finite_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x, norms
 
 
-def clip_factors(norms: np.ndarray, l2_norm_clip: float) -> np.ndarray:
+def clip_factors(norms: np.ndarray, l2_norm_clip: float | str) -> np.ndarray:
     """Returns `[n]`, the factors that clip to `l2_norm_clip` less what sums may round.
 
     Args:
         norms: float64 `[n]`.
-        l2_norm_clip: Float; infinity does not clip.
+        l2_norm_clip: Float; infinity does not clip. Or "automatic", as of
+            `tfdpx.training.clipping.AutomaticClip`, which bounds an example by 1.
     """
+    if isinstance(l2_norm_clip, str):
+        return 1 / (1 + _OF_THE_SUM) / (norms + AutomaticClip().stability)
     limit = l2_norm_clip / (1 + _OF_THE_SUM)
     return np.ones_like(norms) if limit == math.inf else limit / np.maximum(norms, limit)
 

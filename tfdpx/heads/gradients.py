@@ -47,7 +47,7 @@ def gradient_sum(
     examples: FeatureSet,
     kernel: np.ndarray,
     bias: np.ndarray,
-    l2_norm_clip: float,
+    l2_norm_clip: float | str,
     *,
     link: Callable[[np.ndarray], np.ndarray] = expit,
     use_bias: bool = False,
@@ -62,7 +62,8 @@ def gradient_sum(
         examples: `FeatureSet`.
         kernel: Array `[d, m]`.
         bias: Array `[m]`.
-        l2_norm_clip: Float, or infinity.
+        l2_norm_clip: Float, or infinity, or "automatic": as for `clip_factors`, the sensitivity
+            is then 1.
         link: Function from logits to probabilities: of the sigmoid or the softmax cross-entropy.
         use_bias: Whether the bias has a gradient; without one the second sum is not covered.
     """

@@ -208,7 +208,8 @@ class Head(abc.ABC):
         try:
             kernel, bias = self._fit(examples, released)
         finally:
-            self.ledger = before + released.ledger()
+            about = {"delta": self.delta, "num_examples": examples.count}
+            self.ledger = dataclasses.replace(before + released.ledger(), **about)
         self.kernel, self.bias = np.asarray(kernel, "float32"), np.asarray(bias, "float32")
         return self
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdpx._arguments import check_choice, is_number, require
 from tfdpx._keras import model_internals
 from tfdpx.accounting import IndividualAccountant, PrivacyPlan
+from tfdpx.training.clipping import ClipPolicy
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
 _register = keras.saving.register_keras_serializable(package="tfdpx")
@@ -39,7 +40,10 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
     The arguments below, except those of Keras, are read-only attributes.
 
     Args:
-        *args: Arguments of `keras.optimizers.SGD`, `learning_rate` first.
+        learning_rate: Float, a schedule of Keras, or a callable without arguments, as for SGD.
+        momentum: Float >= 0, as for SGD.
+        nesterov: Bool. Whether momentum is Nesterov's.
+        weight_decay: Optional float, as for SGD. It reads no data.
         plan: Optional `tfdpx.PrivacyPlan`, which gives `batch_size` and `noise_multiplier`.
         batch_size: Int, the expected batch size B. Needed without a plan.
         noise_multiplier: Float sigma, noise standard deviation in units of `l2_norm_clip`. Needed
@@ -60,14 +64,13 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         seed: Optional int, of noise, views and draws, for experiments. Private training needs
             `None`, which takes seeds from the operating system, because noise with a known seed can
             be subtracted.
-        per_example_engine: Deprecated; it has no effect.
         individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
             is clipped at its most recently measured norm, and its own epsilon is known. Needs
             `fit(x, y)` or `fit(plan.batches(...))`.
         public_validation: Bool. Declares that the examples that `fit` validates on are public.
             Without it, callbacks that act on `val_` metrics are refused, and
             `tfdpx.callbacks.TensorBoard` leaves these metrics out.
-        **kwargs: Keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
+        **kwargs: Other keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
     Raises:
@@ -83,6 +86,43 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
     >>> optimizer.ledger.steps
     1
     """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float | None = None,
+        *,
+        plan: PrivacyPlan | None = None,
+        batch_size: int | None = None,
+        noise_multiplier: float | None = None,
+        l2_norm_clip: float | str | ClipPolicy = 1.0,
+        microbatch_size: int | str | None = None,
+        augment: Any = None,
+        augmult: int = 0,
+        seed: int | None = None,
+        individual: IndividualAccountant | None = None,
+        public_validation: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            plan=plan,
+            batch_size=batch_size,
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
+            microbatch_size=microbatch_size,
+            augment=augment,
+            augmult=augmult,
+            seed=seed,
+            individual=individual,
+            public_validation=public_validation,
+            **kwargs,
+        )
 
 
 class BiasCorrected(PrivateOptimizer):
@@ -133,11 +173,16 @@ class BiasCorrected(PrivateOptimizer):
             return
         # Keras's formula, because its twelve operations would each pass over all weights.
         tf.raw_ops.ResourceApplyAdam(
-            **{"var": variable.handle, "grad": gradient.tensor},
-            **{"m": first.value.handle, "v": second.value.handle},
-            **{"beta1": self.beta_1, "beta1_power": self.beta_1**step},
-            **{"beta2": self.beta_2, "beta2_power": self.beta_2**step},
-            **{"lr": rate, "epsilon": self.epsilon},
+            var=variable.handle,
+            m=first.value.handle,
+            v=second.value.handle,
+            grad=gradient.tensor,
+            beta1=self.beta_1,
+            beta1_power=self.beta_1**step,
+            beta2=self.beta_2,
+            beta2_power=self.beta_2**step,
+            lr=rate,
+            epsilon=self.epsilon,
         )
 
     def _apply_corrected(self, gradient, variable, first, second, step, rate):
@@ -164,19 +209,70 @@ class DPAdam(BiasCorrected, keras.optimizers.Adam):
     guarantee is the same, because computations after the noise cost nothing.
 
     Args:
-        *args: Arguments of `keras.optimizers.Adam`, `learning_rate` first.
+        learning_rate: Float, a schedule of Keras, or a callable without arguments, as for Adam.
+        beta_1: Float, the decay of the first moment.
+        beta_2: Float, the decay of the second moment.
+        epsilon: Float, the small constant in Adam's denominator. A privacy budget is an argument of
+            the plan.
+        amsgrad: Bool. Whether the largest second moment is taken.
+        weight_decay: Optional float, as for Adam. It reads no data.
         bias_correction: `"noise"` subtracts the noise's variance, which is public, from the second
             moment (Tang et al. 2023, arXiv:2312.14334), so that coordinates are scaled by their
             gradients and not by the noise. None does as Keras.
         least_second_moment: Float > 0, the minimum of a corrected second moment, in units of that
             variance. Smaller values make longer steps where the noise is larger than gradients.
-        **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
+        **kwargs: Other keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
             `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
             `individual` and `public_validation` of `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.
     """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,
+        weight_decay: float | None = None,
+        *,
+        plan: PrivacyPlan | None = None,
+        batch_size: int | None = None,
+        noise_multiplier: float | None = None,
+        l2_norm_clip: float | str | ClipPolicy = 1.0,
+        microbatch_size: int | str | None = None,
+        augment: Any = None,
+        augmult: int = 0,
+        seed: int | None = None,
+        individual: IndividualAccountant | None = None,
+        public_validation: bool = False,
+        bias_correction: str | None = None,
+        least_second_moment: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            amsgrad=amsgrad,
+            weight_decay=weight_decay,
+            plan=plan,
+            batch_size=batch_size,
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
+            microbatch_size=microbatch_size,
+            augment=augment,
+            augmult=augmult,
+            seed=seed,
+            individual=individual,
+            public_validation=public_validation,
+            bias_correction=bias_correction,
+            least_second_moment=least_second_moment,
+            **kwargs,
+        )
 
 
 @_register
@@ -186,14 +282,64 @@ class DPAdamW(BiasCorrected, keras.optimizers.AdamW):
     Guarantee: the same as `DPSGD`.
 
     Args:
-        *args: Arguments of `keras.optimizers.AdamW`, `learning_rate` first.
+        learning_rate: See `DPAdam`.
+        weight_decay: Float, as for AdamW.
+        beta_1: See `DPAdam`.
+        beta_2: See `DPAdam`.
+        epsilon: See `DPAdam`.
+        amsgrad: See `DPAdam`.
         bias_correction: See `DPAdam`.
         least_second_moment: See `DPAdam`.
-        **kwargs: Keyword arguments of `keras.optimizers.AdamW`, and those that `DPAdam` lists.
+        **kwargs: Other keyword arguments of `keras.optimizers.AdamW`, and those of `DPAdam`.
 
     Raises:
         ValueError: As `DPSGD`.
     """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        weight_decay: float = 0.004,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,
+        *,
+        plan: PrivacyPlan | None = None,
+        batch_size: int | None = None,
+        noise_multiplier: float | None = None,
+        l2_norm_clip: float | str | ClipPolicy = 1.0,
+        microbatch_size: int | str | None = None,
+        augment: Any = None,
+        augmult: int = 0,
+        seed: int | None = None,
+        individual: IndividualAccountant | None = None,
+        public_validation: bool = False,
+        bias_correction: str | None = None,
+        least_second_moment: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            weight_decay=weight_decay,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            amsgrad=amsgrad,
+            plan=plan,
+            batch_size=batch_size,
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
+            microbatch_size=microbatch_size,
+            augment=augment,
+            augmult=augmult,
+            seed=seed,
+            individual=individual,
+            public_validation=public_validation,
+            bias_correction=bias_correction,
+            least_second_moment=least_second_moment,
+            **kwargs,
+        )
 
 
 _private_classes = {

@@ -42,6 +42,14 @@ def flags_of(**changes):
     return values
 
 
+def test_flags_are_defined_beside_those_of_the_programs():
+    values = flags.FlagValues()
+    values.append_flag_values(flags.FLAGS)
+    assert "dataset" in values
+    study.define_flags(values)
+    assert values["shots"].default == ["2", "5"]
+
+
 def run(workdir, **changes):
     return study.run(flags_of(**changes), workdir)
 

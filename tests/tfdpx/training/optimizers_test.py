@@ -1,5 +1,7 @@
 """DP optimizers are Keras optimizers: arguments, saving, EMA, schedules; and they fail closed."""
 
+import inspect
+
 import bench
 import keras
 import numpy as np
@@ -9,6 +11,7 @@ import tensorflow as tf
 from cases import slow
 
 import tfdpx
+from tfdpx.training.private_optimizer import PrivateOptimizer
 
 NO_NOISE = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
 PRIVATE = {"batch_size": 16, "noise_multiplier": 1.0}
@@ -101,6 +104,23 @@ BAD = [
     ({"gradient_accumulation_steps": 2}, "microbatch_size"),
     ({"loss_scale_factor": 2.0}, "mixed_bfloat16"),
 ]
+
+
+@pytest.mark.parametrize("private", [tfdpx.DPSGD, tfdpx.DPAdam, tfdpx.DPAdamW])
+def test_a_signature_shows_the_arguments_with_the_defaults_of_keras(private):
+    [base] = [c for c in private.__bases__ if c.__module__.startswith("keras")]
+    shown = inspect.signature(private).parameters
+    of_keras = inspect.signature(base).parameters
+    of_privacy = inspect.signature(PrivateOptimizer).parameters
+    places = [name for name, p in shown.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert places == list(of_keras)[: len(places)] and {"learning_rate", "weight_decay"} <= {
+        *places
+    }
+    assert {name: shown[name].default for name in places} == {
+        name: of_keras[name].default for name in places
+    }
+    for name in set(of_privacy) - {"args", "kwargs", "per_example_engine"}:
+        assert shown[name].default == of_privacy[name].default, name
 
 
 def test_bad_arguments():

@@ -1,0 +1,487 @@
+"""scikit-learn's way: private estimators for pipelines and folds, with a ledger after `fit`.
+
+    from tfdpx.sklearn import PrivateClassifier, cross_validate
+
+    classifier = PrivateClassifier(epsilon=3.0, lower=0.0, upper=100.0)
+    classifier.fit(X, y)
+    print(classifier.ledger_.statement())
+
+Steps before the estimator in a pipeline that learn from private rows (a `StandardScaler`, a
+`OneHotEncoder` without `categories`) do so without noise, and no ledger counts it: see
+docs/data_scientists.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import sparse
+from sklearn import base, model_selection
+from sklearn.pipeline import Pipeline
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from tfdpx import account
+from tfdpx import table_rules as rules
+from tfdpx._arguments import check_choice, is_integer, is_number, require
+from tfdpx._warnings import warn
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.plan import PrivacyPlan
+from tfdpx.heads.head import norm_bound, optional, positive
+
+__all__ = ["PrivateClassifier", "PrivateRegressor", "cross_validate"]
+
+_PREDICT_BATCH = 8192
+_is_search_told = False
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class _PrivateEstimator(base.BaseEstimator):
+    """The training and the files of both estimators, and their arguments."""
+
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    _: dataclasses.KW_ONLY
+    lower: ArrayLike | None = None
+    upper: ArrayLike | None = None
+    model: str | Callable[[Any], Any] | None = None
+    batch_size: int | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    l2_norm_clip: float | str | None = None
+    seed: int | None = None
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True  # Missing numbers count as the mean.
+        tags.non_deterministic = self.seed is None
+        return tags
+
+    def _train(self, x, y, num_classes):
+        """Fits `model_` and `ledger_`.
+
+        Args:
+            x: float64 `[rows, columns]`.
+            y: Int labels `[rows]`, or numbers in about [-1, 1].
+            num_classes: Int; 0 of a regression.
+        """
+        if not callable(self.model):
+            check_choice("model", self.model, (None, "linear", "network"))
+        optional(positive)("learning_rate", self.learning_rate)
+        if self.l2_norm_clip != "automatic":
+            optional(norm_bound)("l2_norm_clip", self.l2_norm_clip)
+        self._warn_of_search()
+        rows, columns = x.shape
+        lower, upper = self._limits(columns)
+        is_rough = np.zeros(columns, bool)
+        if lower is not None:  # Columns of a one-hot encoding have no rough bounds.
+            is_rough = (lower != 0) | (upper != 1)
+        counts = {"unbounded" if lower is None else "bounded": columns}
+        counts |= {"rough": int(np.sum(is_rough)), "num_classes": num_classes}
+        plan = rules.plan_releases(rows, self.epsilon, self.delta, **counts)
+        releases = plan.releases(self.seed)
+        shares = rules.rare_shares(y, num_classes, plan, releases)
+        layer, spent = rules.number_scaling(x, lower, upper, is_rough, plan, releases, self.seed)
+        inputs = keras.Input((columns,))
+        scaled = rules.cut_numbers(layer(inputs))
+        training = rules.choose(
+            rows,
+            spent + releases.ledger(),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            is_regression=not num_classes,
+            rare_columns=None if shares is None else columns,
+            name="network" if callable(self.model) else self.model,
+            batch_size=self.batch_size,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+        )
+        if self.l2_norm_clip is not None:
+            training = training._replace(l2_norm_clip=self.l2_norm_clip)
+        data = _outputs(keras.Model(inputs, scaled), x), y, training, num_classes, shares
+        if training.name == "linear" and training.plan.batch_size == rows:
+            head, ledger = rules.train_linear(*data, seed=self.seed)
+        else:
+            if self.seed is not None:
+                keras.utils.set_random_seed(self.seed)
+            hidden = self.model if callable(self.model) else None
+            head, optimizer = rules.train_head(*data, hidden=hidden, seed=self.seed)
+            ledger = optimizer.ledger
+        self.model_ = keras.Model(inputs, head(scaled), name=f"{training.name}_on_table")
+        account.attach(ledger, self.model_.variables)
+        account.uncounted.discard(layer)
+        self.ledger_ = dataclasses.replace(ledger, delta=self.delta, num_examples=rows)
+        return self
+
+    def _limits(self, columns):
+        """float64 `[columns]` of `lower` and of `upper`, or None of both."""
+        if self.lower is None and self.upper is None:
+            return None, None
+        try:
+            limits = [
+                np.broadcast_to(np.asarray(limit, "float64"), (columns,))
+                for limit in (self.lower, self.upper)
+            ]
+            is_valid = bool(np.all(limits[0] < limits[1])) and np.all(np.isfinite(limits))
+        except (TypeError, ValueError):
+            is_valid = False
+        must = (
+            f"be two numbers, lower < upper, or lists of one for each of the {columns} columns of X"
+        )
+        require(is_valid, "lower, upper", (self.lower, self.upper), must)
+        return limits
+
+    def _read(self, X, y="no_validation", **checks):
+        """X as float64, and y, checked by scikit-learn."""
+        checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
+        try:
+            data = validate_data(self, X, y, **checks)
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            raise ValueError(
+                "Argument `X` must hold numbers, and has texts. Encode them before, for example by "
+                "OneHotEncoder(categories=[...], handle_unknown='ignore') in a ColumnTransformer, "
+                "with categories that are publicly known."
+            ) from None  # The error has a value of a row.
+        x, *rest = data if isinstance(data, tuple) else (data,)
+        x = x.toarray() if sparse.issparse(x) else x
+        return (x, *rest) if rest else x
+
+    def _predicted(self, X):
+        """The outputs of the model, float32 `[rows, outputs]`."""
+        check_is_fitted(self)
+        return _outputs(self.model_, self._read(X, reset=False))
+
+    def _warn_of_search(self):
+        """Warns once in a process that the fits of a search of scikit-learn are not added up."""
+        global _is_search_told
+        search, num_splits = _search_above()
+        if search is None or _is_search_told:
+            return
+        _is_search_told = True
+        candidates = getattr(search, "n_iter", None) or len(
+            model_selection.ParameterGrid(search.param_grid)
+        )
+        fits = candidates * num_splits + bool(search.refit)
+        spent = self._epsilon_of(fits)
+        warn(
+            f"This {type(search).__name__} makes {fits} private fits, and nothing adds them up: "
+            f"together they spend up to epsilon={spent:.3g} at delta={self.delta:g}, and not "
+            f"{self.epsilon:g}. The scores that it chooses by are exact, which no epsilon covers. "
+            "Choose on public rows, or compare few settings by "
+            "`tfdpx.sklearn.cross_validate`, which has one ledger for all folds."
+        )
+
+    def _epsilon_of(self, fits):
+        """The epsilon of so many fits that share rows, a float, by Gaussian composition."""
+        budget: dict[str, Any] = {"delta": self.delta, "accountant": "gdp"}
+        one = PrivacyPlan(1, 1, 1, epsilon=self.epsilon, **budget)
+        noise = one.noise_multiplier / math.sqrt(fits)
+        return PrivacyPlan(1, 1, 1, noise_multiplier=noise, **budget).epsilon
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        if "model_" in state:
+            state = {**state, "model_": _to_bytes(state["model_"])}
+        return state
+
+    def __setstate__(self, state):
+        if "model_" in state:
+            model = _from_bytes(state["model_"])
+            account.attach(state["ledger_"], model.variables)
+            account.mark_known(model.variables)  # The ledger is of these very weights.
+            state = {**state, "model_": model}
+        super().__setstate__(state)
+
+
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
+    """A private classifier of tables of numbers, as scikit-learn has them.
+
+    A tenth of the budget scales the columns (and counts the labels, where rows allow it), the rest
+    trains a Keras model by DP-SGD. Strings go through an encoder whose categories are given; a
+    missing number (NaN) counts as the mean of its column.
+
+    Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
+    private under adding or removing one row of X and y. Public are the number of rows and columns,
+    `classes_`, and all arguments: do not read them off the data. Two fits on the same rows spend
+    twice, and so do the fits of a search. Scores on private rows are exact.
+
+    Args:
+        epsilon: Float > 0, of a `fit`, preprocessing included.
+        delta: Float in (0, 1), well below 1 / rows.
+        classes: Optional list of the labels; public. None reads them off y, so that a label which
+            a single row has tells of that row.
+        lower: Float, or one for each column of X: the least value that is publicly known, even
+            roughly. None, of both, finds powers of two, which takes more rows. [0, 1] counts as
+            exact.
+        upper: As `lower`, the largest.
+        model: None for a linear model, or, from epsilon times rows of 3,500 on, one hidden layer
+            of 64 units; "linear" or "network" to choose; or a function of a symbolic Keras tensor
+            of scaled columns `[rows, columns]` that returns the last hidden tensor. The estimator
+            adds the dense layer for the outputs.
+        batch_size: Int, expected number of rows of an update; None for all, at most 65,536.
+        steps: Int, updates; None for 180, or 60 if epsilon times rows are below 300.
+        learning_rate: Float; None for the rule of docs/tables.md.
+        l2_norm_clip: Float, bound on the norm of a row's gradient, or "automatic"; None for
+            "automatic", but a float where a noisy count finds a rare label.
+        seed: Optional int for repeatable experiments, Keras's own seed among it: the noise of a
+            known seed gives no privacy.
+
+    Attributes:
+        classes_: Array of the labels, sorted; public.
+        ledger_: `tfdpx.accounting.Ledger` of the last `fit`.
+        model_: `keras.Model` from float32 `[rows, columns]` to logits, its scaling included.
+        n_features_in_: Int, columns of X.
+
+    Example:
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(0, 100, size=(2_000, 2))
+    >>> y = np.where(X[:, 0] > X[:, 1], "yes", "no")
+    >>> classifier = PrivateClassifier(1.0, lower=0.0, upper=100.0, model="linear")
+    >>> bool(classifier.fit(X, y).score(X, y) > 0.9)
+    True
+    >>> bool(classifier.ledger_.epsilon(1e-5) <= 1)
+    True
+    """
+
+    classes: ArrayLike | None = None
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateClassifier:
+        """Trains on private rows, and counts what that spends in `ledger_`.
+
+        Args:
+            X: Array or data frame of numbers `[rows, columns]`.
+            y: Labels `[rows]`.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: If an argument does not fit, or rows are too few to find bounds.
+        """
+        X, y = self._read(X, y, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_ = np.unique(y if self.classes is None else self.classes)
+        if not np.all(np.isin(y, self.classes_)):
+            raise ValueError(
+                "Argument `y` has labels that are not in `classes`. Give all that there may be. "
+                f"Received: classes={self.classes}."
+            )
+        if len(self.classes_) < 2:
+            raise ValueError(
+                "A classifier needs two classes or more. Received: y of one class. Give all that "
+                "there may be by `classes`."
+            )
+        return self._train(X, np.searchsorted(self.classes_, y), len(self.classes_))
+
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+        """Probabilities of `classes_`, float32 `[rows, classes]`.
+
+        Args:
+            X: As for `fit`.
+        """
+        return keras.ops.convert_to_numpy(keras.ops.softmax(self._predicted(X)))
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """The most likely label of each row, `[rows]`.
+
+        Args:
+            X: As for `fit`.
+        """
+        labels = np.argmax(self._predicted(X), axis=1)
+        return self.classes_[labels]
+
+
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
+    """A private regression on tables of numbers, as scikit-learn has them.
+
+    As `PrivateClassifier`, for a number between two public bounds. Gradients of the squared error
+    are normalized, so that the prediction is nearer to the median than to the mean.
+
+    Args:
+        epsilon: Float > 0, of a `fit`, preprocessing included.
+        delta: Float in (0, 1), well below 1 / rows.
+        target_lower: Float, the least target that is publicly known; needed.
+        target_upper: Float, the largest.
+        lower: As of `PrivateClassifier`, and all that follow.
+        upper: As `lower`, the largest.
+        model: None, "linear", "network" or a function.
+        batch_size: Int, or None.
+        steps: Int, or None.
+        learning_rate: Float, or None.
+        l2_norm_clip: Float, "automatic", or None for "automatic".
+        seed: Optional int for repeatable experiments.
+
+    Attributes:
+        ledger_: `tfdpx.accounting.Ledger` of the last `fit`.
+        model_: `keras.Model` from float32 `[rows, columns]` to targets between -1 and 1, which
+            stand for the bounds.
+        n_features_in_: Int, columns of X.
+    """
+
+    target_lower: float | None = None
+    target_upper: float | None = None
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> PrivateRegressor:
+        """Trains on private rows, and counts what that spends in `ledger_`.
+
+        Args:
+            X: Array or data frame of numbers `[rows, columns]`.
+            y: Numbers `[rows]`.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: If an argument does not fit, or rows are too few to find bounds.
+        """
+        X, y = self._read(X, y, ensure_min_samples=2, y_numeric=True)
+        middle, half = self._target_scale()
+        return self._train(X, (y - middle) / half, 0)
+
+    def _target_scale(self):
+        """The middle between the bounds of the target, and half of their distance."""
+        limits = self.target_lower, self.target_upper
+        is_valid = all(is_number(v) and math.isfinite(v) for v in limits) and limits[0] < limits[1]
+        must = "be two numbers, publicly known, the first below the second"
+        require(is_valid, "target_lower, target_upper", limits, must)
+        return (limits[1] + limits[0]) / 2, (limits[1] - limits[0]) / 2
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """The predicted number of each row, float64 `[rows]`.
+
+        Args:
+            X: As for `fit`.
+        """
+        outputs = self._predicted(X)[:, 0].astype("float64")
+        middle, half = self._target_scale()
+        return middle + half * outputs
+
+
+def cross_validate(
+    estimator: base.BaseEstimator,
+    X: Any,
+    y: Any,
+    *,
+    cv: int | float = 5,
+    scoring: Any = None,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """Scores a private estimator on folds, or on one part held out, with one ledger for all fits.
+
+    First it prints what the fits will spend together. Training folds share rows, so that their
+    losses compose. A row is in all training folds but one: of `cv` fits the ledger has all but the
+    cheapest. One part held out is in no fit, and the ledger has one.
+
+    Guarantee: the fitted estimators together are private as the ledger says. Scores are exact:
+    they are functions of private rows, which no ledger covers. Folds are drawn from the number of
+    rows alone. Those of scikit-learn for classifiers are stratified, so that the label of a row
+    moves others to another fold.
+
+    Args:
+        estimator: `PrivateClassifier` or `PrivateRegressor`, or a `Pipeline` that ends with one.
+        X: As for its `fit`.
+        y: As for its `fit`. Without the argument `classes` its labels are public.
+        cv: Int >= 2, folds; or float in (0, 1), the share of the rows that is held out.
+        scoring: As for `sklearn.model_selection.cross_validate`.
+        seed: Optional int, which draws the folds.
+
+    Returns:
+        Dict of `sklearn.model_selection.cross_validate`, with "test_score", or one entry for each
+        score, and "estimator", the list of fitted estimators; and "ledger", the
+        `tfdpx.accounting.Ledger`.
+
+    Raises:
+        TypeError: If the estimator is none of these.
+        ValueError: If `cv` does not fit.
+    """
+    estimator = base.clone(estimator)
+    private, rows = _private_part(estimator), len(y)
+    is_share = is_number(cv) and 0 < cv < 1
+    must = f"be an int from 2 to {rows}, or a share between 0 and 1"
+    require(is_share or (is_integer(cv, 2) and cv <= rows), "cv", cv, must)
+    if isinstance(private, PrivateClassifier) and private.classes is None:
+        private.set_params(classes=np.unique(y))  # A fold may lack one.
+    order = np.random.default_rng(seed).permutation(rows)
+    parts = [order[: math.ceil(cv * rows)]] if is_share else np.array_split(order, cv)
+    splits = [(np.setdiff1d(order, part), np.sort(part)) for part in parts]
+    fits = max(1, len(splits) - 1)
+    print(
+        f"{len(splits)} private fit{'s' * (len(splits) > 1)} at epsilon={private.epsilon:g}; a row "
+        f"is in {fits} of them. Together: epsilon={private._epsilon_of(fits):.3g} at "
+        f"delta={private.delta:g}."
+    )
+    report = model_selection.cross_validate(
+        estimator, X, y, cv=splits, scoring=scoring, return_estimator=True, error_score="raise"
+    )
+    ledgers = [_private_part(fitted).ledger_ for fitted in report["estimator"]]
+    ledgers.sort(key=lambda ledger: ledger.composed_epsilon(private.delta))
+    total = sum(ledgers[-fits:], Ledger())
+    report["ledger"] = dataclasses.replace(total, delta=private.delta, num_examples=rows)
+    return report
+
+
+def _private_part(estimator):
+    """The private estimator that is, or ends, `estimator`."""
+    last = estimator[-1] if isinstance(estimator, Pipeline) else estimator
+    if not isinstance(last, _PrivateEstimator):
+        raise TypeError(
+            "Argument `estimator` must be a PrivateClassifier or PrivateRegressor, or a Pipeline "
+            f"that ends with one. Received: {type(last).__name__}."
+        )
+    return last
+
+
+def _search_above():
+    """The search of scikit-learn that makes this fit, or None, and the number of its splits."""
+    frame, searches = (
+        inspect.currentframe(),
+        (
+            model_selection.GridSearchCV,
+            model_selection.RandomizedSearchCV,
+        ),
+    )
+    while frame is not None and frame.f_code is not cross_validate.__code__:
+        search = frame.f_locals.get("self") if frame.f_code.co_name == "fit" else None
+        if isinstance(search, searches):
+            # The attribute is set before the fits since scikit-learn 1.8.
+            return search, frame.f_locals.get("n_splits") or search.n_splits_
+        frame = frame.f_back
+    return None, 0
+
+
+def _outputs(model, x):
+    """float32 `[rows, outputs]` of a model on float64 `[rows, columns]`."""
+    largest = np.finfo("float32").max
+    x = np.clip(x, -largest, largest).astype("float32")
+    chunks = [x[i : i + _PREDICT_BATCH] for i in range(0, len(x), _PREDICT_BATCH)]
+    return np.concatenate([keras.ops.convert_to_numpy(model(chunk)) for chunk in chunks])
+
+
+def _to_bytes(model):
+    """The .keras file of a model."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        model.save(path)
+        return path.read_bytes()
+
+
+def _from_bytes(content):
+    """The model of a .keras file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        path.write_bytes(content)
+        return keras.saving.load_model(path)
