@@ -95,7 +95,7 @@ class ClipPolicy:
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
         """Returns the factors of gradients, float32 [n]; see `mechanism.clip_factors`.
 
-        Absent rows and norms that are not finite need no care, because `mechanism.counted` follows.
+        Absent rows and non-finite norms need no care, because `mechanism.zero_invalid` follows.
 
         Args:
             squared_norms: float32 [n].

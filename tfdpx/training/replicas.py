@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdpx._keras import step_context
 from tfdpx.checks import UnfitForPrivacy
-from tfdpx.sampling import shares
+from tfdpx.sampling import shards
 
 _STRATEGIES = (
     tf.distribute.MirroredStrategy,
@@ -71,7 +71,7 @@ def check_keras_fit(model, data):
         # With uneven shares, views would depend on the replica.
         rows = tf.nest.flatten(data.element_spec)[0].shape[0]
         if rows is not None:
-            shares.check_divides(strategy.num_replicas_in_sync, rows, "rows a batch")
+            shards.check_divides(strategy.num_replicas_in_sync, rows, "rows a batch")
 
 
 def check_layout():
@@ -145,7 +145,7 @@ def interleave_batches(model, session, batches):
 
     def interleave(*batch):
         return tf.nest.map_structure(
-            lambda t: None if t is None else shares.by_share(t, count), batch
+            lambda t: None if t is None else shards.interleave_shards(t, count), batch
         )
 
     return batches.map(interleave)
@@ -171,7 +171,7 @@ def select_replica_rows(nest, count, context, in_shards):
 
     def select(tensor):
         if in_shards:
-            tensor = shares.by_share(tensor, context.num_replicas_in_sync)
+            tensor = shards.interleave_shards(tensor, context.num_replicas_in_sync)
         # Not a slice, because XLA must know its start at compile time.
         parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
         return tf.gather(parts, context.replica_id_in_sync_group)
