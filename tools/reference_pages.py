@@ -96,9 +96,14 @@ def presets_page():
 
 
 def _rows(group, common):
-    """Returns the rows of a group's table: one for all columns, and one for each."""
+    """Yields the rows of a group's table: one for all columns, and one for each."""
     columns = presets.COLUMNS.get(group, {})
-    yield _row("all" if columns else f"`{group}`", common)
+    earlier = list(presets.COMMON)[: list(presets.COMMON).index(group)]
+    bases = {f"`{name}`": presets.COMMON[name] for name in earlier}
+    yield _row("all" if columns else f"`{group}`", common, bases)
+    if any(columns is presets.COLUMNS.get(name) for name in earlier):
+        return  # The earlier group shows these columns.
+    above = {}
     for column in columns:
         name = f"{group}/{column}" if column else group
         values = {
@@ -107,16 +112,27 @@ def _rows(group, common):
             if key not in common or common[key] != value
         }
         at = f" at epsilon {presets.EPSILON:g}" * (presets.BY_EPSILON in columns[column])
-        yield _row(f"`{name}`{at}", values)
+        yield _row(f"`{name}`{at}", values, above)
+        above = {"above": values}
 
 
-def _row(title, values):
-    cell = ", ".join(
-        f"`{key}={value}`"
+def _row(title, values, bases):
+    """Returns a row of settings, as changes to one of `bases` if they share four or more."""
+    cells = _cells(values)
+    texts = [(text, _cells(base)) for text, base in bases.items() if base.keys() <= values.keys()]
+    text, base = max(texts, key=lambda pair: len(cells & pair[1]), default=("", {}.keys()))
+    if len(cells & base) >= 4:
+        cells = {f"as {text}": None, **{cell: None for cell in cells if cell not in base}}
+    return f"| {title} | {', '.join(cells)} |\n"
+
+
+def _cells(values):
+    """Returns the settings that a row shows, in order."""
+    return {
+        f"`{key}={value}`": None
         for key, value in values.items()
         if value is not None and key not in _NO_RESULT
-    )
-    return f"| {title} | {cell} |\n"
+    }.keys()
 
 
 def pages():
