@@ -1,6 +1,6 @@
 """Layers that train well under differential privacy, beyond those of Keras."""
 
-from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx import _keras as _keras  # First, because it reports a Keras with another backend.
 from tfdpx.layers.blocks import ChannelWhitening, GroupNorm, SkipInit, UnitNormWithConstant
 from tfdpx.layers.private_model import replace_batch_norm, trainable
 from tfdpx.layers.scattering2d import Scattering2D

@@ -1,4 +1,4 @@
-"""Group normalization, SkipInit, unit norm and whitening: layers that treat examples alone."""
+"""Group normalization, SkipInit, unit norm and whitening: layers that keep examples separate."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class GroupNorm(keras.layers.GroupNormalization):
     """Group normalization with 16 groups by default.
 
     Normalises each example over positions and the channels of a group, so that no example's
-    output depends on another's: the replacement for batch normalization under differential
-    privacy. It is `keras.layers.GroupNormalization` but for the default of `groups` (Keras's is
-    32) and an error that says which group numbers fit.
+    output depends on another's. It replaces batch normalization under differential privacy. It is
+    `keras.layers.GroupNormalization` except for the default of `groups` (Keras's is 32) and an
+    error that lists the possible numbers of groups.
 
     Args:
-        groups: Integer, number of groups; it must divide the channels. -1 stands for one channel
-            a group (instance normalization).
+        groups: Integer, number of groups; it must divide the channels. -1 means one channel per
+            group (instance normalization).
         **kwargs: Arguments of `keras.layers.GroupNormalization`: `axis`, `epsilon`, `center`,
             `scale`, initializers, regularizers, constraints, `name`, `dtype`.
 
@@ -69,11 +69,11 @@ class SkipInit(keras.layers.Layer):
     """Multiplies a residual branch by one trainable scalar: `scale * gain * inputs`.
 
     De & Smith (2020) start the scalar at zero, so that a residual network is the identity at
-    initialisation and trains without normalization. It treats every example alone.
+    initialisation and trains without normalization. It keeps examples separate.
 
     Args:
-        scale: Float, a constant factor besides the trainable one, such as the `alpha` of Brock et
-            al. (2021a).
+        scale: Float, a constant factor besides the trainable one, for example the `alpha` of Brock
+            et al. (2021a).
         initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) start
             NF-ResNets that are trained privately from scratch at one.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
@@ -99,7 +99,7 @@ class SkipInit(keras.layers.Layer):
         return inputs * (self.scale * self.gain)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
+        """Returns the shape of the input."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -123,29 +123,29 @@ class SkipInitRule(Rule):
 class UnitNormWithConstant(keras.layers.Layer):
     """Scales each example to norm one, appends a constant, and scales to norm one again.
 
-    For a `keras.layers.Dense(classes, use_bias=False)` with a softmax after it, the constant doing
-    the work of the bias. Rows `x` of norm one are good for private training:
+    Put it before a `keras.layers.Dense(classes, use_bias=False)` with a softmax; the constant
+    replaces the bias. Rows `x` of norm one are good for private training:
 
-    - The gradient of the cross-entropy is `x (p - y)^T`, whose norm is at most `sqrt(2)` whatever
-      the weights. So the clip is known beforehand: with `l2_norm_clip=math.sqrt(2)` no example
-      loses anything.
-    - Noise of standard deviation `s` on each weight moves each logit by `s`, however many features
-      there are.
+    - The gradient of the cross-entropy is `x (p - y)^T`, with a norm of at most `sqrt(2)` for all
+      weights. So the clip is known beforehand: with `l2_norm_clip=math.sqrt(2)` no example loses
+      anything.
+    - Noise of standard deviation `s` on each weight moves each logit by `s`, for any number of
+      features.
 
-    An example of zeros becomes the constant alone, scaled to one. Each example is treated alone,
-    and there are no weights.
+    An example of zeros becomes the constant alone, scaled to one. The layer keeps examples separate
+    and has no weights.
 
     Args:
         constant: Positive number, appended to features of norm one.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
-    Input shape: `[batch, ...]`, all known but the batch.
-    Output shape: `[batch, features + 1]`, flattened. It is computed in float32 (float64 where the
-    layer's `dtype` is) and has the compute dtype, to whose precision the norms are one.
+    Input shape: `[batch, ...]`, with all sizes known except the batch.
+    Output shape: `[batch, features + 1]`, flattened. It is computed in float32 (float64 if the
+    layer's `dtype` is) and has the compute dtype. The norms are one to its precision.
 
     Raises:
-        ValueError: If `constant` is not a positive number, or if a size of the input but the batch
-            is unknown.
+        ValueError: If `constant` is not a positive number, or if a size of the input except the
+            batch is unknown.
 
     Example:
     >>> rows = UnitNormWithConstant()(np.array([[3.0, 4.0], [0.0, 0.0]]))
@@ -156,12 +156,12 @@ class UnitNormWithConstant(keras.layers.Layer):
 
     def __init__(self, constant: float = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        fits = is_number(constant) and 0 < constant < math.inf
-        require(fits, "constant", constant, "be a positive, finite number", " Use 0.1.")
+        is_valid = is_number(constant) and 0 < constant < math.inf
+        require(is_valid, "constant", constant, "be a positive, finite number", " Use 0.1.")
         self.constant = float(constant)
 
     def call(self, inputs: Any) -> Any:
-        """The rows of `inputs`, with the constant, at norm one."""
+        """Returns the rows of `inputs`, with the constant, at norm one."""
         num_features = self.compute_output_shape(inputs.shape)[-1] - 1
         rows = ops.reshape(inputs, (-1, num_features))
         rows = ops.cast(rows, keras.backend.result_type(self.compute_dtype, "float32"))
@@ -170,7 +170,7 @@ class UnitNormWithConstant(keras.layers.Layer):
         return ops.cast(rows, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """`(batch, features + 1)`."""
+        """Returns `(batch, features + 1)`."""
         _check_sizes(self, input_shape)
         return (input_shape[0], math.prod(input_shape[1:]) + 1)
 
@@ -180,7 +180,7 @@ class UnitNormWithConstant(keras.layers.Layer):
 
 
 def _check_sizes(layer, input_shape):
-    """Raises ValueError unless all sizes of the input but the batch are known."""
+    """Raises ValueError unless all sizes of the input except the batch are known."""
     if None in input_shape[1:] or not input_shape[1:]:
         raise ValueError(
             f"Layer {layer.name!r} needs inputs [batch, ...] of known sizes. Received: input shape "
@@ -189,12 +189,12 @@ def _check_sizes(layer, input_shape):
 
 
 def _unit(rows):
-    """`rows` [batch, features] at norm one; rows of zeros as they are."""
+    """Returns `rows` [batch, features] at norm one; rows of zeros stay the same."""
     # Squares neither overflow nor vanish once the largest entry is one. The result does not depend
-    # on this factor, so no gradient need pass through it.
+    # on this factor, so no gradient needs to pass through it.
     largest = ops.max(ops.abs(rows), axis=-1, keepdims=True)
     rows = rows / ops.stop_gradient(ops.maximum(largest, 1e-30))
-    # The sum is at least one, but in a row of zeros, where the root's gradient would be infinite.
+    # The sum is at least one except in a row of zeros, where the root has an infinite gradient.
     squares = ops.sum(ops.square(rows), axis=-1, keepdims=True)
     return rows / ops.sqrt(ops.maximum(squares, 1.0))
 
@@ -210,27 +210,27 @@ class ChannelWhitening(keras.layers.Layer):
 
     where `mean` has an entry for each feature (position and channel), and `V D V^T` is the
     covariance of the channels, pooled over images and positions. With the exponent -0.5 this is ZCA
-    whitening. It helps linear classifiers on fixed features: a few steps of gradient descent, all
-    that a small budget allows, get further where no direction is much longer than the others.
+    whitening. It helps linear classifiers on fixed features, because a small budget allows only a
+    few steps of gradient descent, and these get further if all directions are about equally long.
 
-    The statistics come from `adapt`, before training. They stay in the model as they are, without
-    noise, so those of private data would void the guarantee; `adapt` takes images of
-    `tfdpx.synthetic`, which know no data, and nothing else unless declared public. The
-    layer treats every example alone, and none of its weights is trainable.
+    The statistics come from `adapt`, before training. They stay in the model without noise, so
+    statistics of private data would void the guarantee. `adapt` therefore takes images of
+    `tfdpx.synthetic`, which are made without data, and other images only if they are declared
+    public. The layer keeps examples separate, and none of its weights is trainable.
 
     Args:
-        regularization: Positive number, added to the eigenvalues `D` as a part of their mean: it
-            keeps directions of hardly any variance from being blown up.
+        regularization: Positive number, added to the eigenvalues `D` as a part of their mean, so
+            that directions with hardly any variance are not blown up.
         exponent: Number from -1 to 0. -0.5 whitens, 0 only subtracts the mean.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
-    Input and output shape: `[batch, ..., channels]`, all known but the batch. The statistics are
-    float32 and the layer computes in that, also under mixed precision; float64 where its `dtype`
-    is.
+    Input and output shape: `[batch, ..., channels]`, with all sizes known except the batch. The
+    statistics are float32 and the layer computes in float32, also under mixed precision; both are
+    float64 if its `dtype` is.
 
     Raises:
-        ValueError: If an argument does not fit, if a size of the input but the batch is unknown, or
-            if the layer is called on data before `adapt` or loading.
+        ValueError: If an argument is invalid, if a size of the input except the batch is unknown,
+            or if the layer is called on data before `adapt` or loading.
 
     Example:
     >>> from tfdpx.synthetic import DeadLeaves
@@ -242,19 +242,19 @@ class ChannelWhitening(keras.layers.Layer):
     True
 
     References:
-        - [Coates, Ng & Lee, 2011](https://proceedings.mlr.press/v15/coates11a.html), for what
-          whitening does for fixed features and a linear classifier.
+        - [Coates, Ng & Lee, 2011](https://proceedings.mlr.press/v15/coates11a.html), for the effect
+          of whitening on fixed features with a linear classifier.
         - [Tramer & Boneh, 2021](https://arxiv.org/abs/2011.11660), who normalize features of
           scattering for private training, at the cost of some of the budget.
     """
 
     def __init__(self, regularization: float = 0.03, exponent: float = -0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        fits = is_number(regularization) and 0 < regularization < math.inf
+        is_valid = is_number(regularization) and 0 < regularization < math.inf
         must = "be a positive, finite number"
-        require(fits, "regularization", regularization, must, " Use 0.03.")
-        fits = is_number(exponent) and -1 <= exponent <= 0
-        require(fits, "exponent", exponent, "be a number from -1 to 0", " Use -0.5.")
+        require(is_valid, "regularization", regularization, must, " Use 0.03.")
+        is_valid = is_number(exponent) and -1 <= exponent <= 0
+        require(is_valid, "exponent", exponent, "be a number from -1 to 0", " Use -0.5.")
         self.regularization = float(regularization)
         self.exponent = float(exponent)
 
@@ -263,10 +263,10 @@ class ChannelWhitening(keras.layers.Layer):
         shape = tuple(input_shape[1:])
         _check_sizes(self, input_shape)
         dtype = keras.backend.result_type(self.variable_dtype, "float32")
-        kept = dict(initializer="zeros", dtype=dtype, trainable=False, autocast=False)
-        self.mean = self.add_weight(name="mean", shape=shape, **kept)
-        # A matrix of zeros stands for "not adapted": no covariance gives it.
-        self.matrix = self.add_weight(name="matrix", shape=(shape[-1],) * 2, **kept)
+        arguments = dict(initializer="zeros", dtype=dtype, trainable=False, autocast=False)
+        self.mean = self.add_weight(name="mean", shape=shape, **arguments)
+        # A matrix of zeros means "not adapted", because no covariance gives it.
+        self.matrix = self.add_weight(name="matrix", shape=(shape[-1],) * 2, **arguments)
 
     def adapt(
         self,
@@ -277,21 +277,21 @@ class ChannelWhitening(keras.layers.Layer):
         public: bool = False,
         batch_size: int = 64,
     ) -> None:
-        """Computes the statistics, in float64, and replaces those that were there.
+        """Computes the statistics, in float64, and replaces earlier ones.
 
         Args:
-            source: A `tfdpx.synthetic` generator. With `public=True` also one of your own class, an
-                array `[n, ...]`, or a `tf.data.Dataset` of batches `[n, ...]`, of images.
-            num_images: Positive int, at most so many. By default 1,500 of a generator, all of
-                public data.
+            source: A `tfdpx.synthetic` generator. With `public=True` also a generator of your
+                class, an array `[n, ...]`, or a `tf.data.Dataset` of image batches `[n, ...]`.
+            num_images: Positive int, the largest number of images. Defaults to 1,500 for a
+                generator, and to all public data.
             features: Optional layer, model or function from a batch of images to the features
-                `[n, ..., channels]` that enter this layer; the images themselves if left out.
-                Nothing in it may have seen private data but by private training.
-            public: Whether you vouch that `source` may be published.
-            batch_size: Positive int, images that `features` gets at once.
+                `[n, ..., channels]` that enter this layer. Defaults to the images themselves.
+                It may have seen private data by private training only.
+            public: Bool, declares that `source` may be published.
+            batch_size: Positive int, number of images in a call of `features`.
 
         Raises:
-            ValueError: If `source` may be private, if an argument does not fit, if the features
+            ValueError: If `source` may be private, if an argument is invalid, if the features
                 have another shape than the layer was built for, are not finite or do not vary.
         """
         if num_images is not None:
@@ -300,11 +300,11 @@ class ChannelWhitening(keras.layers.Layer):
         must = "be a layer, model or function of a batch of images"
         require(features is None or callable(features), "features", features, must)
         if isinstance(features, keras.Layer):
-            # Run as a graph, which saves most of the time.
+            # Run as a graph, because that saves most of the time.
             features = tf.function(features, autograph=False, reduce_retracing=True)
         mean, covariance = _moments(
             images if features is None else features(images)
-            for images in _batches(_vouched_for(source, public), num_images, batch_size)
+            for images in _batches(_checked_source(source, public), num_images, batch_size)
         )
         if not self.built:
             self.build((None, *mean.shape))
@@ -312,13 +312,13 @@ class ChannelWhitening(keras.layers.Layer):
             raise ValueError(
                 f"Layer {self.name!r} was built for features of shape {tuple(self.mean.shape)}. "
                 f"Received: features of shape {mean.shape} in `adapt`. Give the generator the "
-                "image size of your data, and as `features` what comes before this layer."
+                "image size of your data, and pass the layers before this one as `features`."
             )
         self.mean.assign(mean)
         self.matrix.assign(self._whitening(covariance))
 
     def call(self, inputs: Any) -> Any:
-        """Whitens `inputs`, each position by itself."""
+        """Whitens `inputs`, each position separately."""
         with tf.init_scope():
             matrix = tf.convert_to_tensor(self.matrix)
         if not tf.is_symbolic_tensor(matrix) and not np.any(matrix):
@@ -330,7 +330,7 @@ class ChannelWhitening(keras.layers.Layer):
         return ops.cast(ops.matmul(centered, self.matrix), self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
+        """Returns the shape of the input."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -339,36 +339,36 @@ class ChannelWhitening(keras.layers.Layer):
         return {**super().get_config(), **arguments}
 
     def _whitening(self, covariance):
-        """float64 [channels, channels]."""
+        """Returns the whitening matrix, float64 [channels, channels]."""
         if not np.isfinite(covariance).all() or np.trace(covariance) <= 0:
             raise ValueError(
                 f"Layer {self.name!r} cannot adapt to features that do not vary or are not finite. "
-                "Use more images, or look at what `features` gives for the images of `source`."
+                "Use more images, or check the output of `features` for the images of `source`."
             )
         values, vectors = np.linalg.eigh(covariance)
-        values = np.maximum(values, 0)  # Rounding leaves some slightly negative.
+        values = np.maximum(values, 0)  # Rounding makes some slightly negative.
         scales = (values + self.regularization * values.mean()) ** self.exponent
         return (vectors * scales) @ vectors.T
 
 
-def _vouched_for(source, public):
-    """`source`, unless it may hold private data."""
+def _checked_source(source, public):
+    """Returns `source`, unless it may hold private data."""
     if public:
         return source
     if type(source) not in (synthetic.DeadLeaves, synthetic.Strokes):
-        # Its type alone is shown: an error may be logged where private data must not be.
+        # Only its type is shown, because an error may be logged where private data must not be.
         raise ValueError(
-            "Argument `source` must be a generator of tfdpx.synthetic (DeadLeaves, Strokes), since "
-            "the statistics stay in the model without noise. Received: source of type "
-            f"{type(source).__name__}. Use, e.g., tfdpx.synthetic.DeadLeaves(32, channels=3); if "
-            "the data are public, say so by adapt(..., public=True)."
+            "Argument `source` must be a generator of tfdpx.synthetic (DeadLeaves, Strokes), "
+            "because the statistics stay in the model without noise. Received: source of type "
+            f"{type(source).__name__}. Use, e.g., tfdpx.synthetic.DeadLeaves(32, channels=3). If "
+            "the data are public, declare it by adapt(..., public=True)."
         )
-    # Made anew: what somebody may have set on the object does not count.
+    # A new object, because attributes set on the given one must not count.
     return type(source)(**type(source).get_config(source))
 
 
 def _batches(source, num_images, batch_size):
-    """Tensors [at most `batch_size`, ...] of the first `num_images` images."""
+    """Yields tensors [at most `batch_size`, ...] of the first `num_images` images."""
     if isinstance(source, tf.data.Dataset):
         spec, must = source.element_spec, "be a data set of batches of images alone"
         hint = " Use source.map(lambda image, label: image)."
@@ -376,8 +376,8 @@ def _batches(source, num_images, batch_size):
         yield from source.unbatch().take(num_images or -1).batch(batch_size)
         return
     is_generator = isinstance(source, synthetic.Generator)
-    fits = is_generator or hasattr(source, "__len__")
-    require(fits, "source", source, "be a generator, an array or a tf.data.Dataset of images")
+    is_valid = is_generator or hasattr(source, "__len__")
+    require(is_valid, "source", source, "be a generator, an array or a tf.data.Dataset of images")
     number = num_images or (_SYNTHETIC_IMAGES if is_generator else len(source))
     if not is_generator:
         number = min(number, len(source))
@@ -388,12 +388,12 @@ def _batches(source, num_images, batch_size):
 
 
 def _moments(batches):
-    """Means [..., channels] of features, and covariance [channels, channels] of their channels."""
+    """Returns means [..., channels] of features, and channel covariance [channels, channels]."""
     count, origin = 0, None
     for batch in batches:
         values = np.asarray(batch).astype("float64")
         if origin is None:
-            # Sums of what lies around zero lose no digits where the mean is large.
+            # Sums of values around zero lose no digits if the mean is large.
             origin = values.mean(axis=0)
             total, products = np.zeros_like(origin), 0.0
         rows = (values - origin).reshape(-1, origin.shape[-1])
@@ -401,7 +401,7 @@ def _moments(batches):
         total += (values - origin).sum(axis=0)
         products += rows.T @ rows
     if origin is None:
-        raise ValueError("Argument `source` must hold an image at least. Received: none.")
+        raise ValueError("Argument `source` must hold at least one image. Received: none.")
     shift = total / count
     flat = shift.reshape(-1, shift.shape[-1])
     return origin + shift, (products / count - flat.T @ flat) / len(flat)

@@ -1,4 +1,4 @@
-"""From a Keras model to one that can be trained privately, or in few of its weights."""
+"""Turns a Keras model into one that can be trained privately, or in few of its weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdpx.layers.blocks import GroupNorm
 from tfdpx.training.optimizers import make_private
 
 _BATCH_SIZE = 256
-# What Keras's optimizers have and a private one refuses.
+# Arguments of Keras's optimizers that a private one refuses.
 _DROPPED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
@@ -36,13 +36,13 @@ def make_private_model(
     groups: int = 16,
     **arguments: Any,
 ) -> tuple[keras.Model, PrivacyPlan]:
-    """A private twin of a compiled model, and the plan that it is to be trained by.
+    """Returns a private copy of a compiled model, and the plan for its training.
 
-    The twin has the weights of `model`, a `GroupNorm` in place of each `BatchNormalization`
+    The copy has the weights of `model`, a `GroupNorm` in place of each `BatchNormalization`
     (`tfdpx.layers.replace_batch_norm`), the same loss and metrics, and the private variant of its
-    optimizer: `keras.optimizers.Adam` becomes `tfdpx.DPAdam` with the same arguments. Train it by
-    `model.fit(x, y, epochs=epochs)`. Weights that were trained on the private data before tell of
-    them already: they must be fresh or public.
+    optimizer. For example, `keras.optimizers.Adam` becomes `tfdpx.DPAdam` with the same arguments.
+    Train it by `model.fit(x, y, epochs=epochs)`. The weights must be new or public, because weights
+    that were trained on the private data before reveal them already.
 
     Guarantee: the same as `tfdpx.PrivacyPlan`.
 
@@ -51,17 +51,18 @@ def make_private_model(
             Sequential, and built. Without it, `model` itself is compiled anew and returned.
         num_examples: Int. Number of private examples, which is public.
         delta: Float in (0, 1), well below 1/num_examples.
-        epsilon: Float. The budget; the noise is solved for it.
-        noise_multiplier: Float, in place of `epsilon`.
+        epsilon: Float. The budget, from which the noise is computed.
+        noise_multiplier: Float, instead of `epsilon`.
         epochs: Float. Passes over the data.
-        steps: Int, model updates, in place of `epochs`.
-        batch_size: Int. Expected examples an update; 256 if left out, or all if there are fewer.
-        l2_norm_clip: As of `tfdpx.DPSGD`: the bound on each example's gradient.
-        learning_rate: Optional float or schedule, in place of the optimizer's own. Gradients are
-            divided by `l2_norm_clip`, so one that suits ordinary SGD seldom suits here.
+        steps: Int, model updates, instead of `epochs`.
+        batch_size: Int. Expected examples per update. Defaults to 256, or to all if there are
+            fewer.
+        l2_norm_clip: As for `tfdpx.DPSGD`: the bound on each example's gradient.
+        learning_rate: Optional float or schedule, instead of the optimizer's. Gradients are divided
+            by `l2_norm_clip`, so a rate that suits ordinary SGD seldom suits here.
         accountant: As for `tfdpx.PrivacyPlan`.
         groups: As for `tfdpx.layers.replace_batch_norm`.
-        **arguments: More arguments of `tfdpx.DPSGD`, such as `augment`, `augmult` and
+        **arguments: More arguments of `tfdpx.DPSGD`, for example `augment`, `augmult` and
             `microbatch_size`.
 
     Returns:
@@ -69,7 +70,7 @@ def make_private_model(
 
     Raises:
         TypeError: If the optimizer has no private variant.
-        ValueError: If the model is not compiled, or an argument is out of its range.
+        ValueError: If the model is not compiled, or an argument is out of range.
 
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -106,13 +107,13 @@ def make_private_model(
 
 
 def _reset_metric(metric):
-    """A metric without what it has measured; names and functions as they are."""
+    """Returns a metric without its measurements; names and functions stay the same."""
     is_object = isinstance(metric, keras.metrics.Metric)
     return type(metric).from_config(metric.get_config()) if is_object else metric
 
 
 def _private_optimizer(optimizer, learning_rate, plan, l2_norm_clip, arguments):
-    """The private variant of a Keras optimizer, with its arguments, unused."""
+    """Returns the private variant of a Keras optimizer, with its arguments, but a new state."""
     inner = model_internals.innermost(optimizer)
     if hasattr(inner, "private_train_step"):
         raise ValueError(
@@ -124,7 +125,7 @@ def _private_optimizer(optimizer, learning_rate, plan, l2_norm_clip, arguments):
     if refused:
         raise ValueError(
             f"The optimizer of `model` has {', '.join(refused)}, which would change the privacy "
-            "mechanism. Compile `model` without, and give `l2_norm_clip`."
+            "mechanism. Compile `model` without them, and pass `l2_norm_clip`."
         )
     for name in ("name", "is_legacy_optimizer", "jit_compile", "loss_scale_factor"):
         config.pop(name, None)
@@ -139,33 +140,33 @@ def _private_optimizer(optimizer, learning_rate, plan, l2_norm_clip, arguments):
 def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
     """Clones `model` with a `GroupNorm` in place of each `BatchNormalization`.
 
-    Batch normalization computes statistics across examples, so that no per-example gradient
-    exists and DP-SGD does not apply. Each such layer becomes a `GroupNorm` of the same name,
-    `axis`, `epsilon`, `center`, `scale`, initializers, regularizers, constraints and `trainable`.
-    Its number of groups is the largest divisor of its channels that is at most `groups`.
+    Batch normalization computes statistics across examples, so no per-example gradient exists and
+    DP-SGD does not apply. Each such layer becomes a `GroupNorm` with the same name, `axis`,
+    `epsilon`, `center`, `scale`, initializers, regularizers, constraints and `trainable`. Its
+    number of groups is the largest divisor of its channels that is at most `groups`.
 
-    All weights are copied, `gamma` and `beta` of the replaced layers among them; the moving
+    All weights are copied, including `gamma` and `beta` of the replaced layers; the moving
     statistics have no counterpart and are dropped. The clone therefore computes another function
     than `model` and has to be trained or fine-tuned. `GroupNorm` normalises masked positions too.
 
     Args:
         model: A built Functional or Sequential `keras.Model`. Functional and Sequential models
-            nested in it are cloned too. It is left as it was.
-        groups: Positive integer, the greatest number of groups of any layer. De et al. (2022) use
+            nested in it are cloned too. It does not change.
+        groups: Positive integer, the largest number of groups of any layer. De et al. (2022) use
             16 throughout.
 
     Returns:
-        A `keras.Model` with weights of its own, compiled like `model` if that was compiled.
+        A `keras.Model` with separate weights, compiled like `model` if that was compiled.
 
     Raises:
         ValueError: If `groups` is not a positive integer, if `model` is a subclassed or an
-            unbuilt model, or if a layer holds a `BatchNormalization` inside itself.
+            unbuilt model, or if a layer has a `BatchNormalization` inside.
     """
     check_positive_integer("groups", groups, " Use 16.")
     if not isinstance(model, keras.Sequential) and not hasattr(model, "inputs"):
         raise ValueError(
-            "Argument `model` must be a Functional or Sequential keras.Model, since only those can "
-            f"be cloned layer by layer. Received: model={model!r}. Write "
+            "Argument `model` must be a Functional or Sequential keras.Model, because only those "
+            f"can be cloned layer by layer. Received: model={model!r}. Write "
             "tfdpx.layers.GroupNorm(16) for keras.layers.BatchNormalization() in the code of the "
             "model, or build the model with the functional API."
         )
@@ -180,7 +181,7 @@ def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
         counterparts.append((layer, clone))
         return clone
 
-    # A Sequential model records no call arguments, and clone_model refuses the function there.
+    # A Sequential model records no call arguments, and clone_model refuses the function for it.
     call_function = None if isinstance(model, keras.Sequential) else _call_without_mask
     new_model = keras.models.clone_model(
         model, clone_function=clone_layer, call_function=call_function, recursive=True
@@ -191,13 +192,13 @@ def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
 
 
 def batch_norms(layer):
-    """The `BatchNormalization` layers of a model or layer, itself included, a list."""
+    """Returns the `BatchNormalization` layers in a model or layer, or the layer itself, a list."""
     layers = layer_internals.flatten_layers(layer)
-    return [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
+    return [part for part in layers if isinstance(part, keras.layers.BatchNormalization)]
 
 
 def _group_norm_like(layer, groups):
-    """Returns the unbuilt `GroupNorm` that takes the place of the BatchNormalization `layer`."""
+    """Returns the unbuilt `GroupNorm` that replaces the BatchNormalization `layer`."""
     if not layer.built:
         raise ValueError(
             f"Argument `model` must be built: the channels of layer {layer.name!r} are not known. "
@@ -213,7 +214,7 @@ def _group_norm_like(layer, groups):
 
 
 def _call_without_mask(layer, *args, **kwargs):
-    """Calls `layer` as its counterpart was, less the arguments that `GroupNorm` does not take."""
+    """Calls `layer` like its counterpart, without the arguments that `GroupNorm` does not take."""
     if isinstance(layer, GroupNorm):
         kwargs = {key: kwargs[key] for key in kwargs if key not in ("mask", "training")}
     return layer(*args, **kwargs)
@@ -241,38 +242,38 @@ def _copy_weights(layer, clone):
 
 
 WHAT = ("last", "bias", "norm", "lora")
-# As Hu et al. (2021), arXiv 2106.09685, and keras_hub: the queries and values of attention.
+# As in Hu et al. (2021), arXiv 2106.09685, and keras_hub: the queries and values of attention.
 _OF_ATTENTION = ("query", "value", "query_dense", "value_dense")
 _DENSE = (keras.layers.Dense, keras.layers.EinsumDense)
 
 
 def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
-    """Freezes a model but for its last layer and what `what` names.
+    """Freezes a model except for its last layer and the weights that `what` names.
 
-    The noise of a private update grows with the number of weights that train, so a pre-trained
-    model is best fine-tuned in few. The gradients of frozen weights are not computed, nothing is
-    released about the data through them, and they are not in the ledger.
+    The noise of a private update grows with the number of trainable weights, so a pre-trained
+    model is best fine-tuned in few. The gradients of frozen weights are not computed, nothing about
+    the data is released through them, and they are not in the ledger.
 
     - `"last"`: the last layer alone.
     - `"bias"`: every bias, and the offsets of normalization (BiTFiT, Bu et al. 2022,
       arXiv 2210.00036).
     - `"norm"`: scales and offsets of the layers with "Norm" in the name of their class. Batch
-      normalization stays frozen: it uses the statistics of its pre-training.
-    - `"lora"`: two thin factors for the kernels of queries and values, or where no layer has such a
+      normalization stays frozen, because it uses the statistics of its pre-training.
+    - `"lora"`: two thin factors for the kernels of queries and values, or if no layer has such a
       name, of every `Dense` and `EinsumDense`. Layers that have LoRA already keep their rank, and
-      are then the only ones. Other layers, such as an `Embedding`, take `layer.enable_lora(rank)`
-      before.
+      are then the only ones. For other layers, such as an `Embedding`, call
+      `layer.enable_lora(rank)` before.
 
-    The last layer is the last before the output that has weights: the new head; in a subclassed
-    model the last that its constructor made. It trains in all four, but for an `Embedding` that it
-    is or holds, as in language models that use the embedding twice; `"last"` trains that too where
-    it is the layer itself.
+    The last layer is the last one with weights before the output, the new head; in a subclassed
+    model it is the last that its constructor made. It trains in all four cases, except for an
+    `Embedding` that it is or contains, for example in language models that use the embedding twice.
+    `"last"` trains that too if it is the layer itself.
 
-    Call this before `compile`: as in Keras, a compiled model trains on as it was. Keras saves which
-    layers train, but not which weights of a layer: call this again on a loaded model.
+    Call this before `compile`: as in Keras, a compiled model trains on as before. Keras saves which
+    layers train, but not which weights of a layer, so call this again on a loaded model.
 
     Args:
-        model: A built `keras.Model`. It is changed; what trained before counts for nothing.
+        model: A built `keras.Model`. It is changed; it does not matter what trained before.
         what: `"last"`, `"bias"`, `"norm"` or `"lora"`.
         rank: Positive integer, of the factors of `"lora"`.
 
@@ -306,10 +307,10 @@ def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
 
     Args:
         model: A built `keras.Model`.
-        variables: Of its weights.
+        variables: Iterable of its weights.
     """
     chosen = {id(v) for v in variables}
-    # Keras passes `trainable` on to all that a layer holds: from the outside in.
+    # From the outside in, because Keras passes `trainable` on to all that a layer contains.
     for layer in layer_internals.flatten_layers(model):
         layer.trainable = any(id(v) in chosen for v in layer.weights)
     for variable in model.weights:
@@ -318,7 +319,7 @@ def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
 
 
 def last_layer(model: keras.Model) -> keras.layers.Layer:
-    """The last layer of a model that has weights, inside of its last part.
+    """Returns the last layer of a model that has weights, inside of its last part.
 
     Args:
         model: A built `keras.Model`.
@@ -326,7 +327,7 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
     last = [layer for layer in model.layers if layer.weights][-1]
     outputs = getattr(model, "outputs", None) or []
     inputs = outputs if len(outputs) == 1 else []
-    while len(inputs) == 1:  # A layer that is called twice may be the last and not the newest.
+    while len(inputs) == 1:  # A layer that is called twice may be the last but not the newest.
         layer, inputs = layer_internals.made_by(inputs[0])
         if getattr(layer, "weights", None):
             last = layer
@@ -335,10 +336,10 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
 
 
 def _of_head(head):
-    """The variables of the last layer that train, without a table of tokens that it holds."""
+    """Returns the trainable variables of the last layer, without a table of tokens in it."""
     if getattr(head, "quantization_mode", None) not in (None, "float8") and not lora.factors(head):
         raise ValueError(
-            f"Argument `model` ends with the quantized layer {head.name!r}, whose kernel cannot "
+            f"Argument `model` ends with the quantized layer {head.name!r}, and its kernel cannot "
             "train. Quantize the other layers alone, by `model.quantize(mode, filters=...)`, or "
             "call `enable_lora` of this one."
         )
@@ -349,20 +350,20 @@ def _of_head(head):
 
 
 def _chosen(model, head, what, rank):
-    """The variables to be trained before the last layer, by id."""
+    """Returns the variables to train before the last layer, by id."""
     layers = [layer for layer in layer_internals.flatten_layers(model) if layer is not head]
     held = [(layer, v) for layer in layers for v in layer_internals.own_weights(layer)]
     if what == "bias":
-        found = [v for _, v in held if v.name == "beta" or "bias" in v.name]
+        variables = [v for _, v in held if v.name == "beta" or "bias" in v.name]
     elif what == "norm":
-        found = [v for layer, v in held if "norm" in type(layer).__name__.lower()]
+        variables = [v for layer, v in held if "norm" in type(layer).__name__.lower()]
     else:
         layers += [head] if isinstance(head, keras.layers.Embedding) else []
         if not any(map(lora.is_enabled, layers)):
             dense = [layer for layer in layers if isinstance(layer, _DENSE)]
             for layer in [x for x in dense if x.name in _OF_ATTENTION] or dense:
                 layer.enable_lora(rank)
-        found = [v for layer in layers for v in lora.factors(layer)]
+        variables = [v for layer in layers for v in lora.factors(layer)]
     normed = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     frozen = {id(v) for layer in normed for v in layer.weights}
-    return {id(v): v for v in found if id(v) not in frozen}
+    return {id(v): v for v in variables if id(v) not in frozen}

@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from tfdpx._arguments import check_choice, check_positive_integer, require
 
-# What intermediate values may take: more would leave the caches of a CPU, and less would leave an
-# accelerator idle.
+# The size of intermediate values. With more they would leave the caches of a CPU, and with less an
+# accelerator would be idle.
 _BYTES_ON_CPU, _BYTES_ON_ACCELERATOR = 2**25, 2**28
-# Far below what any pixel resolves; the gradient of a modulus at zero is then zero, not NaN.
+# Far below the resolution of any pixel; it makes the gradient of a modulus at zero zero, not NaN.
 _TINY = 1e-36
 
 
 class ScatteringPath(typing.NamedTuple):
-    """What one feature measures.
+    """The measurement of one feature.
 
     Attributes:
         order: Int, the number of wavelets: 0, 1 or 2.
@@ -38,35 +38,35 @@ class ScatteringPath(typing.NamedTuple):
 class Scattering2D(keras.layers.Layer):
     """Morlet scattering transform: fixed features of an image at `2**J` times fewer positions.
 
-    With wavelets psi of J scales and L directions and a Gaussian phi, it computes of every colour
-    channel x the averages
+    With wavelets psi of J scales and L directions and a Gaussian phi, it computes these averages of
+    every colour channel x:
 
     - order 0: `x * phi`;
     - order 1: `|x * psi1| * phi`, for each of the J L wavelets;
     - order 2: `||x * psi1| * psi2| * phi`, for each pair with psi2 of a coarser scale than psi1,
 
     where `*` is convolution, and keeps every `2**J`-th pixel of each axis. That makes
-    `num_paths = 1 + J L + L^2 J (J - 1) / 2` features a position and colour, or `1 + J L` without
-    order 2. They hardly change when the image is shifted or bent a little, so that a linear
-    model on them classifies well, without a network that must be trained privately. Filters,
-    padding and values are those of Kymatio 0.3.
+    `num_paths = 1 + J L + L^2 J (J - 1) / 2` features per position and colour, or `1 + J L` without
+    order 2. They hardly change when the image is shifted or bent a little, so a linear model on
+    them classifies well, without a network that must be trained privately. Filters, padding and
+    values are those of Kymatio 0.3.
 
-    Privacy: the layer has no weights, and treats every example alone. Computing the features of
-    each example first changes nothing in the guarantee of what is trained on them.
+    Privacy: the layer has no weights, and keeps examples separate. Computing the features of each
+    example first does not change the guarantee of a training on them.
 
     Args:
         J: Integer, number of scales. Height and width must be at least `2**J`.
         L: Integer, number of directions.
         max_order: 1 or 2, the most wavelets of a path.
-        padding: How an image continues beyond its border: "reflect" mirrors it, "zeros" is black.
-            It is padded to `(size // 2**J + 2) * 2**J` pixels an axis. Features that lie in the
+        padding: The continuation of an image beyond its border: "reflect" mirrors it, "zeros" is
+            black. It is padded to `(size // 2**J + 2) * 2**J` pixels per axis. Features in the
             padding are dropped.
-        data_format: "channels_last" or "channels_first". Default: what
-            `keras.config.image_data_format()` says.
+        data_format: "channels_last" or "channels_first". Defaults to
+            `keras.config.image_data_format()`.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
     Attributes:
-        num_paths: Int, features a position and colour.
+        num_paths: Int, features per position and colour.
         paths: Tuple of `num_paths` `ScatteringPath(order, scales, angles)`, in the order of the
             output's channels. Direction t is `(max(L // 2 - 1, 0) - t) * pi / L`, as an angle from
             the vertical axis towards the horizontal.
@@ -80,14 +80,14 @@ class Scattering2D(keras.layers.Layer):
     then 1, then 2; within an order sorted by scale and direction of the first wavelet, then of the
     second.
 
-    Everything is computed in float32 (float64 for `dtype="float64"`), whatever the policy. On a
-    TPU the products of the Gaussian average have the precision that XLA gives products of float32.
-    With J=2 and L=8, intermediate values of one colour of an image take 1.6 MiB at 32x32 pixels and
-    53 MiB at 224x224. A batch that needs more than 32 MiB at once, or 256 MiB where there is an
-    accelerator, is computed in parts, one after the other.
+    Everything is computed in float32 (float64 for `dtype="float64"`), for every policy. On a TPU
+    the products of the Gaussian average have the precision of XLA's float32 products. With J=2 and
+    L=8, intermediate values of one colour of an image take 1.6 MiB at 32x32 pixels and 53 MiB at
+    224x224. A batch that needs more than 32 MiB at once, or 256 MiB with an accelerator, is
+    computed in parts, one after the other.
 
     Raises:
-        ValueError: If an argument is out of its range; when built, if height, width or channels
+        ValueError: If an argument is out of range; when built, if height, width or channels
             are unknown or the image is smaller than `2**J`.
 
     Example:
@@ -113,7 +113,7 @@ class Scattering2D(keras.layers.Layer):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        # Images are not to be rounded to 16 bits before they are transformed.
+        # Images must not be rounded to 16 bits before they are transformed.
         super().__init__(autocast=False, **kwargs)
         check_positive_integer("J", J, " Use 2 for small images.")
         check_positive_integer("L", L, " Use 8.")
@@ -126,7 +126,7 @@ class Scattering2D(keras.layers.Layer):
 
     @property
     def paths(self) -> tuple[ScatteringPath, ...]:
-        """What each feature of a colour measures, in the order of the output's channels."""
+        """The measurement of each feature of a colour, in the order of the output's channels."""
         wavelets = list(itertools.product(range(self.J), range(self.L)))
         firsts = [ScatteringPath(1, (j,), (t,)) for j, t in wavelets]
         seconds = [
@@ -138,7 +138,7 @@ class Scattering2D(keras.layers.Layer):
 
     @property
     def num_paths(self) -> int:
-        """Features a position and colour."""
+        """Number of features per position and colour."""
         return len(self.paths)
 
     def build(self, input_shape: Any) -> None:
@@ -155,21 +155,22 @@ class Scattering2D(keras.layers.Layer):
         padded = [(pixels // 2**self.J + 2) * 2**self.J for pixels in size]
         self._paddings = _rounds_of_padding(size, padded)
         self._make_filters(padded)
-        # Products of the finest spectra and all wavelets are the largest tensors of a row, and as
-        # much again is alive with them.
+        # Products of the finest spectra and all wavelets are the largest tensors of a row, and the
+        # other tensors alive at that time take as much again.
         directions = self.L**2 if self.max_order == 2 and self.J > 1 else self.L
         held = 2 * directions * math.prod(padded) * np.dtype(self._complex_dtype).itemsize
         self._rows_at_a_time = max(_bytes_at_a_time() // held, 1)
         self.input_spec = keras.layers.InputSpec(shape=(None, *input_shape[1:]))
 
     def _make_filters(self, padded):
-        """Sets the filters for images of `padded` height and width.
+        """Computes the filters for images of `padded` height and width.
 
-        They are NumPy arrays, which become constants of any graph that calls the layer:
-        `_wavelets` by `(j, r)`, a scale and a resolution not above it, `[L, height / 2**r, width /
-        2**r]`, by which the spectra of images with every `2**r`-th pixel are multiplied. Summed
-        over the frequencies that are one with every `2**j`-th pixel, the products are the spectra
-        of these. `_averages` by r is a pair of matrices, `low_pass` for height and width.
+        They are NumPy arrays, which become constants of any graph that calls the layer.
+        `_wavelets` has, by `(j, r)`, a scale and a resolution not above it, an array `[L,
+        height / 2**r, width / 2**r]` that multiplies the spectra of images with every `2**r`-th
+        pixel. Summed over the frequencies that coincide with every `2**j`-th pixel, the products
+        are the spectra of these. `_averages` has, by r, two `low_pass` matrices, for height and
+        width.
         """
         all_wavelets, averages = {}, {}
         for j in range(self.J):
@@ -184,7 +185,7 @@ class Scattering2D(keras.layers.Layer):
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any) -> Any:
-        """The features of `inputs`, a batch of images."""
+        """Returns the features of `inputs`, a batch of images."""
         images = tf.cast(inputs, self._real_dtype)
         last = self.data_format == "channels_last"
         if last:
@@ -192,14 +193,14 @@ class Scattering2D(keras.layers.Layer):
         _, channels, *size = images.shape
         features = self._in_parts(tf.reshape(images, [-1, *size]))
         features = tf.reshape(features, [-1, channels, *features.shape[1:]])
-        # The averages left columns before rows.
+        # The averages have columns before rows.
         features = tf.transpose(features, [0, 4, 3, 1, 2] if last else [0, 1, 2, 4, 3])
         batch, *shape = self.compute_output_shape(inputs.shape)
         features = tf.reshape(features, [-1 if batch is None else batch, *shape])
         return tf.cast(features, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the features of images of shape `input_shape`."""
+        """Returns the shape of the features of images of shape `input_shape`."""
         channels, *size = self._channels_and_size(input_shape)
         size = [None if pixels is None else pixels // 2**self.J for pixels in size]
         channels = None if channels is None else channels * self.num_paths
@@ -221,17 +222,17 @@ class Scattering2D(keras.layers.Layer):
         return "complex128" if self._real_dtype == "float64" else "complex64"
 
     def _channels_and_size(self, shape):
-        """`(channels, height, width)` of images of this shape."""
+        """Returns `(channels, height, width)` of images of this shape."""
         _, *axes = shape
         return [axes[-1], *axes[:-1]] if self.data_format == "channels_last" else axes
 
     def _in_parts(self, rows):
-        """`_scatter(rows)`, of so many at a time that memory does not grow with their number."""
+        """Returns `_scatter(rows)`, computed in parts to keep memory below a limit."""
         if rows.shape[0] and rows.shape[0] <= self._rows_at_a_time:
             return self._scatter(rows)
         count = tf.shape(rows)[0]
         parts = tf.maximum(-(-count // self._rows_at_a_time), 1)
-        # Even parts need the fewest rows of zeros at the end.
+        # Equal parts need the fewest rows of zeros at the end.
         size = tf.maximum(-(-count // parts), 1)
         rows = tf.pad(rows, [[0, parts * size - count], [0, 0], [0, 0]])
         height, width = (pixels // 2**self.J for pixels in rows.shape[1:])
@@ -241,7 +242,7 @@ class Scattering2D(keras.layers.Layer):
         return tf.reshape(features, [-1, *features.shape[2:]])[:count]
 
     def _scatter(self, rows):
-        """`[rows, paths, width, height]`, the features of single-colour images `rows`."""
+        """Returns `[rows, paths, width, height]`, the features of single-colour images `rows`."""
         mode = {"reflect": "REFLECT", "zeros": "CONSTANT"}[self.padding]
         for margins in self._paddings:
             rows = tf.pad(rows, [[0, 0], *margins], mode)
@@ -262,11 +263,11 @@ class Scattering2D(keras.layers.Layer):
         return tf.concat([feature for order in orders for feature in order], axis=1)
 
     def _spectra(self, maps):
-        """Fourier transforms of real maps over their last two axes."""
+        """Returns Fourier transforms of real maps over their last two axes."""
         return tf.signal.fft2d(tf.cast(maps, self._complex_dtype))
 
     def _moduli(self, spectra, scale, resolution):
-        """`|x * psi|` for each wavelet of a scale, thinned out to every `2**scale`-th pixel.
+        """Returns `|x * psi|` for each wavelet of a scale, at every `2**scale`-th pixel.
 
         Args:
             spectra: Complex `[rows, ..., height, width]`, the Fourier transforms of x.
@@ -276,7 +277,7 @@ class Scattering2D(keras.layers.Layer):
         Returns:
             `[rows, ..., L, height', width']`.
         """
-        # Filters are real, and two real products cost less than a complex one.
+        # Filters are real, and two real products are cheaper than a complex one.
         parts = tf.stack([tf.math.real(spectra), tf.math.imag(spectra)])[..., tf.newaxis, :, :]
         filters = self._wavelets[scale, resolution]
         folds = scale - resolution
@@ -291,7 +292,7 @@ class Scattering2D(keras.layers.Layer):
         return tf.sqrt(tf.square(tf.math.real(waves)) + tf.square(tf.math.imag(waves)) + _TINY)
 
     def _average(self, maps, resolution):
-        """`maps * phi` at the positions of the features, with columns before rows.
+        """Returns `maps * phi` at the positions of the features, with columns before rows.
 
         Args:
             maps: `[rows, ..., height, width]`, every `2**resolution`-th pixel.
@@ -315,25 +316,25 @@ def _bytes_at_a_time():
 
 
 def _quarters(maps, split):
-    """The four quarters of `[..., height, width]`; their sum has every second pixel's spectrum."""
+    """Returns quarters of `[..., height, width]`; their sum is the half-resolution spectrum."""
     return [quarter for half in split(maps, 2, axis=-2) for quarter in split(half, 2, axis=-1)]
 
 
 # The Morlet wavelets and the Gaussian low pass have the formulas and constants of Kymatio (Andreux
-# et al., 2020), so that features agree with its own. They are periodic on the padded image.
+# et al., 2020), so that the features agree. They are periodic on the padded image.
 _SIGMA = 0.8
 _FREQUENCY = 3 * math.pi / 4
-# Kymatio's normalization has these digits; with all of them features would differ by 9e-5.
+# Kymatio's normalization uses only these digits; with all of them features would differ by 9e-5.
 _PI = 3.1415
-# Standard deviations after which a Gaussian is nothing in double precision.
+# Standard deviations beyond which a Gaussian is zero in double precision.
 _REACH = 9
 
 
 def _rounds_of_padding(size, padded):
-    """One or two lists of a pair of ints for each axis, to pad with in turn.
+    """Returns one or two lists of a pair of ints for each axis, to pad with in turn.
 
-    Margins are equal, or one wider at the end. A reflection reaches no further than the image: the
-    rest of the margin of the smallest images is a reflection of that.
+    Margins are equal, or one wider at the end. A reflection reaches no further than the image, so
+    the rest of the margin of the smallest images is a reflection of the first one.
     """
     margins = [((p - n) // 2, (p - n + 1) // 2) for n, p in zip(size, padded, strict=True)]
     first = [[min(m, n - 1) for m in margin] for margin, n in zip(margins, size, strict=True)]
@@ -342,7 +343,7 @@ def _rounds_of_padding(size, padded):
 
 
 def wavelets(shape, scale, angles):
-    """The wavelets of one scale in all directions.
+    """Returns the wavelets of one scale in all directions.
 
     Args:
         shape: `(height, width)` of the padded image.
@@ -359,7 +360,7 @@ def wavelets(shape, scale, angles):
 
 
 def _wavelet(shape, scale, turn, slant):
-    """The Fourier transform of one wavelet, whose envelope is `1 / slant` times as long across."""
+    """Returns the Fourier transform of a wavelet, `1 / slant` times as long across as along."""
     sigma = _SIGMA * 2**scale
     radius = math.ceil(_REACH * sigma / min(slant, 1))
     rows, columns = (_positions(size, radius) for size in shape)
@@ -367,7 +368,7 @@ def _wavelet(shape, scale, turn, slant):
     across = columns * math.cos(turn) - rows[:, None] * math.sin(turn)
     envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
     wave = np.exp(1j * _FREQUENCY / 2**scale * along)
-    # A wavelet has no mean: what is constant in the image does not pass.
+    # A wavelet has mean zero, so that a constant image does not pass.
     wave -= np.sum(envelope * wave) / np.sum(envelope)
     periodic = np.zeros(shape, complex)
     values = envelope * wave * slant / (2 * _PI * sigma**2)
@@ -376,14 +377,14 @@ def _wavelet(shape, scale, turn, slant):
 
 
 def _positions(size, radius):
-    """Positions from the centre of a filter, as far as Kymatio's five periods reach."""
+    """Returns positions from the centre of a filter, as far as Kymatio's five periods reach."""
     return np.arange(max(-2 * size, -radius), min(3 * size, radius + 1))
 
 
 def at_resolution(spectra, resolution, axes=(-2, -1)):
-    """Fourier transforms for images with every `2**resolution`-th pixel along `axes`.
+    """Returns Fourier transforms for images with every `2**resolution`-th pixel along `axes`.
 
-    Keeps the frequencies that such images have. Sizes must be multiples of `2**(resolution + 1)`.
+    It keeps the frequencies of such images. Sizes must be multiples of `2**(resolution + 1)`.
     """
     for axis in axes:
         half = spectra.shape[axis] // 2 ** (resolution + 1)
@@ -392,7 +393,7 @@ def at_resolution(spectra, resolution, axes=(-2, -1)):
 
 
 def low_pass(size, scales, resolution):
-    """The Gaussian average along one axis, at the positions of the features, as a matrix.
+    """Returns the Gaussian average along one axis, at the positions of the features, as a matrix.
 
     Args:
         size: Int, the padded height or width.
@@ -400,8 +401,8 @@ def low_pass(size, scales, resolution):
         resolution: Int, r: the axis has every `2**r`-th pixel.
 
     Returns:
-        Float64 array `[size / 2**r, size / 2**J - 2]`: products with it average, keep every
-        `2**(J - r)`-th pixel, and drop one of these at each end, which padding made. The Gaussian
+        Float64 array `[size / 2**r, size / 2**J - 2]`. Products with it average, keep every
+        `2**(J - r)`-th pixel, and drop one of these at each end, which is padding. The Gaussian
         of an image is the product of those of its axes.
     """
     sigma = _SIGMA * 2 ** (scales - 1)

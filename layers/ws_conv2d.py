@@ -20,7 +20,7 @@ from tfdpx.per_example.rules.convolution import Conv2DRule, channels_last
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class WSConv2D(keras.layers.Conv2D):
-    """2D convolution whose kernel is standardized over the fan-in of each filter.
+    """2D convolution with a kernel that is standardized over the fan-in of each filter.
 
     A drop-in replacement for `keras.layers.Conv2D`. For each output channel `o` the convolution
     uses, in place of the raw kernel `w`,
@@ -30,18 +30,18 @@ class WSConv2D(keras.layers.Conv2D):
     with `mean` and the population variance `var` taken over the `fan_in = kernel height * kernel
     width * input channels / groups` weights of the filter. The standardization is part of the
     layer's call and is differentiated through, so gradients (and per-example gradients) are those
-    of the raw kernel. It reads weights only and never mixes examples, which is why it may take
-    the place of batch normalization under differential privacy.
+    of the raw kernel. It can replace batch normalization under differential privacy, because it
+    reads weights only and never mixes examples.
 
     Args:
         filters: Integer, number of output channels. As in `keras.layers.Conv2D`, like every other
             argument not listed here.
         kernel_size: Integer or pair of integers, size of the window.
-        *args: More positional arguments of `keras.layers.Conv2D`: `strides` and so on.
+        *args: More positional arguments of `keras.layers.Conv2D`, for example `strides`.
         use_gain: Boolean, whether each filter has a learnable scale `gain` of shape `[filters]`,
             initialised to one (Brock et al., 2021a). Appendix C.1 of De et al. (2022) has none.
-        epsilon: Float, lower bound of `fan_in * var`. Filters whose weights are nearly equal would
-            otherwise be blown up; filters above the bound are unaffected. 1e-4 as in Brock et al.
+        epsilon: Float, lower bound of `fan_in * var`. Filters with nearly equal weights would
+            otherwise be blown up; filters above the bound do not change. 1e-4 as in Brock et al.
         **kwargs: Arguments of `keras.layers.Conv2D`: `strides`, `padding`, `data_format`,
             `dilation_rate`, `groups`, `activation`, `use_bias`, initializers, regularizers,
             constraints, `name`, `dtype`. Regularizers and constraints act on the raw kernel.
@@ -51,7 +51,7 @@ class WSConv2D(keras.layers.Conv2D):
 
     Raises:
         ValueError: If `epsilon` is not positive, or if a filter has a fan-in of one (the only
-            standardized weight would then be zero whatever the kernel).
+            standardized weight would then be zero for every kernel).
 
     Example:
     >>> layer = WSConv2D(4, 3, padding="same", activation="relu")
@@ -98,8 +98,8 @@ class WSConv2D(keras.layers.Conv2D):
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Creates a weight; `kernel` and `gain` are exempt from autocasting.
 
-        Under mixed precision Keras would hand them over in the compute dtype, and their statistics
-        would be computed from rounded weights.
+        Under mixed precision Keras would pass them in the compute dtype, and their statistics would
+        be computed from rounded weights.
         """
         if kwargs.get("name") in ("kernel", "gain"):
             kwargs["autocast"] = False
@@ -110,7 +110,7 @@ class WSConv2D(keras.layers.Conv2D):
 
         Returns:
             Tensor of shape `[kernel height, kernel width, input channels / groups, filters]` in
-            float32, or float64 where the layer's weights are. Differentiable in `kernel` and
+            float32, or float64 if the layer's weights are. Differentiable in `kernel` and
             `gain`.
         """
         return self._standardize(self.kernel)
@@ -133,7 +133,7 @@ class WSConv2D(keras.layers.Conv2D):
     def save_own_variables(self, store: Any) -> None:
         """Stores the weights, as for any Keras layer."""
         super().save_own_variables(store)
-        if self.built and self.use_gain:  # Conv2D stores its kernel and bias alone.
+        if self.built and self.use_gain:  # Conv2D stores only its kernel and bias.
             store["gain"] = self.gain
 
     def load_own_variables(self, store: Any) -> None:
@@ -147,7 +147,7 @@ class WSConv2D(keras.layers.Conv2D):
         return {**super().get_config(), "use_gain": self.use_gain, "epsilon": self.epsilon}
 
 
-# Axes of one filter in a kernel: the window's are summed over at once.
+# Axes of one filter in a kernel: those of the window are summed over at once.
 _BY_AXIS = [[-4, -3], -2]
 
 
@@ -157,10 +157,10 @@ class Standardized(typing.NamedTuple):
     Attributes:
         unit: [kernel height, kernel width, input channels / groups, filters], u.
         scale: [filters], s.
-        shares: [2, filters], what of the two inner products is not in the gradient: 1 / fan_in, and
-            0 where epsilon holds s constant, else 1.
-        weights: [3, filters], what squares of gradients and of the inner products are multiplied
-            by: the square of s, times one or `shares`.
+        shares: [2, filters], the parts of the two inner products that are not in the gradient:
+            1 / fan_in, and 0 where epsilon keeps s constant, otherwise 1.
+        weights: [3, filters], the factors of the squares of gradients and of the inner products:
+            the square of s, times one or `shares`.
     """
 
     unit: tf.Tensor
@@ -169,7 +169,7 @@ class Standardized(typing.NamedTuple):
     weights: tf.Tensor
 
     def to_raw(self, gradients):
-        """Gradients at u, times s, as gradients at the raw kernel: [..., *kernel shape]."""
+        """Returns gradients at the raw kernel [..., *kernel shape] from those at u, times s."""
         both = tf.stack([gradients, gradients * self.unit])
         sums = tf.unstack(rounding.sum_by_axis(both, _BY_AXIS, keepdims=True))
         total, along = (s * share for s, share in zip(sums, tf.unstack(self.shares), strict=True))
@@ -183,10 +183,10 @@ class WSConv2DRule(Conv2DRule):
     For one filter with raw weights w, let c = w - mean(w), s = 1/sqrt(max(|c|^2, epsilon)) and
     u = c s. The layer is run in parts: the convolution with u, then gain and bias. From the
     gradient G at u follows `s (G - mean(G) - u <u, G>)` for w, the last term only where epsilon
-    does not hold s constant. As u is a centred unit vector, its squared norm is
-    `s^2 (|G|^2 - (1^T G)^2 / fan_in - <u, G>^2)`, and with patches a_t and output gradients g_t
-    both inner products are sums over positions, `sum_t (1^T a_t) g_t` and `sum_t (u^T a_t) g_t`,
-    the latter of what the convolution gave: no kernel-sized array is needed for them.
+    does not keep s constant. Because u is a centred unit vector, its squared norm is
+    `s^2 (|G|^2 - (1^T G)^2 / fan_in - <u, G>^2)`. With patches a_t and output gradients g_t both
+    inner products are sums over positions, `sum_t (1^T a_t) g_t` and `sum_t (u^T a_t) g_t`. The
+    latter uses the output of the convolution, so no kernel-sized array is needed for them.
     """
 
     assumes = ("call", "convolution_op", "kernel", "_standardize", "standardized_kernel")
@@ -252,10 +252,10 @@ class WSConv2DRule(Conv2DRule):
         """See `Conv2DRule.unit`."""
         return self.standardized.unit if self._by_kernels else None
 
-    def measured(self, found):
+    def measured(self, measurements):
         """See `Conv2DRule.measured`.
 
-        Of the two inner products, as vectors over filters, each errs by at most M times the error
+        As vectors over filters, each of the two inner products is off by at most M times the error
         of a sum over positions of inner products with a vector of length one.
         """
         fan_in = math.prod(self.kernel_shape[:3])
@@ -265,25 +265,27 @@ class WSConv2DRule(Conv2DRule):
         else:
             positions = self.sizes()[1]
             factors = self._patch_sums(), self._convolved()
-            products = [self.sum_positions(each * self.scaled_gradients) for each in factors]
+            products = [self.sum_positions(factor * self.scaled_gradients) for factor in factors]
             squares = tf.square(tf.stack(products, axis=1))
             removed = tf.reduce_sum(squares * self.standardized.shares, axis=2)
-            found = found._replace(squares=tf.concat([found.squares, removed], axis=1))
-            added = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
-            errors = [rounding.dot_error(n + positions) for n in added]
-        # The sums of squares, their subtraction, and the projection of the released sum.
+            measurements = measurements._replace(
+                squares=tf.concat([measurements.squares, removed], axis=1)
+            )
+            counts = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
+            errors = [rounding.dot_error(n + positions) for n in counts]
+        # The errors of the sums of squares, their subtraction, and the projection of the sum.
         relative = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT
-        return found._replace(removed_errors=tuple(errors), removed_relative=relative)
+        return measurements._replace(removed_errors=tuple(errors), removed_relative=relative)
 
     @property
     def _by_kernels(self):
-        """Whether inner products are sums over kernel gradients, not over positions.
+        """Whether inner products are sums over kernel gradients instead of positions.
 
-        Those err less where the very gradients are added up, or the fan-in is small.
+        They are more exact if the same gradients are added up, or the fan-in is small.
         """
-        kept = self.choice.norm == "instantiate"
+        has_kernel_gradients = self.choice.norm == "instantiate"
         few = math.prod(self.kernel_shape[:3]) < self.sizes()[1]
-        return kept and (self.choice.sum == "contract" or few)
+        return has_kernel_gradients and (self.choice.sum == "contract" or few)
 
     @functools.cached_property
     def small_gradients(self):
@@ -298,14 +300,14 @@ class WSConv2DRule(Conv2DRule):
         return pairs
 
     def _convolved(self):
-        """What the convolution with u gave, float32 [B * K, H', W', filters]."""
+        """Returns the output of the convolution with u, float32 [B * K, H', W', filters]."""
         convolved = self.call.kept["convolved"]
         if convolved.dtype == tf.float32:
             return channels_last(convolved, self.layer)
         return self.window.convolve(self.inputs, self.standardized.unit)
 
     def _patch_sums(self):
-        """The sum of each patch, float32 [B * K, H', W', 1 or filters]."""
+        """Returns the sum of each patch, float32 [B * K, H', W', 1 or filters]."""
         shape, groups = self.inputs.shape, self.groups
         by_group = tf.concat([tf.shape(self.inputs)[:3], [groups, -1]], axis=0)
         images = tf.reduce_sum(tf.reshape(self.inputs, by_group), axis=-1)
@@ -315,6 +317,6 @@ class WSConv2DRule(Conv2DRule):
 
 
 def _by_channel(layer, variable, outputs):
-    """A variable [filters] as it multiplies or shifts `outputs`, in their dtype."""
+    """Returns a variable [filters] in the shape and dtype to multiply or shift `outputs`."""
     value = tf.cast(variable.value, outputs.dtype)
     return value if layer.data_format == "channels_last" else tf.reshape(value, [1, -1, 1, 1])

@@ -39,7 +39,7 @@ def logits_layer(num_classes, **arguments):
     """Returns the dense layer of the logits.
 
     Logits keep the precision of the weights under mixed precision, because the loss loses digits
-    on 16-bit ones.
+    with 16-bit ones.
     """
     dtype = keras.config.dtype_policy().variable_dtype
     return keras.layers.Dense(num_classes, dtype=dtype, name="logits", **arguments)
@@ -71,36 +71,34 @@ def WideResNet(
     average pooling and a dense layer.
 
     A block computes `x + conv(relu(norm(conv(relu(norm(x))))))` with 3x3 convolutions.
-    Normalization stands on the residual branch only, on which De et al. (2022, section 3.1)
-    insist: the skip path carries `x` as it is, through a 1x1 convolution where the number of
-    channels or the resolution changes.
+    Normalization is on the residual branch only, as De et al. (2022, section 3.1) insist. The skip
+    path carries `x` unchanged, through a 1x1 convolution where the number of channels or the
+    resolution changes.
 
     The defaults follow the text of the two papers. The published code of De et al. departs from it,
-    and the accuracies that they quote are those of the code. Build its network by
-
-    >>> import tfdpx
+    and the accuracies that they quote are those of the code. Build its network with
     >>> code = dict(use_gain=True, use_bias=True, norm_before_relu=False, projection_norm=True)
     >>> tfdpx.models.WideResNet(16, 4, 10, **code).count_params()
     2753818
 
-    The network of Sander et al. (2023) is that without gain and weight standardization.
+    The network of Sander et al. (2023) is this one without gain and weight standardization.
 
     Args:
         depth: Integer `6n + 4` with `n >= 1`: 10, 16, 22, 28, 34, 40, ...
         width: Positive integer, the factor by which the stages are wider than 16, 32 and 64.
         num_classes: Positive integer, number of outputs.
         input_shape: `(height, width, channels)` of one image; height and width may be None.
-        groups: Integer, groups of each normalization, a divisor of 16; or None to leave the
-            normalizations out.
+        groups: Integer, groups of each normalization, a divisor of 16; or None for no
+            normalization.
         weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D` or
             `keras.layers.Conv2D`.
-        use_gain: Boolean, whether each filter has a learnable scale. Needs
+        use_gain: Boolean, whether each filter has a learnable scale. Requires
             `weight_standardization`.
         use_bias: Boolean, whether the convolutions have a bias.
-        norm_before_relu: Boolean, whether the order of layers is normalization, ReLU, convolution,
-            or else ReLU, normalization, convolution.
-        projection_norm: Boolean, whether the first block of each stage has a projection, the first
-            stage's too, with a normalization and a ReLU of its own before it.
+        norm_before_relu: Boolean, whether the order of layers is normalization, ReLU, convolution;
+            otherwise it is ReLU, normalization, convolution.
+        projection_norm: Boolean, whether the first block of each stage, including the first stage,
+            has a projection with a separate normalization and ReLU before it.
         name: String, name of the model. Defaults to `"wide_resnet_<depth>_<width>"`.
 
     Returns:
@@ -110,7 +108,7 @@ def WideResNet(
 
     Raises:
         ValueError: If `depth` is not `6n + 4`, if `groups` does not divide 16, if `use_gain` is
-            asked for without `weight_standardization`, if `norm_before_relu` or `projection_norm`
+            requested without `weight_standardization`, if `norm_before_relu` or `projection_norm`
             is not the default without `groups`, if `width` or `num_classes` is not a positive
             integer, or if `input_shape` is not `(height, width, channels)`.
 
@@ -175,7 +173,7 @@ def _check_depth(depth):
         below = max(10, depth - (depth - 4) % 6)
         nearest = f"{below}" if depth < 10 else f"{below} or {below + 6}"
         raise ValueError(
-            "Argument `depth` must be 6n + 4 with n >= 1, for n blocks a stage. "
+            "Argument `depth` must be 6n + 4 with n >= 1, for n blocks per stage. "
             f"Received: depth={depth}. The nearest: {nearest}."
         )
 
@@ -189,7 +187,7 @@ BLOCKS = {
     200: (3, 24, 36, 3),
 }
 
-# Of Brock et al.: the growth of the standard deviation that a block is allowed.
+# Of Brock et al.: the growth of the standard deviation in a block.
 ALPHA = 0.2
 
 # ReLU of a standard Gaussian has variance (1 - 1/pi) / 2; times this, it has variance one.
@@ -207,16 +205,16 @@ def NFResNet(
     """Builds the normalizer-free residual network `NF-ResNet-depth` of Brock et al. (2021a).
 
     A pre-activation bottleneck ResNet in which scaled weight standardization and bookkeeping of
-    variances do what batch normalization would, so that no example sees another. Block `l` adds
+    variances replace batch normalization, so that no example affects another. Block `l` adds
 
     `h + 0.2 * gain * f(h / beta)`
 
     with `beta` the standard deviation of `h` expected at initialisation, a trainable scalar `gain`
-    (SkipInit) and a branch `f` that keeps the variance: ReLU, 1x1, ReLU, 3x3, ReLU and 1x1
+    (SkipInit) and a branch `f` that preserves the variance: ReLU, 1x1, ReLU, 3x3, ReLU and 1x1
     convolution, each with a gain and a bias for every filter, and each ReLU scaled by
-    `sqrt(2 / (1 - 1/pi))`. With `skip_init=1`, which `beta` assumes, the variance grows by 0.04 a
-    block. The first block of each of the four stages has a 1x1 convolution of `relu(h / beta)` in
-    place of the skip path, which sets the variance back to one. A 7x7 convolution and max pooling,
+    `sqrt(2 / (1 - 1/pi))`. With `skip_init=1`, which `beta` assumes, the variance grows by 0.04 per
+    block. In the first block of each of the four stages a 1x1 convolution of `relu(h / beta)`
+    replaces the skip path, which resets the variance to one. A 7x7 convolution and max pooling,
     both with stride 2, come first; ReLU, global average pooling and a dense layer last. The last
     three stages halve the resolution. There is no dropout and no stochastic depth (De et al. 2022,
     C.1).
@@ -228,15 +226,15 @@ def NFResNet(
         input_shape: `(height, width, channels)` of one image; height and width may be None.
         width: Integer of at least 2, channels of the first convolution. The bottlenecks of the
             stages have 1, 2, 4 and 8 times as many, their outputs four times those.
-        skip_init: Float, initial value of each block's scalar. 1 is what De et al. (2022, C.1)
-            found better when training privately from scratch; Brock et al. use 0.
+        skip_init: Float, initial value of each block's scalar. De et al. (2022, C.1) found 1 better
+            when training privately from scratch; Brock et al. use 0.
         name: String, name of the model. Defaults to `"nf_resnet_<depth>"`.
 
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` of about zero mean
         and unit variance to logits `[batch, num_classes]`, without softmax and in float32 under
         mixed precision. With 1000 classes it has 25.6 (50), 44.5 (101), 60.2 (152) or 64.7 million
-        (200) parameters: those of the ResNet with batch normalization, and a scalar a block.
+        (200) parameters: those of the ResNet with batch normalization, and a scalar per block.
 
     Raises:
         ValueError: If `depth` is not one of the above, if `num_classes` is not a positive integer,
@@ -272,7 +270,7 @@ def NFResNet(
                 skip_init=skip_init,
                 name=f"stage{stage}_block{block}",
             )
-            # A projection sees h / beta and puts out variance one.
+            # The input of a projection is h / beta, so its output has variance one.
             variance = (1.0 if block == 1 else variance) + ALPHA**2
     x = _scaled_relu(x, name="head")
     outputs = pooled_logits(x, num_classes)
@@ -280,7 +278,7 @@ def NFResNet(
 
 
 def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
-    """Adds a bottleneck block to `x`, whose expected standard deviation is `beta`."""
+    """Adds a bottleneck block to `x`, which has the expected standard deviation `beta`."""
     skip = x
     # ReLU commutes with the division by beta.
     x = _scaled_relu(x, name=f"{name}_1", beta=beta)
@@ -296,7 +294,7 @@ def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
 
 
 def _scaled_relu(x, name, beta=1.0):
-    """ReLU that keeps the variance of a Gaussian, divided by `beta`."""
+    """Returns a ReLU that preserves the variance of a Gaussian, divided by `beta`."""
     x = keras.layers.ReLU(name=f"{name}_relu")(x)
     return keras.layers.Rescaling(RELU_GAIN / beta, name=f"{name}_scale")(x)
 
@@ -321,18 +319,17 @@ def SmallCNN(
     weight_standardization: bool = True,
     name: str = "small_cnn",
 ) -> keras.Model:
-    """Builds a plain stack of 3x3 convolutions with what De et al. (2022) found to help DP-SGD.
+    """Builds a plain stack of 3x3 convolutions with the features that helped De et al. (2022).
 
     Each convolution is weight-standardized and followed by group normalization and GELU; every
-    convolution after the first halves the resolution. A dense layer reads the flattened rest. Few
-    weights suffer little noise: the added noise has as many dimensions as the model has weights.
+    convolution after the first halves the resolution. A dense layer reads the flattened rest. The
+    network is small because the noise has as many dimensions as the model has weights.
 
     Args:
         num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, each known.
+        input_shape: `(height, width, channels)` of one image, all known.
         filters: Channels of each convolution, positive multiples of `groups`.
-        groups: Positive integer, groups of each normalization; or None to leave the normalizations
-            out.
+        groups: Positive integer, groups of each normalization; or None for no normalization.
         weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D` or
             `keras.layers.Conv2D`.
         name: String, name of the model.
@@ -352,7 +349,7 @@ def SmallCNN(
     check_positive_integer("num_classes", num_classes)
     if groups is not None:
         check_positive_integer("groups", groups)
-    check_image_shape(input_shape, known=True)
+    check_image_shape(input_shape, with_size=True)
     check_filters(filters, groups or 1)
     conv_class = WSConv2D if weight_standardization else keras.layers.Conv2D
     inputs = x = keras.Input(input_shape)
@@ -374,14 +371,14 @@ def LeNet(
     """Builds LeNet-5 (LeCun et al., 1998), the model of the privacy audit of De et al. (2022).
 
     Two 5x5 convolutions (6 channels with padding, 16 without), each followed by tanh and 2x2
-    average pooling, then dense layers of 120, 84 and `num_classes`. As in most later renderings,
+    average pooling, then dense layers of 120, 84 and `num_classes`. As in most later versions,
     the trainable subsampling, the sparse channel connections and the radial basis outputs of 1998
-    are left out. Tanh also bounds the activations, which keeps gradients from being dominated by
-    a few large examples before clipping.
+    are left out. Tanh also bounds the activations, so that a few large examples do not dominate
+    the gradients before clipping.
 
     Args:
         num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, each known; height and width at
+        input_shape: `(height, width, channels)` of one image, all known; height and width at
             least 12.
         name: String, name of the model.
 

@@ -1,4 +1,4 @@
-"""Classifiers on fixed features: of scattering, whitened by generated images, or of models."""
+"""Classifiers on fixed features: of scattering with whitening by generated images, or of models."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def LinearOnFeatures(
 ) -> keras.Model:
     """Builds a linear classifier on fixed features.
 
-    Each model of `extractors` gives its features of the image. They are scaled to norm one, each
-    kind by itself, so that all kinds have the same weight, and put side by side. The extractors
+    Each model of `extractors` computes features of the image. Each kind is scaled to norm one
+    separately, so that all kinds have the same weight, and they are concatenated. The extractors
     must not have been trained on the private data, because only then do the features spend no
     privacy. Train it like `ScatterLinear`, which is the same with one kind of features.
 
     Args:
         num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, each known.
+        input_shape: `(height, width, channels)` of one image, all known.
         extractors: List of `keras.Model`, each from images `[batch, height, width, channels]` to
-            features `[batch, ...]`, whose sizes are known but for the batch. They are frozen here:
+            features `[batch, ...]` with known sizes except the batch. They are frozen here:
             `trainable` becomes False.
         name: String, name of the model.
 
@@ -38,7 +38,7 @@ def LinearOnFeatures(
         layer, which starts at zero, is trainable.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
 
     Example:
     >>> import keras
@@ -54,10 +54,10 @@ def LinearOnFeatures(
           fixed features.
     """
     check_positive_integer("num_classes", num_classes)
-    check_image_shape(input_shape, known=True)
-    fits = isinstance(extractors, (list, tuple)) and len(extractors) > 0
-    fits = fits and all(isinstance(extractor, keras.Model) for extractor in extractors)
-    require(fits, "extractors", extractors, "be a list of one keras.Model or more")
+    check_image_shape(input_shape, with_size=True)
+    is_valid = isinstance(extractors, (list, tuple)) and len(extractors) > 0
+    is_valid = is_valid and all(isinstance(extractor, keras.Model) for extractor in extractors)
+    require(is_valid, "extractors", extractors, "be a list of one keras.Model or more")
     inputs = keras.Input(input_shape)
     kinds = []
     for extractor in extractors:
@@ -75,7 +75,7 @@ def LinearOnFeatures(
 
 
 def linear(features, num_classes):
-    """Logits `[batch, num_classes]` of symbolic `features` `[batch, ...]`, scaled to norm one."""
+    """Returns logits `[batch, num_classes]` of symbolic `features` `[batch, ...]` at norm one."""
     rows = UnitNormWithConstant(name="unit_norm")(features)
     return logits_layer(num_classes, use_bias=False, kernel_initializer="zeros")(rows)
 
@@ -91,26 +91,26 @@ def ScatterLinear(
 ) -> keras.Model:
     """Builds a linear classifier on fixed scattering features.
 
-    The features are a Morlet scattering transform of the image, its square root, whitened by the
+    The features are a Morlet scattering transform of the image, its square root, whitened with the
     statistics of *generated* images (`tfdpx.synthetic`), and scaled to norm one. Only the last
-    layer is trained. The features know no data, so they spend no privacy, and at small budgets and
-    on small sets they beat what a private training could learn: the noise of private training has
-    as many dimensions as there are trained weights, while with features of norm one its effect on
-    a logit does not depend on their number.
+    layer is trained. The features are made without data, so they spend no privacy. At small budgets
+    and on small sets they beat features that a private training learns, because its noise has as
+    many dimensions as there are trained weights, while with features of norm one its effect on a
+    logit does not depend on their number.
 
     Train it with full batches (`batch_size=num_examples`), plain `tfdpx.DPSGD` without momentum, a
-    small clip such as 0.02 and a large learning rate; `tfdpx.train.classify --model=auto` chooses
-    them.
+    small clip, for example 0.02, and a large learning rate; `tfdpx.train.classify --model=auto`
+    chooses them.
 
     Args:
         num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, each known.
-        scales: Positive integer, J of the transform, which leaves `2**J` times fewer positions an
-            axis. Default: 2 for images of up to 45 pixels, one more for each doubling.
+        input_shape: `(height, width, channels)` of one image, all known.
+        scales: Positive integer, J of the transform, which keeps `2**J` times fewer positions per
+            axis. Defaults to 2 for images of up to 45 pixels, and one more for each doubling.
         directions: Positive integer, L of the transform.
-        padding: "zeros" or "reflect", as of `tfdpx.layers.Scattering2D`.
-        generator: The `tfdpx.synthetic` generator of the images that whiten; by default
-            `DeadLeaves` of the size and channels of `input_shape`.
+        padding: "zeros" or "reflect", as for `tfdpx.layers.Scattering2D`.
+        generator: The `tfdpx.synthetic` generator of the images for whitening. Defaults to
+            `DeadLeaves` with the size and channels of `input_shape`.
         name: String, name of the model.
 
     Returns:
@@ -119,7 +119,7 @@ def ScatterLinear(
         Only its dense layer, which starts at zero, is trainable.
 
     Raises:
-        ValueError: If an argument does not fit, or the image is smaller than `2**scales`.
+        ValueError: If an argument is invalid, or the image is smaller than `2**scales`.
 
     References:
         - [Tramer & Boneh, 2021](https://arxiv.org/abs/2011.11660), for linear models on scattering
@@ -145,19 +145,19 @@ def ScatterCNN(
 ) -> keras.Model:
     """Builds a small trained network on the fixed features of `tfdpx.models.ScatterLinear`.
 
-    Convolutions of 3x3 with group normalization and tanh, the first after a pooling of 2x2 where
-    there are eight positions or more, then a dense layer. It learns more than a linear classifier
-    and feels more of the noise: for larger budgets and sets.
+    Convolutions of 3x3 with group normalization and tanh, the first after a pooling of 2x2 if
+    there are eight positions or more, then a dense layer. It is for larger budgets and sets,
+    because it learns more than a linear classifier but suffers more from the noise.
 
     Args:
         num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, each known.
+        input_shape: `(height, width, channels)` of one image, all known.
         filters: Channels of each convolution, positive multiples of `groups`.
         groups: Positive integer, groups of each normalization.
-        scales: As of `ScatterLinear`, like the arguments that follow.
-        directions: As of `ScatterLinear`.
-        padding: As of `ScatterLinear`.
-        generator: As of `ScatterLinear`.
+        scales: As for `ScatterLinear`, like the following arguments.
+        directions: As for `ScatterLinear`.
+        padding: As for `ScatterLinear`.
+        generator: As for `ScatterLinear`.
         name: String, name of the model.
 
     Returns:
@@ -165,7 +165,7 @@ def ScatterCNN(
         to 1 to logits `[batch, num_classes]`, without softmax and in float32 under mixed precision.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
 
     References:
         - [Tramer & Boneh, 2021](https://arxiv.org/abs/2011.11660), for networks on scattering
@@ -186,20 +186,20 @@ def ScatterCNN(
     return keras.Model(inputs, outputs, name=name)
 
 
-# The least side that is transformed; smaller images are enlarged to it.
+# The smallest side that is transformed; smaller images are enlarged to it.
 _LEAST_SIDE = 16
-# Whitening sees so many images of 32x32, fewer of larger ones, and so many at least; in batches of
-# which 1,500 are a multiple, because a shorter one at the end is traced again.
+# Number of 32x32 images for whitening, fewer if they are larger, and the least number; in batches
+# that divide 1,500, because a shorter one at the end is traced again.
 _MOST_IMAGES, _FEWEST_IMAGES, _BATCH = 1500, 100, 75
 
 
 def scattering_features(input_shape, scales=None, directions=8, padding="zeros", generator=None):
-    """Inputs and whitened features of a functional model; see `ScatterLinear`.
+    """Returns inputs and whitened features of a functional model; see `ScatterLinear`.
 
     Returns:
         `keras.Input` of `input_shape`, and a symbolic tensor `[batch, height', width', channels']`.
     """
-    check_image_shape(input_shape, known=True)
+    check_image_shape(input_shape, with_size=True)
     height, width, channels = input_shape
     inputs = keras.Input(input_shape)
     x, shorter = inputs, min(height, width)
@@ -210,7 +210,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
     if scales is None:
         scales = default_scales(min(height, width))
     x = Scattering2D(scales, directions, padding=padding, name="scattering")(x)
-    # Averages of values from 0 to 1 are not negative, but by rounding.
+    # Averages of values from 0 to 1 are negative only by rounding.
     x = keras.ops.sqrt(keras.ops.relu(x))
     whitening = ChannelWhitening(name="whitening")
     pixels = input_shape[0] * input_shape[1]
@@ -226,7 +226,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
 
 
 def default_scales(shorter_side):
-    """Int: the J that leaves four to eleven positions along an axis of so many pixels, 2 at least.
+    """Returns the J, at least 2, that leaves four to eleven positions along an axis.
 
     Args:
         shorter_side: Int, pixels.

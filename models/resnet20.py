@@ -1,4 +1,4 @@
-"""The residual network of He et al. for small images, with group in place of batch norm."""
+"""The residual network of He et al. for small images, with group instead of batch norm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ResNet20(
 
     A 3x3 convolution to 16 channels is followed by three stages of three blocks with 16, 32 and 64
     channels; the second and third stage halve the resolution. A block computes
-    `relu(x + norm(conv(relu(norm(conv(x))))))`, and the skip path has no weights: where the number
+    `relu(x + norm(conv(relu(norm(conv(x))))))`, and the skip path has no weights: if the number
     of channels doubles it takes every second pixel and appends zeros. Yu et al. (2022) train it on
     CIFAR-10 and MNIST.
 
@@ -36,7 +36,7 @@ def ResNet20(
         classes and 3 channels it has 269,722 parameters.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
 
     References:
         - [He et al., 2016](https://arxiv.org/abs/1512.03385), section 4.2.

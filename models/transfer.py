@@ -29,46 +29,46 @@ def backbone(
     batch_norm: str = "freeze",
     pixels: str | None = None,
 ) -> keras.Model:
-    """Builds a model from images to features, of any Keras image network.
+    """Builds a model from images to features, from any Keras image network.
 
-    Resizing, the preprocessing that the network was trained with and pooling are inside. Freeze it
-    and add a dense layer to train that alone, or choose by `tfdpx.layers.trainable`.
+    It includes resizing, the preprocessing that the network was trained with, and pooling. Freeze
+    it and train only a new dense layer, or choose weights by `tfdpx.layers.trainable`.
 
     Trainable batch normalization mixes the examples of a batch and is refused by private training.
-    Frozen, it applies the statistics of its pre-training to every example alone: safe, but no
-    normalization at all in a network without trained weights.
+    Frozen, it applies the statistics of its pre-training to every example separately. That is safe,
+    but it does not normalize at all in a network without trained weights.
 
     Args:
-        model: Name of a function of `keras.applications`, such as `"ResNet50"`; or a Functional or
-            Sequential `keras.Model` of images, with or without classifier, among them backbones
+        model: Name of a function of `keras.applications`, for example `"ResNet50"`; or a Functional
+            or Sequential `keras.Model` of images, with or without classifier, for example backbones
             and classifiers of keras_cv and keras-hub. It shares its weights with the result. A
-            classifier of keras-hub brings its preprocessing and its pooling along. Tokens are
-            averaged, or the class token taken where `model.use_class_token` says that there is one.
-        image_size: Int or `(height, width)`, what images are resized to. None: what the network
-            takes, or as they are if it takes any.
+            classifier of keras-hub keeps its preprocessing and its pooling. Tokens are averaged, or
+            the class token is used if `model.use_class_token` is set.
+        image_size: Int or `(height, width)`, the size that images are resized to. Defaults to the
+            network's size; if it takes any size, images are not resized.
         input_shape: `(height, width, channels)` of the images; None for any height and width. Gray
             images become coloured.
         weights: Only for a name: `"imagenet"`, which keras.applications downloads; the path to
-            weights of the network without classifier, as `save_weights` writes them; None for
-            random ones. ImageNet counts as public. A file without a ledger leaves
+            weights of the network without classifier, written by `save_weights`; None for random
+            ones. ImageNet counts as public. A file without a ledger leaves
             `optimizer.ledger.is_complete` False, until `tfdpx.checks.mark_public(model)` declares
-            that no private data are in it.
-        batch_norm: What becomes of `keras.layers.BatchNormalization`: `"freeze"`, also in `model`
+            that it contains no private data.
+        batch_norm: The treatment of `keras.layers.BatchNormalization`: `"freeze"`, also in `model`
             itself; or `"replace"`, by `tfdpx.layers.replace_batch_norm`, which copies the weights
             and drops the moving statistics, so that the network has to be trained further.
-        pixels: What the network takes: `"0..255"`, `"0..1"`, `"-1..1"`, `"imagenet"` or `"caffe"`.
-            None finds out: 0..255 for a network that scales pixels itself, else what its
-            keras-hub preprocessor or its `preprocess_input` in keras.applications does.
+        pixels: The network's range of pixels: `"0..255"`, `"0..1"`, `"-1..1"`, `"imagenet"` or
+            `"caffe"`. None detects it: 0..255 for a network that scales pixels itself, otherwise
+            the range of its keras-hub preprocessor or `preprocess_input` in keras.applications.
 
     Returns:
         A functional `keras.Model` from `[batch, height, width, channels]` images with values 0 to
-        255, of whatever dtype, to `[batch, dimensions]` features. Its layer of the name of the
-        network is the network.
+        255, of any dtype, to `[batch, dimensions]` features. Its layer with the network's name is
+        the network.
 
     Raises:
-        ValueError: If there is no network of that name; if the weights do not fit; if the model
+        ValueError: If there is no network of that name; if the weights do not match; if the model
             takes no images, or not of that size, or its pixels are not known; if another argument
-            is not one of the above.
+            is invalid.
 
     Example:
     >>> import keras, tfdpx
@@ -81,9 +81,9 @@ def backbone(
     check_choice("batch_norm", batch_norm, ("freeze", "replace"))
     check_choice("pixels", pixels, (None, *PIXELS))
     size: Any = (image_size, image_size) if is_integer(image_size, 1) else image_size
-    fits = isinstance(size, (tuple, list)) and len(size) == 2
-    fits = size is None or (fits and all(is_integer(length, 1) for length in size))
-    require(fits, "image_size", image_size, "be a positive integer, a pair of them, or None")
+    is_valid = isinstance(size, (tuple, list)) and len(size) == 2
+    is_valid = size is None or (is_valid and all(is_integer(length, 1) for length in size))
+    require(is_valid, "image_size", image_size, "be a positive integer, a pair of them, or None")
     if isinstance(model, str):
         model = _application(model, (*(size or input_shape[:2]), 3), weights)
     must = "be a name of keras.applications or a keras.Model"
@@ -106,13 +106,13 @@ def backbone(
 
 
 def _application(name, shape, weights):
-    """The network of keras.applications called `name`, without classifier."""
-    known = dict(inspect.getmembers(keras.applications, inspect.isfunction))
-    known = {name: make for name, make in known.items() if name[0].isupper()}
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    """Returns the network of keras.applications called `name`, without classifier."""
+    constructors = dict(inspect.getmembers(keras.applications, inspect.isfunction))
+    constructors = {name: make for name, make in constructors.items() if name[0].isupper()}
+    if name not in constructors:
+        close = difflib.get_close_matches(name, constructors, n=1, cutoff=0.6)
         raise ValueError(
-            f"Argument `model` must be a keras.Model or one of {list(known)}. Received: "
+            f"Argument `model` must be a keras.Model or one of {list(constructors)}. Received: "
             f"model={name!r}." + (f" Did you mean {close[0]!r}?" if close else "")
         )
     is_valid = weights in (None, "imagenet") or os.path.isfile(weights)
@@ -120,7 +120,7 @@ def _application(name, shape, weights):
     hint = " Write one by save_weights of a network that has include_top=False."
     require(is_valid, "weights", weights, must, hint)
     public = weights if weights == "imagenet" else None
-    network = known[name](include_top=False, weights=public, input_shape=shape)
+    network = constructors[name](include_top=False, weights=public, input_shape=shape)
     if public:
         account.mark_known(network.variables)
     elif weights is not None:
@@ -129,8 +129,8 @@ def _application(name, shape, weights):
 
 
 def _load(network, weights, name):
-    """Loads the file `weights`, or says that it is for another network than `name`."""
-    # Keras leaves weights that the file does not have as they are, at most with a warning.
+    """Loads the file `weights`, or raises an error if it is for another network than `name`."""
+    # Keras keeps weights that are missing in the file, at most with a warning.
     floating = [weight for weight in network.weights if "float" in weight.dtype]
     for weight in floating:
         weight.assign(keras.ops.full(weight.shape, float("nan"), weight.dtype))
@@ -141,9 +141,9 @@ def _load(network, weights, name):
             raise ValueError(f"{len(missing)} weights are not in it, such as {missing[0]}.")
     except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"Argument `weights` must be a file that `save_weights` or `save` wrote of {name!r} "
+            f"Argument `weights` must be a file written by `save_weights` or `save` of {name!r} "
             f"without classifier, which has {len(network.weights)} weights. Received: "
-            f"weights={str(weights)!r}. Loading it says: {error}"
+            f"weights={str(weights)!r}. The error of loading it: {error}"
         ) from error
 
 
@@ -154,26 +154,26 @@ def zero_shot_head(
     template: str = "{}",
     preprocessor: Callable[[list[str]], Any] | None = None,
 ) -> np.ndarray:
-    """The kernel whose columns are the encoded names of the classes, at norm `scale`.
+    """Returns a kernel with the encoded names of the classes as columns, at norm `scale`.
 
     On image features at norm one, from an encoder that was trained together with the text encoder
-    (CLIP), this is a classifier that has seen no image of its task. The names are public, and so
-    are the weights: `heads.AdaMix(initial_weights=..., l2_norm_clip=1.0)` starts from them and
-    needs no public image.
+    (CLIP), this is a classifier that has seen no image of its task. The weights are public because
+    the names are: `heads.AdaMix(initial_weights=..., l2_norm_clip=1.0)` starts from them and needs
+    no public image.
 
     Args:
         text_encoder: A `keras.Model`, layer or other function from texts to embeddings `[n, d]`.
         class_names: Sequence of different strings, one for each class, in the order of the labels.
         scale: Float > 0, the norm of each column.
-        template: String with `{}` in place of the name, such as "a photo of a {}.".
-        preprocessor: Optional function of a list of strings to what `text_encoder` takes, such as a
-            tokenizer. By default that is a tensor of strings `[n]`.
+        template: String with `{}` in place of the name, for example "a photo of a {}.".
+        preprocessor: Optional function, for example a tokenizer, from a list of strings to the
+            input of `text_encoder`. By default that is a tensor of strings `[n]`.
 
     Returns:
         float32 array `[d, num_classes]`.
 
     Raises:
-        ValueError: If an argument does not fit, or the encoder gives no finite embeddings `[n, d]`,
+        ValueError: If an argument is invalid, or the encoder returns no finite embeddings `[n, d]`,
             or one of zeros.
 
     References:
@@ -181,10 +181,10 @@ def zero_shot_head(
         - [Radford et al., 2021](https://arxiv.org/abs/2103.00020), for such classifiers.
     """
     names = list(class_names) if not isinstance(class_names, str) else None
-    fits = names and all(isinstance(name, str) and name for name in names)
+    is_valid = names and all(isinstance(name, str) and name for name in names)
     must = "be a sequence of strings that are not empty and all different"
-    fits = fits and len(names) >= 2 and len(set(names)) == len(names)
-    require(fits, "class_names", class_names, must)
+    is_valid = is_valid and len(names) >= 2 and len(set(names)) == len(names)
+    require(is_valid, "class_names", class_names, must)
     require(is_number(scale) and 0 < scale < np.inf, "scale", scale, "be a positive, finite number")
     require("{}" in template, "template", template, "hold {}, in place of the name")
     texts = [template.replace("{}", name) for name in names]
@@ -193,18 +193,18 @@ def zero_shot_head(
     shape = tuple(getattr(encoded, "shape", ()))
     if len(shape) != 2 or shape[0] != len(names):
         raise ValueError(
-            f"Argument `text_encoder` must give embeddings [{len(names)}, d] of as many texts. "
-            f"Received: shape {shape}. Take the pooled output of an encoder."
+            f"Argument `text_encoder` must return embeddings [{len(names)}, d] of as many texts. "
+            f"Received: shape {shape}. Use the pooled output of an encoder."
         )
     rows = np.asarray(keras.ops.convert_to_numpy(encoded), "float64")
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     invalid = [name for name, n in zip(names, norms[:, 0], strict=True) if not 0 < n < np.inf]
-    must = f"give finite embeddings other than zero, also for {invalid[:5]}"
+    must = f"return finite embeddings other than zero, also for {invalid[:5]}"
     require(not invalid, "text_encoder", text_encoder, must)
     return (scale * rows / norms).T.astype("float32")
 
 
-# Names of scales of pixels, and what keras.applications calls them.
+# Names of ranges of pixels, and their modes in keras.applications.
 _MODES = {"-1..1": "tf", "imagenet": "torch", "caffe": "caffe"}
 PIXELS = ("0..255", "0..1", *_MODES)
 _RESCALING = (keras.layers.Rescaling, keras.layers.Normalization)
@@ -212,7 +212,7 @@ _ARITHMETIC = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide")  # Classes
 
 
 def image_shape(model):
-    """`(height, width, channels)` of the images that a model takes; None where it takes any.
+    """Returns `(height, width, channels)` of the images of a model; None for any size.
 
     Raises:
         ValueError: If it is not a Functional or Sequential model of one input of images.
@@ -234,7 +234,7 @@ def image_shape(model):
 
 
 def rescales(model):
-    """Whether a model scales the pixels itself, before its first layer with trained weights."""
+    """Returns whether a model scales the pixels itself, before its first layer with weights."""
     for operation in keras.Model(model.inputs, model.outputs).operations:
         if isinstance(operation, keras.Model) and rescales(operation):
             return True
@@ -246,17 +246,17 @@ def rescales(model):
 
 
 def preparation(model, pixels=None):
-    """What images with values 0 to 255 go through before a model.
+    """Returns the preprocessing of images with values 0 to 255 before a model.
 
     Args:
         model: A model that `image_shape` accepts.
-        pixels: One of `PIXELS`; None finds out.
+        pixels: One of `PIXELS`; None detects it.
 
     Returns:
-        A function of symbolic images, and words for the values that it gives.
+        A function of symbolic images, and a description of its values.
 
     Raises:
-        ValueError: If nothing says what the model takes.
+        ValueError: If the range cannot be detected.
     """
     if pixels is None and rescales(model):
         return (lambda images: images), "of 0 to 255, which it scales itself"
@@ -272,18 +272,21 @@ def preparation(model, pixels=None):
         scale = 1.0 if converter.scale is None else converter.scale
         offset = 0.0 if converter.offset is None else converter.offset
         return keras.layers.Rescaling(scale, offset), "as its preprocessor makes them"
-    known = _preprocess_input(model.name)
-    if known is None:
+    preprocess_input = _preprocess_input(model.name)
+    if preprocess_input is None:
         raise ValueError(
-            f"The model {model.name!r} does not scale pixels itself, has no preprocessor, and its "
-            "name is of no network whose preprocessing is known: say what it was trained on by "
+            f"The model {model.name!r} does not scale pixels itself, has no preprocessor, and no "
+            "network with known preprocessing has its name. Pass the range that it was trained on: "
             f"pixels={' or pixels='.join(PIXELS)}."
         )
-    return known, f"as {known.__module__.removeprefix('keras.src.')}.preprocess_input makes them"
+    return (
+        preprocess_input,
+        f"as {preprocess_input.__module__.removeprefix('keras.src.')}.preprocess_input makes them",
+    )
 
 
 def resizing(model, size):
-    """The layer that resizes images to `size`: as the preprocessor of keras-hub, or plainly."""
+    """Returns the layer that resizes images to `size`, like a preprocessor of keras-hub if any."""
     converter = _converter(model)
     config = converter.resizing.get_config() if converter is not None else {}
     config |= {"height": size[0], "width": size[1], "name": "resize"}
@@ -291,10 +294,10 @@ def resizing(model, size):
 
 
 def without_head(model):
-    """The part of an image model that computes features; it shares the weights.
+    """Returns the part of an image model that computes features; it shares the weights.
 
-    A last layer that classifies is left out: a dense one, or a convolution of one pixel, behind
-    which are no weights. Feature maps are averaged over height and width, tokens too unless there
+    A last layer that classifies is left out: a dense one, or a convolution of one pixel that no
+    weights follow. Feature maps are averaged over height and width, and so are tokens unless there
     is a class token.
 
     Args:
@@ -328,7 +331,7 @@ def without_head(model):
 
 
 def without_batch_statistics(model, batch_norm):
-    """A model whose batch normalization is frozen or replaced.
+    """Returns a model with frozen or replaced batch normalization.
 
     Args:
         model: A Functional or Sequential `keras.Model`.
@@ -346,10 +349,10 @@ def without_batch_statistics(model, batch_norm):
 
 
 def _remembering(model):
-    """The same layers, in models that remember when they are saved which layers were frozen.
+    """Returns the same layers, in models that store which layers were frozen when they are saved.
 
-    The backbones of keras_cv and keras-hub do not, but some have layers that cannot be loaded
-    without them: those without batch normalization stay as they are.
+    The backbones of keras_cv and keras-hub do not store it, but some have layers that cannot be
+    loaded without them, so those without batch normalization stay the same.
     """
     inside = hasattr(model, "inputs") and not isinstance(model, keras.Sequential)
     if not inside or not batch_norms(model):
@@ -360,26 +363,26 @@ def _remembering(model):
 
 
 def _converter(model):
-    """What a classifier of keras-hub prepares images by, None if it does not say."""
+    """Returns the image converter of a keras-hub classifier, None if it has none."""
     return getattr(getattr(model, "preprocessor", None), "image_converter", None)
 
 
 def _preprocess_input(name):
-    """What the network of keras.applications of this name takes images through, None if unknown."""
+    """Returns the `preprocess_input` of this network of keras.applications, None if unknown."""
     plain = name.lower().replace("_", "").replace("-", "")
     members = inspect.getmembers(keras.applications, inspect.isfunction)
-    known = [made for made, _ in members if plain.startswith(made.lower())]
-    if not known:
+    names = [other for other, _ in members if plain.startswith(other.lower())]
+    if not names:
         return None
-    constructor = getattr(keras.applications, max(known, key=len))
-    found = sys.modules[constructor.__module__].preprocess_input
+    constructor = getattr(keras.applications, max(names, key=len))
+    preprocess_input = sys.modules[constructor.__module__].preprocess_input
     sample = np.arange(12.0).reshape(1, 2, 2, 3)
-    # It does nothing for networks that scale pixels themselves, which this one was built without.
-    return None if np.array_equal(found(sample.copy()), sample) else found
+    # It does nothing for networks with a scaling layer, and this one has no such layer.
+    return None if np.array_equal(preprocess_input(sample.copy()), sample) else preprocess_input
 
 
 def _before_head(model):
-    """The symbolic features of a model, and the name of its last layer if that classifies."""
+    """Returns the symbolic features of a model, and the name of its last layer if it classifies."""
     output = tensor = model.outputs[0]
     while True:
         layer, inputs = layer_internals.made_by(tensor)

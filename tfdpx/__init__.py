@@ -1,9 +1,9 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
 Every public name loads on first use, so that `tfdpx.accounting` needs neither TensorFlow nor Keras.
-Once Keras is imported, before or after, a hook lets a DP optimizer drive the training step of
-`keras.Model.fit`, and Keras knows the layers and optimizers of tfdpx in files. Nothing else of the
-process is changed. `docs/api.md` lists the public names.
+Once Keras is imported, before or after, a hook lets a DP optimizer run the training step of
+`keras.Model.fit`, and Keras finds the layers and optimizers of tfdpx that are named in files.
+Nothing else in the process changes. `docs/api.md` lists the public names.
 """
 
 import importlib as _importlib
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from tfdpx import _import_hook
 
-if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
+if _TYPE_CHECKING:  # The names that `__getattr__` imports on first use.
     from tfdpx import (  # type: ignore[attr-defined]
         accounting,
         audit,
@@ -41,7 +41,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
 
 __version__ = "0.2.0"
 
-# The module of each public name that is no module itself.
+# The module of each public name that is not itself a module.
 _HOMES = {
     "AdaMix": "heads",
     "AdaptiveClip": "training.clipping",
@@ -62,16 +62,16 @@ _PARTS = ("layers", "models")
 
 
 def _check_installation():
-    """Raises ImportError unless the folders next to the core are found, and belong to this core."""
+    """Raises ImportError unless the folders next to the core exist, and belong to this core."""
     core = _os.path.dirname(_os.path.realpath(__file__))
     for name in _PARTS:
         spec = _importlib_util.find_spec(f"{__name__}.{name}")
-        found = spec.origin and _os.path.dirname(_os.path.realpath(spec.origin)) if spec else None
+        folder = spec.origin and _os.path.dirname(_os.path.realpath(spec.origin)) if spec else None
         # They are next to the core in a checkout and inside it when installed from a wheel.
-        if not found or _os.path.dirname(found) not in (core, _os.path.dirname(core)):
+        if not folder or _os.path.dirname(folder) not in (core, _os.path.dirname(core)):
             raise ImportError(
                 f"tfdpx was imported from the folder {core!r}, and its part `tfdpx.{name}` was "
-                f"{f'found in {found!r}, which is another copy' if found else 'not found'}. A "
+                f"{f'found in {folder!r}, which is another copy' if folder else 'not found'}. A "
                 "checkout that is not installed shadows any installed tfdpx: run "
                 "`pip install -e .` in the checkout, or change to another folder to use the "
                 "installed tfdpx."
@@ -115,7 +115,7 @@ def __getattr__(name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, name)
     if home != "accounting":
-        # Keras comes first, so that another backend is said in one sentence.
+        # Keras comes first, so that another backend is reported in one sentence.
         _importlib.import_module(f"{__name__}._keras")
     module = _importlib.import_module(f"{__name__}.{home}")
     return getattr(module, name) if name in _HOMES else module

@@ -1,30 +1,30 @@
-"""Checks of arguments, and the one form of their errors; used by the core, layers and models."""
+"""Checks of arguments, with one form of error; used by the core, layers and models."""
 
 import math
 import numbers
 
 
-def require(fits, name, value, must, hint=""):
-    """Raises ValueError unless the argument `name` fits.
+def require(is_valid, name, value, must, hint=""):
+    """Raises ValueError unless the argument `name` is valid.
 
     Args:
-        fits: Bool.
+        is_valid: Bool.
         name: String, of the argument.
-        value: What was received.
-        must: String, what the argument must do, such as "be an int >= 1".
-        hint: String for the end of the error, such as " Use 1."
+        value: The received value.
+        must: String, what the argument must do, for example "be an int >= 1".
+        hint: String for the end of the error, for example " Use 1."
     """
-    if not fits:
+    if not is_valid:
         raise ValueError(f"Argument `{name}` must {must}. Received: {name}={value!r}.{hint}")
 
 
 def is_integer(value, least):
-    """Whether `value` is an integer >= `least`, of Python or NumPy; True and False are none."""
+    """Returns whether `value` is an integer >= `least` of Python or NumPy, but not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value):
-    """Whether `value` is a real number of Python or NumPy; True and False are none."""
+    """Returns whether `value` is a real number of Python or NumPy, but not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -42,11 +42,11 @@ def check_choice(name, value, choices):
 
 
 def exactly_one_missing(values, spelling="`{}`"):
-    """The name of the one argument that is None, which follows from the others.
+    """Returns the name of the one argument that is None, to be computed from the others.
 
     Args:
-        values: Dict from names of arguments to what was given.
-        spelling: String, how the error writes a name, such as "--{}" for flags.
+        values: Dict from names of arguments to their values.
+        spelling: String, the form of a name in the error, for example "--{}" for flags.
 
     Raises:
         ValueError: If none or several are None.
@@ -55,16 +55,16 @@ def exactly_one_missing(values, spelling="`{}`"):
     if len(missing) != 1:
         *names, last = map(spelling.format, values)
         raise ValueError(
-            f"Exactly one of {', '.join(names)} and {last} must be left out: it follows from the "
-            f"others. Left out: {', '.join(map(spelling.format, missing)) or 'none'}."
+            f"Exactly one of {', '.join(names)} and {last} must be left out, because it follows "
+            f"from the others. Left out: {', '.join(map(spelling.format, missing)) or 'none'}."
         )
     return missing[0]
 
 
-def check_image_shape(input_shape, known=False):
+def check_image_shape(input_shape, with_size=False):
     """Raises ValueError unless `input_shape` is `(height, width, channels)`.
 
-    Height and width may be None, for images of any size, unless they must be `known`.
+    Height and width may be None, for images of any size, unless `with_size` is True.
     """
     require(
         len(input_shape) == 3 and input_shape[-1] is not None,
@@ -74,19 +74,19 @@ def check_image_shape(input_shape, known=False):
         " Use, e.g., (32, 32, 3); for images without a channel axis, add one of size 1.",
     )
     require(
-        not known or None not in input_shape,
+        not with_size or None not in input_shape,
         "input_shape",
         input_shape,
-        "give the height and width, which the dense layer depends on",
+        "give the height and width, because the dense layer depends on them",
         " Use, e.g., (28, 28, 1).",
     )
 
 
 def agreed(name, value, plan):
-    """The value of an argument of an optimizer that `plan`, a `PrivacyPlan` or None, gives too.
+    """Returns the value of an optimizer's argument that `plan`, a `PrivacyPlan` or None, has too.
 
     Raises:
-        ValueError: If neither gives it, or the two differ.
+        ValueError: If it is in neither, or the two differ.
     """
     if plan is None:
         if value is None:

@@ -1,14 +1,14 @@
 """Connects tfdpx with Keras once both are imported, in either order, and imports neither.
 
-So `import tfdpx` does not take the seconds of TensorFlow, and `tfdpx.accounting` works without it.
-Importing Keras after tfdpx installs the wrappers of `tfdpx._keras.hook`. What Keras looks up by
-name, layers and optimizers in files, is imported when Keras first asks for it.
+So `import tfdpx` does not take the seconds that TensorFlow takes, and `tfdpx.accounting` works
+without it. Importing Keras after tfdpx installs the wrappers of `tfdpx._keras.hook`. Layers and
+optimizers, which Keras looks up by name in files, are imported when Keras first asks for them.
 """
 
 import importlib
 import sys
 
-# All that is registered with Keras under the package name "tfdpx".
+# The modules that register something with Keras under the package name "tfdpx".
 _REGISTERED = (
     *("augment", "heads", "layers"),
     *("training.clipping", "training.optimizers"),
@@ -25,7 +25,7 @@ def connect():
 
 def _install():
     if sys.modules["keras"].backend.backend() == "tensorflow":
-        # Nothing of `tfdpx._keras` can be half imported here: the package imports Keras first.
+        # No module of `tfdpx._keras` can be half imported here, because it imports Keras first.
         from tfdpx._keras import hook
 
         hook.install(_import_registered)
@@ -37,14 +37,14 @@ def _import_registered():
 
 
 class _AfterKeras:
-    """A finder of modules that lets the others find Keras, and has its loader install the hook."""
+    """A module finder that lets others find Keras, and makes its loader install the hook."""
 
     def find_spec(self, name, path=None, target=None):
-        """The spec of `keras` as the other finders make it; None for any other module."""
+        """Returns the spec of `keras` from the other finders; None for any other module."""
         if name != "keras":
             return None
-        others = [finder.find_spec for finder in sys.meta_path if finder is not self]
-        spec = next(filter(None, (find(name, path, target) for find in others)), None)
+        other_finders = [finder.find_spec for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (find(name, path, target) for find in other_finders)), None)
         if spec is not None and spec.loader is not None:
             self._watch(spec.loader)
         return spec
@@ -58,5 +58,5 @@ class _AfterKeras:
                 sys.meta_path.remove(self)
                 _install()
 
-        # On the object, so that it stays what `inspect` and `importlib.resources` know.
+        # On the object, so that `inspect` and `importlib.resources` still recognise the loader.
         loader.exec_module = exec_module

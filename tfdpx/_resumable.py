@@ -1,8 +1,8 @@
-"""Work in a folder that resumes after an interruption, under the settings that it began with.
+"""Work in a folder that resumes after an interruption, with the settings that it began with.
 
-A file of the folder says by which settings its results are made, and other settings are refused:
-their results would be mixed up, or their epsilon wrong. Results are written as they are made, and
-not made twice.
+A file in the folder holds the settings of its results. Other settings are refused, because their
+results would be mixed up, or their epsilon wrong. Results are written when they are computed, and
+not computed twice.
 """
 
 import json
@@ -13,32 +13,32 @@ _FORMAT = "tfdpx.Settings/1"
 
 
 def begin(path, settings, holder, remedy, free=(), **more):
-    """Begins work by these settings, or resumes work that began with the same.
+    """Begins work with these settings, or resumes work that began with the same.
 
     Args:
-        path: `pathlib.Path` of the file for the settings; its folder is made if needed.
+        path: `pathlib.Path` of the file for the settings; its folder is created if needed.
         settings: Dict of JSON values.
-        holder: String for the error, such as "The folder X holds a sweep".
+        holder: String for the error, for example "The folder X holds a sweep".
         remedy: String for the end of the error.
         free: Names of settings that may change.
-        **more: JSON values to keep with the settings of new work.
+        **more: JSON values to store with the settings of new work.
 
     Returns:
-        What is kept, a dict: "settings", and all of `more`.
+        The content of the file, a dict: "settings", and all of `more`.
 
     Raises:
         ValueError: If the work began with other settings, naming one, or the file is damaged.
     """
-    kept = begun(path)
-    if kept is None:
+    record = begun(path)
+    if record is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         return save(path, settings, **more)
-    check_same(kept["settings"], settings, holder, remedy, free)
-    return kept
+    check_same(record["settings"], settings, holder, remedy, free)
+    return record
 
 
 def begun(path):
-    """What is kept of work that has begun, a dict as of `begin`; None if none has.
+    """Returns the content of the file of work that has begun, as for `begin`, or None.
 
     Raises:
         ValueError: If the file is damaged.
@@ -52,14 +52,14 @@ def begun(path):
 
 
 def save(path, settings, **more):
-    """Writes the settings and `more` to a file, in place of earlier ones; returns what is kept."""
-    kept = json.loads(json.dumps({"format": _FORMAT, "settings": settings, **more}))
-    files.write(path, files.sealed(kept))
-    return kept
+    """Writes the settings and `more` to a file, replacing earlier ones; returns its content."""
+    record = json.loads(json.dumps({"format": _FORMAT, "settings": settings, **more}))
+    files.write(path, files.sealed(record))
+    return record
 
 
 def check_same(began, settings, holder, remedy, free=()):
-    """Raises ValueError, naming a setting, if `settings` are not those that the work began with."""
+    """Raises ValueError that names a setting if `settings` differ from those of the beginning."""
     settings = json.loads(json.dumps(settings))
     for name in {**settings, **began}:
         was, now = began.get(name, "not given"), settings.get(name, "not given")
@@ -68,12 +68,12 @@ def check_same(began, settings, holder, remedy, free=()):
 
 
 def lines(path):
-    """The dicts that `add_line` wrote to a file, a list."""
+    """Returns the dicts that `add_line` wrote to a file, a list."""
     return [json.loads(line) for line in _whole_lines(path).splitlines()]
 
 
 def add_line(path, result):
-    """Adds a dict of JSON values to a file of results, a line each."""
+    """Appends a dict of JSON values to a file of results, one per line."""
     files.write(path, _whole_lines(path) + json.dumps(result).encode() + b"\n", mode=0o644)
 
 

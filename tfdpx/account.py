@@ -1,13 +1,13 @@
-"""The account: how much privacy was spent on a set of weights.
+"""The account: the privacy spent on a set of weights.
 
 It follows the weights, because these are published: it is kept when a model is compiled again,
 trained by another optimizer, saved, or copied by `copy_weights`. An account lists entries. Entries
-of one run are the same updates, seen earlier and later, so the larger count stays; other runs
+of one run are the same updates, recorded earlier and later, so the larger count is kept; other runs
 compose.
 
 A variable is of known or of unknown origin. It becomes unknown when values are loaded without a
 ledger, set by `set_weights`, or trained by an ordinary optimizer, and known again by
-`tfdpx.checks.mark_public`. `variable.assign` and training loops without `fit` cannot be seen.
+`tfdpx.checks.mark_public`. `variable.assign` and training loops without `fit` cannot be detected.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tfdpx._warnings import warn
 from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
 
-# By the id of a keras.Variable, which cannot be hashed, as long as it lives.
+# By the id of a keras.Variable, which cannot be hashed, during its lifetime.
 _accounts: dict[int, set] = {}
 _of_optimizers: weakref.WeakSet = weakref.WeakSet()
 _unknown: set[int] = set()
 
-# Layer -> the ledger of its statistics, empty where they are public, and their values.
+# From a layer to the ledger of its statistics, empty if they are public, and their values.
 _statistics: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# Those of `private_adapt` that neither a model nor a plan has counted yet.
+# Statistics of `private_adapt` that neither a model nor a plan has counted yet.
 uncounted: weakref.WeakSet = weakref.WeakSet()
 
 # Part of the number of every run of this process.
@@ -52,7 +52,7 @@ def _begin_process():
 os.register_at_fork(after_in_child=_begin_process)
 
 
-class _Spent:
+class _PrivacySpend:
     """Entries that no live optimizer adds to."""
 
     def __init__(self, ledger):
@@ -62,8 +62,8 @@ class _Spent:
 
     def _join(self, ledger):
         for entry in ledger.entries:
-            known = self._entries.get(entry.key)
-            if known is None or known.steps < entry.steps:
+            earlier = self._entries.get(entry.key)
+            if earlier is None or earlier.steps < entry.steps:
                 self._entries[entry.key] = entry
 
     def entries(self):
@@ -71,13 +71,13 @@ class _Spent:
         return tuple(self._entries.values())
 
 
-class Account(_Spent):
+class Account(_PrivacySpend):
     """The entries of the weights that one optimizer trains.
 
     Args:
         state: The optimizer's `tfdpx.training.session.StepState`, which counts updates.
         noise_multiplier: Float, the optimizer's.
-        unit: "example" or "user", whom updates clip.
+        unit: "example" or "user", the unit that updates clip.
     """
 
     def __init__(self, state, noise_multiplier, unit=EXAMPLE):
@@ -85,14 +85,14 @@ class Account(_Spent):
         self.on_spent = lambda: None  # Called when others have spent on the weights it follows.
         _of_optimizers.add(self)
         self._state, self._noise_multiplier, self._unit = state, float(noise_multiplier), unit
-        self._open = None  # The arguments of the entry that updates count in.
+        self._open = None  # The arguments of the entry in which updates are counted.
         self._counted = state.updates
         self._runs = set()
-        self._followed = {}  # Weak references by id: the weights must not outlive their model.
+        self._followed = {}  # Weak references by id, because weights must not outlive their model.
         self._trained = {}
         self._warned = False
         self._adapted = weakref.WeakSet()  # Layers with noisy statistics.
-        # The table that version 0.2 kept in files of tf.train.Checkpoint.
+        # The table that version 0.2 stored in files of tf.train.Checkpoint.
         self.old_table = (
             shared_variable(np.zeros([64, 5]), "float64"),
             shared_variable([0] * 64, "int64"),
@@ -101,7 +101,7 @@ class Account(_Spent):
 
     @property
     def run(self):
-        """Int below 2**52: names the run under way in ledgers. It is no secret."""
+        """Int below 2**52 that names the current run in ledgers. It is no secret."""
         return (self._random ^ _process) | 1
 
     def renew(self, random=None):
@@ -114,17 +114,17 @@ class Account(_Spent):
         if self._open is not None:
             self.open(**{name: self._open[name] for name in _OPENED})
 
-    def made(self, run):
-        """Whether this optimizer has made the updates of a run, named by its number."""
+    def has_made(self, run):
+        """Returns whether this optimizer has made the updates of the run with this number."""
         return run in self._runs
 
     def open(self, sampling_probability, poisson_sampled, seeded):
-        """Counts the updates to come in an entry of such batches.
+        """Counts the next updates in an entry of such batches.
 
         Args:
-            sampling_probability: Float in (0, 1], or None where it is unknown.
+            sampling_probability: Float in (0, 1], or None if unknown.
             poisson_sampled: Bool, whether the batches are drawn as the accountant assumes.
-            seeded: Bool, whether a seed of draws or noise was given.
+            seeded: Bool, whether the user chose a seed of draws or noise.
 
         Returns:
             Dict of the arguments of the last call; None at first.
@@ -145,61 +145,61 @@ class Account(_Spent):
         return last and {name: last[name] for name in _OPENED}
 
     def _settle(self):
-        """Counts the updates since the last call in the entry that is open."""
-        made = self._state.updates - self._counted
-        if made <= 0:
+        """Counts the updates since the last call in the open entry."""
+        new_updates = self._state.updates - self._counted
+        if new_updates <= 0:
             return
-        entry = Entry(**self._open, steps=made)
-        if (counted := self._entries.get(entry.key)) is not None:
-            entry = dataclasses.replace(entry, steps=counted.steps + made)
+        entry = Entry(**self._open, steps=new_updates)
+        if (earlier := self._entries.get(entry.key)) is not None:
+            entry = dataclasses.replace(entry, steps=earlier.steps + new_updates)
         self._entries[entry.key] = entry
-        self._counted += made
+        self._counted += new_updates
         references = [reference() for reference in self._trained.values()]
         trained = [variable for variable in references if variable is not None]
         if any(id(v) in _unknown for v in self.variables()):
-            mark_unknown(trained)  # They follow from those of unknown origin.
+            mark_unknown(trained)  # They are computed from weights of unknown origin.
         _tell_others(self)
 
     def entries(self):
-        """Tuple of `Entry`, the updates under way among them."""
+        """Returns a tuple of `Entry`, including the current updates."""
         self._settle()
         return super().entries()
 
     def follow(self, model):
-        """Joins what was spent on the weights of a model, by any optimizer, now and later."""
+        """Joins the past and future costs of the weights of a model, by any optimizer."""
         for layer in layer_internals.flatten_layers(model):
             uncounted.discard(layer)
             ledger = ledger_of_statistics(layer) if layer in _statistics else None
             if ledger is not None and ledger.entries:
                 attach(ledger, model.variables)
                 self._adapted.add(layer)
-            # A SavedModel says nothing of what its weights have spent.
+            # A SavedModel does not tell the cost of its weights.
             if isinstance(layer, keras.layers.TFSMLayer) and layer not in _seen_layers:
                 _seen_layers.add(layer)
                 mark_unknown(layer.variables)
         self._followed.update((id(v), weakref.ref(v)) for v in model.variables)
 
     def variables(self):
-        """List of the `keras.Variable`s that are followed and alive."""
+        """Returns the `keras.Variable`s that are followed and alive, a list."""
         return [v for reference in self._followed.values() if (v := reference()) is not None]
 
     def trains(self, variables):
-        """Tells other accounts that the updates of this one are spent on these weights.
+        """Tells other accounts that the updates of this one count for these weights.
 
         Args:
-            variables: List of `keras.Variable`, those that updates change.
+            variables: List of `keras.Variable` that updates change.
         """
         self._trained.update((id(v), weakref.ref(v)) for v in variables)
         _add(self, variables)
 
     def arrays(self):
-        """Dict of the uint8 arrays that Keras saves with the optimizer."""
+        """Returns a dict of the uint8 arrays that Keras saves with the optimizer."""
         adapted = {layer.name: _digest(layer) for layer in self._adapted if _is_declared(layer)}
         texts = {saved.LEDGER: self.ledger().to_json(), saved.ADAPTED: json.dumps(adapted)}
         return {name: np.frombuffer(text.encode(), "uint8") for name, text in texts.items()}
 
     def join(self, ledger):
-        """Joins a saved ledger, of weights that this optimizer trains as another run.
+        """Joins a saved ledger of weights that this optimizer trains in a new run.
 
         Args:
             ledger: `tfdpx.accounting.Ledger`.
@@ -213,7 +213,7 @@ class Account(_Spent):
         _tell_others(self)
 
     def ledger(self):
-        """All that was spent on the weights, a `tfdpx.accounting.Ledger`."""
+        """Returns all that was spent on the weights, a `tfdpx.accounting.Ledger`."""
         self._settle()
         facts, steps = map(value_of, self.old_table)
         if steps.any():
@@ -228,7 +228,7 @@ class Account(_Spent):
         return Ledger(self.entries(), is_complete)
 
     def warn_of_unknown(self, spent=()):
-        """Warns, once, where something may have been spent that the ledger does not list.
+        """Warns once if the ledger may lack a part of what was spent.
 
         Args:
             spent: Tuple of the `Entry`s that the plan counts as spent before.
@@ -238,17 +238,17 @@ class Account(_Spent):
             uncounted.discard(layer)
             if not runs.issuperset(entry.run for entry in _statistics[layer][0].entries):
                 warn(
-                    f"Layer '{layer.name}' was adapted by `tfdpx.private_adapt`, and neither the "
-                    "model nor the plan counts it. If the data went through it, give the plan its "
-                    "ledger: `PrivacyPlan(..., spent=ledger)`."
+                    f"Layer '{layer.name}' was adapted by `tfdpx.private_adapt`, but neither the "
+                    "model nor the plan counts it. If the data went through it, pass its ledger to "
+                    "the plan: `PrivacyPlan(..., spent=ledger)`."
                 )
         if not self.ledger().is_complete and self._noise_multiplier and not self._warned:
             self._warned = True
             warn(
-                "Weights of this model came from where no ledger could be seen: a file without "
+                "Weights of this model came from a source without a ledger: a file without "
                 "one, `set_weights`, or training with an ordinary optimizer. So epsilon is a lower "
                 "bound, and `ledger.is_complete` is False. If no private data are in these "
-                "weights, say `tfdpx.checks.mark_public(model)`; if they were trained privately, "
+                "weights, call `tfdpx.checks.mark_public(model)`; if they were trained privately, "
                 "load the `.keras` file of that model, or copy them by `tfdpx.copy_weights`."
             )
 
@@ -269,7 +269,7 @@ class SavedLedger(tf.train.experimental.PythonState):
         self._optimizer = weakref.ref(optimizer)
 
     def serialize(self):
-        """The ledger as JSON."""
+        """Returns the ledger as JSON."""
         return self._optimizer().account.ledger().to_json()
 
     def deserialize(self, string_value):
@@ -280,12 +280,12 @@ class SavedLedger(tf.train.experimental.PythonState):
 def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.Layer) -> None:
     """Copies weights together with their account, so that epsilon stays known.
 
-    `target.set_weights(source.get_weights())` copies arrays without it, and leaves the ledger of
-    `target` incomplete.
+    `target.set_weights(source.get_weights())` copies arrays without it, so the ledger of `target`
+    becomes incomplete.
 
     Args:
         source: A built model or layer.
-        target: A built model or layer whose weights have the same shapes, in the same order.
+        target: A built model or layer. Its weights have the same shapes, in the same order.
 
     Raises:
         ValueError: If the shapes of the weights differ.
@@ -311,13 +311,13 @@ def attach(ledger, variables):
     """Adds a ledger to the accounts of weights.
 
     Args:
-        ledger: `tfdpx.accounting.Ledger` whose entries name their runs.
+        ledger: `tfdpx.accounting.Ledger` with entries that name their runs.
         variables: List of `keras.Variable`.
     """
-    spent = _Spent(ledger)
+    spent = _PrivacySpend(ledger)
     for variable in variables:
         accounts = _accounts.get(id(variable), set())
-        for other in [account for account in accounts if type(account) is _Spent]:
+        for other in [account for account in accounts if type(account) is _PrivacySpend]:
             if (ledger + Ledger(other.entries())).entries == ledger.entries:
                 accounts.discard(other)
     if ledger.entries:
@@ -328,7 +328,7 @@ def attach(ledger, variables):
 
 
 def pass_on(source, target):
-    """Gives weights the accounts and the origin of others, because they get their values.
+    """Copies accounts and origin from weights to others that get their values.
 
     Args:
         source: List of `keras.Variable`.
@@ -342,7 +342,7 @@ def pass_on(source, target):
 
 
 def ledger_of(variables):
-    """All that was spent on weights, with or without an optimizer.
+    """Returns all that was spent on weights, with or without an optimizer.
 
     Args:
         variables: List of `keras.Variable`.
@@ -355,17 +355,17 @@ def ledger_of(variables):
 
 
 def declare_statistics(layer, ledger):
-    """Says what the present statistics of a layer have spent.
+    """Declares the cost of the present statistics of a layer.
 
     Args:
         layer: A `keras.Layer` with an `adapt`.
-        ledger: `tfdpx.accounting.Ledger`; empty where they are public.
+        ledger: `tfdpx.accounting.Ledger`; empty if they are public.
     """
     _statistics[layer] = ledger, layer_internals.adapted_statistics(layer)
 
 
 def ledger_of_statistics(layer):
-    """The declared `Ledger` of a layer's statistics; None if there is none, or they have changed.
+    """Returns the declared `Ledger` of a layer's statistics; None without one or if they changed.
 
     Args:
         layer: A `keras.Layer`.
@@ -382,14 +382,14 @@ def _is_declared(layer):
 
 
 def _digest(layer):
-    """Str, of the present statistics of a layer with an `adapt`."""
+    """Returns a string that identifies the present statistics of a layer with an `adapt`."""
     arrays = step_context.eagerly(layer_internals.adapted_statistics, layer) or ()
     text = "".join(f"{array.dtype}{array.shape}{array.tolist()}" for array in arrays)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def mark_unknown(variables):
-    """Says that nothing is known of what the values of weights have spent."""
+    """Records that the cost of the values of weights is unknown."""
     for variable in variables:
         if id(variable) not in _unknown:
             weakref.finalize(variable, _unknown.discard, id(variable))
@@ -397,7 +397,7 @@ def mark_unknown(variables):
 
 
 def mark_known(variables):
-    """Says that the values of weights hold no private data but what their accounts list."""
+    """Records that the values of weights contain no private data except as in their accounts."""
     _unknown.difference_update(map(id, variables))
 
 
@@ -414,10 +414,10 @@ def _add(account, variables):
 
 
 def _tell_others(account):
-    """Tells optimizers that follow weights of this account that more is spent on these."""
+    """Tells optimizers that follow weights of this account that more was spent on these."""
     for other in list(_of_optimizers):
         if other is not account and account in _accounts_of(other.variables()):
-            step_context.eagerly(other.on_spent)  # A plan's `spent` joins as a step is traced.
+            step_context.eagerly(other.on_spent)  # A plan's `spent` joins while a step is traced.
 
 
 def _loaded(model, arrays):
@@ -425,11 +425,11 @@ def _loaded(model, arrays):
     if ledger is None:
         mark_unknown(model.weights)
     else:
-        # All: a file does not say which trained; some may be frozen since, or hold merged LoRA.
+        # All, because a file does not tell which were trained; some may be frozen or hold LoRA.
         attach(ledger, model.variables)
         adapted = saved.adapted(arrays)
         for layer in layer_internals.flatten_layers(model):
-            # The same name alone may be of a layer that was adapted without noise.
+            # The name alone is not enough, because a layer may have been adapted without noise.
             if layer.name in adapted and adapted[layer.name] == _digest(layer):
                 declare_statistics(layer, ledger)  # It has the releases.
 
@@ -447,8 +447,8 @@ def _set(layer, values):
 
 
 def _replaced(old, new):
-    known = {id(variable) for variable in old}
-    pass_on(old, [variable for variable in new if id(variable) not in known])
+    old_ids = {id(variable) for variable in old}
+    pass_on(old, [variable for variable in new if id(variable) not in old_ids])
 
 
-hook.watch_weights(loaded=_loaded, changed=_changed, put=_set, replaced=_replaced)
+hook.watch_weights(_loaded, _changed, _set, _replaced)

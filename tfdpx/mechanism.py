@@ -1,16 +1,16 @@
-"""The guarantee on one screen: what is clipped, what is added, and what an optimizer may apply.
+"""The guarantee on one screen: clipping, noise, and the gradients that an optimizer may apply.
 
 One update is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
 
     g = 1/B * sum_i clip_C(1/K * sum_j grad l_ij) / C + sigma/B * xi,    xi ~ N(0, I),
 
-with g_i the mean of an example's gradients over its K views, and B the declared batch size. With
-individual accounting each example has a clip f_i C of its own, f_i <= 1: it moves the sum by f_i/B.
-With class weights w each term is multiplied by clip(w_i / w_max, 0, 1), after the clip.
+where g_i is the mean of an example's gradients over its K views, and B the declared batch size.
+With individual accounting each example has a separate clip f_i C, f_i <= 1: it moves the sum by
+f_i/B. With class weights w each term is multiplied by clip(w_i / w_max, 0, 1), after the clip.
 
 Guarantee: adding or removing one example changes the sum before the noise by at most 1/B in l2
-norm, since each term is `clip_C(.)/C`, and B is a constant. So the update is one application of the
-Gaussian mechanism of noise multiplier sigma. What regularisers add afterwards reads no data.
+norm, because each term is `clip_C(.)/C`, and B is a constant. So the update is one application of
+the Gaussian mechanism with noise multiplier sigma. Regularisers added afterwards read no data.
 """
 
 import math
@@ -21,20 +21,20 @@ from tfdpx import noise
 from tfdpx.per_example import rounding
 
 _KEY = object()
-# Noise is drawn in rows of so many values: TensorFlow splits whole rows of 64 bytes without a copy.
+# Number of values per row of noise, because TensorFlow splits rows of 64 bytes without a copy.
 _ROW = 16
-# The name of the operations that give private gradients, for checks of graphs.
+# The name of the operations that produce private gradients, for checks of graphs.
 MARK = "private_gradient"
 
 
 class PrivateGradient:
-    """One variable's gradient after clipping, summing and noise: all that an optimizer accepts.
+    """One variable's gradient after clipping, summing and noise: the only input of an optimizer.
 
-    A type and not a flag, since replicas run in threads. Only `privatize` makes one.
+    It is a type instead of a flag because replicas run in threads. Only `privatize` creates one.
 
     Attributes:
         tensor: float32 tensor.
-        deviation: Float, the noise's standard deviation in each value.
+        deviation: Float, the standard deviation of the noise in each value.
     """
 
     def __init__(self, tensor, deviation, key):
@@ -44,11 +44,11 @@ class PrivateGradient:
                 "`model.fit` or `model.train_step` with a tfdpx optimizer."
             )
         self.tensor, self.deviation = tensor, deviation
-        # Set by the optimizer's override of Keras' all-reduce, and looked for at the update.
+        # Set by the optimizer's override of Keras's all-reduce, and checked at the update.
         self.all_reduce_passed = False
 
-    def plus(self, tensor):
-        """The sum with a tensor that was computed without the data, as a weight regulariser's."""
+    def __add__(self, tensor):
+        """Returns the sum with a tensor computed without the data, as for a weight regulariser."""
         return PrivateGradient(self.tensor + tensor, self.deviation, _KEY)
 
 
@@ -64,7 +64,7 @@ def check_private(gradients):
 
 
 def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=None):
-    """float32 [n]: `1/(B C) * min(1, C/norm)`, and 0 for absent or non-finite examples.
+    """Returns float32 [n]: `1/(B C) * min(1, C/norm)`, and 0 for absent or non-finite examples.
 
     With `fractions` f it is `1/(B C) * min(1, f C/norm)`.
 
@@ -72,9 +72,9 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=Non
         squared_norms: float32 [n].
         present: bool [n].
         l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy. Or a float32 tensor
-            [n], of `tfdpx.AdaptiveClip`, which is finite and large enough.
+            [n] of `tfdpx.AdaptiveClip`, which is finite and large enough.
         batch_size: Int, B.
-        fractions: Optional float32 [n] in (0, 1], f: what part of C each example is clipped at.
+        fractions: Optional float32 [n] in (0, 1], f: the part of C that each example is clipped to.
 
     Raises:
         ValueError: If C is so small that the squares of gradients of its size are zero in float32.
@@ -82,8 +82,8 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=Non
     is_fixed = not tf.is_tensor(l2_norm_clip)
     if is_fixed and l2_norm_clip < rounding.SMALLEST_CLIP:
         raise ValueError(
-            f"Argument `l2_norm_clip` must be at least {rounding.SMALLEST_CLIP}: squares of "
-            "smaller gradients are lost in float32, and with them the bound on an example. "
+            f"Argument `l2_norm_clip` must be at least {rounding.SMALLEST_CLIP}, because squares "
+            "of smaller gradients are lost in float32, and with them the bound on an example. "
             f"Received: l2_norm_clip={l2_norm_clip}. Multiply the loss and `l2_norm_clip` by one "
             "constant instead: the update stays the same."
         )
@@ -93,14 +93,14 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=Non
         factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
     else:
         factors = fractions / tf.maximum(tf.sqrt(squared_norms), fractions * l2_norm_clip)
-    # Dividing the factors by B spares a pass over every weight.
-    return counted(factors / float(batch_size), squared_norms, present)
+    # Dividing the factors by B avoids a pass over every weight.
+    return zero_invalid(factors / float(batch_size), squared_norms, present)
 
 
-def counted(factors, squared_norms, present):
-    """`factors`, and 0 for absent or non-finite examples, whatever a clip policy says of them.
+def zero_invalid(factors, squared_norms, present):
+    """Returns `factors` with 0 for absent or non-finite examples, for any clip policy.
 
-    So it is where the factor is not finite, as one over a norm of zero.
+    Factors that are not finite become 0 too, for example one divided by a norm of zero.
 
     Args:
         factors: float32 [n].
@@ -112,18 +112,18 @@ def counted(factors, squared_norms, present):
 
 
 def weight_factors(weights, largest):
-    """float32 [n]: `clip(w / w_max, 0, 1)`, for gradients that are clipped; NaN for unfit weights.
+    """Returns float32 [n]: `clip(w / w_max, 0, 1)` for clipped gradients; NaN for invalid weights.
 
     Args:
-        weights: float32 [n], w. Those that are negative or not finite are unfit.
+        weights: float32 [n], w. Negative and non-finite ones are invalid.
         largest: Float, w_max. No bound depends on it, or on the weights.
     """
     is_valid = tf.math.is_finite(weights) & (weights >= 0)
     return tf.where(is_valid, tf.clip_by_value(weights / largest, 0.0, 1.0), float("nan"))
 
 
-def bounded(factors, squared_norms, batch_size):
-    """`factors`, cut to what lets an example add 1/B, whatever a clip policy says.
+def cap_to_sensitivity(factors, squared_norms, batch_size):
+    """Returns `factors` limited so that an example adds at most 1/B, for any clip policy.
 
     Args:
         factors: float32 [n].
@@ -135,7 +135,7 @@ def bounded(factors, squared_norms, batch_size):
 
 
 def privatize(sums, noise_multiplier, batch_size, seed):
-    """`sum + sigma / B * xi` for each of `sums`, with one draw of noise for all.
+    """Returns `sum + sigma / B * xi` for each of `sums`, with one draw of noise for all.
 
     Args:
         sums: List of float32 tensors: clipped sums over the whole logical batch, in units of
@@ -151,7 +151,7 @@ def privatize(sums, noise_multiplier, batch_size, seed):
     if noise_multiplier:
         sizes = [math.prod(s.shape) for s in sums]
         rows = [-(-size // _ROW) for size in sizes]
-        # Drawn at the start of the step, as it could be, it would take memory throughout.
+        # Without this it could be drawn when the step starts, and take memory throughout.
         with tf.control_dependencies(sums):
             seed = tf.identity(seed)
         drawn = tf.split(noise.normal([sum(rows), _ROW], seed, deviation), rows)

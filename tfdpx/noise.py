@@ -1,8 +1,8 @@
-"""Gaussian noise that every replica draws alike and that (seed, step) replays.
+"""Gaussian noise that is the same on every replica and can be replayed by (seed, step).
 
-The normals are Box-Muller transforms of Philox bits: `tf.random.stateless_normal` gives other
-values under XLA than outside for one seed; the integers of `stateless_uniform` do not. Seeds
-are 128 bits and secret: whoever knows them can take the noise away.
+The normals are Box-Muller transforms of Philox bits, because `tf.random.stateless_normal` has
+different values with and without XLA for one seed; the integers of `stateless_uniform` do not.
+Seeds are 128 bits and secret: anyone who knows them can remove the noise.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ from tfdpx._keras import tensorflow_internals
 
 
 def make_seed(seed=None):
-    """An int64 array-like of shape [2]: 128 bits for `tf.random.stateless_*`.
+    """Returns an int64 array-like of shape [2]: 128 bits for `tf.random.stateless_*`.
 
     Args:
-        seed: Optional int. `None` asks the operating system, which is what private training needs.
-            An int is stretched by SHA-256, for experiments that must be repeatable.
+        seed: Optional int. None draws from the operating system, as private training requires.
+            An int is stretched by SHA-256, for repeatable experiments.
 
     Returns:
         List of two ints in [-2**63, 2**63).
 
     Raises:
-        ValueError: If `seed` is neither `None` nor an int.
+        ValueError: If `seed` is neither None nor an int.
     """
     if seed is None:
         bits = secrets.token_bytes(16)
@@ -39,23 +39,23 @@ def make_seed(seed=None):
     return [int.from_bytes(bits[i : i + 8], "big", signed=True) for i in (0, 8)]
 
 
-# Values drawn at a time: bounds the memory of the steps in between.
+# Number of values drawn at a time, which bounds the memory of intermediate results.
 _CHUNK = 2**20
 _UNLIKELY = 0x5DEECE66D
-# Of `tf.raw_ops`: the algorithm, and the key by which TensorFlow scrambles a seed.
+# For `tf.raw_ops`: the algorithm, and the key with which TensorFlow scrambles a seed.
 _PHILOX, _SCRAMBLING = 1, 0x02461E293EC8F720
-# Sets the seeds of radii and angles apart from all others.
+# Makes the seeds of radii and angles different from all others.
 _KEY = int.from_bytes(b"normal", "big")
 
 _RADIUS_BITS = 64
-# In units of the standard deviation: the least uniform is half a step of its bits.
+# In units of the standard deviation, because the least uniform is half a step of its bits.
 LARGEST_RADIUS = math.sqrt(2.0 * (_RADIUS_BITS + 1) * math.log(2.0))
 
 
 def fold_in(seed, *numbers):
-    """A seed of shape [2], int64, that depends on `seed` and on each of `numbers` in order.
+    """Returns an int64 seed of shape [2] that depends on `seed` and on `numbers` in order.
 
-    All 128 bits stay secret, which `tf.random.experimental.stateless_fold_in` would halve.
+    All 128 bits stay secret; `tf.random.experimental.stateless_fold_in` would halve them.
     """
     for number in numbers:
         number = tf.cast(number, "int64")
@@ -65,9 +65,10 @@ def fold_in(seed, *numbers):
 
 
 def words(shape, seed, dtype):
-    """Integers of all values alike, a pure function of the arguments, on every device and by XLA.
+    """Returns uniform integers, a pure function of the arguments on every device and with XLA.
 
-    The bits of `tf.random.stateless_uniform(..., alg="philox")`, in a third of its operations.
+    They are the bits of `tf.random.stateless_uniform(..., alg="philox")`, in a third of its
+    operations.
 
     Args:
         shape: Sequence of ints, or int32 tensor.
@@ -87,15 +88,15 @@ def words(shape, seed, dtype):
 
 
 def normal(shape, seed, stddev=1.0):
-    """Independent N(0, stddev^2) float32 values, a pure function of the arguments.
+    """Returns independent N(0, stddev^2) float32 values, a pure function of the arguments.
 
     Values come in pairs of a radius and an angle. The tail: a radius takes 64 bits, so that none
-    exceeds `LARGEST_RADIUS`, 9.49 `stddev`; a true normal pair does with probability
-    2**-65. What this adds to delta: `tfdpx.accounting.gaussian`. The body: both are rounded to
-    float32, so values form a discrete set whose steps are some 1e-7 of the radius, near zero and
-    in the tail too. Privacy against an adversary who reads the last bits of a float32 is not
-    covered (Mironov 2012, "On Significance of the Least Significant Bits for Differential
-    Privacy"); epsilon is computed for real numbers.
+    exceeds `LARGEST_RADIUS`, 9.49 `stddev`; a true normal pair exceeds it with probability 2**-65.
+    `tfdpx.accounting.gaussian` bounds the delta that this adds. The body: radius and angle are
+    rounded to float32, so values form a discrete set with steps of about 1e-7 of the radius, also
+    near zero and in the tail. Privacy against an adversary who reads the last bits of a float32 is
+    not covered (Mironov 2012, "On Significance of the Least Significant Bits for Differential
+    Privacy"), because epsilon is computed for real numbers.
 
     Args:
         shape: Static shape, a sequence of ints.
@@ -112,26 +113,26 @@ def normal(shape, seed, stddev=1.0):
     if count == 1 and not under_xla:
         drawn = tf.concat(_box_muller(-(-size // 2), *tf.unstack(seeds[0]), stddev), axis=0)
         return tf.reshape(drawn[:size], shape)
-    # One loop is less to trace; loops apart run side by side where XLA compiles for a CPU.
+    # One loop is faster to trace; separate loops run in parallel if XLA compiles for a CPU.
     groups = tf.split(seeds, count) if under_xla else [seeds]
     pairs = -(-size // (2 * count))
-    drawn = tf.concat([_in_a_loop(pairs, each, stddev) for each in groups], axis=0)
+    drawn = tf.concat([_in_a_loop(pairs, group, stddev) for group in groups], axis=0)
     return tf.reshape(tf.reshape(drawn, [-1])[:size], shape)
 
 
 def _seeds(seed, count):
-    """int64 [count, 2, 2]: for each chunk a seed of the radii and one of the angles."""
+    """Returns int64 [count, 2, 2]: for each chunk a seed of the radii and one of the angles."""
     return tf.reshape(words([4 * count], fold_in(seed, _KEY), tf.int64), [count, 2, 2])
 
 
 def _in_a_loop(pairs, seeds, stddev):
-    """float32 [2 * count, pairs]: the `_box_muller` of each of `seeds` [count, 2, 2].
+    """Returns float32 [2 * count, pairs]: the `_box_muller` of each of `seeds` [count, 2, 2].
 
-    XLA does not fuse a loop into what reads it; it would draw the bits again for every element of
-    every reader, many times over.
+    XLA does not fuse a loop into its readers. Without the loop it would draw the bits again for
+    every element of every reader.
     """
     count = seeds.shape[0]
-    # As many as there are chunks, but no compiler can know: XLA dissolves a loop of one turn.
+    # This equals `count`, but no compiler can know it: XLA unrolls a loop of one turn.
     turns = count + tf.cast(tf.reduce_all(seeds == _UNLIKELY), "int32")
 
     def turn(index, drawn):
@@ -156,7 +157,7 @@ def _box_muller(pairs, radius_seed, angle_seed, stddev):
 
 
 def _log_uniform(word):
-    """float32 log(u) for u = (word + 0.5) / 2**64 modulo 1, from int64 words; below zero.
+    """Returns float32 log(u) for u = (word + 0.5) / 2**64 modulo 1, from int64 words; below zero.
 
     A float32 cannot resolve u near 1, where radii are small, but it resolves 1 - u.
     """

@@ -210,7 +210,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     """A private classifier of tables of numbers, as scikit-learn has them.
 
     A tenth of the budget scales the columns (and counts the labels, where rows allow it), the rest
-    trains a Keras model by DP-SGD. Strings go through an encoder whose categories are given; a
+    trains a Keras model by DP-SGD. Strings go through an encoder with given categories; a
     missing number (NaN) counts as the mean of its column.
 
     Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
@@ -226,7 +226,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
         lower: Float, or one for each column of X: the least value that is publicly known, even
             roughly. None, of both, finds powers of two, which takes more rows. [0, 1] counts as
             exact.
-        upper: As `lower`, the largest.
+        upper: Like `lower`, the largest.
         model: None for a linear model, or, from epsilon times rows of 3,500 on, one hidden layer
             of 64 units; "linear" or "network" to choose; or a function of a symbolic Keras tensor
             of scaled columns `[rows, columns]` that returns the last hidden tensor. The estimator
@@ -316,8 +316,8 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         delta: Float in (0, 1), well below 1 / rows.
         target_lower: Float, the least target that is publicly known; needed.
         target_upper: Float, the largest.
-        lower: As of `PrivateClassifier`, and all that follow.
-        upper: As `lower`, the largest.
+        lower: As for `PrivateClassifier`, and all that follow.
+        upper: Like `lower`, the largest.
         model: None, "linear", "network" or a function.
         batch_size: Int, or None.
         steps: Int, or None.

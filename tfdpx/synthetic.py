@@ -1,4 +1,4 @@
-"""Images that know no data: statistics and features computed from them cost no privacy."""
+"""Images made without any data, so statistics and features computed from them cost no privacy."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx import _keras as _keras  # First, because it reports a Keras with another backend.
 from tfdpx._arguments import check_positive_integer, is_integer, is_number, require
 
 __all__ = ["DeadLeaves", "Strokes"]
 
-# Leaves of a round cover each pixel so many times on average: most images need one or two rounds.
+# Average number of leaves of a round that cover a pixel: most images need one or two rounds.
 _COVERINGS_A_ROUND = 6
 _MOST_STROKES = 3
-# Of the pen, as a part of the shorter side of the image.
+# Width of the pen, as a part of the shorter side of the image.
 _WIDTHS = (0.06, 0.13)
-# Distance of neighbouring points, in pixels and in widths: at either the outline looks smooth.
+# Distance of neighbouring points, in pixels and in widths, at which the outline looks smooth.
 _SPACING, _SPACING_IN_WIDTHS = 0.5, 0.1
 _FEWEST_CONTROLS, _MOST_CONTROLS = 4, 7
-# Of the control points, as a part of the image.
+# Margin around the control points, as a part of the image.
 _MARGIN = 0.1
 
 
 class Generator:
-    """Makes images from nothing but its arguments and a seed.
+    """Makes images from its arguments and a seed alone.
 
     Image `i` depends on the arguments, the seed and `i` alone, through NumPy's
     `default_rng([seed, i])`, so a longer request begins with the same images. NumPy may change its
-    random numbers with its version, so keep what was computed from the images.
+    random numbers with its version, so keep the results that were computed from the images.
 
     No argument takes data, so statistics, features and pre-trained weights that are computed from
-    the images cost no privacy. Arguments tuned on private data would be a leak, like any other
-    hyperparameter that is.
+    the images cost no privacy. Arguments that were tuned on private data would leak them, like any
+    other such hyperparameter.
 
     A new kind of images is a subclass with `draw`.
 
@@ -45,7 +45,7 @@ class Generator:
         seed: Int >= 0. It protects nothing, so it need not be secret.
 
     Raises:
-        ValueError: If an argument does not fit; the error names it.
+        ValueError: If an argument is invalid; the error names it.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Generator:
         """Draws one image.
 
         Args:
-            rng: `np.random.Generator`, the only source of chance.
+            rng: `np.random.Generator`, the only source of randomness.
 
         Returns:
             Float array `[height, width, channels]` in [0, 1].
@@ -100,26 +100,26 @@ class Generator:
 
 
 class DeadLeaves(Generator):
-    """Discs of one colour that fall on each other until all is covered.
+    """Discs of one colour that fall on each other until the image is covered.
 
     Centres are uniform, and radii have a density proportional to `r^-3` between `r_min` and
-    `r_max`: the law under which a scene looks alike at every scale, as photographs do (Lee, Mumford
-    & Huang 2001). Features learned from such images alone serve for photographs (Baradad et al.
-    2021).
+    `r_max`. Under this law a scene looks alike at every scale, as photographs do (Lee, Mumford
+    & Huang 2001). Features learned from such images alone are useful for photographs (Baradad et
+    al. 2021).
 
-    The samples are exact: leaves are laid from the front, under those that lie there, until no
-    pixel is left open. Neither the border nor a number of leaves shows in them.
+    The samples are exact: leaves are placed from the front, under the earlier ones, until every
+    pixel is covered. Neither the border nor the number of leaves affects them.
 
     Args:
         image_size: Positive int, or a pair of them: height and width in pixels.
-        channels: Positive int. Each leaf has a brightness uniform in [0, 1] a channel.
+        channels: Positive int. Each leaf has a brightness uniform in [0, 1] per channel.
         seed: Int >= 0.
         r_min: Number >= 0.5, the smallest radius in pixels.
-        r_max: Finite number >= `r_min`, the largest radius in pixels. By default half the shorter
-            side, or `r_min` where that is larger.
+        r_max: Finite number >= `r_min`, the largest radius in pixels. Defaults to half the shorter
+            side, or `r_min` if that is larger.
 
     Raises:
-        ValueError: If an argument does not fit; the error names it.
+        ValueError: If an argument is invalid; the error names it.
 
     Example:
     >>> leaves = DeadLeaves(image_size=16, channels=3)
@@ -146,7 +146,7 @@ class DeadLeaves(Generator):
         r_max: float | None = None,
     ) -> None:
         super().__init__(image_size, channels, seed)
-        must = "be a finite number >= 0.5 (pixels): smaller leaves cover none"
+        must = "be a finite number >= 0.5 (pixels), because smaller leaves cover none"
         require(is_number(r_min) and 0.5 <= r_min < math.inf, "r_min", r_min, must, " Use 1.")
         if r_max is None:
             r_max = max(r_min, min(self.image_size) / 2)
@@ -171,13 +171,14 @@ class DeadLeaves(Generator):
         return image.reshape(self.image_shape)
 
     def _leaves(self, rng, num_leaves):
-        """Rows and columns of centres, and radii, of leaves from front to back, some outside.
+        """Returns rows and columns of centres, and radii, of leaves from front to back.
 
         All are float64 arrays `[num_leaves]`, in pixels; the first pixel has its centre at (0, 0).
+        Some leaves lie outside of the image.
         """
         height, width = self.image_size
         u = rng.random([3, num_leaves])
-        # A leaf of any size that reaches the image is as likely as it is on the endless plane.
+        # A leaf of any size that reaches the image is as likely as on the infinite plane.
         rows = u[0] * (height + 2 * self.r_max) - self.r_max - 0.5
         columns = u[1] * (width + 2 * self.r_max) - self.r_max - 0.5
         radii = (self.r_min**-2 - u[2] * (self.r_min**-2 - self.r_max**-2)) ** -0.5
@@ -191,11 +192,11 @@ class DeadLeaves(Generator):
 
 
 def _front_leaf(rows, columns, radii, height, width):
-    """int64 [height * width]: the first of n leaves that covers each pixel, n where none does."""
+    """Returns int64 [height * width], the first of n leaves that covers each pixel, n if none."""
     first = np.maximum(np.ceil(rows - radii), 0)
     last = np.minimum(np.floor(rows + radii), height - 1)
     leaf, row = _integers_between(first, last)
-    # Rounding could make the first or last row lie just outside of its leaf.
+    # Rounding could put the first or last row just outside of its leaf.
     half = np.sqrt(np.maximum(radii[leaf] ** 2 - (row - rows[leaf]) ** 2, 0))
     first = np.maximum(np.ceil(columns[leaf] - half), 0)
     last = np.minimum(np.floor(columns[leaf] + half), width - 1)
@@ -206,7 +207,7 @@ def _front_leaf(rows, columns, radii, height, width):
 
 
 def _integers_between(first, last):
-    """Each integer of n intervals: the number of the interval, and the integer, as int64 arrays."""
+    """Returns the interval and the value of each integer in n intervals, two int64 arrays."""
     counts = np.maximum(last - first + 1, 0).astype("int64")
     interval = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(counts) - counts
@@ -217,10 +218,10 @@ class Strokes(Generator):
     """Strokes of a pen along smooth random curves, antialiased, like handwriting in no script.
 
     A stroke is a cubic B-spline. Its control points are a random walk that keeps turning one way,
-    which gives hooks, arcs and loops. The width of the pen changes a little along it, as with
-    pressure. All strokes of an image have one ink. Of one channel the ink is 1 and the paper 0, as
-    in MNIST; of several both have random colours. An image has one to three strokes, by a pen that
-    is 0.06 to 0.13 of its shorter side wide.
+    which gives hooks, arcs and loops. The width of the pen changes slightly along it, as with
+    pressure. All strokes of an image have one ink. With one channel the ink is 1 and the paper 0,
+    as in MNIST; with several both have random colours. An image has one to three strokes, with a
+    pen that is 0.06 to 0.13 of its shorter side wide.
 
     Args:
         image_size: Positive int, or a pair of them: height and width in pixels.
@@ -228,7 +229,7 @@ class Strokes(Generator):
         seed: Int >= 0.
 
     Raises:
-        ValueError: If an argument does not fit; the error names it.
+        ValueError: If an argument is invalid; the error names it.
 
     Example:
     >>> images = Strokes(image_size=28).images(5)
@@ -236,7 +237,7 @@ class Strokes(Generator):
     ((5, 28, 28, 1), 0.0, 1.0)
 
     References:
-        - [Lake, Salakhutdinov & Tenenbaum, 2015](https://doi.org/10.1126/science.aab3050), whose
+        - [Lake, Salakhutdinov & Tenenbaum, 2015](https://doi.org/10.1126/science.aab3050). Its
           model of handwriting draws strokes as B-splines too.
     """
 
@@ -253,7 +254,7 @@ class Strokes(Generator):
         return dark + ink * (bright - dark)
 
     def _stroke(self, rng, width):
-        """Points [n, 2] (row, column) of a stroke, and the radius of the pen [n] at each."""
+        """Returns points [n, 2] (row, column) of a stroke, and the pen's radius [n] at each."""
         controls = _controls(rng) * (np.array(self.image_size) - 1)
         points = _spline(controls, max(_SPACING, _SPACING_IN_WIDTHS * width))
         # Pressure rises and falls once or twice along the stroke.
@@ -262,7 +263,7 @@ class Strokes(Generator):
 
 
 def _controls(rng):
-    """Points [n, 2] in the unit square, with some margin: a walk that keeps turning one way."""
+    """Returns points [n, 2] in the unit square with a margin, a walk that keeps turning one way."""
     number = rng.integers(_FEWEST_CONTROLS, _MOST_CONTROLS + 1)
     heading, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, 0.9)
     steps = rng.uniform(0.15, 0.5, size=number - 1)
@@ -270,13 +271,13 @@ def _controls(rng):
     walk = np.cumsum(steps[:, None] * np.stack([np.sin(headings), np.cos(headings)], -1), axis=0)
     walk = np.concatenate([np.zeros([1, 2]), walk])
     walk -= walk.min(axis=0)
-    # It is put anywhere between the margins, shrunk if it is too large.
+    # Placed at random between the margins, and shrunk if it is too large.
     walk /= max(walk.max() / (1 - 2 * _MARGIN), 1)
     return walk + _MARGIN + rng.random(2) * (1 - 2 * _MARGIN - walk.max(axis=0))
 
 
 def _spline(controls, spacing):
-    """Points of the uniform cubic B-spline with the given control points.
+    """Returns points of the uniform cubic B-spline with these control points.
 
     Args:
         controls: Float array [k, 2], k >= 2.
@@ -286,7 +287,7 @@ def _spline(controls, spacing):
         float64 array [n, 2], from the first control point to the last. No turn is sharp: even the
         second derivative of a B-spline has no jumps.
     """
-    # With the ends continued in a straight line, the curve starts and ends at control points.
+    # The ends continue in a straight line, so that the curve starts and ends at control points.
     outer = [2 * controls[0] - controls[1], *controls, 2 * controls[-1] - controls[-2]]
     legs = np.linalg.norm(np.diff(outer, axis=0), axis=1)
     pieces = []
@@ -300,7 +301,7 @@ def _spline(controls, spacing):
 
 
 def _stamped(points, radii, height, width):
-    """How far each pixel is covered by discs around `points`.
+    """Returns the part of each pixel that discs around `points` cover.
 
     Args:
         points: Float array [n, 2]: row and column in pixels.
@@ -309,7 +310,7 @@ def _stamped(points, radii, height, width):
         width: Int.
 
     Returns:
-        float64 array [height, width] in [0, 1]: 1 where a pixel's centre lies half a pixel or more
+        float64 array [height, width] in [0, 1]: 1 if a pixel's centre lies half a pixel or more
         inside of a disc, falling to 0 half a pixel outside.
     """
     reach = int(np.ceil(radii.max() + 1))
@@ -319,7 +320,7 @@ def _stamped(points, radii, height, width):
     across, along = (rows - points[:, :1]) ** 2, (columns - points[:, 1:]) ** 2
     distance = np.sqrt(across[:, :, None] + along[:, None, :])
     covered = np.clip(radii[:, None, None] + 0.5 - distance, 0, 1)
-    # What lies outside of the image goes into a border that is cut off.
+    # Points outside of the image go into a border that is cut off.
     rows = np.clip(rows, -1, height) + 1
     columns = np.clip(columns, -1, width) + 1
     canvas = np.zeros((height + 2) * (width + 2))

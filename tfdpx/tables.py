@@ -1,6 +1,7 @@
-"""Keras's `adapt` for private tables: noisy statistics of columns, in the ledger of the training.
+"""Keras's `adapt` for private tables: noisy statistics of columns, counted in the ledger.
 
-Each statistic reads the data once, in a release whose `sensitivity` bounds what one row changes.
+Each statistic reads the data once, in a release with a `sensitivity` that bounds the change by a
+row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tfdpx.heads.releases import Releases
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
 # Keras squares ranges in float32.
 _WIDEST = 1e18
-# The vocabulary where no category is frequent: Keras wants one, and these are public.
+# The vocabulary if no category is frequent, because Keras needs one; these are public.
 _NO_TEXT, _NO_INT = "(no frequent category)", -(2**31)
 
 
@@ -34,42 +35,43 @@ def private_adapt(
     upper: Any = None,
     seed: int | None = None,
 ) -> Ledger:
-    """Computes what `layer.adapt(x)` would, through Gaussian mechanisms.
+    """Computes the statistics of `layer.adapt(x)` with Gaussian mechanisms.
 
     - `Normalization`: mean and variance of each column, clipped to `[lower, upper]`.
-    - `Discretization`: boundaries of bins of about as many rows each, in `[lower, upper]`.
-    - `StringLookup`, `IntegerLookup`: the categories whose noisy count is eight deviations of the
-      noise above one, the most frequent first. All others are out of the vocabulary, and so are
-      the empty text, texts of several lines and Keras's own tokens, which its files cannot hold.
+    - `Discretization`: boundaries of bins with about equally many rows, in `[lower, upper]`.
+    - `StringLookup`, `IntegerLookup`: the categories with a noisy count at least eight deviations
+      of the noise above one, the most frequent first. All others are out of the vocabulary, and so
+      are the empty text, texts of several lines and Keras's own tokens, because its files cannot
+      hold them.
     - `keras.utils.FeatureSpace`: each of its layers that would be adapted.
 
-    Guarantee: what the layers then hold is, together with a training whose `PrivacyPlan` gets the
-    ledger as `spent`, (epsilon, delta)-differentially private under adding or removing one row.
-    Each release is one Gaussian mechanism at `noise_multiplier` on all rows. A category that a
-    single row has is named with a probability below 1e-15, which the share of delta that
-    accountants keep back pays for. Public are the number of rows, the columns, their types, and
-    `lower` and `upper` where they are given: do not read them off the data.
+    Guarantee: the content of the layers, together with a training with the ledger as `spent` of its
+    `PrivacyPlan`, is (epsilon, delta)-differentially private under adding or removing one row.
+    Each release is one Gaussian mechanism at `noise_multiplier` on all rows. A category that only
+    one row has is published with a probability below 1e-15, which is paid for by the share of delta
+    that accountants reserve. The number of rows, the columns, their types, and `lower` and `upper`
+    if given are public: do not read them off the data.
 
     Args:
-        layer: One of the layers above, not adapted yet; afterwards an ordinary one, that a private
-            model may hold.
+        layer: One of the layers above, not adapted yet. Afterwards it is an ordinary layer that a
+            private model may contain.
         x: Array `[rows]` or `[rows, columns]` of the private values; `[rows]` alone for lookups
-            and `Discretization`. Of a `FeatureSpace` a dict of arrays `[rows]`. A missing number
+            and `Discretization`. For a `FeatureSpace` a dict of arrays `[rows]`. A missing number
             (NaN) counts as the middle of the bounds; `Discretization` leaves it out.
-        noise_multiplier: Float > 0. Standard deviation of the noise over the sensitivity, of each
-            release: one a layer, and one more to find bounds that are left out.
-        lower: Float, or one for each column: the least value; None finds a power of two. Of a
+        noise_multiplier: Float > 0. Standard deviation of the noise divided by the sensitivity, for
+            each release: one per layer, and one more to find bounds that are left out.
+        lower: Float, or one per column: the least value; None finds a power of two. For a
             `FeatureSpace` a dict by feature. Magnitudes from 1e-6 to 1e12 can be found.
         upper: Like `lower`, the largest value.
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
     Returns:
         The `tfdpx.accounting.Ledger` of the releases, for `PrivacyPlan(spent=...)`; ledgers of
-        several layers add up. It joins the ledger of a model that holds the layer, too.
+        several layers add up. It also joins the ledger of a model that contains the layer.
 
     Raises:
         TypeError: If `layer` is none of the above, or `x` is not numbers (or texts, for lookups).
-        ValueError: If another argument does not fit.
+        ValueError: If another argument is invalid.
 
     Warns:
         UserWarning: If no category of a lookup is frequent enough: all are out of the vocabulary.
@@ -83,8 +85,8 @@ def private_adapt(
     >>> round(float(ages.mean[0, 0]))
     40
     """
-    fits = is_number(noise_multiplier) and 0 < noise_multiplier < np.inf
-    require(fits, "noise_multiplier", noise_multiplier, "be positive and finite", " Use 20.")
+    is_valid = is_number(noise_multiplier) and 0 < noise_multiplier < np.inf
+    require(is_valid, "noise_multiplier", noise_multiplier, "be positive and finite", " Use 20.")
     if isinstance(layer, keras.utils.FeatureSpace):
         ledger, adaptable = Ledger(), layer_internals.adaptable_features(layer)
         least, most = ({} if limit is None else limit for limit in (lower, upper))
@@ -99,21 +101,21 @@ def private_adapt(
                     "Argument `x` must be a dict with an array for each feature. Received: "
                     f"x of type {type(x).__name__} without {name!r}."
                 )
-            given = dict(lower=least.get(name), upper=most.get(name), seed=seed)
-            ledger += private_adapt(part, x[name], noise_multiplier=noise_multiplier, **given)
+            arguments = dict(lower=least.get(name), upper=most.get(name), seed=seed)
+            ledger += private_adapt(part, x[name], noise_multiplier=noise_multiplier, **arguments)
         layer_internals.finish_features(layer)
         return ledger
     kinds = (keras.layers.Normalization, keras.layers.Discretization, *_LOOKUPS)
     if not isinstance(layer, kinds) or layer_internals.has_statistics(layer):
         raise TypeError(
             "Argument `layer` must be a Normalization, Discretization(num_bins), StringLookup, "
-            "IntegerLookup or FeatureSpace without values of its own. Received: "
+            "IntegerLookup or FeatureSpace without values. Received: "
             f"{layer.name!r} of class {type(layer).__name__}. Give any other layer public values."
         )
     releases = Releases({"statistics": (float(noise_multiplier), 2)}, seed)
 
     def released(exact, sensitivity):
-        """The noisy array, and the standard deviation of its noise."""
+        """Returns the noisy array, and the standard deviation of its noise."""
         value = releases.gaussian("statistics", exact(), sensitivity)
         return value, noise_multiplier * sensitivity
 
@@ -127,19 +129,19 @@ def private_adapt(
 
 
 def _adapt_numbers(layer, x, lower, upper, released):
-    given = [None if limit is None else _limit(limit, x.shape[1]) for limit in (lower, upper)]
-    known = [limit for limit in given if limit is not None]
-    fits = all(np.all(np.abs(limit) < _WIDEST) for limit in known)
-    fits = fits and (len(known) < 2 or np.all(known[0] < known[1]))
-    must = f"be below {_WIDEST:g} in magnitude, lower < upper, one or one a column"
-    require(fits, "lower, upper", (lower, upper), must)
-    if len(known) < 2:
-        least, most = bounds(x, released, *given)
+    limits = [None if limit is None else _limit(limit, x.shape[1]) for limit in (lower, upper)]
+    public_limits = [limit for limit in limits if limit is not None]
+    is_valid = all(np.all(np.abs(limit) < _WIDEST) for limit in public_limits)
+    is_valid = is_valid and (len(public_limits) < 2 or np.all(public_limits[0] < public_limits[1]))
+    must = f"be below {_WIDEST:g} in magnitude, lower < upper, one for all or one per column"
+    require(is_valid, "lower, upper", (lower, upper), must)
+    if len(public_limits) < 2:
+        least, most = bounds(x, released, *limits)
     else:
-        least, most = known
+        least, most = public_limits
     if isinstance(layer, keras.layers.Discretization):
-        limits = float(least[0]), float(most[0])
-        boundaries = quantiles(x[:, 0], *limits, layer.num_bins, released)
+        ends = float(least[0]), float(most[0])
+        boundaries = quantiles(x[:, 0], *ends, layer.num_bins, released)
         layer.bin_boundaries = boundaries.tolist()
         return
     mean, variance = moments(x, least, most, released)
@@ -150,7 +152,7 @@ def _adapt_numbers(layer, x, lower, upper, released):
 
 
 def _limit(limit, columns):
-    """float64 [columns]; NaN where it does not fit."""
+    """Returns float64 [columns]; NaN if it is invalid."""
     try:
         return np.broadcast_to(np.asarray(limit, "float64"), (columns,))
     except (TypeError, ValueError):
@@ -158,7 +160,7 @@ def _limit(limit, columns):
 
 
 def _numbers(layer, x):
-    """float64 [rows, columns] of what Keras's layer would take its statistics over."""
+    """Returns float64 [rows, columns] with the columns of Keras's statistics."""
     x = np.asarray(x)
     if x.dtype.kind not in "biuf" or x.ndim not in (1, 2) or not x.size:
         raise TypeError(
@@ -171,7 +173,7 @@ def _numbers(layer, x):
     if x.shape[1] > 1 and not over_columns:
         raise ValueError(
             f"Layer {layer.name!r} takes one statistic over several values of a row. Received: x "
-            f"of shape {x.shape}. Use one layer a column, or Normalization(axis=-1)."
+            f"of shape {x.shape}. Use one layer per column, or Normalization(axis=-1)."
         )
     return x
 
@@ -184,24 +186,24 @@ def _adapt_lookup(layer, x, released):
     if x.dtype.kind not in ("OUST" if texts else "iu") or x.ndim != 1 or not len(x):
         raise TypeError(
             f"Argument `x` must be {'texts' if texts else 'ints'} of shape [rows] for "
-            f"{layer.name!r}. Received: dtype {x.dtype}, shape {x.shape}. Use a layer a column."
+            f"{layer.name!r}. Received: dtype {x.dtype}, shape {x.shape}. Use a layer per column."
         )
     x = np.array([_text(v) for v in x.tolist()]) if texts else x.astype("int64")
     special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
     most = None if layer.max_tokens is None else layer.max_tokens - special
-    found = categories(
+    vocabulary = categories(
         x, most, released, lambda v: v not in (layer.oov_token, layer.mask_token) and _is_line(v)
     )
-    if not found:  # No error, which would say so without an entry in a ledger.
+    if not vocabulary:  # No error, because it would reveal this without an entry in a ledger.
         warn(
-            f"No category of {layer.name!r} has enough rows for so much noise: all of its values "
+            f"No category of {layer.name!r} has enough rows for so much noise, so all its values "
             "are out of the vocabulary. Use a lower noise_multiplier, or a public vocabulary."
         )
-    layer.set_vocabulary(found or [_NO_TEXT if texts else _NO_INT])
+    layer.set_vocabulary(vocabulary or [_NO_TEXT if texts else _NO_INT])
 
 
 def _text(value):
-    """What a lookup is asked for; a missing value is the empty text."""
+    """Returns the text that a lookup gets; a missing value is the empty text."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     # `NA` of pandas has no truth value.
@@ -211,30 +213,30 @@ def _text(value):
 
 
 def _is_line(value):
-    """Whether a category can be a line of the vocabulary's file."""
+    """Returns whether a category can be a line of the vocabulary's file."""
     return not isinstance(value, str) or value.splitlines() == [value]
 
 
-# Powers of two between which the magnitudes of a column are looked for.
+# The powers of two that are searched for the magnitudes of a column.
 _LEAST, _MOST = -20, 40
 _HISTOGRAM = 1024
 # Rough bounds are narrowed to this share of the rows, by cells down to 3**-5 of the range.
 _NARROWED_TO, _CELL_RATIO, _CELLS = 0.8, 3.0, 5
-# In deviations of the noise above one row: what a category that one row alone has exceeds with
-# probability 6.2e-16, far below the share of delta that accountants keep back.
+# In deviations of the noise above one row. A category that only one row has exceeds this with
+# probability 6.2e-16, far below the share of delta that accountants reserve.
 _RARE = 8.0
 
 
 def bounds(x, released, lower=None, upper=None):
-    """A lower and an upper bound of each column, as powers of two, float64 [columns] each.
+    """Returns a lower and an upper bound of each column, powers of two, float64 [columns] each.
 
     The histogram of signs and powers of two of a row's d values changes by sqrt(d) with the row.
 
     Args:
         x: float64 [rows, columns]; NaN is left out.
         released: Function of a function to the exact array, and of its sensitivity.
-        lower: Optional float64 [columns], public: it stays.
-        upper: As `lower`.
+        lower: Optional float64 [columns], public: it stays the same.
+        upper: Like `lower`.
     """
     columns = x.shape[1]
     sensitivity = math.sqrt(columns)
@@ -244,11 +246,11 @@ def bounds(x, released, lower=None, upper=None):
         with np.errstate(divide="ignore", invalid="ignore"):
             power = np.clip(np.floor(np.log2(np.abs(x))), _LEAST, _MOST)
         small = np.abs(x) < 2.0**_LEAST
-        found = [np.sum(small, axis=0)]
+        rows_of_cells = [np.sum(small, axis=0)]
         for sign in (1, -1):
-            own = (np.sign(x) == sign) & ~small
-            found += [np.sum(own & (power == each), axis=0) for each in powers]
-        return np.array(found, "float64")
+            has_sign = (np.sign(x) == sign) & ~small
+            rows_of_cells += [np.sum(has_sign & (power == exponent), axis=0) for exponent in powers]
+        return np.array(rows_of_cells, "float64")
 
     noisy, deviation = released(counts, sensitivity)
     # Noise alone exceeds it somewhere in one of fifty cases or fewer.
@@ -265,14 +267,14 @@ def bounds(x, released, lower=None, upper=None):
 
 
 def narrow(x, lower, upper, released):
-    """The narrowest bounds that hold 80% of each column by noisy counts, float64 [columns] each.
+    """Returns the narrowest bounds that hold 80% of each column by noisy counts, float64 [columns].
 
     Cells are powers of three of the range, on both sides of zero or of the bound next to it. A
     value is counted in one cell, so the counts of d columns change by at most sqrt(d) with a row.
-    Where no narrower bounds hold so many rows, the bounds stay.
+    If no narrower bounds hold as many rows, the bounds stay the same.
 
     Args:
-        x: float64 [rows, columns]; NaN is counted apart.
+        x: float64 [rows, columns]; NaN is counted separately.
         lower: float64 [columns], public: a row below counts as at the bound.
         upper: float64 [columns], public, above `lower`.
         released: As for `bounds`.
@@ -303,7 +305,7 @@ def narrow(x, lower, upper, released):
 
 
 def moments(x, lower, upper, released):
-    """Mean and variance of each column, clipped to its bounds, float64 [columns] each.
+    """Returns mean and variance of each column, clipped to its bounds, float64 [columns] each.
 
     In units of half the range around its middle a value u is in [-1, 1], and (u, u^2 - 1/2) has at
     most the squared norm 1.25; d columns together change by at most sqrt(1.25 d) with a row.
@@ -323,13 +325,13 @@ def moments(x, lower, upper, released):
 
     (first, second), deviation = released(sums, math.sqrt(1.25 * columns))
     mean = np.clip(first / rows, -1, 1)
-    # Below its own noise a variance says nothing, and would blow the column up.
+    # A variance below its noise is meaningless, and would blow up the column.
     variance = np.clip(second / rows + 0.5 - mean**2, min(deviation / rows, 1.0), 1.0)
     return middle + half * mean, np.maximum(half**2 * variance, np.finfo("float32").tiny)
 
 
 def quantiles(x, lower, upper, num_bins, released):
-    """The inner boundaries of `num_bins` bins of about as many rows each, sorted float64.
+    """Returns the inner boundaries of `num_bins` bins with about equally many rows, sorted float64.
 
     A histogram of the range changes by one with a row. Its bins are one 1,024th wide.
 
@@ -354,20 +356,20 @@ def quantiles(x, lower, upper, num_bins, released):
     return np.unique(np.interp(wanted, [0.0, *total], edges))
 
 
-def categories(x, most, released, fits=lambda value: True):
-    """The frequent values of a column, the most frequent first, by noisy counts; a list.
+def categories(x, most, released, may_be_named=lambda value: True):
+    """Returns the frequent values of a column, the most frequent first, by noisy counts; a list.
 
-    Counts change by one with a row. A value is named where its noisy count is eight deviations of
-    the noise above one: one that a single row has is so with probability below 1e-15.
+    Counts change by one with a row. A value is published if its noisy count is eight deviations of
+    the noise above one. For a value that only one row has, the probability is below 1e-15.
 
     Args:
         x: Array [rows] of strings or ints.
         most: Int, or None for all.
         released: As for `bounds`.
-        fits: Function of a value: whether it may be named. It reads no other value.
+        may_be_named: Function of a value, whether it may be published. It reads no other value.
     """
     values, counts = np.unique(x, return_counts=True)
     noisy, deviation = released(lambda: counts.astype("float64"), 1.0)
     order = np.argsort(-noisy, kind="stable")
     named = [values[i].item() for i in order if noisy[i] > 1 + _RARE * deviation]
-    return [value for value in named if fits(value)][:most]
+    return [value for value in named if may_be_named(value)][:most]

@@ -198,7 +198,7 @@ def _together(read, delta, same_data):
 
 
 def _is_same(one, other):
-    """Whether two `Data` may share examples: parts of one public data set count as all of it."""
+    """Whether two `DatasetId` may share examples; parts of a public data set count as all of it."""
     if one.identifier is not None or other.identifier is not None:
         return one.identifier == other.identifier
     first, second = (re.split("[:/]", data.name)[0] for data in (one, other))
@@ -206,7 +206,7 @@ def _is_same(one, other):
 
 
 def _overlap(one, other):
-    """Whether two `Data` may share examples, and parts of one data set each other's."""
+    """Whether two `DatasetId` may share examples, and parts of one data set each other's."""
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]

@@ -10,7 +10,7 @@ from absl import flags
 
 from tfdpx._keras import lora
 from tfdpx.account import copy_weights
-from tfdpx.sampling.shares import check_divides
+from tfdpx.sampling.shards import check_divides
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.training.distributed import agree
 

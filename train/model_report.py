@@ -19,7 +19,7 @@ from tfdpx._keras import model_internals
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train import measure
@@ -90,7 +90,7 @@ def report(
     is_full_batch = all(entry.sampling_probability == 1 for entry in ledger.entries)
     record = Record(
         program="tfdpx.report",
-        data=Data(data, ledger.num_examples),
+        data=DatasetId(data, ledger.num_examples),
         ledger=ledger,
         delta=ledger.delta if ledger.has_noise else None,
         accountant=plan.accountant if plan else "pld",

@@ -218,7 +218,7 @@ def facts(data, identity, paths):
 
     Args:
         data: `images.ImageData`.
-        identity: `Data` of the account.
+        identity: `DatasetId` of the account.
         paths: Paths of files.
     """
     return {

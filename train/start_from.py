@@ -17,7 +17,7 @@ from tfdpx import account
 from tfdpx._keras import layer_internals, lora
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.record import Seen
+from tfdpx.accounting.record import UpstreamTraining
 from tfdpx.layers import UnitNormWithConstant
 from tfdpx.layers.private_model import last_layer, trainable
 from tfdpx.models import LinearOnFeatures, backbone, transfer
@@ -88,7 +88,7 @@ class Start:
 
     @functools.cached_property
     def seen(self):
-        """The trainings behind the files, a tuple of `Seen`.
+        """The trainings behind the files, a tuple of `UpstreamTraining`.
 
         Raises:
             UserError: If a file is missing, or says nothing and the user neither.
@@ -209,7 +209,7 @@ def ledger_on(seen, dataset, allow_unaccounted=False):
     """The `Ledger` of what was spent before by trainings that may have had a data set.
 
     Args:
-        seen: Tuple of `Seen`.
+        seen: Tuple of `UpstreamTraining`.
         dataset: String as of `--dataset`.
         allow_unaccounted: Bool: a training without an account makes epsilon infinite, in place
             of an error.
@@ -425,7 +425,7 @@ def _load_weights(model, path):
 
 
 def _seen_by(path, init_data):
-    """The trainings behind one file, each a `Seen`."""
+    """The trainings behind one file, each a `UpstreamTraining`."""
     try:
         record = records.read(path) if path.endswith(".keras") else None
     except (OSError, ValueError) as error:
@@ -436,5 +436,5 @@ def _seen_by(path, init_data):
                 f"The file {path} does not say what it was trained on. If it was trained on none "
                 "of the private data, name its data with --init_data."
             )
-        return (Seen(identity.of(init_data), not_private()),)
-    return (*record.seen, Seen(record.data, record.ledger, record.delta))
+        return (UpstreamTraining(identity.of(init_data), not_private()),)
+    return (*record.seen, UpstreamTraining(record.data, record.ledger, record.delta))

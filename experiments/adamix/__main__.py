@@ -5,9 +5,9 @@ r"""Compares AdaMix with its ablations and baselines: see README.md in this fold
     python -m experiments.adamix --workdir=W --shots=1,2,5,10,50 --epsilons=1
     python -m experiments.adamix --workdir=W --init_from=resnet50.keras --dataset=folder:photos
 
-Every fit is a line of `results.jsonl` in the working directory; an interrupted run continues after
-the last, and a further one with other flags adds to it. `table.md` and the pictures show all that
-is there. Nothing of it is private.
+Every fit is a line of `results.jsonl` in the working directory. An interrupted run continues after
+the last one, and a later run with other flags adds to them. `table.md` and the pictures show all
+results in the folder. None of them is private.
 """
 
 import pathlib
@@ -35,7 +35,7 @@ def define_flags(values):
     # `run_flags` has some of these names too, for the programs that users run.
     common = {"flag_values": values, "allow_override": True}
     flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
-    text = "Pre-trained network of the features, a .keras file. Default: they know no data."
+    text = "Pre-trained network of the features, a .keras file. Default: features without data."
     flags.DEFINE_string("init_from", None, text, **common)
     flags.DEFINE_list("methods", list(methods.METHODS), "Methods to compare.", **common)
     flags.DEFINE_list("epsilons", ["1", "3"], "Budgets.", **common)
@@ -76,7 +76,7 @@ def run(values, workdir):
         workdir: `pathlib.Path`.
 
     Returns:
-        Dict of results, as `pictures` takes them.
+        Dict of results, as for `pictures`.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     path, study = workdir / "results.jsonl", load(values)
@@ -86,14 +86,14 @@ def run(values, workdir):
         if {name: line[name] for name in about} == about:
             results.setdefault(tuple(line[name] for name in _KEY), []).append(line)
     for *key, seed in _jobs(values):
-        found = results.setdefault(tuple(key), [])
-        if seed in {line["seed"] for line in found}:
+        lines = results.setdefault(tuple(key), [])
+        if seed in {line["seed"] for line in lines}:
             continue
-        rate = found[0]["rate"] if found else study.chosen_rate(*key)
+        rate = lines[0]["rate"] if lines else study.chosen_rate(*key)
         line = {**about, **dict(zip(_KEY, key, strict=True)), "seed": seed, "rate": rate}
         line |= study.measured(*key, rate, seed)
         resumable.add_line(path, line)
-        found.append(line)
+        lines.append(line)
         print(f"{key}, seed {seed}: error {line['error']:.4f}", flush=True)
     pictures.write_table(results, workdir / "table.md")
     pictures.draw(results, workdir)
@@ -104,7 +104,7 @@ def _jobs(values):
     for shots in map(int, values.shots):
         for shift in values.shifts:
             for method in values.methods:
-                # All examples together are the same ones however they were split.
+                # All examples together are the same, however they were split.
                 seeds = values.seeds[:1] if method == "paragon" else values.seeds
                 free = method in methods.FREE
                 for epsilon in [None] if free else map(float, values.epsilons):

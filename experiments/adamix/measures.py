@@ -1,9 +1,9 @@
-"""What a fit spent on each example, and what an attack sees. None of it is private.
+"""The cost of a fit for each example, and the success of an attack. None of it is private.
 
-For weights and an example z, Wang 2019 ("Per-instance differential privacy", which the paper cites)
-asks how far the outputs with and without z lie apart, all else being as it was. With Gaussian
-noise on full batches that is one Gaussian mechanism again: with n_t(z) the norm of what z adds to
-the release of step t, its clip C_t and the noise multiplier sigma,
+For weights and an example z, Wang 2019 ("Per-instance differential privacy", cited by the paper)
+asks how far the outputs with and without z lie apart if all else stays the same. With Gaussian
+noise on full batches that is one Gaussian mechanism again. With n_t(z) the norm of the contribution
+of z to the release of step t, its clip C_t and the noise multiplier sigma,
 
     mu(z) = sqrt(sum_t (n_t(z) / (C_t sigma))^2)  <=  sqrt(T) / sigma.
 
@@ -20,18 +20,18 @@ from scipy.stats import rankdata
 
 from tfdpx.accounting import accountants
 
-# Steps that the range of mu is cut into: epsilon is taken at the next larger one.
+# Number of steps that divide the range of mu; epsilon is taken at the next larger one.
 _GRID = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One release of a run, as the public knows it.
+    """The public information about one release of a run.
 
     Attributes:
         kernel: float64 `[d, m]`, the weights at which gradients were taken.
         l2_norm_clip: Float, C_t.
-        subspace: float64 `[d, p]`, or None where nothing was projected.
+        subspace: float64 `[d, p]`, or None without a projection.
     """
 
     kernel: np.ndarray
@@ -40,7 +40,7 @@ class Step:
 
 
 def shares(step, x, y, lengths):
-    """float64 `[n]`: what each example adds to the release of a step, over the clip: 0 to 1.
+    """Returns float64 `[n]`, each example's part of the release of a step over the clip, 0 to 1.
 
     Args:
         step: `Step`.
@@ -58,9 +58,9 @@ def shares(step, x, y, lengths):
 
 
 def individual_epsilons(head, features, labels):
-    """float64 `[n]`: the epsilon of each private example, rounded up by at most 0.1% of mu's range.
+    """Returns float64 `[n]`, the epsilon of each private example, rounded up by 0.1% of mu's range.
 
-    None exceeds the epsilon of the fit, but for what the accountant rounds.
+    None exceeds the epsilon of the fit, except for the accountant's rounding.
 
     Args:
         head: Fitted `methods.Recording`.
@@ -72,17 +72,17 @@ def individual_epsilons(head, features, labels):
     squares = sum(shares(step, x, labels, lengths) ** 2 for step in head.kept)
     mus = np.sqrt(squares) / head.noise_multiplier
     grid = math.sqrt(len(head.kept)) / head.noise_multiplier / _GRID
-    # A hair less, so that the largest, which rounding may have raised, stays what it is.
+    # Slightly less, because rounding may have raised the largest, which must stay the same.
     places = np.ceil(mus / grid - 1e-6).astype(int)
-    found = {
+    epsilons = {
         place: accountants.epsilon(1 / (place * grid), 1.0, 1, head.delta, "gdp") if place else 0.0
         for place in set(places.tolist())
     }
-    return np.array([found[place] for place in places.tolist()])
+    return np.array([epsilons[place] for place in places.tolist()])
 
 
 def losses(head, features, labels):
-    """float32 `[n]`: the cross-entropy of each example.
+    """Returns float32 `[n]`, the cross-entropy of each example.
 
     Args:
         head: Fitted head.
@@ -94,16 +94,16 @@ def losses(head, features, labels):
 
 
 def membership_auc(member_losses, other_losses):
-    """The area under the curve of an attacker who takes examples of small loss for members.
+    """Returns the area under the curve of an attack that takes examples of small loss for members.
 
-    It is the probability that a member has the smaller loss of a member and another example; ties
-    count half. 0.5 is what guessing gives.
+    It is the probability that a member has a smaller loss than another example; ties count half.
+    Guessing gives 0.5.
 
     Args:
         member_losses: Array `[n]`, losses of private training examples.
         other_losses: Array `[m]`, losses of examples that were not trained on.
     """
-    members, others = len(member_losses), len(other_losses)
+    members, non_members = len(member_losses), len(other_losses)
     ranks = rankdata(np.concatenate([member_losses, other_losses]))[:members]
     smaller = ranks.sum() - members * (members + 1) / 2
-    return float(1 - smaller / (members * others))
+    return float(1 - smaller / (members * non_members))

@@ -1,4 +1,4 @@
-"""AdaMix, its ablations and the methods that the paper compares it with, by the names of tables."""
+"""AdaMix, its ablations and the methods that the paper compares it with, by their table names."""
 
 import dataclasses
 
@@ -10,28 +10,28 @@ from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.heads.adamix import LEAST_CLIP, PublicSet
 from tfdpx.train.data import images
 
-# Learning rates to choose from: those of an adaptive clip are for smaller gradients. They are for
-# means, and the noise is added to a sum: fewer private examples than _MANY take less.
+# Candidate learning rates: those for an adaptive clip suit smaller gradients. They are for means,
+# but the noise is added to a sum, so fewer private examples than _MANY need smaller rates.
 _MANY = 1_000
 _ADAPTIVE, _FIXED = (8.0, 24.0, 72.0), (1.5, 5.0, 15.0)
 _HELD_OUT, _DRAW = 0.2, 1_000
 
 
 class Recording(AdaMix):
-    """`AdaMix` that keeps the `measures.Step`s of its last fit in `kept`."""
+    """`AdaMix` that stores the `measures.Step`s of its last fit in `kept`."""
 
     def _fit(self, examples, released):
         self.kept = []
         return super()._fit(examples, released)
 
     def _clip_and_subspace(self, kernel):
-        found = super()._clip_and_subspace(kernel)
-        self.kept.append(measures.Step(kernel, *found))
-        return found
+        clip_and_subspace = super()._clip_and_subspace(kernel)
+        self.kept.append(measures.Step(kernel, *clip_and_subspace))
+        return clip_and_subspace
 
 
 class ZeroStart(Recording):
-    """AdaMix whose steps start from zero, not from the public examples."""
+    """AdaMix with steps that start from zero instead of the public examples."""
 
     def _start(self):
         return self._first
@@ -46,15 +46,15 @@ class Theorem3(Recording):
 
     def _fit(self, examples, released):
         _, bias = super()._fit(examples, released)
-        total = sum(step * each.kernel for step, each in enumerate(self.kept, 1))
+        total = sum(step * release.kernel for step, release in enumerate(self.kept, 1))
         return 2 * total / (self.steps * (self.steps + 1)), bias
 
 
 class PPGD(Recording):
     """PPGD, of "Differentially Private Learning with Small Public Data", on full batches.
 
-    NoisyGD from zero on the private examples, clipped to the norm of the mean public gradient; then
-    the minimum over the public examples, with decay toward what that gave.
+    NoisyGD from zero on the private examples, clipped to the norm of the mean public gradient. Then
+    it takes the minimum over the public examples, with decay toward the result.
     """
 
     def _clip(self, kernel):
@@ -69,7 +69,7 @@ class PPGD(Recording):
 
 
 def fully_private(num_classes, public, private, **arguments):
-    """NoisyGD (Algorithm 1) from zero on all examples, the public ones as private as others."""
+    """NoisyGD (Algorithm 1) from zero on all examples, with the public ones treated as private."""
     head = Recording(num_classes, l2_norm_clip=1.0, **arguments)
     return head.fit(*_joined(private, public))
 
@@ -86,9 +86,9 @@ def paragon(num_classes, public, private, **arguments):
     return head
 
 
-def _mixed(kind=Recording, **own):
+def _mixed(kind=Recording, **fixed):
     def fit(num_classes, public, private, **arguments):
-        return kind(num_classes, **own, **arguments).fit(*private, public_data=public)
+        return kind(num_classes, **fixed, **arguments).fit(*private, public_data=public)
 
     return fit
 
@@ -106,8 +106,8 @@ def _joined(first, second):
     return tuple(np.concatenate(parts) for parts in zip(first, second, strict=True))
 
 
-# Name -> function of a number of classes, public and private pairs and arguments to a fitted head;
-# and learning rates to choose from, None where there are no private steps.
+# From a name to a function of a number of classes, public and private pairs and arguments to a
+# fitted head; and the candidate learning rates, None without private steps.
 METHODS = {
     "adamix": (_mixed(), _ADAPTIVE),
     "adamix_projected": (_mixed(projection=9), (24.0, 72.0, 216.0)),
@@ -130,7 +130,7 @@ class Study:
         labels: Integers `[n]`.
         test: Pair of features and labels.
         num_classes: Int.
-        most_private: Optional int: so many private examples are used at most.
+        most_private: Optional int, the largest number of private examples that are used.
     """
 
     features: dict
@@ -140,7 +140,7 @@ class Study:
     most_private: int | None = None
 
     def sets(self, shots, seed, shift="none"):
-        """Public and private pairs of features and labels."""
+        """Returns public and private pairs of features and labels."""
         public, private = images.public_split(self.labels, shots, seed)
         private = np.random.default_rng([seed, 18]).permutation(private)[: self.most_private]
         return (
@@ -149,9 +149,9 @@ class Study:
         )
 
     def chosen_rate(self, method, shots, shift, epsilon):
-        """The learning rate of the least error on a fifth of the private examples of another draw.
+        """Returns the learning rate with the least error on a fifth of another private draw.
 
-        As in the paper, epsilon does not cover that choice. None where there is none to choose.
+        As in the paper, epsilon does not cover that choice. None if there is none to choose.
         """
         fit, rates = METHODS[method]
         if rates is None:
@@ -165,13 +165,13 @@ class Study:
         return scale * min(errors, key=errors.get)
 
     def measured(self, method, shots, shift, epsilon, rate, seed):
-        """Dict of what one fit found: error, attack, epsilon, and quantiles of individual ones."""
+        """Returns the results of one fit: error, attack, epsilon, and individual quantiles."""
         public, private = self.sets(shots, seed, shift)
         arguments = {}
         if rate is not None:
             arguments = dict(epsilon=epsilon, seed=seed, learning_rate=rate)
         head = METHODS[method][0](self.num_classes, public, private, **arguments)
-        found = {
+        measured = {
             "error": 1 - head.evaluate(*self.test)["accuracy"],
             "auc": measures.membership_auc(
                 measures.losses(head, *private), measures.losses(head, *self.test)
@@ -180,5 +180,5 @@ class Study:
         }
         if rate is not None:
             individual = measures.individual_epsilons(head, *private)
-            found["individual"] = np.quantile(individual, np.linspace(0, 1, 201)).tolist()
-        return found
+            measured["individual"] = np.quantile(individual, np.linspace(0, 1, 201)).tolist()
+        return measured

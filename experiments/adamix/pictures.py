@@ -1,6 +1,6 @@
 """Pictures and tables of the study, after Figures 1 to 3 of the paper.
 
-`results` are a dict from `(method, shots, shift, epsilon)` to a list of what fits found
+`results` are a dict from `(method, shots, shift, epsilon)` to a list of the results of fits
 (`methods.Study.measured`); `epsilon` is None for methods without private steps.
 """
 
@@ -13,21 +13,21 @@ from experiments.adamix.methods import FREE
 
 
 def spread(values):
-    """Mean and standard deviation, in percent, as text."""
+    """Returns mean and standard deviation, in percent, as text."""
     percent = [100 * value for value in values]
     deviation = statistics.stdev(percent) if len(percent) > 1 else 0.0
     return f"{statistics.mean(percent):.1f} ± {deviation:.1f}"
 
 
-def _mean(found, name="error"):
-    return statistics.mean(each[name] for each in found)
+def _mean(fits, name="error"):
+    return statistics.mean(fit[name] for fit in fits)
 
 
 def write_table(results, path):
     """Writes test errors: a row for each method, a column for public examples and epsilon."""
     settings = list(dict.fromkeys(key[1:] for key in results if key[0] not in FREE))
     names = [
-        f"{'' if shift == 'none' else f'{shift}, '}{shots} public a class, epsilon {epsilon:g}"
+        f"{'' if shift == 'none' else f'{shift}, '}{shots} public per class, epsilon {epsilon:g}"
         for shots, shift, epsilon in settings
     ]
     lines = [f"| test error, % | {' | '.join(names)} |", "|" + "---|" * (len(settings) + 1)]
@@ -41,17 +41,17 @@ def write_table(results, path):
 
 
 def draw(results, folder):
-    """Draws all that there are results for, into PNG files in `folder`."""
+    """Draws everything that has results, into PNG files in `folder`."""
     for shots, shift in sorted({key[1:3] for key in results}):
         draw_errors(results, shots, shift, folder / f"errors_{shots}_{shift}.png")
-    plain = {key: found for key, found in results.items() if key[2] == "none"}
+    plain = {key: fits for key, fits in results.items() if key[2] == "none"}
     for shots in sorted({key[1] for key in plain}):
         draw_membership(plain, shots, folder / f"membership_{shots}.png")
-    private = {key: found for key, found in plain.items() if key[0] not in FREE}
+    private = {key: fits for key, fits in plain.items() if key[0] not in FREE}
     for shots, epsilon in sorted({(key[1], key[3]) for key in private}):
         draw_individuals(private, shots, epsilon, folder / f"individual_{shots}_{epsilon:g}.png")
-    known = {key[1] for key in plain if key[0] == "only_public"}
-    comparable = {key: found for key, found in plain.items() if key[1] in known}
+    shots_with_baseline = {key[1] for key in plain if key[0] == "only_public"}
+    comparable = {key: fits for key, fits in plain.items() if key[1] in shots_with_baseline}
     if "paragon" in _methods(plain):
         for epsilon in sorted({key[3] for key in comparable} - {None}):
             draw_boost(comparable, epsilon, folder / f"boost_{epsilon:g}.png")
@@ -62,8 +62,8 @@ def draw_errors(results, shots, shift, path):
     fig, axes = _axes("privacy budget, epsilon", "test error, %")
     for method in _methods(results):
         points = sorted(
-            (key[3] or 0.0, [100 * r["error"] for r in found])
-            for key, found in results.items()
+            (key[3] or 0.0, [100 * r["error"] for r in fits])
+            for key, fits in results.items()
             if key[:3] == (method, shots, shift)
         )
         if method in FREE:
@@ -75,17 +75,17 @@ def draw_errors(results, shots, shift, path):
             epsilons = [epsilon for epsilon, _ in points]
             [line] = axes.plot(epsilons, mid, marker="o", label=method)
             axes.fill_between(epsilons, low, high, color=line.get_color(), alpha=0.15)
-    axes.set_title(f"{shots} public images a class" + ("" if shift == "none" else f", {shift}"))
+    axes.set_title(f"{shots} public images per class" + ("" if shift == "none" else f", {shift}"))
     _save(fig, axes, path)
 
 
 def boost(results, method, shots, epsilon):
-    """Float: the paper's performance boost, (public - paragon) / (private - paragon).
+    """Returns the paper's performance boost, (public - paragon) / (private - paragon), a float.
 
-    1 where private data bring nothing; infinite at the paragon's error.
+    It is 1 if private data bring nothing, and infinite at the paragon's error.
     """
-    # All examples together are the same ones however they were split.
-    together = [each for key, found in results.items() if key[0] == "paragon" for each in found]
+    # All examples together are the same, however they were split.
+    together = [fit for key, fits in results.items() if key[0] == "paragon" for fit in fits]
     paragon = _mean(together)
     gap = _mean(results[method, shots, "none", epsilon]) - paragon
     public = _mean(results["only_public", shots, "none", None])
@@ -111,8 +111,8 @@ def draw_membership(results, shots, path):
     fig, axes = _axes("test error, %", "membership attack, AUC")
     for method in _methods(results):
         points = sorted(
-            (100 * _mean(found), _mean(found, "auc"), key[3] or 0.0)
-            for key, found in results.items()
+            (100 * _mean(fits), _mean(fits, "auc"), key[3] or 0.0)
+            for key, fits in results.items()
             if key[:2] == (method, shots)
         )
         if points:

@@ -1,1 +1,1 @@
-"""What privacy costs, measured against ordinary Keras and against peers."""
+"""The cost of privacy, measured against ordinary Keras and against peers."""

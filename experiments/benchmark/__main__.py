@@ -1,4 +1,4 @@
-r"""Measures what privacy costs: time and memory of a training step against an ordinary Keras step.
+r"""Measures the cost of privacy: time and memory of a training step against an ordinary Keras step.
 
     python -m experiments.benchmark --model=wrn_16_4 --images=32 --augmult=1
 
@@ -6,18 +6,18 @@ Three steps are timed in turn, in one process and in a random order each time:
 
     ordinary    keras.optimizers.SGD; with --augmult=K it sees the K * images rows
     private     tfdpx.DPSGD, noise_multiplier=1, on the same rows
-    mapped      the same with the model in a class of a user's, so that examples are mapped
+    mapped      the same with the model inside of a user's class, so that examples are mapped
 
 A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
-in memory already. Ratios are of medians, to the ordinary step. Peak memory is of a process of
-its own for each step; `memory_ratio` compares what the steps need beyond the imported libraries,
-and the raw peaks are given too (`measures.py` says exactly what is counted).
-These processes come first, so a step that is too large for the machine is killed there and not
+in memory already. Ratios are of medians, to the ordinary step. Peak memory is measured in a
+separate process for each step; `memory_ratio` compares the memory of the steps beyond the imported
+libraries, and the raw peaks are reported too (`measures.py` tells exactly what is counted).
+These processes run first, so a step that is too large for the machine is killed there and not
 timed here.
 
 The last line of the standard output is one JSON object: `step_ratio` (private / ordinary),
 `mapped_ratio` (mapped / ordinary), `memory_ratio`, medians in seconds, peaks in MiB, and every
-flag. A value that could not be measured is null, and `failures` says why.
+flag. A value that could not be measured is null, and `failures` gives the reason.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def print_results(medians, peaks, failures, title):
 
 
 def print_layers(choices):
-    """Prints how each layer's norm and clipped sum are formed, and what each way would take.
+    """Prints how each layer's norm and clipped sum are computed, with the cost of each way.
 
     Args:
         choices: List of `tfdpx.per_example.cost_model.LayerChoice`.
@@ -82,7 +82,7 @@ def parse(arguments=None):
         "256 on 64 tokens; lstm: 128 units on 100 time steps; vit_base, bert_base: 12 blocks of "
         "width 768; billion: 19 of width 2048.",
     )
-    add("--images", type=int, default=32, help="Examples a step.")
+    add("--images", type=int, default=32, help="Examples per step.")
     add("--trainable", default="all", choices=("all", *WHAT), help="Weights to train.")
     add("--augmult", type=int, default=1, help="Views of each example.")
     add("--image_size", type=int, help="Height and width; default: 32 for models of images.")
@@ -101,30 +101,30 @@ def parse(arguments=None):
     add(
         "--users",
         type=int,
-        help="Time a private step of --images people of so many examples each "
+        help="Time a private step of --images people with this number of examples each "
         "against one of --images examples with as many views, and nothing else.",
     )
     add("--batch_size", type=int, help="Expected examples of an update of --end_to_end.")
-    add("--num_examples", type=int, default=50_000, help="Of --end_to_end and --individual.")
-    add("--microbatch_size", type=int, help="Examples a pass; default: the predicted fastest.")
+    add("--num_examples", type=int, default=50_000, help="For --end_to_end and --individual.")
+    add("--microbatch_size", type=int, help="Examples per pass; default: the predicted fastest.")
     add("--jit", action="store_true", help="Compile the steps with XLA.")
-    add("--precision", default="float32", choices=steps.PRECISIONS, help="Of the model.")
+    add("--precision", default="float32", choices=steps.PRECISIONS, help="Dtype of the model.")
     add(
         "--gpu_table",
         action="store_true",
         help="Fill the table of docs/devices.md on this machine's first GPU, and nothing else.",
     )
-    add("--norms", default="auto", choices=steps.NORMS, help="How per-example norms are formed.")
-    add("--repeats", type=int, default=10, help="Runs of each step; medians are over them.")
+    add("--norms", default="auto", choices=steps.NORMS, help="How per-example norms are computed.")
+    add("--repeats", type=int, default=10, help="Runs of each step, from which medians are taken.")
     add("--nomemory", dest="memory", action="store_false", help="Leave peak memory out.")
     add("--nomapped", dest="mapped", action="store_false", help="Leave the mapped model out.")
     add("--explain", action="store_true", help="Print which rule, norm and sum each layer uses.")
-    add("--workdir", type=pathlib.Path, help="Folder that receives benchmark.json, if given.")
+    add("--workdir", type=pathlib.Path, help="Folder for benchmark.json, if any.")
     return parser.parse_args(arguments)  # fmt: skip
 
 
 def main(arguments=None):
-    """Measures what the flags ask for; errors of the user become one line."""
+    """Measures according to the flags; errors of the user become one line."""
     values = parse(arguments)
     with in_one_line("experiments.benchmark"):
         settings = read_settings(values)
@@ -145,7 +145,7 @@ def main(arguments=None):
 
 
 def read_settings(values):
-    """The `steps.Settings` of the flags, checked as far as it goes without measuring."""
+    """Returns the `steps.Settings` of the flags, checked as far as possible without measuring."""
     if values.repeats < 1:
         raise UserError(f"Flag --repeats must be at least 1. Received: --repeats={values.repeats}.")
     if values.end_to_end:
@@ -155,16 +155,16 @@ def read_settings(values):
     elif values.memory:
         measures.check_platform()
     names = {field.name for field in dataclasses.fields(steps.Settings)}
-    given = {name: getattr(values, name) for name in names}
+    arguments = {name: getattr(values, name) for name in names}
     if values.end_to_end:
-        given["images"] = values.batch_size
-    settings = steps.Settings(**given)
+        arguments["images"] = values.batch_size
+    settings = steps.Settings(**arguments)
     steps.make_model("private", settings)  # Model and optimizer check their arguments.
     return settings
 
 
 def _check_end_to_end(values):
-    """Raises UserError unless --batch_size and --num_examples give a plan."""
+    """Raises UserError unless --batch_size and --num_examples make a plan."""
     if values.batch_size is None or not 1 <= values.batch_size <= values.num_examples:
         raise UserError(
             "Flag --end_to_end needs --batch_size between 1 and --num_examples. Received: "
@@ -175,7 +175,7 @@ def _check_end_to_end(values):
 
 
 def _check_individual(values):
-    """Raises UserError unless the step is one of a plan, with nothing else to be measured."""
+    """Raises UserError unless the step is one of a plan, and nothing else is measured."""
     if values.augmult != 1 or values.explain:
         raise UserError("Flags --individual and --users go without --augmult and --explain.")
     if values.images > values.num_examples:
@@ -186,7 +186,7 @@ def _check_individual(values):
 
 
 def benchmark(settings, values):
-    """Measures, prints tables, and returns what the last line of output says.
+    """Measures, prints tables, and returns the content of the last line of output.
 
     Args:
         settings: `steps.Settings`.
@@ -196,7 +196,7 @@ def benchmark(settings, values):
     failures, extras = {}, {}
 
     peaks = measures.measure_memory(kinds, settings, failures) if values.memory else {}
-    # A step that was killed there would kill this process.
+    # A step that was killed in its process would kill this one.
     kinds = [kind for kind in kinds if kind not in failures]
     medians = measures.measure_time(kinds, settings, values.repeats, failures)
     print_results(medians, peaks, failures, _title(settings))
@@ -216,7 +216,7 @@ def benchmark(settings, values):
 
 
 def _one_comparison(settings, values):
-    """Returns the comparison that a flag chose, and prints it as a table."""
+    """Makes the comparison of a flag, prints it as a table and returns it."""
     measure = measures.measure_epoch if values.end_to_end else measures.measure_individual
     measure = measures.measure_users if values.users else measure
     record = measure(settings, values.num_examples, values.repeats)
@@ -225,7 +225,7 @@ def _one_comparison(settings, values):
 
 
 def _given(values):
-    """The flags, and what else the figures depend on."""
+    """Returns the flags, and other conditions of the figures."""
     return {
         **vars(values),
         "workdir": values.workdir and str(values.workdir),
@@ -238,10 +238,10 @@ def _given(values):
 
 def _title(settings):
     size = "" if settings.image_size is None else f" of {settings.image_size} pixels squared"
-    given = f"{settings.model}, {settings.images} examples{size}, augmult {settings.augmult}"
+    description = f"{settings.model}, {settings.images} examples{size}, augmult {settings.augmult}"
     passes = settings.microbatch_size and f", microbatch_size {settings.microbatch_size}"
-    given += f", trains {settings.trainable}{passes or ''}{', XLA' if settings.jit else ''}"
-    return f"{given}, norms {settings.norms}"
+    description += f", trains {settings.trainable}{passes or ''}{', XLA' if settings.jit else ''}"
+    return f"{description}, norms {settings.norms}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The table of docs/devices.md: private steps against ordinary ones on a GPU.
 
-Each row is a process of its own, because TensorFlow keeps a GPU's memory until its process ends.
+Each row runs in a separate process, because TensorFlow keeps a GPU's memory until its process ends.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import tensorflow as tf
 from experiments.benchmark import steps
 from tfdpx.train.errors import UserError
 
-# Model, weights that train, and examples a step.
+# Model, trainable weights, and examples per step.
 ROWS = (("wrn_16_4", "all", 256), ("vit_base", "lora", 64), ("bert_base", "all", 64))
 
 
@@ -55,10 +55,10 @@ _PAIR = ("ordinary", "private")
 
 
 def _row(model, trained, images, precision, jit, repeats):
-    """Returns the record of one benchmark, a dict; its figures are None where it failed."""
-    given = dict(model=model, trainable=trained, images=images, precision=precision)
+    """Returns the record of one benchmark, a dict; its figures are None if it failed."""
+    settings = dict(model=model, trainable=trained, images=images, precision=precision)
     command = [sys.executable, "-m", "experiments.benchmark", f"--repeats={repeats}"]
-    command += [f"--{name}={value}" for name, value in given.items()]
+    command += [f"--{name}={value}" for name, value in settings.items()]
     command += ["--nomemory", "--nomapped", *(["--jit"] if jit else [])]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.splitlines()
@@ -66,4 +66,4 @@ def _row(model, trained, images, precision, jit, repeats):
         return json.loads(lines[-1])
     error = (done.stderr.strip() or "no message").splitlines()[-1]
     empty = dict.fromkeys(("step_ratio", *(f"{kind}_seconds" for kind in _PAIR)))
-    return {**given, "jit": jit, **empty, "failures": {"process": error}}
+    return {**settings, "jit": jit, **empty, "failures": {"process": error}}

@@ -1,10 +1,11 @@
 """Time and memory of the kinds of step, of whole epochs, of individual accounting and of people.
 
-Peak memory is measured in a process of its own: its resident memory, as the kernel counts it, once
+Peak memory is measured in a separate process: its resident memory, as counted by the kernel, once
 TensorFlow, Keras and tfdpx are imported, and the highest value since, after tracing the step and
-taking a few. The difference holds the data, the weights, the traced graph, for a private step the
-checks of its first call, and what the allocator keeps; a user has to find memory for all that.
-Without the baseline subtracted the ratio would flatter: the libraries weigh the same in each.
+taking a few. The difference contains the data, the weights, the traced graph, for a private step
+the checks of its first call, and the reserve of the allocator, because a user needs memory for all
+of these. Without subtracting the baseline the ratio would look too good, because the libraries take
+the same in each.
 """
 
 import contextlib
@@ -31,12 +32,12 @@ from tfdpx.train.errors import UserError
 from tfdpx.training import microbatches
 from tfdpx.training.session import Session
 
-# Keeps the standard output for results.
+# Keeps the standard output free for results.
 PROGRESS = console.Console(stderr=True)
 
 
 def measure_memory(kinds, settings, failures):
-    """`{kind: Peak}`; a kind that fails is noted in the dict `failures`."""
+    """Returns `{kind: Peak}`; a kind that fails is noted in the dict `failures`."""
     peaks = {}
     for kind in kinds:
         PROGRESS.print(f"memory: {steps.KINDS[kind]}")
@@ -48,7 +49,7 @@ def measure_memory(kinds, settings, failures):
 
 
 def measure_time(kinds, settings, repeats, failures):
-    """`{kind: median seconds}`; a kind that fails is noted in the dict `failures`."""
+    """Returns `{kind: median seconds}`; a kind that fails is noted in the dict `failures`."""
     traced = {}
     for kind in kinds:
         PROGRESS.print(f"tracing: {steps.KINDS[kind]}")
@@ -56,16 +57,16 @@ def measure_time(kinds, settings, repeats, failures):
             traced[kind] = steps.make_step(kind, settings)
     PROGRESS.print(f"timing {repeats} times")
     seconds = steps.interleaved(traced, repeats)
-    return {kind: statistics.median(found) for kind, found in seconds.items()}
+    return {kind: statistics.median(values) for kind, values in seconds.items()}
 
 
 def ratio(values, kind):
-    """`values[kind]` over the ordinary step's, None unless both were measured."""
+    """Returns `values[kind]` over the ordinary step's, None unless both were measured."""
     return values[kind] / values["ordinary"] if {kind, "ordinary"} <= values.keys() else None
 
 
 def summary(medians, peaks):
-    """Medians, peaks and their ratios, None for what was not measured.
+    """Returns medians, peaks and their ratios, None for values that were not measured.
 
     Args:
         medians: `{kind: seconds}`.
@@ -89,7 +90,7 @@ def summary(medians, peaks):
 
 @contextlib.contextmanager
 def noting(failures, part):
-    """Notes why `part` could not be measured: the others are still worth it."""
+    """Notes why `part` could not be measured, because the other parts are still useful."""
     try:
         yield
     except UserError:
@@ -102,9 +103,9 @@ def noting(failures, part):
 
 
 _PAIR = ("ordinary", "private")
-# Updates of one `fit`, and fresh models whose first step is timed.
+# Updates of one `fit`, and new models to time the first step of.
 _UPDATES, _FIRST = 2, 3
-# Repeats that are always made, and seconds after which no more are.
+# Repeats that are always made, and seconds after which no more are made.
 _FEWEST, _ENOUGH = 3, 240.0
 
 
@@ -133,12 +134,12 @@ class Stopwatch(keras.callbacks.Callback):
 
 
 def measure_epoch(settings, num_examples, repeats):
-    """The figures of the JSON object: ratios, medians in seconds, and rows.
+    """Returns the figures of the JSON object: ratios, medians in seconds, and rows.
 
     Args:
-        settings: `steps.Settings`, whose `images` are the batch size B.
+        settings: `steps.Settings`; its `images` are the batch size B.
         num_examples: Int, N.
-        repeats: Int, times that each kind is fitted for a few updates; fewer where they take long.
+        repeats: Int, how often each kind is fitted for a few updates; fewer if they take long.
     """
     x, y = steps.make_arrays(settings.model, settings.image_size, num_examples)
     updates = _UPDATES * (repeats + 1) + _FIRST
@@ -162,8 +163,8 @@ def measure_epoch(settings, num_examples, repeats):
             PROGRESS.print(f"first step: {steps.KINDS[kind]}")
             model = steps.make_model(kind, settings, plan)
             first[kind].append(fit(fitting(kind, model), model, 1).first)
-    made = {kind: steps.make_model(kind, settings, plan) for kind in _PAIR}
-    given = {kind: fitting(kind, model) for kind, model in made.items()}
+    models = {kind: steps.make_model(kind, settings, plan) for kind in _PAIR}
+    fit_arguments = {kind: fitting(kind, model) for kind, model in models.items()}
     seconds = {kind: [] for kind in _PAIR}
     began = time.perf_counter()
     for repeat in range(repeats + 1):
@@ -171,13 +172,13 @@ def measure_epoch(settings, num_examples, repeats):
             break
         for kind in _PAIR if repeat % 2 else _PAIR[::-1]:
             PROGRESS.print(f"{repeat} of {repeats}: {steps.KINDS[kind]}")
-            found = fit(given[kind], made[kind], _UPDATES).updates
-            seconds[kind] += found if repeat else []  # The first are not timed.
+            times = fit(fit_arguments[kind], models[kind], _UPDATES).updates
+            seconds[kind] += times if repeat else []  # The first are not timed.
     drawn = _drawn(plan)
-    [size] = microbatches.chosen_sizes(made["private"])
+    [size] = microbatches.chosen_sizes(models["private"])
     computed = [size.rows(n) for n in drawn]
-    median = {kind: statistics.median(found) for kind, found in seconds.items()}
-    first = {kind: statistics.median(found) for kind, found in first.items()}
+    median = {kind: statistics.median(values) for kind, values in seconds.items()}
+    first = {kind: statistics.median(values) for kind, values in first.items()}
     return {
         "end_to_end_ratio": median["private"] / median["ordinary"],
         "first_step_ratio": first["private"] / first["ordinary"],
@@ -191,20 +192,20 @@ def measure_epoch(settings, num_examples, repeats):
 
 
 def _drawn(plan):
-    """Examples of each update, as the plan draws them from seed 0."""
+    """Returns the number of examples of each update, as the plan draws them from seed 0."""
     batches = plan.batches(np.zeros(plan.num_examples, "uint8"), seed=0)
     return [int(np.count_nonzero(weights)) for _, _, weights in batches]
 
 
 def measure_individual(settings, num_examples, repeats):
-    """The figures of the JSON object: seconds of a step with and without it, their ratio, memory.
+    """Returns the figures of the JSON object: seconds with and without it, their ratio, memory.
 
-    Both take the same batch, which is in memory, in turn in one process; no norm is refreshed. What
-    they differ by, the gather and the scatter, is also timed alone: `share_of_step` is its time
+    Both take the same batch, which is in memory, in turn in one process; no norm is refreshed.
+    Their difference, the gather and the scatter, is also timed alone: `share_of_step` is its time
     over the plain step's, which a busy machine disturbs less than the ratio.
 
     Args:
-        settings: `steps.Settings`, whose `images` are the batch size B.
+        settings: `steps.Settings`; its `images` are the batch size B.
         num_examples: Int, N.
         repeats: Int, timed runs of each.
     """
@@ -215,12 +216,15 @@ def measure_individual(settings, num_examples, repeats):
     draws = sampler_of(plan.batches(np.zeros([num_examples], "uint8")))
     generator = np.random.default_rng(0)
     ids = tf.constant(generator.permutation(num_examples)[: settings.images], tf.int32)
-    made = {}
-    for name, each, data in (("plain", None, batch), ("individual", accountant, (*batch, ids))):
+    functions = {}
+    for name, individual, data in (
+        ("plain", None, batch),
+        ("individual", accountant, (*batch, ids)),
+    ):
         PROGRESS.print(f"tracing: {name}")
-        model = steps.make_model("private", settings, plan, each)
+        model = steps.make_model("private", settings, plan, individual)
         model.optimizer.session = Session(model.optimizer, draws, None)  # As within `fit`.
-        made[name] = steps.trace(model.train_step, (data,), settings)
+        functions[name] = steps.trace(model.train_step, (data,), settings)
     policy = model.optimizer.clip_policy
 
     def books(ids, norms):
@@ -229,9 +233,9 @@ def measure_individual(settings, num_examples, repeats):
         return clips
 
     norms = tf.random.stateless_uniform([settings.images], [0, 0])
-    made["books"] = steps.trace(books, (ids, norms), settings)
-    seconds = steps.interleaved(made, repeats)
-    median = {name: statistics.median(found) for name, found in seconds.items()}
+    functions["books"] = steps.trace(books, (ids, norms), settings)
+    seconds = steps.interleaved(functions, repeats)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
     held = accountant.norms().size + 1
     return {
         "individual_ratio": median["individual"] / median["plain"],
@@ -242,12 +246,12 @@ def measure_individual(settings, num_examples, repeats):
 
 
 def measure_users(settings, num_examples, repeats):
-    """The figures of the JSON object: seconds of both steps and their ratio.
+    """Returns the figures of the JSON object: seconds of both steps and their ratio.
 
-    Both see the same rows, in memory, in turn in one process; all rows are there.
+    Both see the same rows, in memory, in turn in one process; all rows are present.
 
     Args:
-        settings: `steps.Settings`, whose `images` are the examples, or people, and `users` is k.
+        settings: `steps.Settings`; its `images` are the examples, or people, and `users` is k.
         num_examples: Int, of the plan.
         repeats: Int, timed runs of each.
     """
@@ -265,13 +269,13 @@ def measure_users(settings, num_examples, repeats):
             (x, labels, tf.ones(labels.shape, FLAGS)),
         ),
     }
-    made = {}
-    for name, (each, given, batch) in batches.items():
+    functions = {}
+    for name, (step_plan, step_settings, batch) in batches.items():
         PROGRESS.print(f"tracing: {name}")
-        model = steps.make_model("private", given, each)
-        made[name] = steps.trace(model.train_step, (batch,), given)
-    seconds = steps.interleaved(made, repeats)
-    median = {name: statistics.median(found) for name, found in seconds.items()}
+        model = steps.make_model("private", step_settings, step_plan)
+        functions[name] = steps.trace(model.train_step, (batch,), step_settings)
+    seconds = steps.interleaved(functions, repeats)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
     return {
         "users_ratio": median["users"] / median["views"],
         **{f"{name}_seconds": value for name, value in median.items()},
@@ -279,12 +283,12 @@ def measure_users(settings, num_examples, repeats):
 
 
 STEPS = 3
-# Where `-m` finds this module, in whatever folder the program was started.
+# The folder where `-m` finds this module, from any working directory.
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 class StepFailed(Exception):
-    """A step that could not be taken; the message is one line."""
+    """A step that failed; the message is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,8 +296,8 @@ class Peak:
     """Resident memory of a process in MiB.
 
     Attributes:
-        baseline_mib: Once the libraries were imported, before data and model were made.
-        traced_mib: Before the first step ran: with data, model, graph, and what tracing left.
+        baseline_mib: After the libraries were imported, before data and model were made.
+        traced_mib: Before the first step ran: with data, model, graph, and the rest of tracing.
         peak_mib: The highest.
     """
 
@@ -303,12 +307,12 @@ class Peak:
 
     @property
     def step_mib(self):
-        """The memory of the step above that of the imported libraries, a float in MiB."""
+        """The memory of the step beyond that of the imported libraries, a float in MiB."""
         return self.peak_mib - self.baseline_mib
 
 
 def measure_peak(kind, settings):
-    """The `Peak` of a new process that takes a few steps.
+    """Returns the `Peak` of a new process that takes a few steps.
 
     Args:
         kind: One of `steps.KINDS`.
@@ -328,7 +332,7 @@ def measure_peak(kind, settings):
 
 
 def check_platform():
-    """Raises UserError where resident memory cannot be read, or is not what a step needs."""
+    """Raises UserError if resident memory cannot be read, or is not the memory of a step."""
     if not pathlib.Path("/proc/self/status").exists():
         raise UserError(
             "Flag --memory needs Linux, whose /proc has a process's peak. Received: --memory. "
@@ -336,16 +340,16 @@ def check_platform():
         )
     if tf.config.list_physical_devices("GPU"):
         raise UserError(
-            "Flag --memory measures host memory, and TensorFlow sees a GPU. Received: --memory. "
+            "Flag --memory measures host memory, but TensorFlow sees a GPU. Received: --memory. "
             "Use --nomemory, or hide the GPU with CUDA_VISIBLE_DEVICES=-1."
         )
 
 
 def resident_mib(field):
-    """A field of /proc/self/status in MiB: `VmRSS` is the resident memory, `VmHWM` its peak.
+    """Returns a field of /proc/self/status in MiB: `VmRSS` is resident memory, `VmHWM` its peak.
 
-    The peak of `resource.getrusage` would not do: a process inherits it from the one it was forked
-    from.
+    The peak of `resource.getrusage` is not suitable, because a process inherits it from the one it
+    was forked from.
     """
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):

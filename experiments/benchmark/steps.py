@@ -28,7 +28,7 @@ def check_model(name, image_size):
 
     Args:
         name: Name of the model.
-        image_size: Height and width of an image, or None for 32; None where inputs are no images.
+        image_size: Height and width of an image, or None for 32; None if inputs are no images.
     """
     if name in _OF_VECTORS:
         if image_size is not None:
@@ -66,7 +66,7 @@ def build_model(name, image_size):
 
 
 def make_arrays(name, image_size, rows):
-    """Made-up inputs [rows, ...] and labels [rows], as numpy arrays; the same on each call.
+    """Returns generated inputs [rows, ...] and labels [rows], the same on each call, in NumPy.
 
     Args:
         name: Name of the model.
@@ -98,13 +98,13 @@ def _dense_head():
 
 
 def _blocks(x, blocks, heads, width, dtype=None):
-    layers, each = keras.layers, {"dtype": dtype}
+    layers, arguments = keras.layers, {"dtype": dtype}
     for _ in range(blocks):
-        normed = layers.LayerNormalization(**each)(x)
-        x = x + layers.MultiHeadAttention(heads, width // heads, **each)(normed, normed)
-        normed = layers.LayerNormalization(**each)(x)
-        hidden = layers.Dense(4 * width, activation="gelu", **each)(normed)
-        x = x + layers.Dense(width, **each)(hidden)
+        normed = layers.LayerNormalization(**arguments)(x)
+        x = x + layers.MultiHeadAttention(heads, width // heads, **arguments)(normed, normed)
+        normed = layers.LayerNormalization(**arguments)(x)
+        hidden = layers.Dense(4 * width, activation="gelu", **arguments)(normed)
+        x = x + layers.Dense(width, **arguments)(hidden)
     return x
 
 
@@ -166,16 +166,16 @@ KINDS = {
 NORMS = ("auto", "instantiate", "ghost")
 PRECISIONS = ("float32", "mixed_bfloat16")
 
-# Small, so that the weights hardly move: noise of many steps must not end in NaN or denormals.
+# Small, so that the weights hardly move and the noise of many steps does not end in NaN.
 LEARNING_RATE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a step is made of; each field is the flag of that name.
+    """The settings of a step; each field is the flag of that name.
 
     Raises:
-        UserError: If a value is out of its range.
+        UserError: If a value is out of range.
     """
 
     model: str
@@ -198,17 +198,17 @@ class Settings:
 
     @property
     def rows(self):
-        """Rows that the model sees in a step: every view of every example."""
+        """Number of rows that the model sees in a step: every view of every example."""
         return self.images * self.augmult
 
 
 def make_model(kind, settings, plan=None, individual=None):
-    """A compiled and built model; the weights are the same for each kind.
+    """Returns a compiled and built model; the weights are the same for each kind.
 
     Args:
         kind: One of `KINDS`.
         settings: `Settings`.
-        plan: Optional `tfdpx.PrivacyPlan` of the private optimizer; by default its batches are of
+        plan: Optional `tfdpx.PrivacyPlan` of the private optimizer. By default its batches have
             `settings.images`, and sigma is one.
         individual: Optional `tfdpx.accounting.IndividualAccountant` of the plan.
 
@@ -254,19 +254,19 @@ class Subclassed(keras.Model):
         self.model = model
 
     def call(self, inputs, training=None):
-        """The outputs of the model."""
+        """Returns the outputs of the model."""
         return self.model(inputs, training=training)
 
 
 def make_rows(settings):
-    """What an ordinary step sees: tensors [images * augmult, ...] and labels, in memory."""
+    """Returns the rows of an ordinary step: tensors [images * augmult, ...] and labels."""
     x, y = make_arrays(settings.model, settings.image_size, settings.rows)
     # The views of an example share its label.
     return tf.constant(x), tf.constant(np.repeat(y[:: settings.augmult], settings.augmult))
 
 
 def make_batch(kind, settings):
-    """The same rows as a step of `kind` takes them: private ones as [images, augmult, ...]."""
+    """Returns the same rows for a step of `kind`: private ones as [images, augmult, ...]."""
     x, y = make_rows(settings)
     if kind == "ordinary" or settings.augmult == 1:
         return x, y
@@ -275,12 +275,12 @@ def make_batch(kind, settings):
 
 
 def trace(function, arguments, settings):
-    """A function of no arguments that runs `function` as a graph and waits for the result.
+    """Returns a function without arguments that runs `function` as a graph and waits for it.
 
     Args:
         function: Python function of tensors.
-        arguments: Tuple of what it takes, nests of tensors.
-        settings: `Settings`, of which `jit` and `norms` count.
+        arguments: Tuple of its arguments, nests of tensors.
+        settings: `Settings`; only `jit` and `norms` matter.
     """
     traced = tf.function(function, jit_compile=settings.jit, autograph=False)
     with cost_model.forced_norms(settings.norms):
@@ -295,7 +295,7 @@ def trace(function, arguments, settings):
 
 
 def make_step(kind, settings):
-    """A traced training step, a function of no arguments.
+    """Returns a traced training step, a function without arguments.
 
     It is `keras.Model.train_step` in a `tf.function`, as in `fit`: forward, backward, for a private
     one norms, clipped sums and noise, and the update; on one batch that stays in memory.
@@ -304,30 +304,30 @@ def make_step(kind, settings):
         kind: One of `KINDS`.
         settings: `Settings`.
     """
-    allocator.keep_freed_memory()  # As the first private `fit` of a process does, for all kinds.
+    allocator.keep_freed_memory()  # For all kinds, like the first private `fit` of a process.
     model = make_model(kind, settings)
     return trace(model.train_step, (make_batch(kind, settings),), settings)
 
 
 def layer_choices(settings):
-    """How each layer's norm and clipped sum are formed: a list of `per_example.LayerChoice`."""
+    """Returns how each layer's norm and clipped sum are computed, `per_example.LayerChoice`s."""
     model = make_model("private", settings)
     with cost_model.forced_norms(settings.norms):
         return per_example.explain(model, make_rows(settings)[0], settings.augmult)
 
 
 def interleaved(steps, repeats, clock=time.perf_counter):
-    """Times each step once a repeat, in a random order, so that disturbances meet all alike.
+    """Times each step once per repeat, in random order, so that disturbances affect all equally.
 
-    Two runs of each come before, which are not timed.
+    Two untimed runs of each come before.
 
     Args:
-        steps: `{name: function of no arguments}`.
+        steps: `{name: function without arguments}`.
         repeats: Int. Runs of each.
-        clock: Function that gives the time in seconds.
+        clock: Function that returns the time in seconds.
 
     Returns:
-        `{name: list of seconds}`, one a repeat, in the order of repeats.
+        `{name: list of seconds}`, one per repeat, in the order of repeats.
     """
     for step in steps.values():
         step()

@@ -5,12 +5,13 @@
 
 Scattering: against Kymatio's TensorFlow transform and the bare FFTs that it needs. All run in turn
 in one process, J=2, L=8, order 2, as graphs; with `_xla` compiled by XLA. The bare FFTs are those
-of a transform that works on every second pixel after a wavelet of scale 1: of the padded images, of
+of a transform that uses every second pixel after a wavelet of scale 1: of the padded images, of
 the first moduli, and back for every wavelet. Prints a table, and last one JSON object: by shape of
-an image the images a second, seconds of the first call (filters, tracing, compiling), `ffts_ratio`,
-of the layer's median seconds to the FFTs', and `kymatio_ratio`, of Kymatio's to the layer's.
+an image the images per second, seconds of the first call (filters, tracing, compiling),
+`ffts_ratio`, the layer's median seconds over the FFTs', and `kymatio_ratio`, Kymatio's over the
+layer's.
 
-Text: each step in a process of its own, 16 texts of 128 tokens, random weights; the processor's
+Text: each step in a separate process, 16 texts of 128 tokens, random weights; the processor's
 time, memory, and their ratios. It needs `tfdpx[text]`.
 """
 
@@ -35,19 +36,19 @@ from tfdpx.layers import Scattering2D
 J, L = 2, 8
 TEXTS, TOKENS, WIDTH = 16, 128, 384
 SIZES = {"bert": 30_522, "gpt2": 50_257}
-# Shape of an image: images at a time.
+# From the shape of an image to the number of images at a time.
 BATCHES = {(32, 32, 3): 64, (224, 224, 3): 4}
 
 
 def kymatio(size):
-    """Kymatio's transform of `[batch, channels, height, width]`."""
-    # It imports this for its transform of volumes, and SciPy 1.17 has it no more.
+    """Returns Kymatio's transform of `[batch, channels, height, width]`."""
+    # Kymatio imports this for its transform of volumes, but SciPy 1.17 no longer has it.
     with mock.patch.object(scipy.special, "sph_harm", create=True):
         return importlib.import_module("kymatio.tensorflow").Scattering2D(J, size, L)
 
 
 def bare_ffts(size, rows):
-    """The inputs of the FFTs, complex tensors, and a function that transforms them."""
+    """Returns the inputs of the FFTs, complex tensors, and a function that transforms them."""
     height, width = ((pixels // 2**J + 2) * 2**J for pixels in size)  # As `Scattering2D` pads.
     maps = {"images": (1, 0), "moduli": (L, 0)}  # Number for a row, and resolution.
     waves = {f"waves_{j}": (L, j) for j in range(J)} | {"second_waves": (L**2, 1)}
@@ -65,7 +66,7 @@ def bare_ffts(size, rows):
 
 
 def contenders(shape, batch):
-    """`{name: function of no arguments that makes the function to call, and what with}`."""
+    """Returns `{name: function that makes a function and its argument}`."""
     images = np.random.default_rng(0).uniform(size=(batch, *shape)).astype("float32")
     last, first = tf.constant(images), tf.constant(np.moveaxis(images, -1, 1))
     inputs, transform = bare_ffts(shape[:2], batch * shape[-1])
@@ -79,7 +80,7 @@ def contenders(shape, batch):
 
 
 def start(make, jit_compile):
-    """The graph of a contender as a function of no arguments, and the seconds of its first call."""
+    """Returns the graph of a contender as a function, and the seconds of its first call."""
     began = time.perf_counter()
     function, inputs = make()
     traced = tf.function(function, jit_compile=jit_compile, autograph=False)
@@ -94,7 +95,7 @@ def start(make, jit_compile):
 
 
 def measure(shape, batch, repeats):
-    """The figures for images of one shape."""
+    """Returns the figures for images of one shape."""
     started = {n: start(f, n.endswith("_xla")) for n, f in contenders(shape, batch).items()}
     timed = steps.interleaved({name: call for name, (call, _) in started.items()}, repeats)
     median = {name: statistics.median(seconds) for name, seconds in timed.items()}
@@ -110,7 +111,7 @@ def measure(shape, batch, repeats):
 
 
 def measure_text(name, what, private):
-    """Seconds of the processor a step, the median of six; GB at most; trained weights."""
+    """Returns processor seconds per step, the median of six; largest GB; trained weights."""
     import keras
     import keras_hub
     import numpy as np
@@ -148,7 +149,7 @@ def measure_text(name, what, private):
 
 
 def measure_texts():
-    """Prints a line a model, and runs each of its two steps in a new process."""
+    """Prints a line per model, and runs each of its two steps in a new process."""
     for name in SIZES:
         for what in ("lora", "all"):
             lines = [
@@ -169,7 +170,7 @@ def measure_texts():
 
 
 def main(arguments=None):
-    """Measures the workload that is named, and prints the figures."""
+    """Measures the workload of the arguments, and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("workload", choices=("scattering", "text"), help="Which one.")
     parser.add_argument("step", nargs="*", help="One step of text alone: model, weights, private.")

@@ -3,9 +3,9 @@
     make compare                   makes the peers' environments first
     make compare ARGS=--quick      one seed, few repeats, each peer's first mode
 
-A library runs in an environment and in processes of its own, on the same two cores. The parts are
-the digits, trained to one budget by each library's documented way, and three models, whose
-ordinary and private updates take turns. A peer's mode is the one that is fastest here. Written to
+A library runs in a separate environment and in separate processes, on the same two cores. The parts
+are the digits, trained to one budget in each library's documented way, and three models. Their
+ordinary and private updates take turns. A peer's mode is the fastest one here. Written to
 `--output`: results.json, which later parts join, comparison.md and comparison.png. The last line of
 the standard output is one JSON object.
 """
@@ -23,7 +23,7 @@ import threading
 from experiments.comparison import cases, report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Name: its environment below --environments; its modes, the usually fastest first.
+# From a name to its environment below --environments and its modes, the usually fastest first.
 LIBRARIES = {
     "tfdpx": ("default",),
     "opacus": ("hooks", "ghost", "functorch", "ew"),
@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 PARTS = ("modes", "digits", *cases.CASES)
-# Seconds that an answer may take, and one of `modes`; a slower step has one timed turn.
+# Seconds allowed for an answer, and for one of `modes`; a slower step has one timed turn.
 LIMIT, TRIAL, SLOW = 600, 90, 5.0
 
 
@@ -46,12 +46,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="One seed and few repeats.")
     parser.add_argument("--parts", help=f"Of {', '.join(PARTS)}; if quick, all but the first.")
-    parser.add_argument("--libraries", help="Separated by commas; all that are installed.")
+    parser.add_argument("--libraries", help="Separated by commas. Default: all that are installed.")
     parser.add_argument("--environments", default=".venv-compare", help="A folder.")
     parser.add_argument("--output", default="runs/comparison", help="A folder.")
     flags = parser.parse_args()
     if not pathlib.Path("/proc/self/status").exists():
-        parser.error("The comparison reads memory from /proc, which Linux alone has.")
+        parser.error("The comparison reads memory from /proc, which only Linux has.")
     output = pathlib.Path(flags.output)
     output.mkdir(parents=True, exist_ok=True)
     file = output / "results.json"
@@ -64,15 +64,15 @@ def main():
         began = os.getloadavg()[0]
         if part == "modes":
             for case in cases.CASES:
-                found = results.setdefault(part, {}).setdefault(case, {})
-                found |= modes(case, pythons)
+                figures = results.setdefault(part, {}).setdefault(case, {})
+                figures |= modes(case, pythons)
         else:
             if part == "digits":
-                found = digits(pythons, seeds=1 if flags.quick else 3)
+                figures = digits(pythons, seeds=1 if flags.quick else 3)
             else:
                 tried = results.get("modes", {}).get(part, {})
-                found = times(part, pythons, tried, *(3, 1) if flags.quick else (7, 3))
-            results[part] = {**results.get(part, {}), **found}
+                figures = times(part, pythons, tried, *(3, 1) if flags.quick else (7, 3))
+            results[part] = {**results.get(part, {}), **figures}
         results.setdefault("load", {})[part] = [began, os.getloadavg()[0]]
         file.write_text(json.dumps(results, indent=1) + "\n")
     (output / "comparison.md").write_text(report.tables(results))
@@ -82,7 +82,7 @@ def main():
 
 
 def machine():
-    """What the figures depend on."""
+    """Returns the conditions of the figures."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -96,13 +96,13 @@ def machine():
 
 
 def settings():
-    """The constants of `cases`."""
+    """Returns the constants of `cases`."""
     return {name.lower(): value for name, value in vars(cases).items() if name.isupper()}
 
 
 def modes(case, pythons):
-    """Seconds of a private step in each mode, or why there is none: `{library: {mode: ...}}`."""
-    found = {}
+    """Returns seconds of a private step per mode, or the failure: `{library: {mode: ...}}`."""
+    seconds = {}
     for name, python in pythons.items():
         for mode in LIBRARIES[name] if len(LIBRARIES[name]) > 1 else ():
             _say(f"{case}, mode: {name}, {mode}")
@@ -111,14 +111,14 @@ def modes(case, pythons):
                 worker.answer(TRIAL)
                 steps = [worker.ask("step", TRIAL)["seconds"] for _ in range(3)]
                 worker.end()
-                found.setdefault(name, {})[mode] = min(steps)
+                seconds.setdefault(name, {})[mode] = min(steps)
             except Failed as failure:
-                found.setdefault(name, {})[mode] = str(failure)
-    return found
+                seconds.setdefault(name, {})[mode] = str(failure)
+    return seconds
 
 
 def digits(pythons, seeds):
-    """Each library trains the digits, taking turns over seeds: `{library: [run, ...]}`."""
+    """Lets each library train the digits, in turn over seeds: `{library: [run, ...]}`."""
     runs = {name: [] for name in pythons}
     for seed in range(seeds):
         for name, python in pythons.items():
@@ -130,29 +130,29 @@ def digits(pythons, seeds):
 
 
 def times(case, pythons, tried, repeats, epochs):
-    """Seconds and memory of updates, by each library: `{library: {...}}`.
+    """Returns seconds and memory of updates, by each library: `{library: {...}}`.
 
     Args:
         case: One of `cases.CASES`.
         pythons: Each library's Python.
-        tried: What `modes` found.
+        tried: The result of `modes`.
         repeats: Int, timed turns of a step.
         epochs: Int, timed turns of an epoch.
     """
-    found, workers = {}, {}
+    figures, workers = {}, {}
     for name, python in pythons.items():
         works = {m: s for m, s in tried.get(name, {}).items() if not isinstance(s, str)}
-        first = LIBRARIES[name][0]  # Which a tie goes to.
+        first = LIBRARIES[name][0]  # It wins a tie.
         mode = min(works, key=lambda m: works[m] * (0.95 if m == first else 1), default=first)
-        found[name] = {"mode": mode}
+        figures[name] = {"mode": mode}
         for kind in ("private", "ordinary"):
             _say(f"{case}, first step: {name}, {mode if kind == 'private' else kind}")
             task = {"case": case, "mode": mode if kind == "private" else kind}
             try:
                 worker = Worker(name, python, task)
-                found[name][kind] = {"first": worker.answer()["seconds"], "step": [], "epoch": []}
+                figures[name][kind] = {"first": worker.answer()["seconds"], "step": [], "epoch": []}
             except Failed as failure:
-                found[name] = {"failure": str(failure)}
+                figures[name] = {"failure": str(failure)}
                 break
             workers[name, kind] = worker
     order, slow = random.Random(0), set()
@@ -161,26 +161,26 @@ def times(case, pythons, tried, repeats, epochs):
         for turn in range(turns + 1):  # The first is not timed.
             for key in order.sample(list(workers), len(workers)):
                 name, kind = key
-                if "failure" in found[name] or (key in slow and turn != 1):
+                if "failure" in figures[name] or (key in slow and turn != 1):
                     continue
                 try:
                     seconds = workers[key].ask(what)["seconds"]
                 except Failed as failure:
-                    found[name] = {"failure": str(failure)}
+                    figures[name] = {"failure": str(failure)}
                     continue
                 if what == "step" and seconds > SLOW:
                     slow.add(key)
                 if turn:
-                    found[name][kind][what].append(seconds)
+                    figures[name][kind][what].append(seconds)
     for (name, kind), worker in workers.items():
-        if "failure" not in found[name]:
-            found[name][kind] |= worker.ask("memory")
+        if "failure" not in figures[name]:
+            figures[name][kind] |= worker.ask("memory")
         worker.end()
-    return found
+    return figures
 
 
 class Failed(Exception):
-    """What a library could not do, in a few words."""
+    """A short description of what a library could not do."""
 
 
 class Worker:
@@ -192,7 +192,7 @@ class Worker:
             [python, "-m", module, json.dumps(task)],
             cwd=ROOT,
             env={**os.environ, **ENVIRONMENT},
-            # Every library takes as many threads as it has cores.
+            # Every library uses as many threads as it has cores.
             preexec_fn=lambda: os.sched_setaffinity(0, _cores()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -200,7 +200,7 @@ class Worker:
             text=True,
         )
         self._said = []
-        # A pipe that nobody reads would stop a library that warns a lot.
+        # An unread pipe would stop a library that warns a lot.
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
@@ -209,16 +209,16 @@ class Worker:
                 self._said = [*self._said[-20:], line.strip()]
 
     def ask(self, what, limit=LIMIT):
-        """The answer to a line, in at most `limit` seconds."""
+        """Returns the answer to a line, in at most `limit` seconds."""
         try:
             self._process.stdin.write(f"{what}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # `answer` says why.
+            pass  # `answer` reports the reason.
         return self.answer(limit)
 
     def answer(self, limit=LIMIT):
-        """The next line, parsed, in at most `limit` seconds."""
+        """Returns the next line, parsed, in at most `limit` seconds."""
         clock = threading.Timer(limit, self._process.kill)
         clock.start()
         line = self._process.stdout.readline()
@@ -238,7 +238,7 @@ class Worker:
 
 
 def _cores():
-    """The two cores of every library."""
+    """Returns the two cores of every library."""
     return sorted(os.sched_getaffinity(0))[:2]
 
 

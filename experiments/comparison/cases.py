@@ -1,13 +1,13 @@
-"""What every library is given: data, sizes and settings. NumPy and scikit-learn alone."""
+"""The data, sizes and settings of every library. It imports only NumPy and scikit-learn."""
 
 import numpy as np
 from sklearn import datasets, model_selection
 
 EPSILON, DELTA, CLIP = 3.0, 1e-5, 1.0
-# Of the digits: six batches an epoch, as Opacus counts by batches and the others by examples.
+# The digits: six batches per epoch, because Opacus counts by batches and others by examples.
 DIGITS_BATCH, DIGITS_UPDATES, DIGITS_RATE = 240, 60, 2.0
 
-# Of the timed models. The rate is small, so that noise of many updates ends in no NaN.
+# The timed models. The rate is small, so that the noise of many updates does not end in NaN.
 BATCH, EPOCH_UPDATES, SIGMA, RATE, RANK = 32, 8, 1.0, 1e-3, 8
 EXAMPLES = BATCH * EPOCH_UPDATES
 TOKENS, WIDTH, HEADS, BLOCKS = 64, 256, 4, 4
@@ -19,7 +19,7 @@ CASES = {
 
 
 def digits():
-    """Training and test images [rows, 8, 8, 1] in [-1, 1], and labels."""
+    """Returns training and test images [rows, 8, 8, 1] in [-1, 1], and labels."""
     data = datasets.load_digits()
     images = (data.images[..., None] / 8 - 1).astype("float32")
     x, test_x, y, test_y = model_selection.train_test_split(
@@ -29,7 +29,7 @@ def digits():
 
 
 def examples(case, rows=EXAMPLES):
-    """Made-up float32 inputs [rows, ...] and labels of ten classes, the same on each call."""
+    """Returns generated float32 inputs [rows, ...] and ten-class labels, the same on each call."""
     generator = np.random.default_rng(0)
     shape = (32, 32, 3) if case == "wrn_16_4" else (TOKENS, WIDTH)
     return generator.normal(size=(rows, *shape)).astype("float32"), generator.integers(0, 10, rows)

@@ -5,7 +5,7 @@
 Accuracy of wine and breast cancer, R2 of diabetes, and the area under the curve (AUC) of a
 generated table of 20,000 rows with 3% positives, on rows that no fit saw. Bounds of columns are
 public, as in `tables.py`; delta is 1e-5, and 0 of diffprivlib. The last line is one JSON object:
-median, least and largest over seeds, each with rows to test on of its own.
+median, least and largest over seeds, each with separate test rows.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""jax-privacy on flax and optax: a DP execution plan in a jitted update, as its documentation has.
+"""jax-privacy on flax and optax: a DP execution plan in a jitted update, as in its documentation.
 
 A mode is the number of examples that `clipped_grad` vectorizes at a time. Draws are padded to 64
-rows: microbatches of padding alone are not computed, so one compilation does for all.
+rows, so one compilation is enough, because microbatches of padding alone are not computed.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def versions():
-    """Of the libraries."""
+    """Returns the versions of the libraries."""
     names = ("jax-privacy", "jax", "flax", "optax", "dp-accounting")
     return {name: importlib.metadata.version(name) for name in names}
 
@@ -32,7 +32,7 @@ class Digits(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Logits of x [batch, 8, 8, 1]."""
+        """Returns the logits of x [batch, 8, 8, 1]."""
         for channels, stride in ((32, 1), (32, 2), (64, 2)):
             x = nn.Conv(channels, (3, 3), stride)(x)
             x = nn.gelu(nn.GroupNorm(4, epsilon=1e-3)(x), approximate=False)
@@ -40,11 +40,11 @@ class Digits(nn.Module):
 
 
 class WRN(nn.Module):
-    """As `tfdpx.models.WideResNet(16, 4)`."""
+    """Like `tfdpx.models.WideResNet(16, 4)`."""
 
     @nn.compact
     def __call__(self, x):
-        """Logits of x [batch, 32, 32, 3]."""
+        """Returns the logits of x [batch, 32, 32, 3]."""
 
         def conv(x, channels, size, stride=1):
             return nn.Conv(channels, (size, size), stride, use_bias=False)(x)
@@ -67,15 +67,15 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Logits of x [batch, tokens, width]."""
+        """Returns the logits of x [batch, tokens, width]."""
 
         def projected(x, name, low_rank):
             y = nn.Dense(cases.WIDTH, name=name)(x)
             if low_rank:
                 low = nn.Dense(cases.RANK, use_bias=False, name=f"{name}_lora_down")(x)
                 zeros = nn.initializers.zeros
-                made = dict(use_bias=False, kernel_init=zeros, name=f"{name}_lora_up")
-                y = y + nn.Dense(cases.WIDTH, **made)(low)
+                arguments = dict(use_bias=False, kernel_init=zeros, name=f"{name}_lora_up")
+                y = y + nn.Dense(cases.WIDTH, **arguments)(low)
             return y.reshape(*x.shape[:-1], cases.HEADS, -1)
 
         for block in range(cases.BLOCKS):
@@ -93,9 +93,9 @@ class Transformer(nn.Module):
 
 
 def build(case, x, seed=0):
-    """Its module; weights that train, by their paths; frozen ones."""
-    made = {"digits": Digits, "wrn_16_4": WRN}
-    module = made[case]() if case in made else Transformer(case == "transformer_lora")
+    """Returns its module; trainable weights, by their paths; frozen ones."""
+    modules = {"digits": Digits, "wrn_16_4": WRN}
+    module = modules[case]() if case in modules else Transformer(case == "transformer_lora")
     weights = nn.FrozenDict(module.init(jax.random.key(seed), x[:1])["params"])
     flat = {"/".join(path): v for path, v in _flat(weights)}
     frozen = {}
@@ -124,7 +124,7 @@ def _nested(flat):
 
 
 def loss_of(module, frozen):
-    """The loss of trained weights on a batch."""
+    """Returns the loss of trained weights on a batch."""
 
     def loss(weights, x, y):
         logits = module.apply({"params": _nested({**frozen, **weights})}, x)
@@ -134,7 +134,7 @@ def loss_of(module, frozen):
 
 
 def planned(sampling_probability, updates, batch_size, seed, **budget):
-    """The execution plan of DP-SGD."""
+    """Returns the execution plan of DP-SGD."""
     return execution_plan.BandMFExecutionPlanConfig(
         iterations=updates,
         strategy=np.ones(1),
@@ -149,7 +149,7 @@ def planned(sampling_probability, updates, batch_size, seed, **budget):
 
 
 def private_update(plan, loss, optimizer, microbatch_size):
-    """A jitted update of weights and states by padded rows."""
+    """Returns a jitted update of weights and states by padded rows."""
     gradient = plan.clipped_grad(loss, batch_argnums=(1, 2), microbatch_size=microbatch_size)
 
     @jax.jit
@@ -163,7 +163,7 @@ def private_update(plan, loss, optimizer, microbatch_size):
 
 
 def rows(x, y, drawn, multiple):
-    """The drawn examples, padded, and which rows are padding."""
+    """Returns the drawn examples, padded, and which rows are padding."""
     index = batch_selection.pad_to_multiple_of(drawn, multiple)
     return x[index], y[index], index == -1
 
@@ -202,7 +202,7 @@ def digits(seed, rate=cases.DIGITS_RATE):
 
 
 def _noise_multiplier(event):
-    """Of the Gaussian event inside an event."""
+    """Returns the noise multiplier of the Gaussian event inside of an event."""
     while not hasattr(event, "noise_multiplier"):
         event = event.event
     return float(event.noise_multiplier)

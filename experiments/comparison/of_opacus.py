@@ -1,4 +1,4 @@
-"""Opacus on PyTorch: `PrivacyEngine.make_private`, each of its ways to get gradients."""
+"""Opacus on PyTorch: `PrivacyEngine.make_private`, with each of its ways to get gradients."""
 
 import sys
 import time
@@ -16,12 +16,12 @@ warnings.simplefilter("ignore")
 
 
 def versions():
-    """Of the libraries."""
+    """Returns the versions of the libraries."""
     return {"opacus": opacus.__version__, "torch": torch.__version__}
 
 
 class Block(nn.Module):
-    """Two convolutions of a WRN, normalized before each, and the way around them."""
+    """Two convolutions of a WRN, normalized before each, and the skip path."""
 
     def __init__(self, inputs, outputs, stride):
         super().__init__()
@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.skip = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x):
-        """As of `tfdpx.models.WideResNet`."""
+        """Like `tfdpx.models.WideResNet`."""
         y = self.conv1(functional.relu(self.norm1(x)))
         return self.skip(x) + self.conv2(functional.relu(self.norm2(y)))
 
@@ -65,7 +65,7 @@ class Encoder(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        """Of x [batch, tokens, width]."""
+        """Applies the block to x [batch, tokens, width]."""
         y = self.norm1(x)
         heads = [
             layer(y).unflatten(-1, (cases.HEADS, -1)).transpose(1, 2)
@@ -77,15 +77,15 @@ class Encoder(nn.Module):
 
 
 class Mean(nn.Module):
-    """Of all tokens."""
+    """The mean of all tokens."""
 
     def forward(self, x):
-        """Of x [batch, tokens, width]."""
+        """Returns the mean of x [batch, tokens, width]."""
         return x.mean(1)
 
 
 def build(case):
-    """The network of a case."""
+    """Returns the network of a case."""
     if case == "digits":
         return nn.Sequential(
             *(nn.Conv2d(1, 32, 3, 1, 1), nn.GroupNorm(4, 32, eps=1e-3), nn.GELU()),
@@ -113,14 +113,14 @@ def build(case):
     model = nn.Sequential(*blocks, Mean(), nn.Linear(cases.WIDTH, 10))
     if lora:
         model[: cases.BLOCKS].requires_grad_(False)
-        for layer in (each for each in model.modules() if isinstance(each, LoRALinear)):
+        for layer in (module for module in model.modules() if isinstance(module, LoRALinear)):
             layer.down.requires_grad_(True)
             layer.up.requires_grad_(True)
     return model
 
 
 def loader(x, y, batch_size):
-    """Shuffled batches, images with their channels first."""
+    """Returns shuffled batches, images with their channels first."""
     x = torch.from_numpy(x)
     x = x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x
     return data.DataLoader(data.TensorDataset(x, torch.from_numpy(y)), batch_size, shuffle=True)

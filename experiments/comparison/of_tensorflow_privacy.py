@@ -1,6 +1,6 @@
 """tensorflow-privacy on Keras 2: its vectorized optimizer, and its private model.
 
-It has no Poisson sampling: batches are shuffled, and all of one size.
+It has no Poisson sampling, so batches are shuffled and all have one size.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ layers = keras.layers
 
 
 def versions():
-    """Of the libraries."""
+    """Returns the versions of the libraries."""
     names = ("tensorflow-privacy", "tensorflow", "keras", "dp-accounting")
     return {name: importlib.metadata.version(name) for name in names}
 
@@ -66,7 +66,7 @@ def _transformer():
 
 
 def compiled(case, mode, noise_multiplier, rate):
-    """A compiled model of a case."""
+    """Returns a compiled model of a case."""
     inputs, outputs = {"digits": _digits, "wrn_16_4": _wrn, "transformer": _transformer}[case]()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if mode == "ordinary":
@@ -94,15 +94,15 @@ def compiled(case, mode, noise_multiplier, rate):
             outputs=outputs,
         )
         optimizer = keras.optimizers.SGD(rate)
-        known = gradient_clipping_utils.all_trainable_layers_are_registered(model, registry)
-        if mode == "fast clipping" and not known:  # The model would not say so.
+        has_rules = gradient_clipping_utils.all_trainable_layers_are_registered(model, registry)
+        if mode == "fast clipping" and not has_rules:  # The model would not say so.
             raise NotImplementedError("no convolution rule")
     model.compile(optimizer, loss)
     return model
 
 
 def digits(seed, rate=cases.DIGITS_RATE, mode="model"):
-    """Trains the digits; epsilon is what Poisson sampling would have given."""
+    """Trains the digits; epsilon is the one of Poisson sampling, which it does not have."""
     x, y, test_x, test_y = cases.digits()
     watch = worker.stopwatch(keras)
     keras.utils.set_random_seed(seed)
@@ -144,7 +144,7 @@ class training:  # noqa: N801
         self._update()
 
     def epoch(self):
-        """An update of every batch; its seconds."""
+        """Makes an update of every batch; returns its seconds."""
         watch = worker.stopwatch(keras)
         self._model.fit(self._data, verbose=0, callbacks=[watch])
         return watch.epoch

@@ -11,17 +11,17 @@ from experiments.comparison import cases, worker
 from tfdpx.layers import trainable
 from tfdpx.training import allocator
 
-# Epochs that a training may ask for: the plan ends after them.
+# Epochs that a training may request, because the plan ends after them.
 EPOCHS = 100
 
 
 def versions():
-    """Of the libraries."""
-    return {each.__name__: each.__version__ for each in (tfdpx, keras, tf)}
+    """Returns the versions of the libraries."""
+    return {package.__name__: package.__version__ for package in (tfdpx, keras, tf)}
 
 
 def build(case):
-    """The network of a case."""
+    """Returns the network of a case."""
     if case == "digits":
         return tfdpx.models.SmallCNN(10, (8, 8, 1), weight_standardization=False)
     if case == "wrn_16_4":
@@ -72,7 +72,7 @@ class training:  # noqa: N801
         self._model = build(case)
         optimizer = keras.optimizers.SGD(cases.RATE)
         if mode != "ordinary":
-            allocator.keep_freed_memory()  # As `fit` does.
+            allocator.keep_freed_memory()  # As in `fit`.
             plan = tfdpx.PrivacyPlan(
                 num_examples=cases.EXAMPLES,
                 batch_size=cases.BATCH,
@@ -92,7 +92,7 @@ class training:  # noqa: N801
         self._update()
 
     def epoch(self):
-        """An update of every batch; its seconds."""
+        """Makes an update of every batch; returns its seconds."""
         watch = worker.stopwatch(keras)
         self._model.fit(self._x, self._y, cases.BATCH, verbose=0, callbacks=[watch])
         return watch.epoch

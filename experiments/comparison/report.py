@@ -19,12 +19,12 @@ _NAMES = {"tfdpx": "tfdpx", "opacus": "Opacus"}
 
 
 def figures(results):
-    """`{part: {library: {figure: number}}}`: medians, fastest epochs, and ratios of these."""
-    found = {}
+    """Returns `{part: {library: {figure: number}}}`: medians, fastest epochs, and their ratios."""
+    parts = {}
     for part, of in (("digits", _of_digits), *((case, _of_case) for case in cases.CASES)):
         if part in results:
-            found[part] = {name: of(measured) for name, measured in results[part].items()}
-    return found
+            parts[part] = {name: of(measured) for name, measured in results[part].items()}
+    return parts
 
 
 def _of_digits(runs):
@@ -33,7 +33,7 @@ def _of_digits(runs):
     event, times = dp_accounting.GaussianDpEvent(run["noise_multiplier"]), run["updates"]
     if run["sampling"] == "Poisson":
         event = dp_accounting.PoissonSampledDpEvent(run["sampling_probability"], event)
-    else:  # In one batch an epoch.
+    else:  # In one batch per epoch.
         times = round(times * run["sampling_probability"])
     exact = dp_accounting.pld.PLDAccountant().compose(event, times)
     return {key: statistics.median(r[key] for r in runs) for key in keys} | {
@@ -47,7 +47,7 @@ def _of_digits(runs):
 def _of_case(measured):
     if "failure" in measured:
         return {"failure": measured["failure"]}
-    found = {"mode": measured["mode"]}
+    figures = {"mode": measured["mode"]}
     for what in ("first", "step", "epoch", "memory"):
         values = []
         for kind in ("private", "ordinary"):
@@ -55,51 +55,51 @@ def _of_case(measured):
             if what == "memory":
                 values.append(of["peak_mib"])
             else:
-                # Of few epochs the fastest: what else the machine does only adds.
+                # The fastest of few epochs, because disturbances by the machine only add time.
                 of_turns = {"step": statistics.median, "epoch": min}.get(what, float)
                 values.append(of_turns(of[what]))
-        found[what], found[f"ordinary_{what}"] = values
-        found[f"{what}_ratio"] = values[0] / values[1]
-    return found
+        figures[what], figures[f"ordinary_{what}"] = values
+        figures[f"{what}_ratio"] = values[0] / values[1]
+    return figures
 
 
 def tables(results):
-    """Markdown of all figures, a table each part."""
-    found = figures(results)
+    """Returns Markdown of all figures, a table per part."""
+    parts = figures(results)
     titles = {"digits": f"digits, epsilon {cases.EPSILON:g}", **cases.CASES}
     return "\n".join(
         _table(titles[part], measured, _DIGITS if part == "digits" else _CASE)
-        for part, measured in found.items()
+        for part, measured in parts.items()
     )
 
 
 def summary(results):
-    """Markdown of the most important figures, a line each."""
-    found = figures(results)
+    """Returns Markdown of the most important figures, a line each."""
+    parts = figures(results)
     accuracy, ratio, memory = _SHORT
     lines = [
-        _table("", found["digits"], {}).rstrip("\n"),
-        _row(f"digits at epsilon {cases.EPSILON:g}: test accuracy", found["digits"], accuracy),
+        _table("", parts["digits"], {}).rstrip("\n"),
+        _row(f"digits at epsilon {cases.EPSILON:g}: test accuracy", parts["digits"], accuracy),
         *(
-            _row(f"{name}: private step, of an ordinary one", found[case], ratio)
+            _row(f"{name}: private step, of an ordinary one", parts[case], ratio)
             for case, name in (
                 ("wrn_16_4", "WRN-16-4"),
                 ("transformer", "transformer"),
                 ("transformer_lora", "its LoRA"),
             )
         ),
-        _row("WRN-16-4: peak memory", found["wrn_16_4"], memory),
+        _row("WRN-16-4: peak memory", parts["wrn_16_4"], memory),
     ]
     return "\n".join(lines) + "\n"
 
 
 def draw(results, path):
-    """Two panels: a private step over an ordinary one, and seconds of a private epoch."""
-    found = figures(results)
-    shown = [case for case in cases.CASES if case in found]
+    """Draws two panels: a private step over an ordinary one, and seconds of a private epoch."""
+    parts = figures(results)
+    shown = [case for case in cases.CASES if case in parts]
     if not shown:
         return
-    names = list(found[shown[0]])
+    names = list(parts[shown[0]])
     figure = matplotlib.figure.Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2)
     for panel, key, title in zip(
@@ -111,9 +111,9 @@ def draw(results, path):
         width = 0.8 / len(names)
         for index, name in enumerate(names):
             bars = {
-                i + (index - (len(names) - 1) / 2) * width: found[case][name][key]
+                i + (index - (len(names) - 1) / 2) * width: parts[case][name][key]
                 for i, case in enumerate(shown)
-                if key in found[case].get(name, {})
+                if key in parts[case].get(name, {})
             }
             drawn = panel.bar(bars.keys(), bars.values(), width, label=_NAMES.get(name, name))
             panel.bar_label(drawn, [f"{height:.3g}" for height in bars.values()], fontsize=7)
@@ -149,14 +149,14 @@ _CASE = {
 _SHORT = "{accuracy:.1%}", "{step_ratio:.1f} times, {step:.2f} s", "{memory:.0f} MiB"
 
 
-def _table(title, found, rows):
-    head = f"| {title} | {' | '.join(_NAMES.get(name, name) for name in found)} |"
-    lines = [head, "|---" * (len(found) + 1) + "|"]
-    return "\n".join([*lines, *(_row(label, found, text) for label, text in rows.items()), ""])
+def _table(title, columns, rows):
+    head = f"| {title} | {' | '.join(_NAMES.get(name, name) for name in columns)} |"
+    lines = [head, "|---" * (len(columns) + 1) + "|"]
+    return "\n".join([*lines, *(_row(label, columns, text) for label, text in rows.items()), ""])
 
 
-def _row(label, found, text):
-    cells = (each.get("failure") or text.format(**each) for each in found.values())
+def _row(label, columns, text):
+    cells = (values.get("failure") or text.format(**values) for values in columns.values())
     return f"| {label} | {' | '.join(cells)} |"
 
 

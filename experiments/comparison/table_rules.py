@@ -1,10 +1,10 @@
-"""Rough bounds and rare labels: what `classify --dataset=csv:PATH` makes of them.
+"""The results of `classify --dataset=csv:PATH` with rough bounds and with rare labels.
 
     python -m experiments.comparison.table_rules --part=breast_cancer
     python -m experiments.comparison.table_rules --part=rough
     python -m experiments.comparison.table_rules --part=rare
 
-Rules were fitted on tables as `make_rough` and `make_rare` draw them, with other keys, and checked
+The rules were fitted on tables drawn by `make_rough` and `make_rare` with other keys, and checked
 on tables with tight bounds, so that these lose little. Each line has means over seeds: accuracy, or
 the area under the curve (AUC) and the mean probability of the rare label beside its share.
 """
@@ -23,7 +23,7 @@ TEST_ROWS = 4_000
 
 
 def as_table(x, y, num_rows, limits, epsilon):
-    """A table of the numbers `x`, `num_rows` of them to train on, and the settings of a run."""
+    """Returns a table of the numbers `x` with `num_rows` training rows, and a run's settings."""
     names = [f"column {i}" for i in range(x.shape[1])]
     rows = data_tables.Rows(dict(zip(names, x.T, strict=True)), y)
     kinds = dict.fromkeys(names, data_tables.NUMBER)
@@ -34,7 +34,7 @@ def as_table(x, y, num_rows, limits, epsilon):
 
 
 def make_rough(key, num_rows):
-    """20 to 50 correlated columns, normal, shifted or log-normal, and one of two labels."""
+    """Draws 20 to 50 correlated columns, normal, shifted or log-normal, and one of two labels."""
     rng, count = np.random.default_rng([key, 51]), num_rows + TEST_ROWS
     columns = int(rng.integers(20, 51))
     common = rng.normal(size=(count, 4)) @ rng.normal(size=(4, columns))
@@ -48,7 +48,7 @@ def make_rough(key, num_rows):
 
 
 def make_rare(key, num_rows, share):
-    """6 to 24 columns in [-4, 4], and a label of this share that they predict by an AUC of 0.82."""
+    """Draws 6 to 24 columns in [-4, 4], and a label of this share that they predict (AUC 0.82)."""
     rng, count = np.random.default_rng([key, 77]), num_rows + TEST_ROWS
     columns = int(rng.integers(6, 25))
     x = rng.normal(size=(count, columns)) + 0.7 * rng.normal(size=(count, 1))
@@ -59,20 +59,20 @@ def make_rare(key, num_rows, share):
 
 
 def widened(x, factor, at_both_ends):
-    """The ranges of columns, of one digit, times a factor: too wide at the upper end or at both."""
+    """Returns ranges of columns, of one digit, times a factor: too wide above or at both ends."""
     lower, upper = (sign * _digit(sign * f(x, axis=0)) for f, sign in ((np.min, -1), (np.max, 1)))
     more = (factor - 1) * (upper - lower)
     return lower - at_both_ends * more / 2, upper + more / (1 + at_both_ends)
 
 
 def _digit(values, ratio=1):
-    """The next numbers of one digit above, or the next powers of ten for a ratio of 10."""
+    """Returns the next numbers of one digit above, or powers of ten for a ratio of 10."""
     units = 10.0 ** np.floor(np.log10(np.abs(values) + 1e-300))
     return np.ceil(values / units / ratio) * units * ratio
 
 
 def scores(table, settings):
-    """Accuracy, AUC, mean probability of the second label and its share, on the rows to test on."""
+    """Returns accuracy, AUC, mean probability of the second label and its share on test rows."""
     trained = tables.fit(table, settings)
     outputs = keras.ops.softmax(tables.predict(trained.model, table.test.columns))
     yes, target = keras.ops.convert_to_numpy(outputs)[:, 1], table.test.target
@@ -82,7 +82,7 @@ def scores(table, settings):
 
 
 def cases(part, seed):
-    """Names with tables and settings."""
+    """Yields names with tables and settings."""
     if part == "breast_cancer":
         data = datasets.load_breast_cancer()
         order = np.random.default_rng(seed).permutation(len(data.target))

@@ -1,14 +1,14 @@
-"""Accuracy (R2, of regressions) of private models of tables, beside diffprivlib and no privacy.
+"""Accuracy (R2 for regressions) of private models of tables, beside diffprivlib and no privacy.
 
     python -m experiments.comparison.tables --peer=/path/to/python/with/diffprivlib
 
-Tables of scikit-learn with the ranges of their columns public, and generated ones, which nothing
-was fitted on, with ranges public and found. Preprocessing is paid from the same epsilon; delta is
-1e-5. "heads" are `tfdpx.heads` on the public ranges, tuned for nothing: the setting, of eight, with
+Tables of scikit-learn with public ranges of their columns, and generated ones, which nothing was
+fitted on, with public and with estimated ranges. Preprocessing is paid from the same epsilon; delta
+is 1e-5. "heads" are `tfdpx.heads` on the public ranges, without tuning: the setting, of eight, with
 the best median on the test rows. There is none for regressions. diffprivlib gets
 the public ranges and the categories; its guarantee is pure, with delta 0.
-The last line is one JSON object: median, least and largest over seeds, each with rows to test on of
-its own for scikit-learn's.
+The last line is one JSON object: median, least and largest over seeds. For scikit-learn's tables
+every seed has separate test rows.
 """
 
 import argparse
@@ -35,10 +35,10 @@ TEST_ROWS = 5_000
 
 
 def make_table(key, num_rows, task="classification", curved=None):
-    """A `data_tables.Table` of `num_rows` rows to train on, and `TEST_ROWS` to test on.
+    """Returns a `data_tables.Table` of `num_rows` rows to train on, and `TEST_ROWS` to test on.
 
     Args:
-        key: Int, which draws numbers of columns, their units, what depends on what, and the rows.
+        key: Int, which draws numbers of columns, their units, their dependencies, and the rows.
         num_rows: Int.
         task: "classification" or "regression": a target in about [-3, 3].
         curved: Bool, whether the target depends on products and bumps of columns; None draws it.
@@ -49,7 +49,7 @@ def make_table(key, num_rows, task="classification", curved=None):
     numbers, texts = int(rng.integers(4, 16)), int(rng.integers(0, 5))
     hidden = rng.normal(size=(count, numbers))
     hidden = hidden @ np.linalg.cholesky(0.7 * np.eye(numbers) + 0.3)
-    found, score = {}, np.zeros(count)
+    columns, score = {}, np.zeros(count)
     for i in range(numbers):
         relevant = rng.random() < 0.6
         score += relevant * rng.normal() * hidden[:, i]
@@ -59,12 +59,12 @@ def make_table(key, num_rows, task="classification", curved=None):
         shown = (lambda z: z, np.exp, lambda z: z**3, np.round)[rng.integers(4)](hidden[:, i])
         unit = 10.0 ** rng.integers(-2, 4)
         shown = unit * (shown + rng.choice([0, 0, 3]))
-        found[f"number {i}"] = np.where(rng.random(count) < rng.choice([0, 0.05]), np.nan, shown)
+        columns[f"number {i}"] = np.where(rng.random(count) < rng.choice([0, 0.05]), np.nan, shown)
     for i in range(texts):
         size = int(rng.integers(2, 12))
         drawn = rng.choice(size, count, p=rng.dirichlet(np.ones(size)))
         score += (rng.random() < 0.6) * rng.normal(size=size)[drawn]
-        found[f"text {i}"] = np.array([f"value {j}" for j in range(size)])[drawn]
+        columns[f"text {i}"] = np.array([f"value {j}" for j in range(size)])[drawn]
     score = (score - score.mean()) / score.std()
     noisy = score + rng.choice([0.1, 0.4]) * rng.normal(size=count)
     if task == "regression":
@@ -74,15 +74,15 @@ def make_table(key, num_rows, task="classification", curved=None):
         parts = np.cumsum(rng.dirichlet(4 * np.ones(classes)))[:-1]
         target = np.searchsorted(np.quantile(noisy, parts), noisy).astype("int64")
         names = tuple(f"class {j}" for j in range(classes))
-    kinds = {name: NUMBER if name.startswith("number") else CATEGORY for name in found}
-    rows = data_tables.Rows(found, target)
+    kinds = {name: NUMBER if name.startswith("number") else CATEGORY for name in columns}
+    rows = data_tables.Rows(columns, target)
     return data_tables.Table(kinds, names, rows[:num_rows], rows[num_rows:])
 
 
 def public_ranges(table):
-    """Ranges of its columns of numbers as a public source may know them, a dict of pairs.
+    """Returns ranges of its numeric columns as in a public source, a dict of pairs.
 
-    They are of other rows than those to train on: of all but two percent of those to test on.
+    They come from rows other than the training rows: from all but two percent of the test rows.
     """
     numbers = [name for name, kind in table.kinds.items() if kind == NUMBER]
     limits = {n: np.nanpercentile(table.test.columns[n], [1, 99]) for n in numbers}
@@ -95,7 +95,7 @@ KEYS = {"generated, linear": (1_001, False), "generated, curved": (1_002, True)}
 PEER = "experiments/comparison/of_diffprivlib.py"
 _FC = functools.partial(tfdpx.heads.FeatureCovariance, steps=10, initial_bias=0.0)
 _ADAM = functools.partial(tfdpx.heads.FirstOrder, steps=30, initial_bias=0.0)
-# A head, its learning rate, and how many times the typical norm of a row its clip is.
+# A head, its learning rate, and its clip as a multiple of the typical norm of a row.
 HEADS = [
     (head, rate, clip)
     for head, rates in ((_FC, (1.0, 4.0)), (_ADAM, (0.1, 1.0)))
@@ -112,7 +112,7 @@ def main():
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--peer", default=None)
     arguments = parser.parse_args()
-    found = {}
+    results = {}
     for name in arguments.tables.split(","):
         of_sklearn = name in OF_SKLEARN
         for epsilon, ranges in [(e, r) for r in ("public", "found") for e in EPSILONS]:
@@ -139,15 +139,15 @@ def main():
             for method, values in scores.items():
                 if values:
                     row = f"{name} {method} {'' if method == 'none' else epsilon} {ranges}"
-                    found[row] = [float(f(values)) for f in (np.median, min, max)]
+                    results[row] = [float(f(values)) for f in (np.median, min, max)]
                     seconds = time.perf_counter() - began
-                    numbers = "{:.3f} ({:.3f} to {:.3f})".format(*found[row])
+                    numbers = "{:.3f} ({:.3f} to {:.3f})".format(*results[row])
                     print(f"{row}: {numbers}; {seconds:.0f} s", flush=True)
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 def case(name, seed, epsilon, num_rows, ranges):
-    """A table and the settings of a run on it."""
+    """Returns a table and the settings of a run on it."""
     if name not in OF_SKLEARN:
         key, curved = next(v for k, v in KEYS.items() if k.replace(", ", "_") == name)
         table = make_table(key, num_rows, curved=curved)
@@ -157,7 +157,7 @@ def case(name, seed, epsilon, num_rows, ranges):
         return table, resolve(None, asked)
     data = getattr(datasets, f"load_{name}")()
     names = [f"column {i}" for i in range(data.data.shape[1])]
-    # scikit-learn's documentation prints these ranges, so that they are known; outwards, one digit.
+    # These ranges are public, because scikit-learn's documentation prints them; rounded outwards.
     limits = [(_outwards(v.min(), -1), _outwards(v.max(), 1)) for v in data.data.T]
     if name == "digits":
         limits = [(0.0, 16.0)] * len(names)
@@ -178,14 +178,16 @@ def case(name, seed, epsilon, num_rows, ranges):
 
 
 def as_arrays(table, settings):
-    """Columns in [-1, 1] by their public ranges, and one-hot; targets of numbers in [-1, 1]."""
-    known = {name: np.unique(v) for name, v in table.test.columns.items() if v.dtype.kind == "U"}
+    """Returns columns in [-1, 1] by public ranges, and one-hot; numeric targets in [-1, 1]."""
+    categories = {
+        name: np.unique(v) for name, v in table.test.columns.items() if v.dtype.kind == "U"
+    }
 
     def features(rows):
         parts = []
         for name, values in rows.columns.items():
-            if name in known:
-                parts.append(values[:, None] == known[name])
+            if name in categories:
+                parts.append(values[:, None] == categories[name])
             else:
                 low, high = settings.ranges[name]
                 scaled = (2 * values - low - high) / (high - low)
@@ -208,7 +210,7 @@ def as_arrays(table, settings):
 
 
 def without_privacy(task):
-    """The better of a linear model and of boosted trees."""
+    """Returns the better score of a linear model and of boosted trees."""
     if task["classes"]:
         models = [
             linear_model.LogisticRegression(max_iter=1000),
@@ -222,22 +224,22 @@ def without_privacy(task):
 
 
 def heads(task, epsilon):
-    """Accuracy of each of `HEADS`, a list."""
+    """Returns the accuracy of each of `HEADS`, a list."""
 
     def features(x):
         return np.concatenate([x, np.ones([len(x), 1])], axis=1).astype("float32")
 
-    found, typical = [], 0.5 * (task["x"].shape[1] + 1) ** 0.5
+    accuracies, typical = [], 0.5 * (task["x"].shape[1] + 1) ** 0.5
     for head, rate, clip in HEADS:
         of_one = {"epsilon": epsilon, "delta": 1e-5, "learning_rate": rate}
         scaled = [features(task[name]) / (clip * typical) for name in ("x", "test_x")]
         fitted = head(task["classes"], **of_one).fit(scaled[0], task["y"])
-        found.append(fitted.evaluate(scaled[1], task["test_y"])["accuracy"])
-    return found
+        accuracies.append(fitted.evaluate(scaled[1], task["test_y"])["accuracy"])
+    return accuracies
 
 
 def theirs(python, task, epsilon, seed):
-    """Scores of diffprivlib."""
+    """Returns the scores of diffprivlib."""
     done = subprocess.run(
         [python, PEER],
         input=pickle.dumps({**task, "epsilon": epsilon, "seed": seed}),
@@ -249,7 +251,7 @@ def theirs(python, task, epsilon, seed):
 
 
 def _outwards(value, sign):
-    """The next number of one digit, below or above."""
+    """Returns the next number of one digit, below or above."""
     if value == 0:
         return 0.0
     unit = 10.0 ** math.floor(math.log10(abs(value)))

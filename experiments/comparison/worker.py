@@ -1,8 +1,8 @@
-"""One library in one process: trains the digits, or updates when the parent asks it to.
+"""One library in one process: trains the digits, or makes updates when the parent asks for them.
 
-A module of a library calls `main` with itself. It has `versions()`; `digits(seed)`, a dict; and
-`training(case, mode)`, an object whose `step()` makes one update of one batch and whose `epoch()`
-one epoch of them. Each returns after its last update is done, or the seconds until then.
+A module of a library calls `main` with itself. It has `versions()`; `digits(seed)`, which returns a
+dict; and `training(case, mode)`, an object with `step()`, which makes one update of one batch, and
+`epoch()`, which makes one epoch of them. Each returns after its last update, or the seconds of it.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 
 def main(library):
     """Does the task of the first argument. Answers are lines of JSON."""
-    # What libraries print must not be taken for an answer.
+    # The output of libraries must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     task = json.loads(sys.argv[1])
@@ -36,10 +36,10 @@ def main(library):
 
 
 def stopwatch(keras):
-    """A callback of Keras 2 or 3: its `first` and `epoch` are seconds since now.
+    """Returns a callback of Keras 2 or 3 with `first` and `epoch`, in seconds since now.
 
-    `first` is the end of the first update; `epoch` of the last epoch, before `fit` lets go of its
-    data, for which TensorFlow sometimes sleeps.
+    `first` is the end of the first update; `epoch` is the end of the last epoch, before `fit`
+    releases its data, because TensorFlow sometimes sleeps then.
     """
     began = time.perf_counter()
 
@@ -56,6 +56,6 @@ def stopwatch(keras):
 
 
 def resident_mib(field):
-    """Resident memory of this process in MiB: `VmRSS`, now; `VmHWM`, its peak."""
+    """Returns resident memory of this process in MiB: `VmRSS`, now; `VmHWM`, its peak."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))

@@ -1,1 +1,1 @@
-"""Features that cost no privacy: of scattering, of generated images, of few weights."""
+"""Features that cost no privacy: from scattering, from generated images, with few weights."""

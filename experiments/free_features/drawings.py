@@ -1,4 +1,4 @@
-"""Generated images besides those of `tfdpx.synthetic`, and random views of images."""
+"""Generated images beyond those of `tfdpx.synthetic`, and random views of images."""
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ class Spectrum(Generator):
         noise = np.fft.rfft2(rng.normal(size=[height, width, self.channels]), axes=(0, 1))
         phases = noise / np.maximum(np.abs(noise), 1e-30)
         frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
-        frequency[0, 0] = 1  # The mean, which is set below anyway.
+        frequency[0, 0] = 1  # The mean, which is set below.
         amplitude = frequency ** (-alpha / 2)
         field = np.fft.irfft2(phases * amplitude[..., None], (height, width), axes=(0, 1))
         if self.channels > 1:
@@ -32,7 +32,7 @@ class Spectrum(Generator):
 class Shapes(Generator):
     """Two to six ellipses, rectangles and convex polygons with textures, on a textured ground.
 
-    Each shape has a random place, size, direction and kind, and so has its texture: plain, a slope
+    Each shape has a random place, size, direction and kind, and a random texture: plain, a slope
     between two colours, stripes, checks or grain (after Baradad et al. 2021, arXiv:2106.05963).
     """
 
@@ -54,7 +54,7 @@ class Shapes(Generator):
 
 
 def _outside(rng, x, y, radius):
-    """How far each pixel lies outside of a shape of a random kind around the origin."""
+    """Returns how far each pixel lies outside of a shape of a random kind around the origin."""
     kind = rng.integers(3)
     flatness = rng.uniform(0.4, 1.0)
     if kind == 0:
@@ -69,9 +69,9 @@ def _outside(rng, x, y, radius):
 
 
 def _outside_ellipse(x, y, a, b):
-    """Distance to the ellipse of half-axes `a` along x and `b` along y, negative inside.
+    """Returns the distance to the ellipse of half-axes `a` along x and `b` along y.
 
-    To first order: it is exact on the outline, and for circles.
+    It is negative inside. It is correct to first order, and exact on the outline and for circles.
     """
     level = np.hypot(x / a, y / b)
     slope = np.hypot(x / a**2, y / b**2) / np.maximum(level, 1e-12)
@@ -79,7 +79,7 @@ def _outside_ellipse(x, y, a, b):
 
 
 def _outside_polygon(x, y, angles, reach):
-    """How far points lie beyond the polygon whose sides have outward normals at `angles`.
+    """Returns how far points lie beyond a polygon with sides of outward normals at `angles`.
 
     Args:
         x: Float array.
@@ -88,15 +88,15 @@ def _outside_polygon(x, y, angles, reach):
         reach: Float array [k]: the distance of each side from the origin.
 
     Returns:
-        Float array of the shape of `x`: the distance to the farthest-off side, negative inside. It
-        is the distance to the polygon but beyond corners.
+        Float array of the shape of `x`: the distance to the farthest side, negative inside. It
+        is the distance to the polygon except beyond corners.
     """
     normals = zip(np.cos(angles), np.sin(angles), reach, strict=True)
     return np.max([cos * x + sin * y - far for cos, sin, far in normals], axis=0)
 
 
 def _texture(rng, y, x, size, channels):
-    """Float array [..., channels]: two random colours in a random pattern of about `size`."""
+    """Returns [..., channels]: two random colours in a random pattern of about `size`."""
     first, second = rng.random([2, channels])
     kind = rng.integers(5)
     # Waves shorter than three pixels would be noise.
@@ -116,19 +116,19 @@ def _texture(rng, y, x, size, channels):
 
 
 def _soft_step(values, wave):
-    """Values in [-1, 1] as 0 and 1, with an edge of about a pixel."""
+    """Returns values in [-1, 1] as 0 and 1, with an edge of about a pixel."""
     return np.clip(0.5 + values * wave, 0, 1)
 
 
 class RandomViews:
     """Random affine maps of the image plane, changes of contrast and brightness, and flips.
 
-    The strengths are those of Dosovitskiy et al. 2014 (arXiv:1406.6909) and Chen et al. 2020
-    (arXiv:2002.05709) in kind; they are constants, chosen for no data set. `draw` makes the random
-    choices of the whole batch and `apply` follows them, so seed and step replay a view.
+    The kinds of changes are those of Dosovitskiy et al. 2014 (arXiv:1406.6909) and Chen et al. 2020
+    (arXiv:2002.05709). Their strengths are constants, chosen for no data set. `draw` makes the
+    random choices of the whole batch and `apply` follows them, so seed and step replay a view.
 
     Args:
-        flip: Bool. Whether half of the views are mirrored. Not where left and right mean something.
+        flip: Bool. Whether half of the views are mirrored. Not if left and right have a meaning.
         turn: Float, the largest rotation in radians.
         zoom: Float >= 1, the largest factor in size, and its inverse the smallest.
         shear: Float, the largest shift of a row by a pixel's distance from the centre.
@@ -158,7 +158,7 @@ class RandomViews:
         return tf.random.stateless_uniform(shape, seed, -1.0, 1.0, alg="philox")
 
     def apply(self, images, choices):
-        """Returns the views that `choices` describe; images go on outside as their nearest edge.
+        """Returns the views that `choices` describe; outside, images continue with their edge.
 
         Args:
             images: uint8 tensor [B, H, W, C], H and W static.
@@ -187,7 +187,7 @@ class RandomViews:
 
 
 def _interpolated(images, rows, columns):
-    """[B, K, h, w, C]: `images` [B, H, W, C] at the places `rows`, `columns` [B, K, h, w]."""
+    """Returns [B, K, h, w, C]: `images` [B, H, W, C] at `rows` and `columns` [B, K, h, w]."""
     batch, (height, width, channels) = tf.shape(images)[0], images.shape[1:]
     flat = tf.reshape(images, [batch, height * width, channels])
     total = 0.0

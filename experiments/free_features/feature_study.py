@@ -29,25 +29,25 @@ SIDE, STRIP, PATCHES = 8, 16, 1500
 
 
 def digits():
-    """Images [1797, 8, 8, 1] from 0 to 1, and labels, split as the library's data set."""
-    found = datasets.load_digits()
-    images = (found.images[..., np.newaxis] / 16).astype("float32")
+    """Returns images [1797, 8, 8, 1] from 0 to 1, and labels, split like the library's data set."""
+    bunch = datasets.load_digits()
+    images = (bunch.images[..., np.newaxis] / 16).astype("float32")
     return model_selection.train_test_split(
-        images, found.target, test_size=360, stratify=found.target, random_state=0
+        images, bunch.target, test_size=360, stratify=bunch.target, random_state=0
     )
 
 
 def altered(change):
-    """The digits with `change(images, rng)` in place of their images."""
+    """Returns the digits with `change(images, rng)` in place of their images."""
     train, test, *labels = digits()
     rng = np.random.default_rng(0)
     return [np.clip(change(x, rng), 0, 1).astype("float32") for x in (train, test)] + labels
 
 
 def patches():
-    """Gray patches of scikit-learn's two photographs; the class is photograph and quarter.
+    """Returns gray patches of scikit-learn's two photographs; a class is a photograph's quarter.
 
-    Each quarter is cut into upright strips; those to test on come from every second one.
+    Each quarter is cut into upright strips; test patches come from every second one.
     """
     sets = {}
     for split, start in (("train", 0), ("test", 1)):
@@ -79,20 +79,20 @@ DATA = {
 
 
 def pixels():
-    """Pixels at norm one."""
+    """Returns pixels at norm one."""
     inputs = keras.Input((SIDE, SIDE, 1))
     return keras.Model(inputs, UnitNormWithConstant()(inputs))
 
 
 def scattering():
-    """The transform as it is, at norm one."""
+    """Returns the transform itself, at norm one."""
     inputs = keras.Input((SIDE, SIDE, 1))
     x = keras.layers.Resizing(2 * SIDE, 2 * SIDE)(inputs)
     return keras.Model(inputs, UnitNormWithConstant()(Scattering2D(2, padding="zeros")(x)))
 
 
 def whitened():
-    """Those of `tfdpx.models.ScatterLinear`."""
+    """Returns the features of `tfdpx.models.ScatterLinear`."""
     model = ScatterLinear(2, (SIDE, SIDE, 1))
     return keras.Model(model.input, model.get_layer("unit_norm").output)
 
@@ -105,7 +105,7 @@ FEATURES = {
 
 
 def accuracy(data, epsilon, seed):
-    """Test accuracy of a linear classifier that is trained privately on features."""
+    """Returns the test accuracy of a linear classifier trained privately on features."""
     x, test_x, y, test_y = data
     chosen, _ = defaults.complete(settings.resolve("digits", {"epsilon": epsilon}), len(x))
     plan = chosen.privacy_plan(len(x))
@@ -152,7 +152,7 @@ def main():
 
 
 def draw(record, path):
-    """A panel for each data set: median accuracy against epsilon, lowest to highest shaded."""
+    """Draws a panel per data set: median accuracy against epsilon, lowest to highest shaded."""
     figure, axes = plt.subplots(1, len(record), figsize=(3 * len(record), 3), squeeze=False)
     axes = axes[0]
     for axis, (name, kinds) in zip(axes, record.items(), strict=True):

@@ -2,11 +2,12 @@ r"""Few weights or all: a small vision transformer, from generated images to the
 
     python -m experiments.free_features.few_weights --workdir=runs/fine_tuning_few
 
-Pre-trains on generated strokes and shapes, each image a class of its own, which spends no privacy;
-then trains on the digits at each epsilon what `tfdpx.layers.trainable` names: the last layer, with
-biases, with normalization, with LoRA; all weights; and all from scratch. The learning rate of each
-is the best of `RATES` on a quarter of the training images held out, at epsilon 3 and one seed, and
-serves every epsilon. An interrupted study resumes; `table.md` and `few_weights.png` are the result.
+Pre-trains on generated strokes and shapes with a separate class for each image, which spends no
+privacy. Then trains on the digits, at each epsilon, the choices of `tfdpx.layers.trainable`: the
+last layer, with biases, with normalization, with LoRA; all weights; and all from scratch. The
+learning rate of each is the best of `RATES` on a quarter of the training images, at epsilon
+3 and one seed, and is used for every epsilon. An interrupted study resumes. The results are
+`table.md` and `few_weights.png`.
 """
 
 import argparse
@@ -35,11 +36,11 @@ OF_EACH_KIND = 500  # Generated images.
 
 
 def tiny_vit():
-    """A vision transformer from 8x8 images, values 0 to 255, to its 16 tokens in a row."""
+    """Returns a vision transformer from 8x8 images, values 0 to 255, to its 16 tokens in a row."""
     images = keras.Input((8, 8, 1))
     x = layers.Conv2D(WIDTH, 2, strides=2)(layers.Rescaling(1 / 127.5, -1)(images))
     x = layers.Reshape((16, WIDTH))(x)
-    # Its bias has an entry for each token: the embedding of positions.
+    # Its bias has an entry for each token, the embedding of positions.
     x = layers.EinsumDense("btd,de->bte", (16, WIDTH), bias_axes="te", name="positions")(x)
     for _ in range(BLOCKS):
         y = layers.LayerNormalization()(x)
@@ -50,7 +51,7 @@ def tiny_vit():
 
 
 def pretrain(path, steps):
-    """Writes a `tiny_vit` that tells generated images apart in any view, with its features scaled.
+    """Writes a `tiny_vit` that separates generated images in any view, with features scaled.
 
     Args:
         path: `pathlib.Path` of the `.keras` file.
@@ -58,8 +59,8 @@ def pretrain(path, steps):
     """
     keras.utils.set_random_seed(0)
     kinds = tfdpx.synthetic.Strokes, Shapes
-    made = [kind((8, 8), 1, seed=seed).images(OF_EACH_KIND) for seed, kind in enumerate(kinds)]
-    images = np.rint(255 * np.concatenate(made)).astype("uint8")
+    generated = [kind((8, 8), 1, seed=seed).images(OF_EACH_KIND) for seed, kind in enumerate(kinds)]
+    images = np.rint(255 * np.concatenate(generated)).astype("uint8")
     views, model = RandomViews(), tiny_vit()
     whole = keras.Sequential([model, layers.Dense(len(images))])
     rate = keras.optimizers.schedules.CosineDecay(3e-5, steps, warmup_steps=100, warmup_target=3e-3)
@@ -70,13 +71,13 @@ def pretrain(path, steps):
         seed = noise.fold_in(noise.make_seed(0), step)
         x = views.apply(images[chosen], views.draw(256, 1, seed))[:, 0]
         whole.train_on_batch(x, chosen)
-    features = model.predict(images, verbose=0)  # Of generated images: their statistics are free.
+    features = model.predict(images, verbose=0)  # Of generated images, so statistics are free.
     scaled = layers.Normalization(mean=features.mean(0), variance=features.var(0) + 1e-3)
     keras.Model(model.inputs, scaled(model.output), name=model.name).save(path)
 
 
 def accuracy(path, what, epsilon, rate, seed, train, test, steps):
-    """Test accuracy of one private training, and how many weights it trained.
+    """Returns the test accuracy of one private training, and the number of weights it trained.
 
     Args:
         path: `pathlib.Path` of the pre-trained file.
@@ -108,7 +109,7 @@ def accuracy(path, what, epsilon, rate, seed, train, test, steps):
 
 
 def study(workdir, seeds, steps, pretraining_steps):
-    """Runs what has no result yet, and writes table and picture.
+    """Computes the missing results, and writes table and picture.
 
     Args:
         workdir: `pathlib.Path`.
@@ -120,28 +121,28 @@ def study(workdir, seeds, steps, pretraining_steps):
     path, results = workdir / "tiny_vit.keras", workdir / "results.jsonl"
     if not path.exists():
         pretrain(path, pretraining_steps)
-    found = {tuple(r["key"]): (r["accuracy"], r["weights"]) for r in resumable.lines(results)}
+    accuracies = {tuple(r["key"]): (r["accuracy"], r["weights"]) for r in resumable.lines(results)}
     data = datasets.load_digits()
     x, y = (data.images * tfds.PIXEL_SCALE).astype("uint8")[..., None], data.target
     split = dict(stratify=y, test_size=tfds.TEST_EXAMPLES, random_state=0)
     train, test = model_selection.train_test_split(np.arange(len(y)), **split)
-    kept, held_out = model_selection.train_test_split(
+    fitted, held_out = model_selection.train_test_split(
         train, stratify=y[train], test_size=0.25, random_state=0
     )
 
     def result(kind, what, epsilon, rate, seed, rows, measured):
         key = kind, what, epsilon, rate, seed
-        if key not in found:
+        if key not in accuracies:
             parts = (x[rows], y[rows]), (x[measured], y[measured])
-            found[key] = accuracy(path, what, epsilon, rate, seed, *parts, steps)
-            line = dict(zip(("accuracy", "weights"), found[key], strict=True), key=key)
+            accuracies[key] = accuracy(path, what, epsilon, rate, seed, *parts, steps)
+            line = dict(zip(("accuracy", "weights"), accuracies[key], strict=True), key=key)
             resumable.add_line(results, line)
-            print(*key, f"{100 * found[key][0]:.1f}%", flush=True)
-        return found[key]
+            print(*key, f"{100 * accuracies[key][0]:.1f}%", flush=True)
+        return accuracies[key]
 
     rates, table, weights = {}, {}, {}
     for what in WHAT:
-        tuned = {r: result("held out", what, TUNED_AT, r, 0, kept, held_out)[0] for r in RATES}
+        tuned = {r: result("held out", what, TUNED_AT, r, 0, fitted, held_out)[0] for r in RATES}
         rates[what] = max(tuned, key=tuned.get)
         for epsilon in EPSILONS:
             runs = [result("test", what, epsilon, rates[what], s, train, test) for s in seeds]
@@ -152,7 +153,7 @@ def study(workdir, seeds, steps, pretraining_steps):
 
 
 def write_table(table, weights, rates, path):
-    """Writes medians and ranges: a row for what was trained, a column an epsilon."""
+    """Writes medians and ranges: a row per set of trained weights, a column per epsilon."""
     head = ["trained", "weights", "learning rate", *(f"epsilon {e:g}" for e in EPSILONS)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for what in WHAT:
@@ -165,14 +166,14 @@ def write_table(table, weights, rates, path):
 
 
 def draw(table, weights, path):
-    """Draws a line for what was trained, medians with the range of the seeds."""
+    """Draws a line per set of trained weights, medians with the range of the seeds."""
     fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
     axes = fig.add_subplot()
     for index, what in enumerate(WHAT):
         runs = [100 * np.array(table[what, epsilon]) for epsilon in EPSILONS]
         middle = np.array([np.median(run) for run in runs])
         spread = [middle - [run[0] for run in runs], [run[-1] for run in runs] - middle]
-        # A little aside of each other, so that the ranges can be seen.
+        # Slightly shifted, so that all ranges can be seen.
         places = np.array(EPSILONS) * 1.02 ** (index - len(WHAT) / 2)
         label = f"{what}, {weights[what]:,} weights"
         axes.errorbar(places, middle, spread, marker="o", capsize=2, linewidth=1.2, label=label)

@@ -4,8 +4,8 @@ r"""Pre-trains an image classifier on generated images, which cost no privacy.
     python -m tfdpx.train.classify --preset=digits_synthetic --epsilon=3 \
         --init_from=runs/synthetic/model.keras
 
-Each image is a class of its own, and the network sees turned, scaled and shifted views of it. No
-data set is read: --dataset only says for which images, and their size and normalization are
+Each image is a separate class, and the network sees turned, scaled and shifted views of it. No data
+set is read: --dataset only names the images that it is for. Their size and normalization are
 constants of a table.
 """
 
@@ -36,18 +36,18 @@ def main():
     """Trains and writes `model.keras` and `record.json`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--workdir", type=pathlib.Path, required=True, help="Where the model and its record go.")
+    add("--workdir", type=pathlib.Path, required=True, help="Folder for the model and its record.")
     add("--dataset", default="digits", help="The images that it is for.")
     add("--model", default="small_cnn", help=f"One of: {classifiers.NAMES}.")
     add("--generator", default="strokes", choices=KINDS, help="Images to learn from.")
     add("--num_images", type=int, default=500, help="Images to generate.")
     add("--steps", type=int, default=1000, help="Updates.")
-    add("--batch_size", type=int, default=128, help="Views in an update.")
-    add("--learning_rate", type=float, default=0.1, help="The largest, at update 100.")
+    add("--batch_size", type=int, default=128, help="Views per update.")
+    add("--learning_rate", type=float, default=0.1, help="The largest rate, at update 100.")
     add("--flip", action="store_true", help="Mirror half of the views.")
     add("--relu_first", action="store_true", help="ReLU before normalization, in a WRN.")
     add("--no_weight_standardization", action="store_true", help="Ordinary convolutions.")
-    add("--seed", type=int, default=0, help="Of images, views and initial weights.")
+    add("--seed", type=int, default=0, help="Seed of images, views and initial weights.")
     arguments = parser.parse_args()
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     print(json.dumps({"loss": pretrain(arguments), "workdir": str(arguments.workdir)}))
@@ -91,7 +91,7 @@ def pretrain(arguments):
         last_loss = model.train_on_batch(views.apply(images[rows], choices)[:, 0], rows)
     record = records.Record(
         program="experiments.free_features.pretrain",
-        data=records.Data(f"synthetic:{arguments.generator}", count),
+        data=records.DatasetId(f"synthetic:{arguments.generator}", count),
         ledger=Ledger(),  # Generated images hold no person's data.
         delta=None,
         results={"model": arguments.model, "steps": arguments.steps, "loss": float(last_loss)},

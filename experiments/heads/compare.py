@@ -3,11 +3,11 @@ r"""Compares the private heads on features, over many epsilons, in a table and a
     python -m experiments.heads.compare --workdir=/tmp/heads
     python -m experiments.heads.compare --features=/tmp/features --workdir=/tmp/digits
 
-Without --features it makes a Gaussian mixture of 50,000 x 768 features in 100 classes
-(`mixture`), which takes a quarter of an hour on two cores, and several hours
-with the ten steps of dp_newton: --methods leaves it out. --features is a folder that
-`classify --head` wrote. Every fit is a line of `results.jsonl` in the working directory; a run
-that was interrupted resumes after the last. `table.md` and `heads.png` are the medians.
+Without --features it makes a Gaussian mixture of 50,000 x 768 features in 100 classes (`mixture`).
+This takes a quarter of an hour on two cores, and several hours with the ten steps of dp_newton;
+leave it out by --methods. --features is a folder that `classify --head` wrote. Every fit is a line
+of `results.jsonl` in the working directory; an interrupted run resumes after the last one.
+`table.md` and `heads.png` are the medians.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from tfdpx.train.heads import FeatureFolder
 
 
 def mixture(count, dimension=768, num_classes=100, seed=0, separation=0.5):
-    """Features of norm one, float32 `[count, dimension]`, and labels `[count]`.
+    """Returns features of norm one, float32 `[count, dimension]`, and labels `[count]`.
 
-    As of a trained network, the variance falls as 1/i over the directions i, and classes differ in
-    the first `num_classes - 1` of them: there their means have `separation` times the standard
-    deviation within a class. The directions are rotated at random, the same for every seed.
+    As in a trained network, the variance falls as 1/i over the directions i, and classes differ in
+    the first `num_classes - 1` of them. There the spread of their means is `separation` times the
+    standard deviation within a class. The directions are rotated at random, equally for all seeds.
 
     Args:
         count: Int.
@@ -55,7 +55,7 @@ def mixture(count, dimension=768, num_classes=100, seed=0, separation=0.5):
 
 
 def write_table(medians, path):
-    """Writes a row an epsilon and a column a method; the best of each row in bold.
+    """Writes a row per epsilon and a column per method; the best of each row in bold.
 
     Args:
         medians: Dict from `(method, epsilon as a string)` to accuracy.
@@ -73,7 +73,7 @@ def write_table(medians, path):
 
 
 def draw(medians, path):
-    """Draws a line a method, and as a dotted line what it reaches without privacy.
+    """Draws a line per method, and a dotted line at its accuracy without privacy.
 
     Args:
         medians: As for `write_table`.
@@ -109,7 +109,7 @@ EPSILONS = "0.01,0.05,0.1,0.5,1,2,4,8,inf"
 
 
 def main(arguments=None):
-    """Runs what the flags ask for; errors of the user become one line."""
+    """Runs the comparison of the flags; errors of the user become one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, help="Folder for results.")
@@ -127,27 +127,27 @@ def main(arguments=None):
 
 
 def compare(values):
-    """Fits every method at every epsilon and seed that has no result yet, and reports all."""
+    """Computes the missing fits of all methods, epsilons and seeds, and reports all."""
     values.workdir.mkdir(parents=True, exist_ok=True)
     results = values.workdir / "results.jsonl"
     lines = resumable.lines(results)
-    found = {(r["method"], r["epsilon"], r["seed"]): r["accuracy"] for r in lines}
+    accuracies = {(r["method"], r["epsilon"], r["seed"]): r["accuracy"] for r in lines}
     train, test, num_classes = _data(values)
     seeds = list(map(int, values.seeds.split(",")))
     for epsilon in map(float, values.epsilons.split(",")):
         for method in values.methods.split(","):
             for seed in seeds if epsilon < math.inf else seeds[:1]:
                 key = method, f"{epsilon:g}", seed
-                if key in found:
+                if key in accuracies:
                     continue
                 head = methods.build(method, num_classes, epsilon, values.delta, seed=seed)
                 accuracy = head.fit(*train).evaluate(*test)["accuracy"]
-                found[key] = accuracy
+                accuracies[key] = accuracy
                 line = dict(zip(("method", "epsilon", "seed"), key, strict=True), accuracy=accuracy)
                 resumable.add_line(results, line)
                 print(f"{method:24} epsilon {epsilon:<5g} {100 * accuracy:.1f}%", flush=True)
     medians = {}
-    for (method, epsilon, _), accuracy in found.items():
+    for (method, epsilon, _), accuracy in accuracies.items():
         medians.setdefault((method, epsilon), []).append(accuracy)
     medians = {key: statistics.median(group) for key, group in medians.items()}
     write_table(medians, values.workdir / "table.md")

@@ -1,4 +1,4 @@
-"""The heads by the names that the paper's tables have for them."""
+"""The heads by their names in the paper's tables."""
 
 import math
 
@@ -6,7 +6,7 @@ from tfdpx import heads
 from tfdpx.train.errors import UserError, checking_flags
 
 # Arguments besides the budget; steps are those of the paper, which has Newton at 1 and at 10.
-# Learning rates and alpha were chosen on other draws of the mixture, for dp_newton a smaller one.
+# Learning rates and alpha were chosen on other draws of the mixture, a smaller one for dp_newton.
 METHODS = {
     "dp_ls": (heads.LeastSquares, {"alpha": 1.0}),
     "dp_newton": (heads.Newton, {"steps": 10, "learning_rate": 0.1}),
@@ -25,7 +25,7 @@ METHODS = {
 
 
 def build(method, num_classes, epsilon, delta, seed=None, **arguments):
-    """The head that a name means.
+    """Returns the head with a name.
 
     Args:
         method: One of `METHODS`.
@@ -33,18 +33,18 @@ def build(method, num_classes, epsilon, delta, seed=None, **arguments):
         epsilon: Float; infinity fits without clipping and noise.
         delta: Float.
         seed: Optional int.
-        **arguments: In place of the method's own.
+        **arguments: They replace the method's.
 
     Raises:
-        UserError: If there is no such method, or an argument is unfit.
+        UserError: If there is no such method, or an argument is invalid.
     """
     if method not in METHODS:
         raise UserError(
             f"There is no method {method!r}. Received: --method={method}. Use one of: "
             f"{', '.join(METHODS)}."
         )
-    kind, own = METHODS[method]
+    kind, defaults = METHODS[method]
     if epsilon == math.inf:
         arguments = {**arguments, "l2_norm_clip": math.inf}
     with checking_flags():
-        return kind(num_classes, epsilon, delta, seed=seed, **{**own, **arguments})
+        return kind(num_classes, epsilon, delta, seed=seed, **{**defaults, **arguments})

@@ -5,14 +5,16 @@ r"""Searches the arguments of a private head on features, by Optuna or at random
     python -m experiments.heads.search --preset=table10/vit_g14_jft/cifar10 --epsilon=1 \
         --dry_run
 
---workdir is a folder that `classify --head` wrote; the head gets a new folder there, as those
-of that program do. --preset is a column of Tables 7 to 10 of the paper on heads
-(`_TABLES`): method, delta, clip, steps, trials and ranges.
+--workdir is a folder that `classify --head` wrote; the head gets a new folder there, like the heads
+of that program. --preset is a column of Tables 7 to 10 of the paper on heads (`_TABLES`): method,
+delta, clip, steps, trials and ranges.
 
---trials=N searches by Optuna (`pip install optuna`) on a tenth of the training images. That search
-is not covered by the guarantee, which is of the last fit alone. --private_tuning=M covers it: a
-random number of runs, M on average, of which only the best is released, and all together keep to
-epsilon (Papernot and Steinke 2021). How many images are held out for it is public: each is, or is
+--trials=N searches by Optuna (`pip install optuna`) on a tenth of the training images. The
+guarantee does not cover that search, because it is for the last fit alone. --private_tuning=M
+covers it: a random number of runs, M on average, is made. Only the best is released, and all
+together stay within epsilon (Papernot and Steinke 2021). The number of images held out for it is
+public: each is held out or not by a secret hash of itself. The last line of the standard output is
+one JSON object.
 not, by a secret hash of itself. The last line of the standard output is one JSON object.
 """
 
@@ -30,7 +32,7 @@ from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.output import print_table, to_json
 from tfdpx.train.start_from import not_private
 
-# Table -> method, trials, steps (the last of those that the paper compares), and what is searched.
+# From a table to method, trials, steps (the last of those in the paper), and searched arguments.
 _RATE, _ALPHA = ("learning_rate", "l2_regularization"), ("alpha", "l2_regularization")
 _TABLES = {
     "table7": dict(method="dp_adam", trials=200, steps=100, searched=_RATE),
@@ -60,16 +62,16 @@ def preset_names():
 
 
 def resolve_preset(name):
-    """Dict of what a preset says.
+    """Returns the content of a preset, a dict.
 
     Returns:
         Dict: `method`, `trials`, `steps` (None for least squares), `num_examples`, `num_classes`,
         `delta`, `dataset`, `backbone`, `dimension`, `l2_norm_clip`, `held_out` (the share of the
-        training images that trials are measured on), and `ranges`: from each argument that is
-        searched to its bounds, as `head_search.by_optuna` takes them.
+        training images that trials are measured on), and `ranges`: from each searched argument to
+        its bounds, as for `head_search.by_optuna`.
 
     Raises:
-        UserError: If there is none of that name.
+        UserError: If there is none with that name.
     """
     if name not in preset_names():
         raise UserError(
@@ -91,8 +93,8 @@ def resolve_preset(name):
     }
 
 
-# Bounds of what each method has. Clips reach the 0.005 of the paper on heads, where the covariance
-# is small against the gradients, so that learning rates of dp_fc are too.
+# Bounds of each method. Clips reach the 0.005 of the paper on heads. The covariance is then small
+# against the gradients, so the learning rates of dp_fc are small too.
 _RANGES = {
     "dp_ls": {"alpha": (0.01, 100.0)},
     "dp_newton": {"learning_rate": (0.01, 10.0)},
@@ -104,12 +106,12 @@ _HELD_OUT = 0.1
 
 
 def main(arguments=None):
-    """Runs what the flags ask for; errors of the user become one line."""
+    """Runs the search of the flags; errors of the user become one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--workdir", help="Folder of features.")
     add("--preset", help="A column of Tables 7 to 10.")
-    add("--dry_run", action="store_true", help="Only say what a preset means and spends.")
+    add("--dry_run", action="store_true", help="Only print the content and cost of a preset.")
     add("--method", choices=methods.METHODS, help="Head to fit. Default: the preset's.")
     add("--epsilon", type=float, required=True, help="Privacy budget.")
     add("--delta", type=float, help="Delta; default: the preset's, or 1e-5.")
@@ -124,7 +126,7 @@ def main(arguments=None):
 
 
 def describe(values):
-    """What a preset means, and the noise that it needs: a dict."""
+    """Returns the content of a preset and the noise that it needs, a dict."""
     if values.preset is None:
         raise UserError("Flag --dry_run needs --preset.")
     preset = resolve_preset(values.preset)
@@ -147,13 +149,13 @@ def search(values):
     trials = values.trials or preset.get("trials")
     if preset and method != preset["method"]:
         raise UserError(
-            f"The preset is of another method. Received: --preset={values.preset}, which is of "
+            f"The preset is for another method. Received: --preset={values.preset}, which is for "
             f"{preset['method']}, and --method={method}. Leave one of them out."
         )
     if method is None or values.workdir is None:
         raise UserError("Flags --workdir and --method, or --preset, are needed.")
     if (values.trials and mean) or not (trials or mean):
-        raise UserError("Give one of --trials and --private_tuning.")
+        raise UserError("Pass one of --trials and --private_tuning.")
     folder = heads.FeatureFolder(values.workdir)
     train = folder.arrays("train")
     parts = split(*train, draws(folder, train[0]), preset.get("held_out", _HELD_OUT))
@@ -166,16 +168,16 @@ def search(values):
             head, chosen, score, ledger = privately(method, *parts, budget, mean, searched)
             how = f"a random number of runs, {mean:g} on average, each with arguments at random"
             sizes = (len(labels) for _, labels in parts)
-            found = dict(zip(("num_fitted", "num_held_out"), sizes, strict=True))
-            found["noisy_accuracy"] = score
+            results = dict(zip(("num_fitted", "num_held_out"), sizes, strict=True))
+            results["noisy_accuracy"] = score
         else:
             chosen, best = by_optuna(method, *parts, budget, trials, searched)
             head = methods.build(method, **budget, **chosen, seed=values.seed)
             head.fit(*train)
             ledger = head.ledger if values.epsilon < math.inf else not_private()
             how = f"{trials} trials of Optuna, on a part of these examples, without noise"
-            found = {"validation_accuracy": best}
-    chosen = {"method": method, **chosen, **found}
+            results = {"validation_accuracy": best}
+    chosen = {"method": method, **chosen, **results}
     return heads.save(folder, head, ledger, len(train[1]), chosen, how)
 
 
@@ -185,13 +187,13 @@ def _fixed(preset):
 
 
 def ranges(method):
-    """Dict from the arguments that are searched to their bounds, where no preset says them."""
+    """Returns a dict from the searched arguments to their bounds, unless a preset has them."""
     base = next(name for name in sorted(_RANGES, key=len) if method.startswith(name))
     return {**_RANGES[base], "l2_norm_clip": _CLIPS}
 
 
 def draws(folder, features):
-    """Draws in [0, 1), float array [n], that nobody else can compute.
+    """Returns draws in [0, 1), float array [n], that no one else can compute.
 
     Args:
         folder: `tfdpx.train.heads.FeatureFolder`.
@@ -206,16 +208,16 @@ def draws(folder, features):
 
 
 def split(features, labels, draws, share):
-    """Training and held-out parts, each a pair of arrays.
+    """Returns training and held-out parts, each a pair of arrays.
 
-    Every example goes to a part by a draw of its own, a hash of what it holds, which no other
-    example changes: so a score on one part and a head of the other compose in parallel. How many
-    there are in each is public.
+    Every example goes to a part by a separate draw, a hash of its content, which no other example
+    changes. So a score on one part and a head of the other compose in parallel. The number of
+    examples in each is public.
 
     Args:
         features: Float array [n, d].
         labels: Int array [n].
-        draws: Float array [n] in [0, 1), of `draws`.
+        draws: Float array [n] in [0, 1), from `draws`.
         share: Float in (0, 1), of the held-out part.
     """
     held_out = draws < share
@@ -223,10 +225,10 @@ def split(features, labels, draws, share):
 
 
 def by_optuna(method, train, held_out, budget, trials, searched):
-    """The arguments that Optuna finds best on examples held out.
+    """Returns the arguments that Optuna finds best on held-out examples.
 
-    No trial is paid for: the guarantee of the head that is then fitted is for that fit alone, as
-    in the paper.
+    No trial is paid for, because the guarantee of the head that is then fitted is for that fit
+    alone, as in the paper.
 
     Args:
         method: Name in `methods.METHODS`.
@@ -234,7 +236,7 @@ def by_optuna(method, train, held_out, budget, trials, searched):
         held_out: Likewise.
         budget: Dict of num_classes, epsilon and delta, and of arguments that are not searched.
         trials: Int.
-        searched: Dict from arguments to their bounds, as of `ranges`.
+        searched: Dict from arguments to their bounds, as for `ranges`.
 
     Returns:
         Dict of arguments, and the best accuracy.
@@ -257,21 +259,21 @@ def by_optuna(method, train, held_out, budget, trials, searched):
 
 
 def privately(method, train, held_out, budget, mean, searched, rng=None):
-    """The best head of a geometric number of runs, within epsilon all together.
+    """Returns the best head of a geometric number of runs, within epsilon all together.
 
     Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, of the
     head and of its noisy score (`tfdpx.accounting.selection`). Each run draws its arguments at
-    random, whatever the others found. An example is either trained on or held out; the score is
-    the number of held-out examples that are right, which one example changes by 1, with noise of
-    deviation noise_multiplier / sqrt(releases): so both parts cost the same, and a run no more.
+    random, independently of the other runs. An example is either trained on or held out. The score
+    is the number of held-out examples that are right, which one example changes by 1, with noise of
+    deviation noise_multiplier / sqrt(releases). So both parts cost the same, and a run no more.
 
     Args:
-        method: As of `by_optuna`.
+        method: As for `by_optuna`.
         train: Pair of features and labels.
         held_out: Likewise.
-        budget: As of `by_optuna`.
+        budget: As for `by_optuna`.
         mean: Float > 1, mean number of runs.
-        searched: As of `by_optuna`.
+        searched: As for `by_optuna`.
         rng: Optional `numpy.random.Generator` for the arguments.
 
     Returns:

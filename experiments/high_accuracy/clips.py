@@ -1,16 +1,16 @@
-r"""Which clip, which optimizer? Constant, automatic and adaptive clips at one epsilon.
+r"""Compares constant, automatic and adaptive clips, with several optimizers, at one epsilon.
 
     python -m experiments.high_accuracy.clips --seeds=5
 
 Trains a small convolutional network and a small transformer on scikit-learn's digits, and a small
 network on its table of breast cancers, by each optimizer with each clip at each learning rate of a
-grid. One trained function serves all seeds and rates: weights and slots are set back in between.
-The noise is that of a plan of --epsilon; batches are Poisson samples. The last line is one JSON
-object: the median test accuracy over seeds for each learning rate.
+grid. One trained function serves all seeds and rates: weights and slots are reset in between. The
+noise is that of a plan of --epsilon; batches are Poisson samples. The last line is one JSON object:
+the median test accuracy over seeds for each learning rate.
 
-With --rates DPSGD with the automatic clip alone, at other budgets, batch sizes and numbers of
-updates: for a rule for the learning rate, also of the convolutional network on generated images
-(--tasks=strokes,shapes).
+With --rates it tests only DPSGD with the automatic clip, at other budgets, batch sizes and numbers
+of updates. This is for a rule for the learning rate, also of the convolutional network on generated
+images (--tasks=strokes,shapes).
 """
 
 import argparse
@@ -37,7 +37,7 @@ RATES["DPAdam, corrected"] = RATES["DPAdam"]
 
 
 def convolutional():
-    """Digits of 8 x 8 pixels, by 5,000 weights."""
+    """Returns a network of 5,000 weights for digits of 8 x 8 pixels."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -51,7 +51,7 @@ def convolutional():
 
 
 def transformer():
-    """The rows of a digit, each with its place, as eight words; one block of attention."""
+    """Returns one block of attention on the rows of a digit, with their places, as eight words."""
     rows = keras.Input((8, 16))
     x = layers.Dense(16)(rows)
     x = x + layers.MultiHeadAttention(2, 8)(x, x)
@@ -62,18 +62,18 @@ def transformer():
 
 
 def table():
-    """30 measurements of a tumor."""
+    """Returns a network for 30 measurements of a tumor."""
     return keras.Sequential([keras.Input((30,)), layers.Dense(16, "relu"), layers.Dense(2)])
 
 
 def arrays(task):
-    """`(x, y)` to train on and `(x, y)` to test on."""
+    """Returns training and test data, each `(x, y)`."""
     if task in GENERATED:
         x, y = fit_choice.problem(GENERATED[task], 1437 + fit_choice.TEST, 8, 1.3)
         x = 2 * x - 1
         return (x[:1437], y[:1437]), (x[1437:], y[1437:])
-    found = datasets.load_breast_cancer() if task == "table" else datasets.load_digits()
-    x = found.data.astype("float32")
+    bunch = datasets.load_breast_cancer() if task == "table" else datasets.load_digits()
+    x = bunch.data.astype("float32")
     # Constants of the scales, which count as public.
     x = (x - x.mean(0)) / x.std(0) if task == "table" else x / 8 - 1
     x = x if task == "table" else x.reshape(-1, 8, 8, 1)
@@ -81,7 +81,7 @@ def arrays(task):
         places = np.broadcast_to(np.eye(8, dtype="float32"), (len(x), 8, 8))
         x = np.concatenate([x[..., 0], places], axis=2)
     parts = model_selection.train_test_split(
-        x, found.target, test_size=0.2, random_state=0, stratify=found.target
+        x, bunch.target, test_size=0.2, random_state=0, stratify=bunch.target
     )
     return (parts[0], parts[2]), (parts[1], parts[3])
 
@@ -116,11 +116,11 @@ class Trainer:
             len(self._train[0]), batch_size=batch_size or size, steps=steps, epsilon=epsilon,
             delta=DELTA,
         )  # fmt: skip
-        made = {"corrected": {"bias_correction": "noise"}} if "," in optimizer else {}
+        extra = {"corrected": {"bias_correction": "noise"}} if "," in optimizer else {}
         private = tfdpx.DPSGD if optimizer == "DPSGD" else tfdpx.DPAdam
         self._optimizer = private(
             1.0, batch_size=self.plan.batch_size, noise_multiplier=self.plan.noise_multiplier,
-            l2_norm_clip=CLIPS[clip] or tfdpx.AdaptiveClip(), seed=0, **made.get("corrected", {}),
+            l2_norm_clip=CLIPS[clip] or tfdpx.AdaptiveClip(), seed=0, **extra.get("corrected", {}),
         )  # fmt: skip
         self._starts = []
         for seed in range(seeds):
@@ -137,7 +137,7 @@ class Trainer:
         self._logits = tf.function(self._model, autograph=False)
 
     def accuracy(self, seed, rate):
-        """Test accuracy of a training from the weights of a seed."""
+        """Returns the test accuracy of a training from the weights of a seed."""
         for variable, value in zip(self._optimizer.variables, self._slots, strict=True):
             variable.assign(value)
         for variable, value in zip(self._model.weights, self._starts[seed], strict=True):
@@ -150,52 +150,52 @@ class Trainer:
             present = (np.arange(plan.capacity) < len(drawn)).astype("float32")
             x, y = (tf.constant(part[rows]) for part in self._train)
             self._step(x, y, tf.constant(present))
-        found = self._logits(tf.constant(self._x)).numpy().argmax(1)
-        return float(np.mean(found == self._y))
+        predictions = self._logits(tf.constant(self._x)).numpy().argmax(1)
+        return float(np.mean(predictions == self._y))
 
 
 def compare(tasks, seeds, steps, epsilon):
-    """Dict by task, optimizer and clip of dicts from rates to median accuracies."""
-    found = {}
+    """Returns a dict by task, optimizer and clip of dicts from rates to median accuracies."""
+    results = {}
     for task, (optimizer, rates), clip in itertools.product(tasks, RATES.items(), CLIPS):
         began = time.perf_counter()
         trainer = Trainer(task, optimizer, clip, seeds, steps, epsilon)
-        each = {
+        medians = {
             rate: statistics.median(trainer.accuracy(seed, rate) for seed in range(seeds))
             for rate in rates
         }
-        best = max(each, key=each.get)
-        found[f"{task}; {optimizer}; {clip}"] = each
+        best = max(medians, key=medians.get)
+        results[f"{task}; {optimizer}; {clip}"] = medians
         print(
-            f"{task:14} {optimizer:18} {clip:10} {100 * each[best]:5.1f}% at {best:<6g}"
-            + " ".join(f"{100 * value:5.1f}" for value in each.values())
+            f"{task:14} {optimizer:18} {clip:10} {100 * medians[best]:5.1f}% at {best:<6g}"
+            + " ".join(f"{100 * value:5.1f}" for value in medians.values())
             + f"  ({time.perf_counter() - began:.0f} s)",
             flush=True,
         )
-    return found
+    return results
 
 
 def best_rates(task, seeds):
-    """Dict from task, budget, batch size and updates to accuracies by learning rate."""
-    found = {}
+    """Returns a dict from task, budget, batch size and updates to accuracies by learning rate."""
+    results = {}
     for epsilon, batch_size, steps in [
         *((e, 256, 60) for e in (1.0, 3.0, 8.0)),
         *((3.0, 256, s) for s in (20, 180)),
         *((3.0, b, 60) for b in (64, 1024)),
     ]:
         trainer = Trainer(task, "DPSGD", "automatic", seeds, steps, epsilon, batch_size)
-        each = {
+        medians = {
             rate: statistics.median(trainer.accuracy(seed, rate) for seed in range(seeds))
             for rate in (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
         }
         name = f"{task}: epsilon={epsilon:g} batch_size={batch_size} steps={steps}"
-        found[name] = each
-        print(name, f"rule {trainer.plan.suggested_learning_rate:.2f}", each, flush=True)
-    return found
+        results[name] = medians
+        print(name, f"rule {trainer.plan.suggested_learning_rate:.2f}", medians, flush=True)
+    return results
 
 
 def main():
-    """Runs what the flags say."""
+    """Runs the comparison of the flags."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add(
@@ -203,17 +203,17 @@ def main():
     )
     add("--seeds", type=int, default=5, help="Trainings of each setting.")
     add("--steps", type=int, default=60, help="Updates of a training.")
-    add("--epsilon", type=float, default=3.0, help="Of a training.")
-    add("--rates", action="store_true", help="For a rule for the automatic clip instead.")
+    add("--epsilon", type=float, default=3.0, help="Epsilon of a training.")
+    add("--rates", action="store_true", help="Test learning rates of the automatic clip instead.")
     values = parser.parse_args()
     tasks = values.tasks.split(",")
     if values.rates:
-        found = {}
+        results = {}
         for task in tasks:
-            found |= best_rates(task, values.seeds)
+            results |= best_rates(task, values.seeds)
     else:
-        found = compare(tasks, values.seeds, values.steps, values.epsilon)
-    print(json.dumps(found))
+        results = compare(tasks, values.seeds, values.steps, values.epsilon)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How good the automatic settings of a private linear classifier on fixed features are.
+"""Measures the automatic settings of a private linear classifier on fixed features.
 
     python -m experiments.high_accuracy.fit_choice
 
-The rule of `tfdpx.train.defaults` was fitted on such problems. They are generated, so that fitting
-a rule on them spends no privacy: classes of distorted strokes and shapes, and scenes with classes
-of colours and stripes, in gray and colour, of images and of people with several. Prints a row for
-each problem: accuracy at each epsilon, by the rule and by multiples of its learning rate.
+The rule of `tfdpx.train.defaults` was fitted on such problems. They are generated, because fitting
+a rule on them then spends no privacy: classes of distorted strokes and shapes, and scenes with
+classes of colours and stripes, in gray and colour, of images and of people with several. Prints a
+row per problem: accuracy at each epsilon, by the rule and by multiples of its learning rate.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ SCENES = {
 
 
 def problem(kind, count, side, distortion, seed=0):
-    """Images [count, side, side, 1] of distorted prototypes, one a class, and labels [count]."""
+    """Returns images [count, side, side, 1] of distorted prototypes, one per class, and labels."""
     rng = np.random.default_rng(seed)
     prototypes = kind(_CANVAS, seed=1000).images(CLASSES)[..., 0]
     labels, images = rng.integers(0, CLASSES, count), []
@@ -58,11 +58,11 @@ def problem(kind, count, side, distortion, seed=0):
 
 
 def scenes(people, side, colour, stripes, clutter, channels=3, classes=4, noise=0.01, seed=0):
-    """Images of classes with a mean colour and a direction of stripes, under fallen leaves.
+    """Returns images of classes with a mean colour and a direction of stripes, under fallen leaves.
 
     Args:
-        people: Int. They have one to twelve images, some four on average, mostly of one class, and
-            a colour that is their own.
+        people: Int. They have one to twelve images, about four on average, mostly of one class, and
+            an individual colour.
         side: Int, pixels of a side.
         colour: Float, the deviation of the classes' colours.
         stripes: Float, their contrast.
@@ -96,17 +96,17 @@ def scenes(people, side, colour, stripes, clutter, channels=3, classes=4, noise=
 
 
 def features(images):
-    """The features `[count, features]` that `classify` trains on, turned to as few axes as rows."""
+    """Returns the features `[count, features]` of `classify`, rotated to as few axes as rows."""
     model = ScatterLinear(2, images.shape[1:])
     rows = keras.Model(model.input, model.get_layer("unit_norm").output)
     rows = rows.predict(images, batch_size=100, verbose=0)
-    # Noise is alike in all directions, so only the products of rows count.
+    # Noise is the same in all directions, so only the products of rows matter.
     return rows if len(rows) > rows.shape[1] else np.linalg.qr(rows.T, mode="r").T
 
 
 @functools.cache
 def noise_multiplier(epsilon, steps, delta=1e-5):
-    """The noise multiplier of full batches; it does not depend on how many examples they have."""
+    """Returns the noise multiplier of full batches; it does not depend on their size."""
     return tfdpx.PrivacyPlan(
         100, batch_size=100, steps=steps, epsilon=epsilon, delta=delta
     ).noise_multiplier
@@ -120,7 +120,7 @@ def train(rows, labels, values, seed, owners=None):
         labels: Ints `[count]`.
         values: `settings.Settings` of the run.
         seed: Int.
-        owners: Ints `[count]`, the person of each image; by default everybody has one.
+        owners: Ints `[count]`, the person of each image. Defaults to one image per person.
 
     Returns:
         The averaged weights `[features, classes]`.
@@ -147,19 +147,19 @@ def train(rows, labels, values, seed, owners=None):
         total = rows[chosen.ravel()].T @ errors.reshape(-1, targets.shape[1])
         total += np.float32(noise) * rng.standard_normal(weights.shape, "float32")
         weights = weights - np.float32(values.learning_rate / people) * total
-        kept = min(values.ema_momentum, (1 + step) / (10 + step)) if step else 0.0
-        average = kept * average + (1 - kept) * weights
+        momentum = min(values.ema_momentum, (1 + step) / (10 + step)) if step else 0.0
+        average = momentum * average + (1 - momentum) * weights
     return average
 
 
 def accuracy(rows, labels, test, *settings_seed_and_owners):
-    """The accuracy on the features and labels `test` of weights that `train` makes."""
+    """Returns the accuracy on the features and labels `test` of weights from `train`."""
     weights = train(rows, labels, *settings_seed_and_owners)
     return float(np.mean((test[0] @ weights).argmax(1) == test[1]))
 
 
 def _draw(owners, most, rng):
-    """Ints `[people, most]`: images of each person, at random; -1 where there are fewer."""
+    """Returns ints `[people, most]`: images of each person, at random; -1 if there are fewer."""
     if most == 1 and len(owners) == owners.max() + 1:
         return np.arange(len(owners))[:, np.newaxis]
     order = np.lexsort([rng.random(len(owners)), owners])
@@ -172,14 +172,14 @@ def _draw(owners, most, rng):
 
 
 def automatic(epsilon, num_protected, factor=1.0, **flags):
-    """The settings that `classify` chooses, with `factor` times the learning rate."""
+    """Returns the settings chosen by `classify`, with `factor` times the learning rate."""
     values = settings.resolve("digits", {"epsilon": epsilon, **flags})
     values, _ = defaults.complete(values, num_protected)
     return dataclasses.replace(values, learning_rate=factor * values.learning_rate)
 
 
 def problems():
-    """Yields name, features, labels, owners or None, and how many to test on."""
+    """Yields name, features, labels, owners or None, and the number of test examples."""
     for kind, side, distortion, count in (
         (synthetic.Strokes, 8, 1.3, 300),
         (synthetic.Strokes, 8, 1.3, 6000),

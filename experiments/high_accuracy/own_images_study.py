@@ -1,11 +1,11 @@
-"""What accuracy to expect of a small folder of images: digits, 200 to 1,437 to train on.
+"""Measures the accuracy on a small folder of images: digits, 200 to 1,437 to train on.
 
     python -m experiments.high_accuracy.own_images_study --seeds=5
 
-Writes the digits of scikit-learn as folders of images, `train` with so many and `test` with the
-same 360, and runs `tfdpx.train.classify --dataset=folder:PATH` on them. Each seed takes other
-training images and other noise. Prints median, lowest and highest test accuracy of each as rows of
-a Markdown table (docs/own_images.md).
+Writes the digits of scikit-learn as folders of images, `train` with this number and `test` with the
+same 360, and runs `tfdpx.train.classify --dataset=folder:PATH` on them. Each seed takes different
+training images and noise. Prints median, lowest and highest test accuracy of each as rows of a
+Markdown table (docs/own_images.md).
 """
 
 import argparse
@@ -34,7 +34,7 @@ def write(folder, images, labels):
 
 
 def accuracy(count, epsilon, seed):
-    """Test accuracy of a run on `count` training images."""
+    """Returns the test accuracy of a run on `count` training images."""
     bunch = datasets.load_digits()
     split = dict(test_size=TEST_EXAMPLES, stratify=bunch.target, random_state=0)
     train, test, labels, test_labels = model_selection.train_test_split(
@@ -48,10 +48,10 @@ def accuracy(count, epsilon, seed):
         path = pathlib.Path(there)
         write(path / "train", train, labels)
         write(path / "test", test, test_labels)
-        output, given = io.StringIO(), dict(epsilon=epsilon, seed=seed)
+        output, settings = io.StringIO(), dict(epsilon=epsilon, seed=seed)
         with (
             contextlib.redirect_stdout(output),
-            flagsaver.flagsaver(dataset=f"folder:{path}", workdir=str(path / "run"), **given),
+            flagsaver.flagsaver(dataset=f"folder:{path}", workdir=str(path / "run"), **settings),
         ):
             classify.main(["classify"])
     return json.loads(output.getvalue().splitlines()[-1])["test_accuracy"]
@@ -70,8 +70,8 @@ def main():
     for count in values.counts:
         cells = []
         for epsilon in values.epsilons:
-            found = [100 * accuracy(count, epsilon, seed) for seed in range(values.seeds)]
-            cells.append(f"{statistics.median(found):.1f}% ({min(found):.1f} to {max(found):.1f})")
+            runs = [100 * accuracy(count, epsilon, seed) for seed in range(values.seeds)]
+            cells.append(f"{statistics.median(runs):.1f}% ({min(runs):.1f} to {max(runs):.1f})")
         print(f"| {count:,} | {' | '.join(cells)} |", flush=True)
 
 

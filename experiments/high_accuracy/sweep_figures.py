@@ -1,9 +1,9 @@
-r"""Draws a sweep: accuracy against each setting, and which of the others did best there.
+r"""Draws a sweep: accuracy against each setting, and the best values of the other settings there.
 
     python -m tfdpx.train.sweep --workdir=runs/sweep --epsilon=8 ... --grid=...
     python -m experiments.high_accuracy.sweep_figures --workdir=runs/sweep
 
-Writes `accuracy_by_<setting>.png` into the folder of the sweep, as often as wished while it runs.
+Writes `accuracy_by_<setting>.png` into the folder of the sweep; it can be repeated during a sweep.
 The figures of De et al. 2022, with their presets of CIFAR-10:
 
     2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
@@ -43,12 +43,13 @@ def main(arguments=None):
 def draw(rows, swept, folder):
     """Draws a PNG for each setting with several values.
 
-    On the left of each: the median over seeds against the setting, with the range as a bar, one
-    line for each value of the next setting; of any further ones, the best. The broad grey line has
-    all others tuned, as De et al. (2022) plot batch size, noise and updates (Figures 2, 3, 6).
-    Next to it: the values of the others at which that best was found (their Figure 7).
+    On the left of each is the median over seeds against the setting, with the range as a bar, and
+    one line for each value of the next setting; of any further ones, the best. The broad grey line
+    has all others tuned, as De et al. (2022) plot batch size, noise and updates (Figures 2, 3, 6).
+    Next to it are the values of the others at that best (their Figure 7).
 
     Args:
+        rows: Result of `sweep.read_table`.
         rows: Of `sweep.read_table`.
         swept: Names of the swept settings.
         folder: `pathlib.Path` to write to.
@@ -61,32 +62,32 @@ def draw(rows, swept, folder):
     measured_on = " and ".join(sorted({row["measured_on"] for row in rows}))
     paths = []
     for name in several:
-        others = [other for other in several if other != name]
-        fig = figure.Figure(figsize=(5.5 + 3.5 * len(others), 4), layout="constrained")
+        other_names = [other for other in several if other != name]
+        fig = figure.Figure(figsize=(5.5 + 3.5 * len(other_names), 4), layout="constrained")
         panels = np.atleast_1d(
-            fig.subplots(1, 1 + len(others), width_ratios=[5.5] + [3.5] * len(others))
+            fig.subplots(1, 1 + len(other_names), width_ratios=[5.5] + [3.5] * len(other_names))
         )
-        _accuracy(panels[0], points, name, others)
+        _accuracy(panels[0], points, name, other_names)
         panels[0].set_ylabel(f"{measured_on} accuracy, %")
-        for panel, other in zip(panels[1:], others, strict=True):
+        for panel, other in zip(panels[1:], other_names, strict=True):
             _optimum(panel, points, name, other)
         paths.append(folder / f"accuracy_by_{name}.png")
         fig.savefig(paths[-1], dpi=120)
     return paths
 
 
-def _accuracy(panel, points, name, others):
+def _accuracy(panel, points, name, other_names):
     values = _values(points, name)
-    if others:
-        lines = _values(points, others[0])
+    if other_names:
+        lines = _values(points, other_names[0])
         colours = colormaps["viridis"](np.linspace(0, 0.9, len(lines)))
         for line, colour in zip(lines, colours, strict=True):
-            chosen = [point for point in points if point[others[0]] == line]
+            chosen = [point for point in points if point[other_names[0]] == line]
             _line(panel, chosen, name, values, color=colour, label=_short(line))
-        # Underneath: it runs along the lines that it is the best of.
+        # Underneath, because it runs along the lines that it is the best of.
         broad = dict(color="lightgrey", elinewidth=0, capsize=0, ms=0, lw=7, zorder=1)
         _line(panel, points, name, values, **broad, label="best of all")
-        panel.legend(title=others[0], fontsize="small", title_fontsize="small")
+        panel.legend(title=other_names[0], fontsize="small", title_fontsize="small")
     else:
         _line(panel, points, name, values, color="black")
     _axis(panel, "x", name, values)
@@ -94,21 +95,21 @@ def _accuracy(panel, points, name, others):
 
 
 def _line(panel, points, name, values, **style):
-    found = _best_at(points, name, values)
-    medians = 100 * np.array([point["median"] for point in found])
-    below = medians - 100 * np.array([point["lowest"] for point in found])
-    above = 100 * np.array([point["highest"] for point in found]) - medians
-    where = [_position(point[name], values) for point in found]
+    best = _best_at(points, name, values)
+    medians = 100 * np.array([point["median"] for point in best])
+    below = medians - 100 * np.array([point["lowest"] for point in best])
+    above = 100 * np.array([point["highest"] for point in best]) - medians
+    where = [_position(point[name], values) for point in best]
     look = {"marker": "o", "ms": 4, "capsize": 2, "lw": 1.2, **style}
     panel.errorbar(where, medians, [below, above], **look)
 
 
 def _optimum(panel, points, name, other):
     values, other_values = _values(points, name), _values(points, other)
-    found = _best_at(points, name, values)
+    best = _best_at(points, name, values)
     panel.plot(
-        [_position(point[name], values) for point in found],
-        [_position(point[other], other_values) for point in found],
+        [_position(point[name], values) for point in best],
+        [_position(point[other], other_values) for point in best],
         "o--",
         color="black",
         ms=4,
@@ -116,7 +117,7 @@ def _optimum(panel, points, name, other):
     )
     _axis(panel, "x", name, values)
     _axis(panel, "y", f"best {other}", other_values)
-    # All values that were tested: an optimum on the edge says that the grid was too small.
+    # All tested values, because an optimum on the edge shows that the grid was too small.
     edges = [_position(value, other_values) for value in other_values]
     for edge in (edges[0], edges[-1]):
         panel.axhline(edge, color="grey", lw=0.8, ls=":")
@@ -138,7 +139,7 @@ def _numeric(values):
 
 
 def _position(value, values):
-    """Numbers stand where they are, names and truth values in their order."""
+    """Returns the position of a number, its value, or of a name or truth value, its order."""
     return value if _numeric(values) else values.index(value)
 
 
@@ -157,7 +158,7 @@ def _axis(panel, which, label, values):
 def _short(value):
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value).rpartition("/")[2]  # Of presets, the column.
+    return str(value).rpartition("/")[2]  # For presets, the column.
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Yu et al. 2022: how near individual epsilons are to exact ones."""
+"""Yu et al. 2022: how close individual epsilons are to exact ones."""

@@ -1,4 +1,4 @@
-"""Digits dealt to 144 writers of ten: accuracy at a writer's epsilon, by drawing digits or writers.
+"""Accuracy at a writer's epsilon, by drawing digits or writers: 144 writers of ten digits each.
 
     python -m experiments.individual.people --runs=5
 
@@ -28,7 +28,7 @@ PER_WRITER = (1, 3, 10)
 
 
 def features_of(data):
-    """Pairs (features, labels) of the training and of the test images."""
+    """Returns pairs (features, labels) of the training and of the test images."""
     model = tfdpx.models.ScatterLinear(data.num_classes, data.image_shape)
     body = keras.Model(model.inputs, model.layers[-1].input)
     pairs = (data.train_x, data.train_y), (data.eval_x, data.eval_y)
@@ -36,7 +36,7 @@ def features_of(data):
 
 
 def plans(epsilon, steps, num_examples):
-    """Pairs of a plan and how many digits of a writer an update takes, by the name of the way."""
+    """Returns, by the name of the way, a plan and the digits of a writer in an update."""
     of_writers = dict(epsilon=epsilon, delta=DELTA, steps=steps, unit="user")
     writers = tfdpx.PrivacyPlan(WRITERS, WRITERS, **of_writers)
     # Full batches: ten digits move the sum by ten clips, so ten times the noise protects them.
@@ -49,7 +49,7 @@ def plans(epsilon, steps, num_examples):
 
 
 def accuracy(plan, per_writer, owners, steps, move, train, test):
-    """Of one training."""
+    """Returns the accuracy of one training."""
     model = keras.Sequential(
         [keras.Input(train[0].shape[1:]), keras.layers.Dense(10, kernel_initializer="zeros")]
     )
@@ -64,7 +64,7 @@ def accuracy(plan, per_writer, owners, steps, move, train, test):
 
 
 def main(argv):
-    """Trains by each way at each epsilon; prints the medians."""
+    """Trains in each way at each epsilon; prints the medians."""
     del argv
     warnings.simplefilter("ignore")
     data = images.load("digits")
@@ -73,12 +73,12 @@ def main(argv):
     for epsilon in map(float, _EPSILONS.value):
         steps, move = 50, max(0.3 * epsilon * WRITERS, 100)
         for way, (plan, per_writer) in plans(epsilon, steps, count).items():
-            found = []
+            accuracies = []
             for seed in range(_RUNS.value):
                 owners = np.random.default_rng(seed).permutation(np.arange(count) % WRITERS)
-                found.append(accuracy(plan, per_writer, owners, steps, move, train, test))
-            rows.append({"epsilon": epsilon, "way": way, "accuracies": found})
-            rows[-1]["median"] = float(np.median(found))
+                accuracies.append(accuracy(plan, per_writer, owners, steps, move, train, test))
+            rows.append({"epsilon": epsilon, "way": way, "accuracies": accuracies})
+            rows[-1]["median"] = float(np.median(accuracies))
             print(f"epsilon {epsilon:g}, {way}: {100 * rows[-1]['median']:.1f}%", flush=True)
     record = {f"{r['way']} at {r['epsilon']:g}": f"{100 * r['median']:.1f}%" for r in rows}
     print_table(record, title=f"median accuracy of {_RUNS.value} runs")
@@ -88,8 +88,8 @@ def main(argv):
 
 
 def draw(rows, path):
-    """Accuracy against epsilon, a line a way."""
-    import matplotlib.pyplot as plt  # Takes as long as a training.
+    """Draws accuracy against epsilon, a line per way."""
+    import matplotlib.pyplot as plt  # It takes as long as a training.
 
     figure, axes = plt.subplots(figsize=(6, 4))
     for way in dict.fromkeys(row["way"] for row in rows):

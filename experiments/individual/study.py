@@ -1,12 +1,12 @@
-r"""How near individual epsilons are to exact ones, and what clipping by them costs.
+r"""Compares individual epsilons with exact ones, and measures the cost of clipping by them.
 
     python -m experiments.individual.study --data=digits --seeds=5
 
-Trains with `tfdpx.accounting.IndividualAccountant`, and measures the norms of 1,000 examples
-before every update besides. Exact individual epsilons are those of these norms; estimated ones are
-the accountant's, whose norms are as old as an example's last draw (Figure 3 of Yu et al. 2022).
-Also trains with one clip for all, at the same seeds, and compares test accuracy (Table 1 there).
-With --attack a model without privacy is attacked too (Figure 7).
+Trains with `tfdpx.accounting.IndividualAccountant`, and also measures the norms of 1,000 examples
+before every update. Exact individual epsilons are computed from these norms. The estimated ones are
+the accountant's; its norms are as old as an example's last draw (Figure 3 of Yu et al. 2022). Also
+trains with one clip for all, at the same seeds, and compares test accuracy (Table 1 there). With
+--attack it also attacks a model without privacy (Figure 7).
 
 The last line is one JSON object; `private.npz` in --workdir has the epsilons, which are private.
 """
@@ -29,12 +29,12 @@ from tfdpx.train.output import to_json
 from tfdpx.training.norms import GradientNorms
 
 _REFRESHES = (0, 1, 2)
-# Examples whose norms are measured before every update, as in the paper.
+# Number of examples with norms measured before every update, as in the paper.
 _MEASURED = 1000
 
 
 class ExactNorms(keras.callbacks.Callback):
-    """The norms of the first examples, over the clip, after every update.
+    """Records the norms of the first examples, over the clip, after every update.
 
     Attributes:
         norms: List of float arrays [n].
@@ -55,17 +55,17 @@ class ExactNorms(keras.callbacks.Callback):
 
 
 def arrays(name):
-    """`(x, y)` to train on and `(x, y)` to test on."""
+    """Returns training and test data, each `(x, y)`."""
     if name == "digits":
-        found = datasets.load_digits()
-        x = (found.images[..., np.newaxis] / 16).astype("float32")
+        bunch = datasets.load_digits()
+        x = (bunch.images[..., np.newaxis] / 16).astype("float32")
         train, test = model_selection.train_test_split(
             np.arange(len(x)),
             test_size=tfds.TEST_EXAMPLES,
-            stratify=found.target,
+            stratify=bunch.target,
             random_state=0,
         )
-        return [(x[rows], found.target[rows]) for rows in (train, test)]
+        return [(x[rows], bunch.target[rows]) for rows in (train, test)]
     generator = np.random.default_rng(0)
     y = generator.choice(5, size=6000, p=[0.4, 0.3, 0.15, 0.1, 0.05])
     centres = generator.normal(size=(5, 20)) * 0.7
@@ -73,8 +73,8 @@ def arrays(name):
     return [(x[:5000], y[:5000]), (x[5000:], y[5000:])]
 
 
-def train(values, data, seed, refreshes=None, exact=False, private=True):
-    """A trained model, its accountant, exact norms, and test accuracy."""
+def train(values, data, seed, refreshes=None, with_norms=False, private=True):
+    """Returns a trained model, its accountant, exact norms, and test accuracy."""
     (x, y), test = data
     keras.utils.set_random_seed(seed)
     plan = tfdpx.PrivacyPlan(
@@ -97,19 +97,19 @@ def train(values, data, seed, refreshes=None, exact=False, private=True):
         )  # fmt: skip
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
-    norms = ExactNorms(x, y) if exact else None
+    norms = ExactNorms(x, y) if with_norms else None
     if private:
         batches = plan.batches(x, y, optimizer=model.optimizer)
-        model.fit(batches, shuffle=False, verbose=0, callbacks=[norms] if exact else [])
+        model.fit(batches, shuffle=False, verbose=0, callbacks=[norms] if with_norms else [])
     else:
         model.fit(x, y, batch_size=32, epochs=60, verbose=0)
     return model, accountant, norms, model.evaluate(*test, verbose=0)[1]
 
 
 def closeness(accountant, norms):
-    """How near the accountant's epsilons are to those of exact norms."""
+    """Returns how close the accountant's epsilons are to those of exact norms."""
     plan = accountant.plan
-    # Those before the first update were not measured, and are charged in full by both.
+    # Norms before the first update were not measured, and both charge them in full.
     before = [np.ones_like(norms[0]), *norms[:-1]]
     exact = np.minimum(individual_epsilon(np.stack(before), plan), plan.epsilon)
     estimated = accountant.epsilon()[: len(exact)]
@@ -125,14 +125,14 @@ def closeness(accountant, norms):
 
 
 def study(values):
-    """The figures of the JSON object, and arrays for the workdir."""
-    data, found, kept = arrays(values.data), {}, {}
+    """Returns the figures of the JSON object, and arrays for the workdir."""
+    data, figures, private = arrays(values.data), {}, {}
     (x, y), (test_x, test_y) = data
     for refreshes in _REFRESHES:
-        model, accountant, exact, _ = train(values, data, 0, refreshes, exact=True)
-        kept[f"exact_{refreshes}"], close = closeness(accountant, exact.norms)
-        kept[f"estimated_{refreshes}"] = accountant.epsilon()[:_MEASURED]
-        found[f"refreshes_{refreshes}"] = close
+        model, accountant, exact, _ = train(values, data, 0, refreshes, with_norms=True)
+        private[f"exact_{refreshes}"], close = closeness(accountant, exact.norms)
+        private[f"estimated_{refreshes}"] = accountant.epsilon()[:_MEASURED]
+        figures[f"refreshes_{refreshes}"] = close
         print(f"{refreshes} refreshes an epoch: {to_json(close)}", file=sys.stderr, flush=True)
     losses = individual.losses_and_labels(model, (x, y))[0]
     if values.attack:
@@ -142,14 +142,14 @@ def study(values):
     held_out, _ = individual.losses_and_labels(model, (test_x, test_y))
     report = individual.group_report(accountant.epsilon(), losses, y, held_out, test_y)
     names = ("mean_epsilon", "mean_loss", "attack_success")
-    found["groups"] = {
+    figures["groups"] = {
         str(group["name"]): [round(group[name], 4) for name in names] for group in report["groups"]
     }
-    found["correlation"] = report["correlation"]
-    found["group_correlation"] = report["group_correlation"]
+    figures["correlation"] = report["correlation"]
+    figures["group_correlation"] = report["group_correlation"]
     for name, refreshes in (("individual_clips", 0), ("one_clip", None)):
-        found[name] = [train(values, data, 1 + s, refreshes)[3] for s in range(values.seeds)]
-    return found, kept
+        figures[name] = [train(values, data, 1 + s, refreshes)[3] for s in range(values.seeds)]
+    return figures, private
 
 
 def main(arguments=None):
@@ -158,19 +158,19 @@ def main(arguments=None):
     add = parser.add_argument
     add("--data", default="digits", choices=("digits", "synthetic"), help="What to train on.")
     add("--seeds", type=int, default=5, help="Trainings of each kind for the accuracy.")
-    add("--batch_size", type=int, default=128, help="Expected examples an update.")
+    add("--batch_size", type=int, default=128, help="Expected examples per update.")
     add("--steps", type=int, default=80, help="Updates.")
-    add("--epsilon", type=float, default=8.0, help="Of the plan, at delta=1e-5.")
-    add("--learning_rate", type=float, default=2.0, help="Of DP-SGD.")
+    add("--epsilon", type=float, default=8.0, help="Epsilon of the plan, at delta=1e-5.")
+    add("--learning_rate", type=float, default=2.0, help="Learning rate of DP-SGD.")
     add("--l2_norm_clip", type=float, default=1.0, help="The largest clip.")
     add("--attack", action="store_true", help="Attack a model without privacy too.")
     add("--workdir", type=pathlib.Path, help="Folder for the individual epsilons.")
     values = parser.parse_args(arguments)
-    found, private = study(values)
+    figures, private = study(values)
     if values.workdir is not None:
         values.workdir.mkdir(parents=True, exist_ok=True)
         np.savez(values.workdir / "private.npz", **private)
-    print(to_json(found), flush=True)
+    print(to_json(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@ r"""Compiles the private and the ordinary training step for a TPU, without one, 
     make tpu-check ARGS="--augmult=4 --topology=v4:2x2x1"
 
 Each step is traced by TensorFlow as one core of a TPUStrategy runs it (`export.py`) and compiled by
-libtpu in a virtual environment of its own (`compile.py`), for one core and for four. The private
-step must hold exactly one all-reduce of gradients on four cores, outside of any loop, none on one,
+libtpu in a separate virtual environment (`compile.py`), for one core and for four. The private step
+must contain exactly one all-reduce of gradients on four cores, outside of any loop, none on one,
 and nothing that waits for the host. Prints a table and one line of JSON; exits with 1 if a step has
-a fault. Nothing is run: this says nothing of speed.
+a fault. Nothing is run, so this tells nothing about speed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def parse(arguments=None):
     add("--cores", type=int, action="append", help="Cores to compile for; default: 1 and 4.")
     add("--model", default="small_cnn", help="A model of tfdpx.train.classifiers.")
     add("--image_shape", default="8,8,1", help="Height, width, channels.")
-    add("--batch_per_core", type=int, default=64, help="Examples a core.")
+    add("--batch_per_core", type=int, default=64, help="Examples per core.")
     add("--augmult", type=int, default=0, help="Views of each example.")
     add("--precision", default="float32", help="Keras dtype policy.")
     return parser.parse_args(arguments)
@@ -92,7 +92,7 @@ def steps(values):
         yield "ordinary", dataclasses.replace(private, private=False)
         yield "private", private
         if cores > 1:
-            # The gradients of several passes are to be reduced once.
+            # The gradients of several passes must be reduced once.
             half = -(-values.batch_per_core // 2)
             yield "private_2_passes", dataclasses.replace(private, microbatch_size=half)
 
@@ -103,7 +103,7 @@ def compile_for_tpu(values, module, name, cores):
     Args:
         values: The flags.
         module: Bytes of an `xla.HloModuleProto`.
-        name: String, of the files for it and the compiled text.
+        name: String, used for the files of the module and of the compiled text.
         cores: Int.
 
     Returns:

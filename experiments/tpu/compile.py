@@ -1,9 +1,9 @@
-"""Compiles a module for a TPU that is not there; runs in the virtual environment of jax and libtpu.
+"""Compiles a module for a TPU that is not present, in the virtual environment of jax and libtpu.
 
     python experiments/tpu/compile.py MODULE.pb TOPOLOGY CORES COMPILED.txt
 
-reads a serialized `xla.HloModuleProto`, compiles it for the first CORES devices of TOPOLOGY, such
-as v5e:2x2, writes the compiled module as text, and prints what the compiler says of it as JSON.
+reads a serialized `xla.HloModuleProto`, compiles it for the first CORES devices of TOPOLOGY, for
+example v5e:2x2, writes the compiled module as text, and prints the compiler's figures as JSON.
 """
 
 import json
@@ -12,8 +12,8 @@ import pathlib
 import sys
 import time
 
-# Read by libtpu: no TPU is at stake, so it need not ask the metadata server of a cloud machine,
-# nor keep other processes out.
+# Read by libtpu. Because no TPU is used, it need not ask the metadata server of a cloud machine, or
+# keep other processes out.
 os.environ.update(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1", JAX_PLATFORMS="cpu")
 
 import numpy as np
@@ -28,8 +28,8 @@ def compile_module(module, topology, cores):
 
     Args:
         module: Bytes of an `xla.HloModuleProto`.
-        topology: Name such as `"v5e:2x2"` or `"v4:2x2x1"`.
-        cores: Number of replicas, one a device.
+        topology: Name, for example `"v5e:2x2"` or `"v4:2x2x1"`.
+        cores: Number of replicas, one per device.
 
     Returns:
         The executable, which cannot be run.
@@ -49,7 +49,7 @@ def compile_module(module, topology, cores):
 
 
 def read(module):
-    """The StableHLO module of a serialized `xla.HloModuleProto`; call it in a context of MLIR.
+    """Returns the StableHLO module of an `xla.HloModuleProto`; call it in a context of MLIR.
 
     Args:
         module: Bytes.
@@ -60,7 +60,7 @@ def read(module):
 
 
 def _drop_copies(module):
-    """Removes TensorFlow's copies of results, which StableHLO has no operation for."""
+    """Removes TensorFlow's copies of results, because StableHLO has no operation for them."""
     copies = []
 
     def visit(operation):
@@ -82,7 +82,7 @@ def main(module, topology, cores, compiled):
     pathlib.Path(compiled).write_text(executable.hlo_modules()[0].to_string())
     memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
     figures = {
-        # Weights are updated in place: their outputs are their arguments.
+        # Weights are updated in place, so their outputs are their arguments.
         "state_and_batch_bytes": memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes,

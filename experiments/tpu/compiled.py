@@ -1,4 +1,4 @@
-"""Reads a module that XLA compiled, as text: its all-reduces, and what it says to the host."""
+"""Reads a compiled XLA module as text: its all-reduces, and its transfers to the host."""
 
 import dataclasses
 import re
@@ -20,10 +20,10 @@ class AllReduce:
     """One all-reduce.
 
     Attributes:
-        bytes: What is reduced, on each core.
+        bytes: Number of bytes that are reduced, on each core.
         dtypes: The types of its arrays, without repetition.
         is_gradient: Whether any of them is a floating-point array of more than one element.
-        in_entry: Whether it runs once a step, and not in a loop or a branch.
+        in_entry: Whether it runs once per step, outside of loops and branches.
     """
 
     bytes: int
@@ -33,20 +33,20 @@ class AllReduce:
 
 
 def all_reduces(text):
-    """Every all-reduce of a compiled module.
+    """Returns every all-reduce of a compiled module.
 
     Args:
-        text: The module as `HloModule.to_string()` writes it.
+        text: The module as written by `HloModule.to_string()`.
 
     Returns:
         List of `AllReduce`.
     """
-    found = []
+    reductions = []
     for computation, shape, opcode, _ in _instructions(text):
         if opcode not in _REDUCTIONS:
             continue
         arrays = [(dtype, _elements(sizes)) for dtype, sizes in _ARRAY.findall(shape)]
-        found.append(
+        reductions.append(
             AllReduce(
                 bytes=sum(_width(dtype) * count for dtype, count in arrays),
                 dtypes=tuple(sorted({dtype for dtype, _ in arrays})),
@@ -54,49 +54,49 @@ def all_reduces(text):
                 in_entry=computation == "ENTRY",
             )
         )
-    return found
+    return reductions
 
 
 def host_transfers(text):
-    """Whatever makes a compiled module wait for its host, as a list of short strings.
+    """Returns everything that makes a compiled module wait for its host, a list of short strings.
 
     Infeeds, outfeeds, sends and receives, custom calls into the host, and buffers in its memory.
-    Sends between cores have a channel of their own and do not count.
+    Sends between cores have a separate channel and do not count.
 
     Args:
-        text: The module as `HloModule.to_string()` writes it.
+        text: The module as written by `HloModule.to_string()`.
     """
-    found = []
+    transfers = []
     for _, shape, opcode, rest in _instructions(text):
         to_host = opcode in _HOST_OPCODES
         if opcode.startswith(("send", "recv")):
             to_host = "is_host_transfer=true" in rest
         if to_host:
-            found.append(opcode)
-        found += [f"custom-call {target}" for target in _HOST_TARGETS.findall(rest)]
+            transfers.append(opcode)
+        transfers += [f"custom-call {target}" for target in _HOST_TARGETS.findall(rest)]
         if _HOST_MEMORY.search(shape):
-            found.append(f"{opcode} in host memory")
-    return found
+            transfers.append(f"{opcode} in host memory")
+    return transfers
 
 
 def faults(text, cores, parameters):
-    """What is wrong with a compiled training step, as a list of sentences; empty if nothing is.
+    """Returns the faults of a compiled training step, a list of sentences.
 
     Args:
-        text: The module as `HloModule.to_string()` writes it.
+        text: The module as written by `HloModule.to_string()`.
         cores: The number of cores that it was compiled for.
-        parameters: The number of trainable parameters, whose float32 gradients are reduced.
+        parameters: The number of trainable parameters, with float32 gradients to reduce.
     """
     gradients = [reduction for reduction in all_reduces(text) if reduction.is_gradient]
     expected = 1 if cores > 1 else 0
-    found = [f"It waits for the host: {transfer}." for transfer in host_transfers(text)]
+    sentences = [f"It waits for the host: {transfer}." for transfer in host_transfers(text)]
     if len(gradients) != expected:
-        found.append(f"It has {len(gradients)} all-reduces of gradients, not {expected}.")
+        sentences.append(f"It has {len(gradients)} all-reduces of gradients, not {expected}.")
     if not all(reduction.in_entry for reduction in gradients):
-        found.append("It reduces gradients inside a loop: more than once an update.")
+        sentences.append("It reduces gradients inside a loop: more than once per update.")
     if len(gradients) == 1 and gradients[0].bytes < 4 * parameters:
-        found.append(f"It reduces less than the float32 gradients of {parameters} parameters.")
-    return found
+        sentences.append(f"It reduces less than the float32 gradients of {parameters} parameters.")
+    return sentences
 
 
 def _instructions(text):

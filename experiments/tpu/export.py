@@ -1,8 +1,8 @@
 """Traces a training step as one core of a TPU would run it, and exports it for a compiler.
 
-`tf.distribute.TPUStrategy` needs a TPU to exist. `CompileOnlyTPUStrategy` stands for it while a
-step is traced on a machine without one: the step meets a replica context as there, and what it sums
-over the replicas becomes an all-reduce of XLA, as a TPU's cross-replica sum does.
+`tf.distribute.TPUStrategy` needs an existing TPU. `CompileOnlyTPUStrategy` replaces it while a step
+is traced on a machine without one. The step runs in a replica context as usual, and its sums over
+the replicas become an all-reduce of XLA, like the cross-replica sums of a TPU.
 """
 
 import dataclasses
@@ -25,18 +25,18 @@ _CENTRE = 127.5
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What is exported: one core's part of a training step.
+    """The exported part of a training step, for one core.
 
     Attributes:
-        model: Name of a model as `tfdpx.train.classifiers` knows it.
+        model: Name of a model in `tfdpx.train.classifiers`.
         image_shape: `(height, width, channels)`.
-        batch_per_core: Examples that a core gets.
-        cores: Replicas.
+        batch_per_core: Number of examples of a core.
+        cores: Number of replicas.
         private: Whether `tfdpx.DPSGD` trains, or `keras.optimizers.SGD`.
         augmult: Views of each example, 0 for none. The ordinary step trains on that many times the
             examples, so that both differentiate the same number of images.
-        microbatch_size: Examples a pass of the private step, or None for one pass.
-        noise_multiplier: Of the private step.
+        microbatch_size: Examples per pass of the private step, or None for one pass.
+        noise_multiplier: Float, of the private step.
     """
 
     model: str
@@ -52,18 +52,18 @@ class Step:
 class CompileOnlyTPUStrategy(tf.distribute.TPUStrategy):
     """A `TPUStrategy` of `cores` that traces functions and runs none.
 
-    Variables have one copy, that of the core whose program is traced.
+    Variables have one copy, which belongs to the core that is traced.
 
     Args:
         cores: Int, the number of replicas.
     """
 
     def __init__(self, cores):
-        # TPUStrategy's own constructor looks for a TPU.
+        # TPUStrategy's constructor looks for a TPU.
         tf.distribute.Strategy.__init__(self, _Extended(self, cores))
 
     def trace(self, fn, args, replica):
-        """Traces `fn(*args)` in the replica context of the core number `replica`.
+        """Traces `fn(*args)` in the replica context of the core with the number `replica`.
 
         Args:
             fn: Function.
@@ -105,7 +105,7 @@ def export(step, steps_through=None):
 
     Args:
         step: A `Step`.
-        steps_through: Function that takes a model and its data and trains it on them, in place of
+        steps_through: Function that takes a model and its data and trains it on them, instead of
             `model.train_step(data)`; for tests.
 
     Returns:
@@ -125,7 +125,7 @@ def export(step, steps_through=None):
             jit_compile=True,
         )
         data = _batch(step)
-        # Keras makes metrics and slots on a first batch, which must not happen inside the trace.
+        # Keras makes metrics and slots on a first batch, and this must not happen in the trace.
         model_internals.build(model, data)
         model.optimizer.build(model.trainable_variables)
     train = steps_through or (lambda model, data: model.train_step(data))
@@ -143,7 +143,7 @@ def export(step, steps_through=None):
 
 
 def export_noise(parameters):
-    """The noise of one update alone: its cost is the same on every core, however many there are.
+    """Exports the noise of one update alone, which costs the same on every core for any number.
 
     Args:
         parameters: Int, the number of trainable parameters.
@@ -175,7 +175,7 @@ def _optimizer(step):
 
 
 def _batch(step):
-    """Tensors like those of `plan.batches`; only their shapes and dtypes matter."""
+    """Returns tensors like those of `plan.batches`; only their shapes and dtypes matter."""
     rows = step.batch_per_core * (1 if step.private else max(step.augmult, 1))
     arrays = (
         np.zeros((rows, *step.image_shape), "uint8"),

@@ -96,7 +96,7 @@ class Broken(Generator):
         ({"features": "pool"}, "`features` must be a layer, model or function"),
         ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary or"),
         ({"source": Broken(4), "public": True}, "or are not finite. Use more"),
-        ({"source": np.ones((0, 4)), "public": True}, "`source` must hold an image"),
+        ({"source": np.ones((0, 4)), "public": True}, "`source` must hold at least one image"),
         ({"source": 5, "public": True}, "`source` must be a generator, an array or.*source=5"),
         (
             {"source": tf.data.Dataset.from_tensors((1.0, 2.0)), "public": True},

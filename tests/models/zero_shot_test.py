@@ -44,7 +44,7 @@ def test_columns_are_the_names_at_norm_100():
         (dict(scale=0), "`scale` must be a positive"),
         (dict(template="photo"), "`template` must hold"),
         (dict(class_names=["round", "unheard of"]), "also for .'unheard of'"),
-        (dict(text_encoder=lambda texts: np.ones([3])), r"must give embeddings \[3, d\]"),
+        (dict(text_encoder=lambda texts: np.ones([3])), r"must return embeddings \[3, d\]"),
     ],
 )
 def test_unfit_arguments_are_refused(arguments, message):

@@ -3,7 +3,7 @@
 import keras
 
 from experiments.heads.compare import mixture
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train.heads import FeatureFolder
 from tfdpx.train.start_from import not_private
 
@@ -14,7 +14,7 @@ def make(path):
     """Makes a `FeatureFolder` of 600 examples to train on and 200 to test on."""
     record = Record(
         "classify",
-        Data("mixture"),
+        DatasetId("mixture"),
         not_private(),
         None,
         settings={"num_classes": NUM_CLASSES},

@@ -18,10 +18,10 @@ from scipy import stats
 
 from tfdpx.accounting import Ledger, group_epsilon
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import account, account_question, pictures
 
-PHOTOS = Data("folder:photos", 500, "01")
+PHOTOS = DatasetId("folder:photos", 500, "01")
 SMALL = dict(noise_multiplier=4.0, batch_size=50, num_examples=500, steps=60, delta=1e-5)
 
 
@@ -133,12 +133,12 @@ REFUSED = [
     ({**SMALL, "epochs": 3}, "--steps=60 --epochs=3.*leave one of them out"),
     ({**SMALL, "sampling_probability": 0.1}, "--batch_size=50.*leave one of them out"),
     ({**SMALL, "plot": "trade.pdf"}, "takes a .png file.*trade.pdf"),
-    ({**SMALL, "sampling": "with_replacement"}, "no accountant that judges it"),
+    ({**SMALL, "sampling": "with_replacement"}, "but no accountant for it"),
     ({**SMALL, "workdir": "nowhere"}, "takes --delta only.*--noise_multiplier"),
     ({"workdir": "nowhere"}, "Nothing in nowhere says what was spent"),
     ({"workdir": "nowhere", "compare": "nowhere"}, "Received also: --compare"),
     ({"compare": "nowhere", "epsilon": 3}, "--delta and --plot only. Received also: --epsilon"),
-    ({**NO_STEPS, "epsilon": 0.01}, "No `steps` keeps within the target"),
+    ({**NO_STEPS, "epsilon": 0.01}, "No `steps` meets the target"),
 ]
 
 
@@ -222,11 +222,11 @@ def test_the_best_of_several_runs_adds_up(ask, tmp_path):
 
 def test_different_data_or_deltas_do_not_compose_without_a_word(ask, refusal, tmp_path):
     leave(tmp_path / "a")
-    leave(tmp_path / "b", run=2, data=Data("folder:photos", 500, "02"))
+    leave(tmp_path / "b", run=2, data=DatasetId("folder:photos", 500, "02"))
     assert "different identifiers" in refusal(account, workdir=tmp_path)
     answer, _ = ask(workdir=tmp_path, same_data=True)
     assert answer["epsilon_pld"] == pytest.approx(composed((4.0, 120)), rel=2e-3)
-    leave(tmp_path / "b", run=2, data=Data("folder:photos", 499, "01"), delta=1e-6)
+    leave(tmp_path / "b", run=2, data=DatasetId("folder:photos", 499, "01"), delta=1e-6)
     assert "no one delta. Found: 1e-06, 1e-05" in refusal(account, workdir=tmp_path)
     answer, _ = ask(workdir=tmp_path, delta=1e-5)
     assert (answer["delta"], answer["num_examples"]) == (1e-5, [499, 500])

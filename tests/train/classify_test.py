@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.accounting.record import Data
+from tfdpx.accounting.record import DatasetId
 from tfdpx.train import classify
 from tfdpx.train.data import identity, images
 
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     ]:
         assert message in refusal(classify, workdir=workdir, resume=True, **arguments)
     with pytest.MonkeyPatch.context() as patch:  # Another folder of the same size and classes.
-        patch.setattr(identity, "of", lambda name: Data("sklearn_digits", None, "another"))
+        patch.setattr(identity, "of", lambda name: DatasetId("sklearn_digits", None, "another"))
         assert "began with data=sklearn_digits" in refusal(classify, workdir=workdir, resume=True)
     # As a user does, without other flags, not even for the data. The seed is in no file; with it
     # the run equals the uninterrupted one.

@@ -9,7 +9,7 @@ import seeds
 
 import tfdpx
 from tfdpx.accounting import Ledger
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import classifiers, defaults, fitting, settings
 from tfdpx.train.data.images import ImageData
 from tfdpx.train.errors import UserError
@@ -81,7 +81,9 @@ def start(features):
 def run_folder(tmp_path):
     classifier = classifiers.build("small_cnn", SHAPE, 4, 100.0, 50.0)
     classifier.save(tmp_path / "model.keras")
-    Record("pretrain", Data("synthetic:strokes"), Ledger(), None).save(tmp_path / "model.keras")
+    Record("pretrain", DatasetId("synthetic:strokes"), Ledger(), None).save(
+        tmp_path / "model.keras"
+    )
     return tmp_path
 
 

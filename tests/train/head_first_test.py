@@ -9,7 +9,7 @@ from interrupting import ctrl_c_after
 
 import tfdpx
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import classifiers, classify
 
 HEAD_FIRST = dict(
@@ -27,7 +27,7 @@ def shared_flags(tmp_path_factory):
     """The flags, with the folder of a model with generated images in its record."""
     workdir = tmp_path_factory.mktemp("pretrained")
     classifiers.build("small_cnn", (8, 8, 1), 10, 120.0).save(workdir / "model.keras")
-    Record("pretrain", Data("synthetic:strokes"), Ledger(), None).save(workdir / "model.keras")
+    Record("pretrain", DatasetId("synthetic:strokes"), Ledger(), None).save(workdir / "model.keras")
     return HEAD_FIRST | {"init_from": str(workdir / "model.keras")}
 
 

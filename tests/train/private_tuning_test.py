@@ -7,7 +7,7 @@ import pytest
 from tfdpx.accounting import record as records
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import classify, private_tuning, sweep
 
 GIVEN = dict(private_tuning=5.0, model="small_cnn", steps=3, batch_size=64, epsilon=2.0)
@@ -28,7 +28,9 @@ def made_up(monkeypatch):
         noise_multiplier, number = runs[0].chosen["noise_multiplier"], len(chosen)
         ledger = Ledger((Entry(noise_multiplier, 64 / 1437, 3, run=number), *entries))
         results = {"run": number, "model": "small_cnn", "steps": 3}
-        record = Record("classify", Data("sklearn_digits", 1437), ledger, 1e-5, results=results)
+        record = Record(
+            "classify", DatasetId("sklearn_digits", 1437), ledger, 1e-5, results=results
+        )
         record.save(folder / "model.keras")
         record.save(folder / "record.json")
         for name in ("log.txt", "point.json", "curve.jsonl", "learning_curve.png"):

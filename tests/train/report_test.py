@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import measure, model_card, page, report, settings
 from tfdpx.train.start_from import not_private, without_secrets
 
@@ -33,7 +33,7 @@ class Page(html.parser.HTMLParser):
 
 def record(name="photos", **changed):
     arguments = dict(
-        program="adamix", data=Data(f"folder:{name}", 400, "0" * 32), delta=1e-5,
+        program="adamix", data=DatasetId(f"folder:{name}", 400, "0" * 32), delta=1e-5,
         ledger=Ledger((Entry(5.0, 0.1, 20),)), results={"test_accuracy": 0.75, "model": name},
         settings={"dataset": f"folder:{name}"}, inputs={"class_names": [name, "other"]},
     )  # fmt: skip
@@ -130,7 +130,7 @@ def test_a_model_card_has_the_header_of_hubs_and_no_private_metrics():
     assert run["name"] == ATTACK and run["results"][0]["metrics"][0]["value"] == 0.75
     assert '"name": "folder:\U0001f600"' in model_card.text(record("\U0001f600"))
     assert "75.0%" in text and "right at most" in text and "<script>" not in text.split("## St")[0]
-    public = record("", data=Data("cifar10"), unit="row", results={"test_r2": 0.5})
+    public = record("", data=DatasetId("cifar10"), unit="row", results={"test_r2": 0.5})
     assert 'datasets: ["cifar10"]' in model_card.text(public)
     assert 'pipeline_tag: "tabular-regression"' in model_card.text(public)
     private = model_card.text(record(results=RARE, ledger=not_private(3), delta=None))

@@ -11,7 +11,7 @@ from absl.testing import flagsaver
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import Ledger
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import defaults, run_flags, settings, sweep
 
 
@@ -110,7 +110,7 @@ cp "$sweep/../record.json" "$folder/record.json"
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
     results = {"test_accuracy": None, "validation_accuracy": 0.5}
-    record = Record("classify", Data("digits"), Ledger(), None, results=results)
+    record = Record("classify", DatasetId("digits"), Ledger(), None, results=results)
     record.save(tmp_path / "record.json")
     fake = tmp_path / "python"
     fake.write_text(FAKE)

@@ -15,7 +15,7 @@ from tfdpx import _files
 from tfdpx.accounting import Ledger
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import RELEASE
-from tfdpx.accounting.record import Data
+from tfdpx.accounting.record import DatasetId
 from tfdpx.train import model_card, page, verify
 
 STATEMENT = "privacy_statement.txt"
@@ -295,10 +295,10 @@ def test_known_limits_of_what_is_noticed(folder):
 def test_other_versions_may_word_texts_otherwise_but_not_claim_otherwise(folder):
     make_anew(folder, versions={"tfdpx": "9.9", "dp-accounting": "9.9"})
     assert ask(folder)[0] == 0
-    edit(folder / STATEMENT, "Anybody can write", "Everybody can write")
+    edit(folder / STATEMENT, "Anyone can write", "Everyone can write")
     status, first, last, text = ask(folder)
     assert status == 0 and "The words of privacy_statement.txt: tfdpx 9.9" in text
-    assert "Everybody can write" in text
+    assert "Everyone can write" in text
     assert "but for the words of privacy_statement.txt, which were not compared" in first
     edit(folder / STATEMENT, "have (1.99", "have (0.19")
     assert ask(folder)[0] == 1
@@ -328,7 +328,7 @@ def test_malformed_files_are_named_in_one_line(folder, tmp_path):
         status, first, last, text = ask(path)
         assert status == 1 and first.startswith(f"NO: {name} "), (name, content[:40], first)
         assert len(first) < 500 and last["verified"] is False
-    make_anew(folder, data=Data("\x1b[2J\nYES: all is well", 400))
+    make_anew(folder, data=DatasetId("\x1b[2J\nYES: all is well", 400))
     _, first, _, text = ask(folder)
     assert first.startswith("YES: the 5 files") and "\x1b" not in text
 

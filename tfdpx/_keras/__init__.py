@@ -1,6 +1,6 @@
-"""The hook into Keras, and the private names of Keras and TensorFlow: nothing else uses them.
+"""The hook into Keras, and the private names of Keras and TensorFlow, which only this room uses.
 
-Importing this package says in one sentence if Keras runs on another backend.
+Importing this package raises an error in one sentence if Keras runs on another backend.
 """
 
 import os
@@ -16,7 +16,7 @@ def _check_backend(name):
         )
 
 
-if "keras" not in sys.modules:  # Importing keras with, say, no jax would hide the cause.
+if "keras" not in sys.modules:  # Importing keras, for example without jax, would hide the cause.
     _check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
 
 import keras

@@ -1,35 +1,35 @@
-"""Puts the wrappers into Keras that private training needs, and takes them out again.
+"""Wraps the methods of Keras that private training needs, and restores them.
 
-Keras hands an optimizer finished gradients and shows it neither the model nor the batch, so private
-training needs doors that Keras does not have:
+Keras passes finished gradients to an optimizer, but neither the model nor the batch. It has no
+extension point for these, so we wrap the following methods:
 
-- `keras.Model.train_step`: an optimizer that defines `private_train_step(model, data)` drives the
-  step, any other trains as before. A model's own `train_step` still wins by the method resolution
-  order; the optimizer then refuses its gradients.
+- `keras.Model.train_step`: an optimizer that defines `private_train_step(model, data)` runs the
+  step; others train as before. A model's `train_step` takes precedence by the method resolution
+  order, and the optimizer then refuses its gradients.
 - `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
-  refuse first, takes the arguments that its `fit_arguments` names, learns what data are trained on,
-  and gives the arguments for Keras; the step can tell that Keras has split the batch over replicas.
+  refuse first, takes the arguments named in its `fit_arguments`, records the data, and returns the
+  arguments for Keras. The step can then tell that Keras has split the batch over replicas.
 - `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows,
-  sample_weight, class_weight)`, a context manager, accounts for such batches apart.
-- `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
-- The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer: it hands
-  Keras a data set of preprocessed batches, where a plan draws from arrays.
-- Files, `set_weights`, `quantize` of models and layers, and `fit` and
-  `train_on_batch` with any other optimizer: what `watch_weights` was given learns where values
-  come from. A file cannot be HDF5 where an optimizer defines `refuse_hdf5()`.
-- Names of classes in files: what is called "tfdpx>..." is imported when Keras first looks for it.
-- Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` turns that
-  off.
+  sample_weight, class_weight)`, a context manager, accounts for such batches separately.
+- `keras.Model.compile`: an optimizer that defines `compiled(model)` gets the weights.
+- The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer, because it
+  passes a data set of preprocessed batches to Keras, while a plan draws from arrays.
+- Files, `set_weights`, `quantize` of models and layers, and `fit` and `train_on_batch` with any
+  other optimizer: the functions of `watch_weights` record the origin of values. A file cannot be
+  HDF5 if an optimizer defines `refuse_hdf5()`.
+- Names of classes in files: "tfdpx>..." is imported when Keras first looks for it.
+- Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` prevents
+  that.
 - Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
-  example NaN, so that the example counts as zero. By itself TensorFlow ends the run, on CPUs.
-- Keras's `ops.take`, by which `Embedding` looks up: in the private step an entry at an index out
-  of range is NaN, for the same reason.
-- Keras's random numbers: where one forward pass is compared with another, all rows have the same.
-- `keras.Operation.__call__`: while a recorder is active in this thread it sees every call of every
-  layer. Without one, the wrapper adds a single attribute look-up.
+  example NaN, so that the example counts as zero. Without this, TensorFlow ends the run on CPUs.
+- Keras's `ops.take`, which `Embedding` uses: in the private step an entry at an index out of range
+  is NaN, for the same reason.
+- Keras's random numbers: all rows get the same ones while two forward passes are compared.
+- `keras.Operation.__call__`: an active recorder in this thread sees every call of every layer.
+  Without one, the wrapper adds a single attribute look-up.
 
-`install()` runs once tfdpx and Keras are imported, twice does no harm, and `uninstall()` takes all
-away again.
+`install()` runs once tfdpx and Keras are imported. It is idempotent, and `uninstall()` restores
+all methods.
 """
 
 import contextlib
@@ -48,17 +48,17 @@ from tfdpx._keras import (
     step_context,
 )
 
-_installed = []  # (owner, name, what stood there, or None where it was inherited)
-_load = [lambda: None]  # Imports what `install` was given; called when Keras first asks for it.
+_installed = []  # (owner, name, original value, or None if it was inherited)
+_load = [lambda: None]  # Imports the modules of `install`; called when Keras first needs them.
 _watch = types.SimpleNamespace()
 
 
 def install(load=None):
-    """Wraps what the module's docstring lists. Idempotent.
+    """Wraps the methods in the module's docstring. Idempotent.
 
     Args:
-        load: Function without arguments that imports all that registers with Keras, and what calls
-            `watch_weights`; None for the one of the last call.
+        load: Function without arguments that imports everything that registers with Keras or calls
+            `watch_weights`; None keeps the one of the last call.
     """
     if load is not None:
         _load[:] = [load]
@@ -67,7 +67,7 @@ def install(load=None):
     _wrap(keras.Model, "train_step", _train_step)
     _wrap(keras.Model, "fit", _fit)
     _wrap(keras.Model, "train_on_batch", _train_on_batch)
-    # On the class that defines it: Keras takes a model with another `compile` for a custom one.
+    # On the class that defines it, because Keras treats a model with another `compile` as custom.
     _wrap(model_internals.compile_owner(), "compile", _compile)
     _wrap(keras.Operation, "__call__", _call)
     _wrap(keras.Layer, "set_weights", _set_weights)
@@ -92,7 +92,7 @@ def install(load=None):
 
 
 def uninstall():
-    """Gives Keras its own methods and functions back. Does nothing if not installed."""
+    """Restores Keras's methods and functions. Does nothing if not installed."""
     while _installed:
         owner, name, original = _installed.pop()
         if original is None:
@@ -102,41 +102,46 @@ def uninstall():
 
 
 def is_installed():
-    """Whether the wrappers are in place."""
+    """Returns whether the wrappers are in place."""
     return bool(_installed)
 
 
-def watch_weights(loaded, changed, put, replaced):
-    """Says whom to tell where the values of weights come from, of all models.
+def watch_weights(on_load, on_change, on_set_weights, on_replace):
+    """Sets the functions that record where the values of weights come from, for all models.
 
     Args:
-        loaded: Function of a model or layer that has loaded a file, and the arrays, a dict by name,
-            of the optimizer's state in the file, whatever the model's optimizer; None without one.
-        changed: Function of a model or layer, and a list of the `keras.Variable`s of it that have
-            other values from elsewhere.
-        put: Function of a layer and the arrays that its `set_weights` took.
-        replaced: Function of the lists of a model's or layer's `keras.Variable`s before and after
-            some were replaced by others that follow from them.
+        on_load: Function of a model or layer that has loaded a file, and the arrays, a dict by
+            name, of the optimizer's state in the file, with any optimizer; None without one.
+        on_change: Function of a model or layer, and a list of its `keras.Variable`s that have other
+            values from elsewhere.
+        on_set_weights: Function of a layer and the arrays passed to its `set_weights`.
+        on_replace: Function of the lists of a model's or layer's `keras.Variable`s before and after
+            some were replaced by others computed from them.
     """
-    vars(_watch).update(loaded=loaded, changed=changed, put=put, replaced=replaced)
+    vars(_watch).update(
+        on_load=on_load,
+        on_change=on_change,
+        on_set_weights=on_set_weights,
+        on_replace=on_replace,
+    )
 
 
-def _watching():
-    """What `watch_weights` was given."""
+def _listeners():
+    """Returns the functions set by `watch_weights`."""
     if not vars(_watch):
         _load[0]()
     return _watch
 
 
 def _wrap(owner, name, make):
-    """Replaces `owner.name` by `make` of it."""
+    """Replaces `owner.name` by `make(original)`."""
     original = getattr(owner, name)
     _installed.append((owner, name, vars(owner).get(name)))
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
 def _method(model, name):
-    """The method of the model's optimizer of this name, or None."""
+    """Returns the method of the model's optimizer with this name, or None."""
     optimizer = model_internals.innermost(getattr(model, "optimizer", None))
     return getattr(optimizer, name, None)
 
@@ -156,9 +161,9 @@ def _fit(original):
             with _changing_weights_of(self):
                 return original(self, x, *args, **kwargs)
         more = {name: kwargs.pop(name) for name in _method(self, "fit_arguments") if name in kwargs}
-        given = inspect.signature(original).bind(self, x, *args, **kwargs)
-        given.arguments.update(more)
-        named = {name: value for name, value in given.arguments.items() if name != "self"}
+        bound = inspect.signature(original).bind(self, x, *args, **kwargs)
+        bound.arguments.update(more)
+        named = {name: value for name, value in bound.arguments.items() if name != "self"}
         with step_context.driving(self, "keras"), fitting(self, named) as arguments:
             return original(self, **arguments)
 
@@ -184,7 +189,7 @@ def _compile(original):
         compiled = _method(self, "compiled")
         if compiled is not None:
             owner = hub_internals.preprocessing_class(self)
-            if owner is not None and (owner, "fit") not in [each[:2] for each in _installed]:
+            if owner is not None and (owner, "fit") not in [entry[:2] for entry in _installed]:
                 _wrap(owner, "fit", functools.partial(_fit_preprocessed, owner))
             compiled(self)
             for layer in layer_internals.flatten_layers(self):
@@ -231,7 +236,7 @@ def _load_state(original):
     def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
         if inner_path == "" and isinstance(saveable, keras.Layer) and weights_store:
-            _watching().loaded(saveable, saving_internals.saved_optimizer(weights_store))
+            _listeners().on_load(saveable, saving_internals.saved_optimizer(weights_store))
 
     return load_state
 
@@ -241,7 +246,7 @@ def _load_hdf5(original):
         try:
             return original(group, model, *args, **kwargs)
         finally:
-            _watching().changed(model, model.weights)
+            _listeners().on_change(model, model.weights)
 
     return load
 
@@ -271,11 +276,11 @@ def _refuse_hdf5(model):
 
 @contextlib.contextmanager
 def _changing_weights_of(model):
-    """Around a training whose data nobody accounts for."""
+    """Records that the weights change by a training on data without an account."""
     try:
         yield
     finally:
-        _watching().changed(model, model.trainable_variables)
+        _listeners().on_change(model, model.trainable_variables)
 
 
 def _set_state_tree(original):
@@ -283,7 +288,7 @@ def _set_state_tree(original):
         try:
             original(self, state_tree)
         finally:
-            _watching().changed(self, self.weights)
+            _listeners().on_change(self, self.weights)
 
     return set_state_tree
 
@@ -294,14 +299,14 @@ def _quantize(original):
         try:
             original(self, *args, **kwargs)
         finally:
-            _watching().replaced(old, self.weights)
+            _listeners().on_replace(old, self.weights)
 
     quantize.is_followed = True
     return quantize
 
 
 def _follow_quantize(layer):
-    """Wraps the `quantize` that Keras took when it made the layer, maybe before `install`."""
+    """Wraps the `quantize` that Keras stored in the layer, perhaps before `install`."""
     quantize = layer.quantize
     if not getattr(quantize, "is_followed", False):
         followed = _quantize(lambda self, *args, **kwargs: quantize(*args, **kwargs))
@@ -312,10 +317,10 @@ def _set_weights(original):
     def set_weights(self, weights):
         try:
             original(self, weights)
-        except Exception:  # Some may have been set.
-            _watching().changed(self, self.weights)
+        except Exception:  # Some weights may have been set.
+            _listeners().on_change(self, self.weights)
             raise
-        _watching().put(self, weights)
+        _listeners().on_set_weights(self, weights)
 
     return set_weights
 
@@ -353,13 +358,13 @@ def _labelled(original):
         if not step_context.is_unscaled():
             return original(target, output, from_logits=from_logits, axis=axis)
         target = tf.convert_to_tensor(target)
-        # In a wide type: bytes cannot say that there are 256 classes.
+        # In a wide type, because bytes cannot represent 256 classes.
         label = tf.cast(target, "int64" if target.dtype.is_integer else "float32")
         valid = (label >= 0) & (label < tf.cast(tf.shape(output)[axis], label.dtype))  # No NaN is.
         target = tf.where(valid, target, tf.zeros_like(target))
         losses = original(target, output, from_logits=from_logits, axis=axis)
         ones = tf.where(valid, tf.ones([], losses.dtype), float("nan"))
-        # A product, so that the gradient is NaN as well.
+        # A product, so that the gradient is NaN too.
         return losses * tf.reshape(ones, tf.shape(losses))
 
     return labelled
@@ -380,7 +385,7 @@ def _taking(original):
         place = 0 if axis is None else axis % len(x.shape)
         behind = entries.shape.rank - place - indices.shape.rank
         ones = tf.where(valid, tf.ones([], entries.dtype), float("nan"))
-        # A product, so that the gradient is NaN as well.
+        # A product, so that the gradient is NaN too.
         return entries * ones[(..., *[tf.newaxis] * behind)]
 
     return take

@@ -1,4 +1,4 @@
-"""Names of KerasHub, which need not be installed: nothing here imports it."""
+"""Names of KerasHub, which need not be installed, so nothing here imports it."""
 
 import keras
 import tensorflow as tf
@@ -7,7 +7,7 @@ _PREPROCESSING = "keras_hub>PipelineModel"
 
 
 def preprocessing_class(model):
-    """The class of KerasHub whose `fit` preprocesses batch by batch, or None.
+    """Returns the KerasHub class with a `fit` that preprocesses batch by batch, or None.
 
     Args:
         model: A `keras.Model`.
@@ -19,18 +19,18 @@ def preprocessing_class(model):
 
 
 def preprocess(model, arguments):
-    """Preprocesses what a `fit` was given, all at once, so that a plan can draw from it.
+    """Preprocesses the arguments of a `fit` at once, so that a plan can draw from them.
 
     Args:
         model: A model of KerasHub.
         arguments: Dict of the arguments of `fit` by name, which is changed.
 
     Returns:
-        Bool: whether `keras.Model.fit` can take them. It cannot where `x` is a data set that
-        KerasHub has to preprocess.
+        Bool: whether `keras.Model.fit` can take them. It cannot if `x` is a data set that KerasHub
+        has to preprocess.
 
     Raises:
-        ValueError: If a string holds several texts, and whose they are was not given.
+        ValueError: If a string holds several texts, and there are no `user_ids`.
     """
     if getattr(model, "preprocessor", None) is None:
         return True
@@ -40,8 +40,8 @@ def preprocess(model, arguments):
     if _is_held(arguments.get("x")):
         if arguments.get("user_ids") is None:
             _refuse_packed(model, arguments["x"])
-        made = _preprocessed(model, [arguments.get(name) for name in names])
-        arguments.update(zip(names, made, strict=True))
+        preprocessed = _preprocessed(model, [arguments.get(name) for name in names])
+        arguments.update(zip(names, preprocessed, strict=True))
     validation = arguments.get("validation_data")
     if isinstance(validation, tuple | list):
         arguments["validation_data"] = _preprocessed(model, validation)
@@ -55,7 +55,7 @@ def _is_held(data):
 
 
 def _preprocessed(model, data):
-    """`(x, y, sample_weight)` of what may be texts."""
+    """Returns `(x, y, sample_weight)` from data that may be texts."""
     data = tf.nest.map_structure(_as_texts, tuple(data))
     return keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(*data))
 
@@ -66,12 +66,12 @@ def _refuse_packed(model, texts):
         if isinstance(text, str) and sum(bool(part.strip()) for part in text.split(end)) > 1:
             raise ValueError(
                 f"Argument `x` has several texts packed in one row, with the end token {end!r} "
-                "between them: such a row is one example, whosever texts are in it. Give one text "
-                "a row, or pack the texts of one person alone and give `user_ids`."
+                "between them, but a row is one example, even if its texts come from many people. "
+                "Pass one text per row, or pack the texts of one person alone and pass `user_ids`."
             )
 
 
 def _as_texts(leaf):
-    """Arrays of strings as lists, which tokenizers take; anything else as it is."""
+    """Returns arrays of strings as lists, which tokenizers take; other leaves stay the same."""
     kind = getattr(getattr(leaf, "dtype", None), "kind", None)
     return leaf.tolist() if kind in ("O", "S", "U", "T") else leaf

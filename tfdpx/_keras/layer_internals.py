@@ -14,7 +14,7 @@ from tfdpx._keras import step_context
 _NAMES = "object_name_uids"
 _call = keras.Operation.__call__
 
-# What `hook` wraps here: pairs of a module and a name in it.
+# Functions that `hook` wraps: pairs of a module and a name in it.
 DRAWS = tuple(
     (keras_backend.random, name) for name in ("normal", "uniform", "truncated_normal", "randint")
 )
@@ -26,13 +26,13 @@ QUANTIZED = {
     for layer in vars(keras.layers).values()
     if isinstance(layer, type) and "quantize" in vars(layer)
 }
-# The methods of Keras' `GroupNormalization` that our rule repeats, besides `call`.
+# The methods of Keras's `GroupNormalization` that our rule repeats, besides `call`.
 GROUP_NORMALIZATION_STEPS = ("_reshape_into_groups", "_apply_normalization")
 
 
 def call_operation(operation, args, kwargs):
-    """What `keras.Operation.__call__` does by itself, unseen by a recorder."""
-    # Keras's own layers draw by the functions of `DRAWS`, which hold still by themselves.
+    """Runs `keras.Operation.__call__` itself, without a recorder."""
+    # Keras's layers draw by the functions of `DRAWS`, which handle `freeze_rng` themselves.
     is_own = type(operation).__module__.startswith("keras.src.")
     if step_context.is_rng_frozen() and getattr(operation, "_seed_generators", ()) and not is_own:
         kwargs = {**kwargs, "training": False} if "training" in kwargs else kwargs
@@ -40,9 +40,9 @@ def call_operation(operation, args, kwargs):
 
 
 def without(layer, **attributes):
-    """A shallow copy of `layer` that shares its variables, with `attributes` replaced.
+    """Returns a shallow copy of `layer` that shares its variables, with `attributes` replaced.
 
-    Keras' own `__setattr__` is bypassed, so nothing is tracked twice and the layer stays untouched.
+    It bypasses Keras's `__setattr__`, so nothing is tracked twice and the layer does not change.
     """
     twin = object.__new__(type(layer))
     twin.__dict__.update(layer.__dict__)
@@ -51,98 +51,98 @@ def without(layer, **attributes):
 
 
 def in_float32(layer, **attributes):
-    """`without`, with the twin computing in float32."""
+    """Returns `without(layer, **attributes)` that computes in float32."""
     return without(layer, _dtype_policy=keras.DTypePolicy("float32"), **attributes)
 
 
 def flatten_layers(layer):
-    """`layer` and all layers below it."""
+    """Returns `layer` and all layers below it."""
     return list(layer._flatten_layers())
 
 
 def own_trainable_variables(layer):
-    """Trainable variables that `layer` holds itself, not through a sublayer."""
+    """Returns the trainable variables that `layer` holds itself, not in a sublayer."""
     if not layer.trainable:
         return []
     return [v for v in layer._trainable_variables if v.trainable]
 
 
 def own_weights(layer):
-    """Weights that `layer` holds itself, not through a sublayer, trainable or not."""
+    """Returns the weights that `layer` holds itself, not in a sublayer, trainable or not."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def handles(variable):
-    """The resources that hold a `keras.Variable`: one, or one a replica."""
+    """Returns the resources that hold a `keras.Variable`: one, or one per replica."""
     value = variable.value
     return [part.handle for part in getattr(value, "values", [value])]
 
 
 def replaced_methods(layer):
-    """Names of the methods of its class that a layer has another of; a list.
+    """Returns the names of class methods that a layer replaces on the instance, a list.
 
-    Keras itself wraps two on every layer, and keeps a loss under the name of a method.
+    Keras itself wraps two methods on every layer, and stores a loss under the name of a method.
     """
     methods = (name for name in vars(layer) if callable(getattr(type(layer), name, None)))
     return [name for name in methods if name not in ("build", "loss", "quantize")]
 
 
 def overwritten_with_gradients(layer):
-    """Names of the layer's own variables that Keras replaces by their gradient, as float8 has."""
+    """Returns the names of variables that Keras replaces by their gradient, for example float8."""
     return [v.name for v in layer._trainable_variables if v.overwrite_with_gradient]
 
 
 @contextlib.contextmanager
 def _replacing(objects, name, value):
-    """Gives an attribute of objects another value for a while."""
-    kept = [(each, getattr(each, name)) for each in objects]
-    for each, _ in kept:
-        setattr(each, name, value)
+    """Sets an attribute of objects to another value, and restores it afterwards."""
+    former_values = [(holder, getattr(holder, name)) for holder in objects]
+    for holder, _ in former_values:
+        setattr(holder, name, value)
     try:
         yield
     finally:
-        for each, former in kept:
-            setattr(each, name, former)
+        for holder, former in former_values:
+            setattr(holder, name, former)
 
 
 def without_weight_regularizers(variables):
-    """Takes the weight regularisers off `variables` for a while.
+    """Removes the weight regularisers of `variables`, and restores them afterwards.
 
-    They read no data: the private step adds their gradient after the noise, so the per-example loss
-    must not hold them.
+    They read no data, so the private step adds their gradient after the noise, and the per-example
+    loss must not contain them.
     """
     return _replacing([v for v in variables if v.regularizer is not None], "regularizer", None)
 
 
 def without_cudnn(model):
-    """Within it, recurrent layers of a model do without cuDNN, which no map can vectorize."""
+    """Makes recurrent layers of a model avoid cuDNN, because no map can vectorize it."""
     recurrent = [part for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
     return _replacing(recurrent, "use_cudnn", False)
 
 
 def adding_losses(model):
-    """Names of the layers that called `add_loss`, within a `keras.StatelessScope` too; a list."""
+    """Returns the names of layers that called `add_loss`, also within a `keras.StatelessScope`."""
     return [part.name for part in flatten_layers(model) if part._loss_ids or part._losses]
 
 
 def clear_added_losses(model):
-    """Forgets what `adding_losses` lists, as Keras does at the start of a call."""
+    """Clears the list of `adding_losses`, as Keras does at the start of a call."""
     model._clear_losses()
 
 
 def made_by(tensor):
-    """The operation that made a symbolic tensor, and the list of tensors that it was called on."""
+    """Returns the operation behind a symbolic tensor, and the list of its input tensors."""
     operation, node, _ = tensor._keras_history
     return operation, operation._inbound_nodes[node].input_tensors
 
 
 def side_channels(tensor):
-    """The attributes by which Keras passes more than the value: `_keras_mask`, `_keras_logits`."""
+    """Returns the attributes with which Keras passes more than values: its mask and logits."""
     return (getattr(tensor, "_keras_mask", None), getattr(tensor, "_keras_logits", None))
 
 
 def set_side_channels(tensor, mask, logits):
-    """Attaches a mask and logits as Keras does; `None` attaches nothing."""
+    """Attaches a mask and logits as Keras does; None attaches nothing."""
     if mask is not None:
         tensor._keras_mask = mask
     if logits is not None:
@@ -151,21 +151,21 @@ def set_side_channels(tensor, mask, logits):
 
 @contextlib.contextmanager
 def undisturbed():
-    """Afterwards Keras's names of layers and Python's random numbers continue as if unused.
+    """Restores Keras's counters of layer names and Python's random state afterwards.
 
-    Within it, Keras counts these names from one.
+    Inside of it, Keras counts these names from one.
     """
-    kept, state = global_state.get_global_attribute(_NAMES), random.getstate()
+    names, state = global_state.get_global_attribute(_NAMES), random.getstate()
     global_state.set_global_attribute(_NAMES, None)
     try:
         yield
     finally:
-        global_state.set_global_attribute(_NAMES, kept)
+        global_state.set_global_attribute(_NAMES, names)
         random.setstate(state)
 
 
 def seed_generators(layer):
-    """Every `keras.random.SeedGenerator` of `layer` and its sublayers."""
+    """Returns all `keras.random.SeedGenerator`s of `layer` and its sublayers."""
     generators = []
     for part in flatten_layers(layer):
         generators.extend(part._seed_generators)
@@ -173,13 +173,13 @@ def seed_generators(layer):
 
 
 def draw(original, shape, args, kwargs):
-    """The result of a function of `DRAWS`; within `freeze_rng` the same for each row.
+    """Returns the result of a function of `DRAWS`; within `freeze_rng` the same for each row.
 
     Args:
         original: The function.
-        shape: As it takes it, rows first.
+        shape: Its first argument, rows first.
         args: Its other arguments, a tuple.
-        kwargs: Dict of the rest, with `seed`.
+        kwargs: Dict of its keyword arguments, with `seed`.
     """
     if not step_context.is_rng_frozen():
         return original(shape, *args, **kwargs)
@@ -204,7 +204,7 @@ def _mean_of(function):
     return mean
 
 
-# In place of Keras's functions within `freeze_rng`: each row depends on that row alone.
+# They replace Keras's functions within `freeze_rng`, so that each row depends on that row alone.
 STILL = {
     "beta": _mean_of(lambda alpha, beta: alpha / (alpha + beta)),
     "binomial": _mean_of(lambda counts, probabilities: counts * probabilities),
@@ -216,7 +216,7 @@ RANDOM = keras_backend.random
 
 
 def has_statistics(layer):
-    """Whether a preprocessing layer of Keras was given its statistics, or was adapted."""
+    """Returns whether a preprocessing layer of Keras was given its statistics, or was adapted."""
     if isinstance(layer, keras.layers.Normalization):
         return layer.input_mean is not None or adapted_statistics(layer) is not None
     if isinstance(layer, keras.layers.Discretization):
@@ -225,22 +225,22 @@ def has_statistics(layer):
 
 
 def adaptable_features(space):
-    """Dict by feature of the layers that the `adapt` of a `FeatureSpace` would adapt."""
+    """Returns a dict by feature of the layers that the `adapt` of a `FeatureSpace` would adapt."""
     return {name: space.preprocessors[name] for name in space._list_adaptable_preprocessors()}
 
 
 def finish_features(space):
-    """What `FeatureSpace.adapt` does once its layers are adapted."""
+    """Does the last part of `FeatureSpace.adapt`, after its layers are adapted."""
     space._is_adapted = True
     space.get_encoded_features()
     space.built = space._sublayers_built = True
 
 
 def adapted_statistics(layer):
-    """What `adapt` has computed for a layer, a list of arrays; None where it has nothing.
+    """Returns the statistics that `adapt` has computed for a layer, a list of arrays, or None.
 
-    Also of a layer from a file, which does not say that it was adapted. Of a layer of one's own
-    that has an `adapt`, nobody knows what that computes: all of its weights.
+    It works for a layer from a file too, which does not tell that it was adapted. For a user's
+    layer with an `adapt` it returns all weights, because we cannot know which are statistics.
     """
     if isinstance(layer, keras.layers.TextVectorization):
         layer = layer._lookup_layer
@@ -250,17 +250,17 @@ def adapted_statistics(layer):
         mean, variance = np.array(layer.adapt_mean), np.array(layer.adapt_variance)
         return [mean, variance] if mean.any() or (variance != 1).any() else None
     if isinstance(layer, keras.layers.Discretization):
-        given = layer.num_bins is None or layer.bin_boundaries is None
-        return None if given else [np.array(layer.bin_boundaries)]
+        is_unadapted = layer.num_bins is None or layer.bin_boundaries is None
+        return None if is_unadapted else [np.array(layer.bin_boundaries)]
     if isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
         if layer._has_input_vocabulary or not layer.get_vocabulary(include_special_tokens=False):
             return None
         frequencies = [layer.idf_weights] if layer.output_mode == "tf_idf" else []
         return [np.array(part) for part in (layer.get_vocabulary(), *frequencies)]
-    # Its layers are in it; and tfdpx's own layers take no private data.
-    others = isinstance(layer, keras.utils.FeatureSpace) or type(layer).__module__.startswith(
+    # `FeatureSpace` contains its layers; tfdpx's layers take no private data.
+    is_covered = isinstance(layer, keras.utils.FeatureSpace) or type(layer).__module__.startswith(
         "tfdpx."
     )
-    if others or not callable(getattr(layer, "adapt", None)):
+    if is_covered or not callable(getattr(layer, "adapt", None)):
         return None
     return [np.array(layer.name), *(np.array(weight) for weight in layer.weights)]

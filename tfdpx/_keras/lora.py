@@ -1,4 +1,4 @@
-"""Keras's LoRA: the factors of a layer, and saving them, which Keras does not."""
+"""Keras's LoRA: the factors of a layer, and saving them, because Keras does not."""
 
 import contextlib
 
@@ -10,29 +10,29 @@ _NAMES = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embedding
 
 
 def is_enabled(layer):
-    """Whether `layer.enable_lora` was called."""
+    """Returns whether `layer.enable_lora` was called."""
     return bool(getattr(layer, "lora_enabled", False))
 
 
 def factors(layer):
-    """The variables A and B of a layer; none without LoRA."""
+    """Returns the variables A and B of a layer; none without LoRA."""
     named = [getattr(layer, name, None) for name in _NAMES] if is_enabled(layer) else []
     return [variable for variable in named if variable is not None]
 
 
 def frozen(layer):
-    """The variable of a layer with LoRA to which A and B are added; None without LoRA."""
+    """Returns the variable of a layer to which A and B are added; None without LoRA."""
     names = ("_kernel", "_embeddings") if is_enabled(layer) else ()
     return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
 
 
 def factors_of(model):
-    """The variables A and B of all layers of a model, in order."""
+    """Returns the variables A and B of all layers of a model, in order."""
     return [v for layer in layer_internals.flatten_layers(model) for v in factors(layer)]
 
 
 def enable_as(model, copy):
-    """Enables LoRA in a copy of a model where that has it: the config of attention lacks it."""
+    """Enables LoRA in the same layers of a copy, because the config of attention lacks it."""
     both = layer_internals.flatten_layers(model), layer_internals.flatten_layers(copy)
     for old, new in zip(*both, strict=True):
         if is_enabled(old) and not is_enabled(new):
@@ -41,7 +41,7 @@ def enable_as(model, copy):
 
 @contextlib.contextmanager
 def unmerged(model):
-    """Within it, files get the frozen kernels as they are, where Keras adds A and B to them."""
+    """Makes files store the frozen kernels as they are, while Keras adds A and B to them."""
     adapted = [x for x in layer_internals.flatten_layers(model) if is_enabled(x)]
     try:
         for layer in adapted:
@@ -52,13 +52,13 @@ def unmerged(model):
             layer.lora_enabled = True
 
 
-def wake(model):
-    """Draws A anew where A and B are zero, as Keras leaves them in a loaded model.
+def reinitialize_zero_lora(model):
+    """Draws A anew if A and B are zero, as they are in a model that Keras has loaded.
 
-    Both gradients are zero then, for good; with B at zero the outputs do not change.
+    Otherwise both gradients would stay zero. With B at zero the outputs do not change.
     """
     for seed, layer in enumerate(layer_internals.flatten_layers(model)):
-        found = factors(layer)
-        if found and not any(keras.ops.any(keras.ops.not_equal(v, 0)) for v in found):
+        pair = factors(layer)
+        if pair and not any(keras.ops.any(keras.ops.not_equal(v, 0)) for v in pair):
             draw = keras.initializers.HeUniform(seed)  # The same on every host.
-            found[0].assign(draw(found[0].shape, found[0].dtype))
+            pair[0].assign(draw(pair[0].shape, pair[0].dtype))

@@ -1,4 +1,4 @@
-"""Keras's metrics where some rows of a batch are padding: only the present ones count."""
+"""Keras's metrics for batches with padding, in which only the present rows count."""
 
 import keras
 import tensorflow as tf
@@ -6,7 +6,7 @@ from keras.src.metrics import confusion_metrics, iou_metrics
 
 from tfdpx._keras import step_context
 
-# Metrics that take a weight for each decision, not for each row.
+# Metrics that take a weight per decision instead of per row.
 _COUNTING_METRICS = (
     confusion_metrics._ConfusionMatrixConditionCount,
     confusion_metrics.Precision,
@@ -17,10 +17,10 @@ _COUNTING_METRICS = (
 
 
 def compute_metrics(model, x, y, y_pred, sample_weight, present):
-    """`model.compute_metrics`, counting only the rows where `present` [rows] is true, if given.
+    """Calls `model.compute_metrics`, counting only rows with a true `present` [rows] unless None.
 
-    Keras gives `sample_weight` to `weighted_metrics` alone; an absent row (padding) must not count
-    in the unweighted ones either.
+    Keras passes `sample_weight` to `weighted_metrics` alone, but an absent row (padding) must not
+    count in the unweighted ones either.
     """
     compiled = model._compile_metrics
     own_method = type(model).compute_metrics is not keras.Model.compute_metrics
@@ -36,22 +36,22 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
     weights = weights * len(y_true) if len(weights) == 1 else weights
     present = tf.cast(present, "float32")
     unweighted, weighted = compiled._flat_metrics, compiled._flat_weighted_metrics
-    for each, others, *batch, weight in zip(
+    for plain_metrics, weighted_metrics, *batch, weight in zip(
         unweighted, weighted, y_true, y_pred, weights, strict=True
     ):
-        for metric in each.metrics if each else ():
+        for metric in plain_metrics.metrics if plain_metrics else ():
             _update(metric, *batch, present)
-        for metric in others.metrics if others else ():
+        for metric in weighted_metrics.metrics if weighted_metrics else ():
             _update(metric, *batch, present, weight)
     return model.get_metrics_result()
 
 
 def _update(metric, y_true, y_pred, present, weight=None):
-    """`metric.update_state`, where a row that is not `present`, float32 [rows], does not count."""
+    """Calls `metric.update_state`, without the rows that are not `present`, float32 [rows]."""
     mask = getattr(y_pred, "_keras_mask", None)
     y_true, y_pred = _without_absent(y_true, present), _without_absent(y_pred, present)
     if weight is None:
-        # Without weights Keras leaves a mask unread.
+        # Without weights Keras ignores a mask.
         weight, mask = present, None
     elif mask is not None:
         y_pred._keras_mask = mask
@@ -66,9 +66,9 @@ def _update(metric, y_true, y_pred, present, weight=None):
 
 
 def _without_absent(tensor, present):
-    """`tensor` [rows, ...], with its first present row in place of absent ones.
+    """Returns `tensor` [rows, ...] with its first present row in place of absent ones.
 
-    A weight of zero does not suffice, because it makes NaN of the NaN that an absent row may hold.
+    A weight of zero is not enough, because zero times a NaN in an absent row is NaN.
     """
     first = tf.gather(tensor, tf.argmax(present))
     first = tf.where(tf.reduce_any(present > 0), first, tf.zeros_like(first))
@@ -76,6 +76,6 @@ def _without_absent(tensor, present):
 
 
 def _with_axes_of(tensor, weight):
-    """`weight` with axes of length one behind its own, as many as `tensor` has."""
+    """Returns `weight` with trailing axes of length one, up to the rank of `tensor`."""
     missing = max(tensor.shape.rank - weight.shape.rank, 0)
     return tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))

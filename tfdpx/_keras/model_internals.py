@@ -13,10 +13,10 @@ from keras.src.ops import numpy as arithmetic
 
 from tfdpx._keras import step_context
 
-# Its methods are Keras's: checkers of types need not know them.
+# Its methods are Keras's, so type checkers need not know them.
 _Mixin: Any = object
 
-# What `hook` wraps here: pairs of a module and a name in it.
+# Functions that `hook` wraps: pairs of a module and a name in it.
 LOSS_SCALINGS = (
     (loss_module, "scale_loss_for_distribution"),
     (loss_module, "unscale_loss_for_distribution"),
@@ -24,80 +24,80 @@ LOSS_SCALINGS = (
 LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
 
 
-# Of two operands, entry by entry.
+# Operations on two operands, entry by entry.
 ARITHMETIC = (arithmetic.Add, arithmetic.Subtract, arithmetic.Multiply, arithmetic.Divide)
-# What makes masks.
+# Operations that make masks.
 NOT_EQUAL, ANY = arithmetic.NotEqual, arithmetic.Any
 
 
 def compile_owner():
-    """The class between `keras.Model` and its ancestors that defines `compile`."""
+    """Returns the class between `keras.Model` and its ancestors that defines `compile`."""
     return next(base for base in keras.Model.__mro__ if "compile" in vars(base))
 
 
 def innermost(optimizer):
-    """The optimizer inside any number of wrappers such as `LossScaleOptimizer`."""
+    """Returns the optimizer inside of any number of wrappers, for example `LossScaleOptimizer`."""
     while isinstance(getattr(optimizer, "inner_optimizer", None), keras.optimizers.Optimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def compile_arguments(model):
-    """The arguments that a `keras.Model` was compiled with, a dict of the very objects."""
+    """Returns the arguments that a `keras.Model` was compiled with, a dict of the same objects."""
     return dict(model._compile_config.config)
 
 
 def own_training_methods(model):
-    """Names of the methods between `fit` and Keras' `train_step` that are not Keras' own.
+    """Returns the names of methods between `fit` and `train_step` that a user has replaced.
 
     Args:
-        model: A `keras.Model`; its class and the instance are looked at.
+        model: A `keras.Model`; its class and the instance are checked.
     """
     names = ("train_step", "make_train_function")
-    own = [
+    methods = [
         name
         for name in names
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
     ]
-    # Keras keeps what it makes there; only a function of another module is somebody's own.
+    # Keras stores its function there; only a function of another module is the user's.
     function = getattr(model, "train_function", None)
     function = getattr(function, "python_function", function)
     if function is not None and function.__module__ != keras.Model.make_train_function.__module__:
-        own.append("train_function")
-    return own
+        methods.append("train_function")
+    return methods
 
 
 def compilation(model):
-    """An object that each `model.compile` makes anew, and keeps until the next."""
+    """Returns an object that each `model.compile` makes anew, and keeps until the next."""
     return model._loss_tracker
 
 
 def output_loss_trackers(model):
-    """The means that Keras keeps for each output's loss; empty for a model of one output."""
+    """Returns the means of each output's loss in Keras; empty for a model with one output."""
     return [] if model._compile_loss is None else list(model._compile_loss.metrics)
 
 
 def own_trackers(model):
-    """The means that a model keeps itself, which its `compute_loss` may update; a list."""
+    """Returns the model's `Mean` metrics that its `compute_loss` may update, a list."""
     compiled = {id(metric) for metric in (model._loss_tracker, model._compile_metrics)}
     compiled.update(map(id, output_loss_trackers(model)))
-    found = [m for m in model.metrics if type(m) is keras.metrics.Mean and id(m) not in compiled]
-    return found if has_own_loss(model) else []
+    means = [m for m in model.metrics if type(m) is keras.metrics.Mean and id(m) not in compiled]
+    return means if has_own_loss(model) else []
 
 
 def count_tracked(model):
-    """How many numbers a loss adds to trackers: one for each output, two for each own mean."""
+    """Returns how many numbers a loss adds to trackers: one per output, two per mean."""
     return len(output_loss_trackers(model)) + 2 * len(own_trackers(model))
 
 
 def update_loss_tracker(model, loss, count):
-    """Adds a batch of `count` examples of mean `loss` to what Keras shows as `loss`."""
+    """Adds a batch of `count` examples with mean `loss` to the `loss` that Keras shows."""
     model._loss_tracker.update_state(loss, sample_weight=count)
 
 
 @contextlib.contextmanager
 def keeping_first_epoch(model):
-    """Afterwards, also after an error, `fit` begins again at its own `initial_epoch`."""
+    """Restores the `initial_epoch` of `fit` afterwards, also after an error."""
     try:
         yield
     finally:
@@ -105,32 +105,32 @@ def keeping_first_epoch(model):
 
 
 def initial_epoch(model):
-    """The epoch that a callback had `fit` begin at, an int or None."""
+    """Returns the epoch that a callback made `fit` begin at, an int or None."""
     return model._initial_epoch
 
 
 def set_initial_epoch(model, epoch):
-    """Has `fit` begin at another epoch, as `keras.callbacks.BackupAndRestore` does; or None."""
+    """Makes `fit` begin at another epoch, like `keras.callbacks.BackupAndRestore`; or None."""
     model._initial_epoch = epoch
 
 
 def plain_graph(model):
-    """The functional model inside a `Sequential` or `Functional` model, by exact type; or None."""
+    """Returns the functional model of a `Sequential` or `Functional`, by exact type; or None."""
     graph = model._functional if type(model) is keras.Sequential else model
     return graph if type(graph) is Functional else None
 
 
 def symbolic_calls(operation):
-    """List of pairs (args, kwargs) of the calls of an operation on symbolic tensors."""
+    """Returns pairs (args, kwargs) of the calls of an operation on symbolic tensors, a list."""
     return [(node.arguments.args, node.arguments.kwargs) for node in operation._inbound_nodes]
 
 
 def build(model, data):
-    """Creates what Keras makes on a first batch: weights, metrics, losses, optimizer variables.
+    """Creates all that Keras makes on a first batch: weights, metrics, losses, optimizer variables.
 
     Args:
         model: A compiled `keras.Model`.
-        data: `(x, y, sample_weight)`; only dtypes and the shapes behind the batch axis are read.
+        data: `(x, y, sample_weight)`; only dtypes and shapes after the batch axis are read.
     """
 
     def symbolic(leaf):
@@ -145,18 +145,20 @@ def build(model, data):
 
 
 def _knows_its_outputs(model, x):
-    """Whether the shapes of `model`'s outputs for `x` are known without running it."""
-    # A Sequential model has a Functional one inside, once its inputs are known.
+    """Returns whether the shapes of `model`'s outputs for `x` are known without running it."""
+    # A Sequential model contains a Functional one once its inputs are known.
     graph = getattr(model, "_functional", model)
-    known = isinstance(graph, Functional) and all(part.built for part in model._flatten_layers())
-    ordinary = type(model).call in (Functional.call, keras.Sequential.call)
-    return known and ordinary and isinstance(x, keras.KerasTensor)
+    has_known_shapes = isinstance(graph, Functional) and all(
+        part.built for part in model._flatten_layers()
+    )
+    has_ordinary_call = type(model).call in (Functional.call, keras.Sequential.call)
+    return has_known_shapes and has_ordinary_call and isinstance(x, keras.KerasTensor)
 
 
 def _build_compiled(model, x, y, sample_weight):
-    """As `_symbolic_build`, but neither the model nor a loss of its own is traced.
+    """Does what `_symbolic_build` does, but traces neither the model nor a user's loss.
 
-    Its tracing takes as long as in the step; and such a loss may need gradients, which symbolic
+    Tracing takes as long as in the step, and a user's loss may need gradients, which symbolic
     tensors do not have.
     """
     if _knows_its_outputs(model, x):
@@ -176,19 +178,19 @@ def _build_compiled(model, x, y, sample_weight):
 
 
 def has_own_loss(model):
-    """Whether the class of a model overrides `compute_loss`."""
+    """Returns whether the class of a model overrides `compute_loss`."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def call_model(model, x):
-    """The training-mode forward pass, as Keras' own `train_step` makes it."""
+    """Returns the training-mode forward pass, as computed by Keras's `train_step`."""
     return model(x, training=True) if model._call_has_training_arg else model(x)
 
 
 def compute_loss(model, x, y, y_pred, sample_weight):
-    """`model.compute_loss` in training mode, as if there were one replica.
+    """Returns `model.compute_loss` in training mode, as if there were one replica.
 
-    Also where it is overridden without `training`.
+    It also works if that is overridden without `training`.
     """
     with step_context.unscaled_losses():
         return model._compute_loss(
@@ -197,12 +199,12 @@ def compute_loss(model, x, y, y_pred, sample_weight):
 
 
 class OptimizerOverrides(_Mixin):
-    """Stands before a Keras optimizer, and has its private methods call public ones of ours.
+    """A mixin before a Keras optimizer that makes its private methods call public ones of ours.
 
     Methods that a subclass defines:
-        all_reduce_sums(grads_and_vars): What to do in place of adding up the gradients of all
-            replicas. Takes and returns a list of pairs.
-        average_weights(pairs): Updates the moving averages, given pairs of a weight and its
+        all_reduce_sums(grads_and_vars): Replaces the addition of the gradients of all replicas.
+            Takes and returns a list of pairs.
+        average_weights(pairs): Updates the moving averages, from pairs of a weight and its
             average. Called if there are any.
     """
 
@@ -216,25 +218,25 @@ class OptimizerOverrides(_Mixin):
 
 
 def adam_moments(optimizer, variable):
-    """Pair of the `keras.Variable`s in which Adam averages a weight's gradient and its square."""
+    """Returns Adam's averages of a weight's gradient and its square, two `keras.Variable`s."""
     place = optimizer._get_variable_index(variable)
     return optimizer._momentums[place], optimizer._velocities[place]
 
 
 def write_epoch(board, step, logs):
-    """Writes the scalars of an epoch as Keras's TensorBoard callback does, at a step of our choice.
+    """Writes the scalars of an epoch like Keras's TensorBoard callback, at a given step.
 
     Args:
         board: A `keras.callbacks.TensorBoard`.
-        step: Int, where on the x-axis.
-        logs: Dict by name; what begins with "val_" goes to the run "validation".
+        step: Int, the position on the x-axis.
+        logs: Dict by name; names that begin with "val_" go to the run "validation".
     """
     board._log_epoch_metrics(step, logs)
 
 
 @contextlib.contextmanager
 def writing(board, validation=False):
-    """Within it, summaries go to the run "train" or "validation" of a TensorBoard callback."""
+    """Makes summaries go to the run "train" or "validation" of a TensorBoard callback."""
     writer = board._val_writer if validation else board._train_writer
     with writer.as_default():
         yield

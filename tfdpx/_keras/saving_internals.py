@@ -1,4 +1,4 @@
-"""Private names of Keras's files: where it loads and saves, and what a file holds."""
+"""Private names of Keras's files: where it loads and saves, and the content of a file."""
 
 import io
 import zipfile
@@ -7,7 +7,7 @@ import numpy as np
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import object_registration, saving_lib
 
-# What `hook` wraps here: pairs of a module and a name in it.
+# Functions that `hook` wraps: pairs of a module and a name in it.
 LOOKING_UP = (object_registration, "get_registered_object")
 LOADING = (saving_lib, "_load_state")
 LOADING_HDF5 = (
@@ -19,7 +19,7 @@ SAVING_HDF5_MODEL = (legacy_h5_format, "save_model_to_hdf5")
 
 
 def saved_optimizer(weights_store):
-    """The arrays, by name, of the optimizer in a weights file of Keras; None if it has none."""
+    """Returns the arrays, by name, of the optimizer in a weights file of Keras, or None."""
     try:
         store = weights_store.get("optimizer")
         return {name: np.array(store[name]) for name in store.keys()}
@@ -28,9 +28,9 @@ def saved_optimizer(weights_store):
 
 
 def weights_file(model):
-    """The bytes of the file that `model.save_weights` writes, a `.weights.h5`.
+    """Returns the bytes of the `.weights.h5` file that `model.save_weights` writes.
 
-    Made in memory: HDF5 itself ends the process where a disk is full.
+    It is made in memory, because HDF5 itself ends the process if a disk is full.
     """
     content, name = io.BytesIO(), "model.weights.h5"
     with zipfile.ZipFile(content, "w") as archive:

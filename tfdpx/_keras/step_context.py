@@ -1,7 +1,7 @@
-"""What the private step says to layers and losses below it, for this thread or for a model.
+"""Settings of the private step for the layers and losses that it calls, per thread or per model.
 
-The wrappers of `hook` read it: who sees every call of a layer, whether random numbers are frozen,
-whether losses are of one replica, whose `fit` is running.
+The wrappers of `hook` read them: the recorder that sees every call of a layer, whether random
+numbers are frozen, whether losses are for one replica, and which `fit` is running.
 """
 
 import concurrent.futures
@@ -17,7 +17,7 @@ _drivers = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def recording(recorder):
-    """Shows every operation called in this thread to `recorder.observe(operation, args, kwargs)`.
+    """Passes every operation called in this thread to `recorder.observe(operation, args, kwargs)`.
 
     `recording(None)` hides them from an outer recorder.
     """
@@ -30,16 +30,16 @@ def recording(recorder):
 
 
 def recorder():
-    """The recorder that is active in this thread, or None."""
+    """Returns the active recorder of this thread, or None."""
     return getattr(_active, "recorder", None)
 
 
 @contextlib.contextmanager
 def freeze_rng():
-    """Within it, layers that hold a seed generator (such as dropout) run in inference mode.
+    """Runs layers with a seed generator (for example dropout) in inference mode.
 
-    What they draw nevertheless is the same for all rows. For comparing one forward pass with
-    another.
+    Any numbers that they still draw are the same for all rows. It is used to compare one forward
+    pass with another.
     """
     previous, _active.is_rng_frozen = is_rng_frozen(), True
     try:
@@ -49,13 +49,13 @@ def freeze_rng():
 
 
 def is_rng_frozen():
-    """Whether this thread is within `freeze_rng`."""
+    """Returns whether this thread is within `freeze_rng`."""
     return getattr(_active, "is_rng_frozen", False)
 
 
 @contextlib.contextmanager
 def driving(model, name):
-    """Within it, `driver(model)` is `name`: who splits batches over replicas and runs the step."""
+    """Sets `driver(model)` to `name`, which splits batches over replicas and runs the step."""
     previous = _drivers.get(model)
     _drivers[model] = name
     try:
@@ -65,13 +65,13 @@ def driving(model, name):
 
 
 def driver(model):
-    """Whose `fit` is running: "keras" or "tfdpx", None outside of both."""
+    """Returns which `fit` is running: "keras" or "tfdpx", None outside of both."""
     return _drivers.get(model)
 
 
 @contextlib.contextmanager
 def unscaled_losses():
-    """Within it, losses are computed as if there were one replica."""
+    """Computes losses as if there were one replica."""
     _active.unscaled = True
     try:
         yield
@@ -80,15 +80,15 @@ def unscaled_losses():
 
 
 def is_unscaled():
-    """Whether this thread is within `unscaled_losses`."""
+    """Returns whether this thread is within `unscaled_losses`."""
     return getattr(_active, "unscaled", False)
 
 
 @contextlib.contextmanager
 def masking_invalid():
-    """Within it, a token that is in no table has an embedding of NaN, so its example counts zero.
+    """Makes the embedding of a token outside of the table NaN, so that its example counts as zero.
 
-    By itself TensorFlow ends the run, on CPUs.
+    Without this, TensorFlow ends the run on CPUs.
     """
     previous, _active.is_masking = is_masking_invalid(), True
     try:
@@ -98,16 +98,16 @@ def masking_invalid():
 
 
 def is_masking_invalid():
-    """Whether this thread is within `masking_invalid`."""
+    """Returns whether this thread is within `masking_invalid`."""
     return getattr(_active, "is_masking", False)
 
 
 @tf.autograph.experimental.do_not_convert
 def eagerly(function, *args):
-    """`function(*args)` in eager mode, also while a graph is being traced.
+    """Returns `function(*args)` in eager mode, also while a graph is being traced.
 
-    In a thread of its own: `tf.init_scope` would leave the graph too, but it stops every tape in
-    the thread, and gradients taken in it are silently zero.
+    It runs in a new thread, because `tf.init_scope` would also leave the graph, but it stops every
+    tape of the thread, and gradients taken in it are silently zero.
     """
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(function, *args).result()

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow: no other file touches them."""
+"""Private names of TensorFlow, which no other file uses."""
 
 import contextlib
 import functools
@@ -20,36 +20,36 @@ _active = threading.local()
 
 
 def weakly(method):
-    """Function that calls a bound method, for `tf.numpy_function` and the like.
+    """Returns a function that calls a bound method weakly, for example for `tf.numpy_function`.
 
-    TensorFlow never forgets a Python function that a graph calls, nor what the function refers to.
-    Whoever uses this must have the data set refer to the object.
+    TensorFlow never frees a Python function that a graph calls, nor the objects that it refers to.
+    So the data set itself must refer to the object.
     """
     reference = weakref.WeakMethod(method)
 
     def call(*arguments):
-        found = reference()
-        if found is None:
+        bound_method = reference()
+        if bound_method is None:
             raise ValueError(
                 "The data set of these batches is gone. Make it outside of any tf.function and of "
                 "other data sets, and keep it in a variable while it is iterated over."
             )
-        return found(*arguments)
+        return bound_method(*arguments)
 
     return call
 
 
 @contextlib.contextmanager
 def vectorizing_by(held, multiply):
-    """Within it, in this thread, `tf.vectorized_map` runs most operations in a loop of their own.
+    """Makes `tf.vectorized_map` in this thread run most operations in a loop over the examples.
 
-    Elsewhere it stays what it is.
+    Outside of it, the function stays the same.
 
     Args:
-        held: Set of str, the types of operations that are vectorized as TensorFlow does.
+        held: Set of str, the types of operations that TensorFlow vectorizes as usual.
         multiply: Function `(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b)` of two tensors as
-            `tf.matmul` takes them, of whether each has an axis of all examples in front, and of
-            the arguments of `tf.matmul`. Returns the products, with that axis: those of the type
+            for `tf.matmul`, of whether each has a leading axis of all examples, and of the
+            arguments of `tf.matmul`. Returns the products, with that axis: those of the type
             `BatchMatMulV2`.
     """
 
@@ -60,8 +60,8 @@ def vectorizing_by(held, multiply):
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
     _install_converters()
-    own = {"BatchMatMulV2": products, **_OWN}
-    before, _active.converters = getattr(_active, "converters", None), (held, own)
+    converters = {"BatchMatMulV2": products, **_CONVERTERS}
+    before, _active.converters = getattr(_active, "converters", None), (held, converters)
     try:
         yield
     finally:
@@ -69,11 +69,15 @@ def vectorizing_by(held, multiply):
 
 
 class _Converters(dict):
-    """By type of operation; what is missing, TensorFlow runs in a loop over the examples."""
+    """Converters by type of operation; TensorFlow runs missing ones in a loop over examples."""
 
     def get(self, key, default=None):
-        held, own = getattr(_active, "converters", None) or (self, {})
-        return own.get(key, super().get(key, default)) if key in held or key in own else default
+        held, converters = getattr(_active, "converters", None) or (self, {})
+        return (
+            converters.get(key, super().get(key, default))
+            if key in held or key in converters
+            else default
+        )
 
 
 def _einsum(operation):
@@ -85,7 +89,7 @@ def _einsum(operation):
 def _squeeze(operation):
     axes = operation.get_attr("squeeze_dims")
     if not axes:
-        # TensorFlow's would squeeze the axis of the examples, where there is one of them.
+        # TensorFlow's converter would squeeze the axis of the examples if there is only one.
         shape = operation.op.inputs[0].shape
         if not shape.is_fully_defined():
             raise pfor.ConversionNotImplementedError("Which axes have length 1 is not known.")
@@ -97,18 +101,18 @@ def _squeeze(operation):
 
 def _zeros_like(operation):
     tensor = operation.stacked_input(0)
-    if tensor.dtype == tf.variant:  # A list, whose entries have the axis of the examples.
+    if tensor.dtype == tf.variant:  # A list; its entries have the axis of the examples.
         zeros = tf.raw_ops.ZerosLike(x=pfor._untile_variant(tensor))
         return pfor.wrap(pfor._tile_variant(zeros, operation), True)
     return dict.get(pfor._pfor_converter_registry, "ZerosLike")(operation)
 
 
 def _segments(operation):
-    """A sum, a product or an extreme by segments that keeps to the segments of its own example."""
+    """A sum, a product or an extreme by segments that stays within the segments of its example."""
     operation.stack_inputs([0, 1])
     ids, count = operation.stacked_input(1), operation.unstacked_input(2)
-    # TensorFlow counts the segments of all examples in a row: an identifier beyond the last
-    # segment of its example would name one of the next.
+    # TensorFlow numbers the segments of all examples in a row, so an identifier beyond the last
+    # segment of its example would name a segment of the next.
     is_inside = tf.cast(ids, tf.int64) < tf.cast(count, tf.int64)
     operation.inputs[1] = pfor.wrap(tf.where(is_inside, ids, -tf.ones_like(ids)), True)
     return dict.get(pfor._pfor_converter_registry, operation.op_type)(operation)
@@ -118,32 +122,32 @@ _STATES = "states_of_one_example"
 
 
 def mark_states(states):
-    """The states of seed generators of one example, int64 [n, 2], marked for `vectorizing_by`.
+    """Marks the states of seed generators of one example, int64 [n, 2], for `vectorizing_by`.
 
     A draw of TensorFlow's stateless generators that follows from them alone is vectorized as one
-    draw for all examples, by the key of the first. So the examples' bits are independent, and the
-    place of an example says which are its own.
+    draw for all examples, with the key of the first. So the bits of the examples are independent,
+    and an example's place decides which are used for it.
     """
     return tf.identity(states, name=_STATES)
 
 
 def _follows_from_states(tensor):
-    """Whether a tensor of one example is computed from marked states and constants alone."""
-    waiting, seen, is_marked = [tensor.op], set(), False
+    """Returns whether a tensor of one example is computed from marked states and constants."""
+    waiting, visited, is_marked = [tensor.op], set(), False
     while waiting:
         operation = waiting.pop()
         if operation.name.rpartition("/")[2].startswith(_STATES):
             is_marked = True
-        elif operation not in seen:
+        elif operation not in visited:
             if operation.type != "Const" and not operation.inputs:
                 return False
-            seen.add(operation)
+            visited.add(operation)
             waiting.extend(t.op for t in operation.inputs)
     return is_marked
 
 
 def _of_first(operation):
-    """The key and the counter of one draw for all examples."""
+    """Returns the key and the counter of one draw for all examples."""
     if not _follows_from_states(operation.op.inputs[0]):
         raise pfor.ConversionNotImplementedError("The seed depends on the example.")
     of_first = tf.raw_ops.StatelessRandomGetKeyCounter(seed=operation.stacked_input(0)[0])
@@ -152,23 +156,23 @@ def _of_first(operation):
 
 
 def _draw(operation):
-    """One draw for all examples in place of a draw for one."""
-    given = [operation.input(number) for number in range(operation.num_inputs)]
-    if any(place not in (1, 2) and is_stacked for place, (_, is_stacked, _) in enumerate(given)):
+    """Returns one draw for all examples instead of a draw for one."""
+    operands = [operation.input(number) for number in range(operation.num_inputs)]
+    if any(place not in (1, 2) and is_stacked for place, (_, is_stacked, _) in enumerate(operands)):
         raise pfor.ConversionNotImplementedError("The shape depends on the example.")
     if not _follows_from_states(operation.op.inputs[1]):
         raise pfor.ConversionNotImplementedError("The seed depends on the example.")
-    (shape, *_), (key, *_), (counter, *_), *others = given
+    (shape, *_), (key, *_), (counter, *_), *more = operands
     count = tf.cast(operation.pfor.loop_len_vector, shape.dtype)
-    inputs = [tf.concat([count, shape], 0), key[0], counter[0], *(t for t, *_ in others)]
+    inputs = [tf.concat([count, shape], 0), key[0], counter[0], *(t for t, *_ in more)]
     outputs = operation.op.outputs
-    made = pfor._create_op(
+    operation_of_all = pfor._create_op(
         operation.op_type, inputs, [t.dtype for t in outputs], operation.op.node_def.attr
     )
-    return [pfor.wrap(t, True) for t in made.outputs]
+    return [pfor.wrap(t, True) for t in operation_of_all.outputs]
 
 
-_OWN = {
+_CONVERTERS = {
     "Einsum": _einsum,
     "Squeeze": _squeeze,
     "ZerosLike": _zeros_like,
@@ -199,9 +203,14 @@ def _install_converters():
 def _known_shape(original):
     @functools.wraps(original)
     def stack(shape, count):
-        known = tf.get_static_value(shape)
-        if known is not None and known.ndim and known.size and (known >= 0).all():
-            # TensorFlow's forgets it, and a gradient then fails.
+        static_shape = tf.get_static_value(shape)
+        if (
+            static_shape is not None
+            and static_shape.ndim
+            and static_shape.size
+            and (static_shape >= 0).all()
+        ):
+            # TensorFlow's function loses the shape, and a gradient then fails.
             return tf.concat([count, shape], axis=0)
         return original(shape, count)
 
@@ -212,7 +221,7 @@ def _same_rounds(original):
     @functools.wraps(original)
     def process(*args, **kwargs):
         if getattr(_active, "converters", None):
-            # TensorFlow's gradient of it fails.
+            # TensorFlow's gradient of such a loop fails.
             raise ValueError("Each example decides how often a loop runs.")
         return original(*args, **kwargs)
 
@@ -221,13 +230,13 @@ def _same_rounds(original):
 
 @contextlib.contextmanager
 def stateful_draws_from(next_key):
-    """Within it, in this thread, what draws from a state of TensorFlow's own draws from keys.
+    """Makes draws from a state of TensorFlow draw from keys instead, in this thread.
 
-    So do `tf.random.uniform`, `normal` and `truncated_normal`, and a `tf.random.Generator`, whose
-    state is left alone.
+    This covers `tf.random.uniform`, `normal` and `truncated_normal`, and a `tf.random.Generator`,
+    which keeps its state.
 
     Args:
-        next_key: Function to an int64 tensor [2], another one on each call.
+        next_key: Function to an int64 tensor [2], different on each call.
     """
     _redirect_stateful_draws()
     before, _active.next_key = getattr(_active, "next_key", None), next_key
@@ -277,9 +286,9 @@ def _redirected(original, keyed):
 
 @contextlib.contextmanager
 def optimizing_graphs_once():
-    """Within it, in this thread, TensorFlow optimizes each graph that it runs once, not twice.
+    """Makes TensorFlow in this thread optimize each graph that it runs once instead of twice.
 
-    The second round changes next to nothing, because the first has done it, and takes as long.
+    The second round takes as long but changes next to nothing, because the first has done it.
     """
     eager = context.context()
     before = eager.function_call_options
@@ -296,26 +305,26 @@ def optimizing_graphs_once():
 
 
 def is_under_xla():
-    """Whether what is traced here is for XLA to compile."""
+    """Returns whether the current trace is for XLA to compile."""
     return control_flow_ops._is_under_xla_context()
 
 
 def is_for_xla(model):
-    """Whether XLA compiles the step of a `keras.Model`, as it does whatever runs on a TPU."""
+    """Returns whether XLA compiles the step of a `keras.Model`, which it always does on a TPU."""
     return model.jit_compile or is_under_xla() or bool(tf.config.list_logical_devices("TPU"))
 
 
 def is_function(graph, name):
-    """Whether a type of operation is a function that `graph` knows, as TensorFlow once called."""
+    """Returns whether an operation type is a function of `graph`, an old way to call one."""
     return graph._is_function(name)
 
 
 def called_graph(graph, name):
-    """The graph of the function `name` that operations of `graph` call."""
+    """Returns the graph of the function `name` that operations of `graph` call."""
     function, place = None, graph
-    while function is None:  # An operation in a loop of its own calls what is known outside of it.
+    while function is None:  # An operation in a loop calls functions of an outer graph.
         function, place = place._get_function(name), place.outer_graph
-    if not hasattr(function, "graph"):  # Made by TensorFlow itself, in an older way.
+    if not hasattr(function, "graph"):  # TensorFlow itself made it, in an older way.
         with graph.as_default():
             definition = function.cached_definition
             return function_def_to_graph.function_def_to_graph(
@@ -325,7 +334,7 @@ def called_graph(graph, name):
 
 
 def called(operation):
-    """List of pairs (attribute, graph) of the functions that a `tf.Operation` calls."""
+    """Returns pairs (attribute, graph) of the functions that a `tf.Operation` calls, a list."""
     graph, graphs = operation.graph, []
     if is_function(graph, operation.type):
         graphs.append(("f", called_graph(graph, operation.type)))
@@ -341,19 +350,19 @@ _functions_of_types: dict[str, list[str]] = {}
 
 
 def _function_attributes(operation):
-    """List of the names of an operation's attributes that are functions: few types have any."""
+    """Returns the names of an operation's attributes that are functions; few types have any."""
     names = _functions_of_types.get(operation.type)
     if names is None:
         attributes = operation.op_def.attr
-        names = [each.name for each in attributes if each.type in ("func", "list(func)")]
+        names = [a.name for a in attributes if a.type in ("func", "list(func)")]
         _functions_of_types[operation.type] = names
     return names
 
 
 def differentiated_by(gradient, function, *tensors):
-    """Runs `function(*tensors)`, and gives every `tf.GradientTape` a gradient for it.
+    """Runs `function(*tensors)`, and registers a gradient for it with every `tf.GradientTape`.
 
-    As with `tf.custom_gradient`, but the graph has no operation for it.
+    It is like `tf.custom_gradient`, but adds no operation to the graph.
 
     Args:
         gradient: Function of the gradients at the outputs, to a list of those at `tensors`.
@@ -367,26 +376,26 @@ def differentiated_by(gradient, function, *tensors):
 
 
 def sources_of(dataset):
-    """Names of the classes of a `tf.data.Dataset` and of all data sets that it reads."""
+    """Returns the class names of a `tf.data.Dataset` and of all data sets that it reads."""
     kinds = {type(dataset).__name__.removeprefix("_")}
     return kinds.union(*(sources_of(source) for source in inputs_of(dataset)))
 
 
 def inputs_of(dataset):
-    """List of the data sets that a `tf.data.Dataset` reads."""
+    """Returns the data sets that a `tf.data.Dataset` reads, a list."""
     return dataset._inputs()
 
 
 def call_cached_trace(function, kind, *tensors):
-    """`function(*kind, *tensors)`, as a call of a graph that is traced once for all that are alike.
+    """Returns `function(*kind, *tensors)`, as a call of a graph that is traced once per signature.
 
     Args:
-        function: Python function of what follows, that reads no tensor or variable of its own.
+        function: Python function of the following arguments that captures no tensor or variable.
         kind: Tuple of hashable values.
-        *tensors: Tensors; alike are those of the same static shapes and dtypes.
+        *tensors: Tensors; the signature is their static shapes and dtypes.
 
     Returns:
-        What `function` returns, a nest of tensors.
+        The result of `function`, a nest of tensors.
     """
     specs = (tf.TensorSpec(t.shape, t.dtype) for t in tensors)
     return _traced(function, kind, *specs)(*tensors)
@@ -394,6 +403,6 @@ def call_cached_trace(function, kind, *tensors):
 
 @functools.lru_cache(maxsize=512)
 def _traced(function, kind, *specs):
-    with tf.init_scope():  # Not for the graph that is being made alone.
+    with tf.init_scope():  # Not only for the graph that is being traced.
         traced = tf.function(lambda *tensors: function(*kind, *tensors), autograph=False)
         return traced.get_concrete_function(*specs)

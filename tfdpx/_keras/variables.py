@@ -1,11 +1,11 @@
-"""Variables of the private step: on every replica, and unknown to Keras and its files."""
+"""Variables of the private step: on every replica, but not tracked by Keras and its files."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def variable(value, dtype):
-    """A `tf.Variable` that replicas update alike. Not Keras's, which an optimizer would track."""
+    """Returns a `tf.Variable` that replicas update alike. An optimizer would track Keras's."""
     return tf.Variable(
         np.array(value, dtype),
         trainable=False,
@@ -14,5 +14,5 @@ def variable(value, dtype):
 
 
 def value_of(variable):
-    """The value of a `tf.Variable`, also of one with a copy on each replica, as a NumPy array."""
+    """Returns the value of a `tf.Variable`, with or without replicas, as a NumPy array."""
     return tf.convert_to_tensor(variable).numpy()

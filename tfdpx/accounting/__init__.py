@@ -1,4 +1,4 @@
-"""Privacy accounting: what training spends, and what a budget buys."""
+"""Privacy accounting: the cost of a training, and the training that a budget allows."""
 
 from tfdpx.accounting.accountants import epsilon
 from tfdpx.accounting.attack import AttackBounds

@@ -1,4 +1,4 @@
-"""Epsilon of Poisson-sampled Gaussian steps, by the accountants of dp_accounting."""
+"""The epsilon of Poisson-sampled Gaussian steps, computed by the accountants of dp_accounting."""
 
 import functools
 import math
@@ -28,15 +28,15 @@ from tfdpx.accounting.gaussian import (
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _Adjacency = privacy_loss_mechanism.AdjacencyType
 
-# Of delta, kept back for what no accountant sees: half for batches that overflow their capacity,
-# half for the noise's finite tail. It raised epsilon by 7e-6 of itself in a run of epsilon 1.9.
+# The share of delta for events that no accountant covers: half for batches that overflow their
+# capacity, half for the noise's finite tail. It raised an epsilon of 1.9 by a factor of 1 + 7e-6.
 RESERVED_SHARE = 1e-4
 
 _FINEST_GRID, _COARSEST_GRID = 1e-8, 1e-4
-# Below it the rounding of "pld" counts: it was up to 3.4% too low at 1e-12, after 1e6 updates.
+# Below it the rounding of "pld" matters: it was up to 3.4% too low at 1e-12, after 1e6 updates.
 LEAST_PLD_DELTA = 1e-9
 _LEAST_RDP_LOSS = 1e-5
-# Of a model, for what the noise's largest value adds to delta.
+# The size of a model, for the delta that the noise's largest value adds.
 _MOST_PARAMETERS = 10**9
 _MOST_STEPS = 2**53
 
@@ -51,49 +51,50 @@ def epsilon(
     delta: float,
     accountant: str = "pld",
 ) -> float:
-    """The epsilon of `steps` updates of DP-SGD at `delta`.
+    """Returns the epsilon of `steps` updates of DP-SGD at `delta`.
 
     Guarantee: the outputs of all steps together are (epsilon, delta)-differentially private when
     data sets that differ by adding or removing one example are neighbours, each step draws every
     example independently with `sampling_probability` (Poisson sampling), no example changes the sum
     of a step by more than `l2_norm_clip` in L2 norm, and Gaussian noise of standard deviation
-    `noise_multiplier * l2_norm_clip` is added to that sum. The arguments are public: neighbours
-    train with the same ones, so the number of examples, on which `sampling_probability` rests, is
-    not protected (see `tfdpx.PrivacyPlan`).
+    `noise_multiplier * l2_norm_clip` is added to that sum. The arguments are public, because
+    neighbours train with the same ones. So the number of examples, from which
+    `sampling_probability` follows, is not protected (see `tfdpx.PrivacyPlan`).
 
-    The share `RESERVED_SHARE` of delta is left to what the accountants do not see: a step that
-    draws more examples than its batch has rows for, and the largest value of the noise
-    (`tfdpx.accounting.gaussian`). At noise multipliers below some 0.45, or deltas below 1e-10,
-    that value may add more: then it is taken off delta, for models of up to a billion weights.
+    The share `RESERVED_SHARE` of delta is reserved for two events that the accountants do not
+    cover: a step that draws more examples than its batch has rows for, and the largest value of the
+    noise (`tfdpx.accounting.gaussian`). At noise multipliers below about 0.45, or deltas below
+    1e-10, that value may add more. This is then subtracted from delta, for models of up to a
+    billion weights.
 
-    The mathematics is `dp_accounting`'s. "pld" composes privacy loss distributions (Doroshenko et
-    al. 2022, "Connect the Dots") and is the tighter but at deltas below 1e-9, where its rounding
-    counts, so that "rdp" is taken. "rdp" composes Renyi divergences (Mironov et
-    al. 2019, "Renyi Differential Privacy of the Sampled Gaussian Mechanism") and converts them by
-    Canonne et al. 2020, Proposition 12: the accountant of De et al. 2022. Two know full batches
-    alone (`sampling_probability=1`): "gdp" is exact, and "pld" agrees with it there; "zcdp" is the
-    looser conversion of Bun and Steinke 2016.
+    The mathematics comes from `dp_accounting`. "pld" composes privacy loss distributions
+    (Doroshenko et al. 2022, "Connect the Dots") and is the tighter, except at deltas below 1e-9,
+    where "rdp" is used instead because the rounding of "pld" matters there. "rdp" composes Renyi
+    divergences (Mironov et al. 2019, "Renyi Differential Privacy of the Sampled Gaussian
+    Mechanism") and converts them by Canonne et al. 2020, Proposition 12, like the accountant of De
+    et al. 2022. Two are for full batches alone (`sampling_probability=1`): "gdp" is exact, and
+    "pld" agrees with it there; "zcdp" is the looser conversion of Bun and Steinke 2016.
 
     Args:
-        noise_multiplier: Float >= 0. Standard deviation of the noise over the sensitivity.
+        noise_multiplier: Float >= 0. Standard deviation of the noise divided by the sensitivity.
         sampling_probability: Float in (0, 1].
         steps: Int >= 0. Number of updates.
         delta: Float in (0, 1).
         accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
-        Float. 0.0 when `steps` is 0, else infinity when `noise_multiplier` is 0, or so small that
-        nothing is left of delta.
+        Float. 0.0 when `steps` is 0, otherwise infinity when `noise_multiplier` is 0 or so small
+        that nothing is left of delta.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
     """
     return composed_epsilon(((noise_multiplier, sampling_probability, steps),), delta, accountant)
 
 
 @functools.lru_cache(maxsize=4096)
 def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld") -> float:
-    """The epsilon at `delta` of several runs of DP-SGD on the same data, one after another.
+    """Returns the epsilon at `delta` of several runs of DP-SGD on the same data, one after another.
 
     Args:
         runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`.
@@ -101,10 +102,10 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
         accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
-        Float, as `epsilon` returns for a single run and under the same neighbouring relation.
+        Float, as returned by `epsilon` for a single run, under the same neighbouring relation.
 
     Raises:
-        ValueError: If an argument is out of its range, or the accountant cannot resolve the loss.
+        ValueError: If an argument is out of range, or the accountant cannot resolve the loss.
     """
     check_delta(delta)
     check_accountant(accountant)
@@ -126,20 +127,20 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
     except MemoryError:
         least = min(noise_multiplier for noise_multiplier, _, _ in runs)
         raise ValueError(
-            f"Argument `noise_multiplier` is so small that accountant={accountant!r} does not fit "
-            f"into memory. Received: noise_multiplier={least}. Give more noise, or "
+            f"Argument `noise_multiplier` is so small that accountant={accountant!r} needs more "
+            f"memory than there is. Received: noise_multiplier={least}. Use more noise, or "
             "accountant='rdp'."
         ) from None
 
 
 def kept_back(runs: Sequence[Run], delta: float) -> float:
-    """The part of delta that no accountant spends: for batches that overflow and the noise's tail.
+    """Returns the part of delta reserved for batches that overflow and for the noise's tail.
 
-    It is `RESERVED_SHARE` of it, and more where there is little noise or delta is tiny: then the
-    noise's largest value adds more than its half of that.
+    This is `RESERVED_SHARE` of it. With little noise or a tiny delta it is more, because the
+    noise's largest value then adds more than its half of that share.
 
     Args:
-        runs: Tuples `(noise_multiplier, sampling_probability, steps)`; without noise it is all.
+        runs: Tuples `(noise_multiplier, sampling_probability, steps)`; without noise, all of delta.
         delta: Float in (0, 1).
     """
     if not all(noise for noise, *_ in runs):
@@ -153,21 +154,21 @@ def kept_back(runs: Sequence[Run], delta: float) -> float:
 
 @functools.lru_cache(maxsize=4)
 def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]:
-    """The least delta of runs as a function of epsilon, by privacy loss distributions.
+    """Returns the least delta of runs as a function of epsilon, by privacy loss distributions.
 
-    It is the larger of those of adding and of removing one example; exact for full batches.
+    It is the larger one of adding and removing an example, and exact for full batches.
 
     Args:
         runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and
             steps.
 
     Returns:
-        The epsilon at which delta is 1e-9, below which rounding counts, and a function from a
-        float64 array of epsilons >= 0 to their deltas, not too low.
+        The epsilon at which delta is 1e-9, beyond which rounding matters, and a function from a
+        float64 array of epsilons >= 0 to their deltas, which are never too low.
     """
     if all(probability == 1 for _, probability, _ in runs):
         mu = math.sqrt(sum(steps / noise_multiplier**2 for noise_multiplier, _, steps in runs))
-        mu = min(max(mu, 1e-12), 1e6)  # At the latter delta is 1 in floats.
+        mu = min(max(mu, 1e-12), 1e6)  # At 1e6 delta is 1 in floats.
         return exact_epsilon(mu, LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
     accountant: Any = _composed_once(runs, "pld")
     losses: _Losses = accountant._pld
@@ -180,7 +181,7 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
 
 
 class _Losses(Protocol):
-    """The private attributes of dp_accounting's distributions that are read here."""
+    """The private attributes of dp_accounting's distributions that are used here."""
 
     _pmf_remove: Any
     _pmf_add: Any
@@ -195,7 +196,7 @@ class _DenseLosses(Protocol):
 
 
 def _deltas_of(pmf: _DenseLosses):
-    """A function from epsilons >= 0 to deltas, for which dp_accounting's takes a second."""
+    """Returns a function from epsilons >= 0 to deltas; dp_accounting's own takes a second."""
     losses = ((np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization)[::-1]
     losses = losses[losses > 0]
     masses = pmf._probs[::-1][: len(losses)]
@@ -210,7 +211,7 @@ def _deltas_of(pmf: _DenseLosses):
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:
-    """The accountant of dp_accounting that has seen these runs.
+    """Returns the accountant of dp_accounting after composing these runs.
 
     Args:
         runs: Tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and steps.
@@ -228,7 +229,7 @@ _composed_once = functools.lru_cache(maxsize=4)(composed)
 def event_of(
     noise_multiplier: float, sampling_probability: float, steps: int
 ) -> dp_accounting.DpEvent:
-    """What `steps` updates did, in the terms of dp_accounting."""
+    """Returns `steps` updates as an event of dp_accounting."""
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sampling_probability < 1:
         event = dp_accounting.PoissonSampledDpEvent(sampling_probability, event)
@@ -236,17 +237,17 @@ def event_of(
 
 
 def _pld_accountant(runs):
-    """A PLD accountant whose grid suits the runs.
+    """Returns a PLD accountant with a grid that suits the runs.
 
-    Any grid gives a valid epsilon: losses are rounded such that none is underestimated. But one
-    much coarser than the loss of a typical step overestimates it, by 8% at 10 times and threefold
-    at 100 times; a fifth of it overestimates by less than 0.5%. dp_accounting's default is the
-    coarsest used. Without sampling no grid is needed.
+    Any grid gives a valid epsilon, because losses are rounded so that none is underestimated. But a
+    grid much coarser than the loss of a typical step overestimates it, by 8% at 10 times and
+    threefold at 100 times; a fifth of it overestimates by less than 0.5%. dp_accounting's default
+    is the coarsest grid used. Without sampling no grid is needed.
     """
     if all(probability == 1 for _, probability, _ in runs):
         return FullBatchAccountant(exact_epsilon)
     losses = [(steps, typical_loss(*run)) for *run, steps in runs]
-    # Of hundreds epsilon needs no grid so fine, which would take minutes and gigabytes.
+    # An epsilon in the hundreds needs no grid so fine, which would take minutes and gigabytes.
     most = [
         (steps, min(loss, run[0] ** -2)) for (steps, loss), run in zip(losses, runs, strict=True)
     ]
@@ -256,7 +257,7 @@ def _pld_accountant(runs):
 
 
 def grid_of(losses: Iterable[tuple[int, float]], part: float, coarsest: float) -> float:
-    """The grid of a PLD accountant: a part of the loss of a typical step.
+    """Returns the grid of a PLD accountant: a part of the loss of a typical step.
 
     Args:
         losses: Pairs of a number of steps and the typical loss of each.
@@ -270,7 +271,7 @@ def grid_of(losses: Iterable[tuple[int, float]], part: float, coarsest: float) -
 
 
 class _PldAccountant(pld_privacy_accountant.PLDAccountant):
-    """Keeps the distribution of a step: making it takes ten times as long as composing it."""
+    """Caches the distribution of a step, because making it takes ten times as long as composing."""
 
     _pld: privacy_loss_distribution.PrivacyLossDistribution
 
@@ -290,7 +291,7 @@ class _PldAccountant(pld_privacy_accountant.PLDAccountant):
 
 @functools.lru_cache(maxsize=2)
 def _step(noise_multiplier, sampling_probability, grid):
-    """The privacy loss distribution of one step, as `from_gaussian_mechanism` makes it."""
+    """Returns the privacy loss distribution of one step, made like `from_gaussian_mechanism`."""
     masses = []
     for adjacency in (_Adjacency.REMOVE, _Adjacency.ADD):
         loss = _GaussianLoss(
@@ -307,12 +308,12 @@ def _step(noise_multiplier, sampling_probability, grid):
 
 
 class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
-    """The loss of a sampled step: dp_accounting inverts it value by value, this one all at once."""
+    """The loss of a sampled step, inverted for all values at once; dp_accounting inverts each."""
 
     def get_delta_for_epsilon(self, epsilon):
         removes = self.adjacency_type == _Adjacency.REMOVE
         sign = 1 if removes else -1
-        # Losses on the other side of this bound are reached by no outcome, however far out.
+        # No outcome, however far out, has a loss on the other side of this bound.
         inverse = sign * epsilon > math.log1p(-self.sampling_prob)
         deltas = np.where(removes & ~inverse, -np.expm1(np.minimum(epsilon, 0.0)), 0.0)
         losses = epsilon[inverse]
@@ -324,7 +325,7 @@ class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
 
 
 def _unsampled_loss(loss, probability):
-    """log(1 + (exp(loss) - 1) / probability), without overflow where the loss is large."""
+    """Returns log(1 + (exp(loss) - 1) / probability), without overflow for large losses."""
     large = np.maximum(loss, 1.0)
     return np.where(
         loss > 1.0,
@@ -334,10 +335,10 @@ def _unsampled_loss(loss, probability):
 
 
 def _rdp_accountant(runs):
-    """An RDP accountant, if it can resolve the runs.
+    """Returns an RDP accountant, if it can resolve the runs.
 
-    The divergence of a sampled step is computed as the log of a number near 1: rounding costs 0.5%
-    at a typical loss of 1e-5, and at 1e-7 makes a divergence zero that is not.
+    The divergence of a sampled step is computed as the log of a number near 1. Rounding therefore
+    costs 0.5% at a typical loss of 1e-5, and at 1e-7 it turns a positive divergence into zero.
     """
     for noise_multiplier, probability, _ in runs:
         if probability < 1 and typical_loss(noise_multiplier, probability) < _LEAST_RDP_LOSS:
@@ -350,18 +351,18 @@ def _rdp_accountant(runs):
 
 
 def rdp_accountant() -> rdp_privacy_accountant.RdpAccountant:
-    """A fresh RDP accountant, under adding or removing one example."""
+    """Returns a new RDP accountant, under adding or removing one example."""
     return rdp_privacy_accountant.RdpAccountant(neighboring_relation=_ADD_OR_REMOVE_ONE)
 
 
 def _full_batch_accountant(conversion):
-    """A factory like the others, of an accountant that refuses sampled runs."""
+    """Returns a factory like the others, for an accountant that refuses sampled runs."""
 
     def accountant(runs):
         sampled = [probability for _, probability, _ in runs if probability < 1]
         if sampled:
             raise ValueError(
-                "The accountants 'gdp' and 'zcdp' know full batches alone. Received: "
+                "The accountants 'gdp' and 'zcdp' are for full batches alone. Received: "
                 f"sampling_probability={sampled[0]}. Use accountant='pld' or 'rdp'."
             )
         return FullBatchAccountant(conversion)
@@ -370,12 +371,12 @@ def _full_batch_accountant(conversion):
 
 
 def typical_loss(noise_multiplier: float, sampling_probability: float) -> float:
-    """The root of the chi-squared divergence of one step: about its privacy loss."""
+    """Returns the root of the chi-squared divergence of one step, roughly its privacy loss."""
     return sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
 
 
-# By the name that a plan gives: functions of the runs, tuples `(noise_multiplier,
-# sampling_probability, steps)`, to a fresh `dp_accounting.PrivacyAccountant` of add-or-remove-one.
+# From the name in a plan to a function of the runs, tuples `(noise_multiplier,
+# sampling_probability, steps)`, to a new `dp_accounting.PrivacyAccountant` of add-or-remove-one.
 ACCOUNTANTS = {
     "pld": _pld_accountant,
     "rdp": _rdp_accountant,
@@ -385,34 +386,34 @@ ACCOUNTANTS = {
 
 
 def check_accountant(accountant: str) -> None:
-    """Raises ValueError unless `accountant` names an accountant."""
+    """Raises ValueError unless `accountant` is the name of an accountant."""
     check_choice("accountant", accountant, ACCOUNTANTS)
 
 
 def check_delta(delta: Any) -> None:
     """Raises ValueError unless 0 < `delta` < 1."""
-    hint = " Use something well below 1/num_examples, e.g. 1e-5."
-    fits = is_number(delta) and 0 < delta < 1
-    require(fits, "delta", delta, "lie strictly between 0 and 1", hint)
+    hint = " Use a value well below 1/num_examples, e.g. 1e-5."
+    is_valid = is_number(delta) and 0 < delta < 1
+    require(is_valid, "delta", delta, "lie strictly between 0 and 1", hint)
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raises ValueError unless `noise_multiplier` is 0 or a number whose square is a float."""
-    fits = is_number(noise_multiplier) and (not noise_multiplier or 1e-100 <= noise_multiplier)
-    fits = fits and noise_multiplier <= 1e100
-    hint = " 0 trains without privacy. Others lie in [1e-100, 1e100]."
-    require(fits, "noise_multiplier", noise_multiplier, "be a finite number >= 0", hint)
+    """Raises ValueError unless `noise_multiplier` is 0 or a number within safe bounds."""
+    is_valid = is_number(noise_multiplier) and (not noise_multiplier or 1e-100 <= noise_multiplier)
+    is_valid = is_valid and noise_multiplier <= 1e100
+    hint = " 0 trains without privacy. Other values lie in [1e-100, 1e100]."
+    require(is_valid, "noise_multiplier", noise_multiplier, "be a finite number >= 0", hint)
 
 
 def check_run(noise_multiplier: float, sampling_probability: float, steps: int) -> None:
     """Raises ValueError unless the three numbers describe a run of DP-SGD."""
     check_noise_multiplier(noise_multiplier)
     check_probability(sampling_probability, " It is batch_size / num_examples.")
-    fits = is_integer(steps, 0) and steps <= _MOST_STEPS
-    require(fits, "steps", steps, "be an integer >= 0 and at most 2**53")
+    is_valid = is_integer(steps, 0) and steps <= _MOST_STEPS
+    require(is_valid, "steps", steps, "be an integer >= 0 and at most 2**53")
 
 
 def check_probability(sampling_probability: float, hint: str = "") -> None:
     """Raises ValueError unless 0 < `sampling_probability` <= 1."""
-    fits = is_number(sampling_probability) and 0 < sampling_probability <= 1
-    require(fits, "sampling_probability", sampling_probability, "lie in (0, 1]", hint)
+    is_valid = is_number(sampling_probability) and 0 < sampling_probability <= 1
+    require(is_valid, "sampling_probability", sampling_probability, "lie in (0, 1]", hint)

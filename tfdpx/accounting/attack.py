@@ -1,8 +1,8 @@
 """Bounds on attacks: how well anyone can find out whether an example was in the data.
 
-An attack is a test of two hypotheses, with the example and without it, by someone who knows all
-other examples, the settings and every update. The privacy profile of a run, delta as a function of
-epsilon, bounds the true positive rate of every test at every false positive rate a:
+An attack tests two hypotheses, with the example and without it, and knows all other examples, the
+settings and every update. The privacy profile of a run, delta as a function of epsilon, bounds the
+true positive rate of every test at every false positive rate a by
 
     min over epsilon >= 0 of  exp(epsilon) a + delta(epsilon)
                          and  1 - exp(-epsilon) (1 - a - delta(epsilon))
@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from tfdpx._arguments import require
 from tfdpx.accounting import accountants, gaussian
 
-# The false positive rates of tables: one accusation in so many hits someone who was not there.
+# The false positive rates of tables: how often an accusation hits a person who was not in the data.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 _POINTS = 4000
 _LARGEST_EPSILON = 700.0  # Its exponential is a float.
@@ -35,18 +35,19 @@ _LARGEST_EPSILON = 700.0  # Its exponential is a float.
 class AttackBounds:
     """Upper bounds on every attack on one example, or on one person, of a training.
 
-    Guarantee: an attack that knows everything but whether the one example was in the data, and that
-    sees every update, does not exceed any of these. They hold for adding and for removing one
-    `unit` under the assumptions of `epsilon`, and are tight but for `kept_back` and the rounding of
-    the privacy loss distribution. An attack on several examples of one person may do better.
+    Guarantee: an attack that knows everything except whether the example was in the data, and that
+    sees every update, does not exceed any of these bounds. They hold for adding and for removing
+    one `unit` under the assumptions of `epsilon`. They are tight, except for `kept_back` and the
+    rounding of the privacy loss distribution. An attack on several examples of one person may
+    exceed them.
 
     Args:
         epsilons: float64 array [n], ascending from 0.
-        deltas: float64 array [n], the least delta of the training at each of these.
+        deltas: float64 array [n], the least delta of the training at each of `epsilons`.
         delta: Float in (0, 1), the delta of the training.
         unit: "example" or "user".
-        kept_back: Float, added to every true positive rate: the part of delta for batches that
-            overflow and for the noise's finite tail.
+        kept_back: Float, added to every true positive rate: the part of delta that is reserved for
+            batches that overflow and for the noise's finite tail.
     """
 
     epsilons: np.ndarray = dataclasses.field(repr=False)
@@ -59,8 +60,8 @@ class AttackBounds:
         """Returns the largest share of present examples that an attack can recognise.
 
         Args:
-            false_positive_rate: Float in [0, 1], or an array of these: the share of absent examples
-                that the attack wrongly takes for present.
+            false_positive_rate: Float in [0, 1], or an array of such floats: the share of absent
+                examples that the attack wrongly takes for present.
 
         Returns:
             Float, or a float64 array of the same shape.
@@ -72,13 +73,13 @@ class AttackBounds:
         is_valid = bool(np.all((rates >= 0) & (rates <= 1)))
         require(is_valid, "false_positive_rate", false_positive_rate, "lie in [0, 1]")
         slopes, intercepts, crossings = self._lines
-        lowest = np.searchsorted(crossings, rates)  # Any other line is a bound too.
+        lowest = np.searchsorted(crossings, rates)  # Every other line is a bound too.
         bound = np.minimum(rates * slopes[lowest] + intercepts[lowest] + self.kept_back, 1.0)
         return bound if bound.ndim else float(bound)
 
     @functools.cached_property
     def _lines(self):
-        """Slopes and intercepts of the curve's tangents, steepest first, and their crossings."""
+        """Returns slopes, intercepts and crossings of the curve's tangents, steepest first."""
         flat = np.append(np.exp(-self.epsilons[1:]), 0.0)  # The last line is at 1.
         slopes = np.append(np.exp(self.epsilons[::-1]), flat)
         intercepts = np.append(self.deltas[::-1], 1 - flat * (1 - np.append(self.deltas[1:], 0.0)))
@@ -87,12 +88,12 @@ class AttackBounds:
 
     @functools.cached_property
     def advantage(self) -> float:
-        """Float in [0, 1]: the largest true positive rate minus false positive rate."""
+        """Float in [0, 1]: the largest difference of true and false positive rate."""
         return min(1.0, float(self.deltas[0]) + self.kept_back)
 
     @property
     def right_guesses(self) -> float:
-        """Float in [0.5, 1]: the largest share of right guesses, if a coin chose who is present."""
+        """Float in [0.5, 1]: the largest share of right guesses if a coin decides on presence."""
         return (1 + self.advantage) / 2
 
     @functools.cached_property
@@ -107,10 +108,11 @@ class AttackBounds:
     def mu(self) -> float:
         """Float: the least mu of a Gaussian mechanism that is no more private than the training.
 
-        It holds at every delta from `mu_from_delta` on: no mu bounds a sampled run at all deltas.
+        It holds at every delta from `mu_from_delta` on, because no mu bounds a sampled run at all
+        deltas.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
-        # One point more, so that it holds up to the point at which delta is passed.
+        # One more point, so that it holds up to the point at which the curve crosses that delta.
         is_covered = np.append(True, deltas[:-1] >= self.mu_from_delta)
         epsilons, deltas = self.epsilons[is_covered], deltas[is_covered]
         if np.any(deltas >= 1):
@@ -124,7 +126,7 @@ class AttackBounds:
 
     @property
     def mu_from_delta(self) -> float:
-        """Float: `delta`, or 1e-9 if that is more."""
+        """Float: `delta`, or 1e-9 if that is larger."""
         return max(self.delta, accountants.LEAST_PLD_DELTA)
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,10 +143,10 @@ class AttackBounds:
         }
 
     def sentence(self, who: str) -> str:
-        """Returns the bounds on guesses as sentences for people outside the field.
+        """Returns the bounds on guesses as sentences for people outside of the field.
 
         Args:
-            who: String, the one whose presence is guessed, such as "person" or "image".
+            who: String, the unit that is guessed, for example "person" or "image".
         """
         finds = f"Someone who tries to find out whether one given {who} was in the data, and knows"
         finds += " everything else,"
@@ -153,11 +155,11 @@ class AttackBounds:
             return f"{finds} may be right every time."
         if right <= 99:
             right = math.ceil(right)
-        found = math.ceil(100 * self.true_positive_rate(0.01) - 1e-6)
+        recognised = math.ceil(100 * self.true_positive_rate(0.01) - 1e-6)
         return (
             f"{finds} is right at most {right:g} times of 100 (50 is tossing a coin). If they are "
-            f"wrong on only 1 absent {who} of 100, they recognise at most {found} of 100 present "
-            "ones (1 is guessing)."
+            f"wrong on only 1 absent {who} of 100, they recognise at most {recognised} of 100 "
+            "present ones (1 is guessing)."
         )
 
 
@@ -174,16 +176,16 @@ def attack_bounds(
         runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, Poisson sampled.
         delta: Float in (0, 1).
         unit: "example" or "user".
-        selections: Tuple of pairs of an epsilon and a delta, each of a mechanism that has no other
-            known profile. They count as the worst mechanism of the sums of these.
+        selections: Tuple of pairs of an epsilon and a delta, one for each mechanism with no other
+            known profile. They count as the worst mechanism with the sums of these.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
     """
     runs = tuple(run for run in runs if run[2] > 0)
     kept_back = accountants.kept_back(runs, delta)
     extra = math.fsum(epsilon for epsilon, _ in selections)
-    # Where nothing is left of delta, epsilon is infinite, and nothing is known.
+    # If nothing is left of delta, epsilon is infinite and there is no profile.
     none: Any = (math.inf, None)
     largest, deltas = accountants.privacy_profile(runs) if kept_back < delta else none
     if largest + extra > _LARGEST_EPSILON:
@@ -198,14 +200,14 @@ def attack_bounds(
 def _with_selections(deltas, epsilon, failure):
     """Returns the profile of a mechanism composed with the worst (epsilon, failure)-private one.
 
-    That one fails with probability `failure`, and otherwise has a loss of plus or minus `epsilon`.
+    It fails with probability `failure`, and otherwise has a loss of plus or minus `epsilon`.
     """
     share = 1 / (1 + math.exp(-epsilon))
 
     def composed(at):
         below, above = at - epsilon, np.minimum(at + epsilon, _LARGEST_EPSILON)
         fallen = deltas(np.abs(below))
-        # The profile is symmetric, which gives it below 0.
+        # The profile is symmetric, which gives the values below 0.
         mirrored = np.minimum(-np.expm1(below) + np.exp(below) * fallen, 1.0)
         gained = np.where(below < 0, mirrored, fallen)
         return failure + (1 - failure) * (share * gained + (1 - share) * deltas(above))

@@ -1,7 +1,7 @@
-"""What a budget buys: the quantity of a run that is left out, solved from the others.
+"""Solves for the one quantity of a run that was left out, within a budget.
 
 Epsilon grows with the steps, the sampling probability and the inverse of the noise. Every solution
-is checked by the accountant itself, so none exceeds the target.
+is checked with the accountant itself, so that none exceeds the target.
 """
 
 import functools
@@ -14,96 +14,96 @@ import scipy.optimize
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting import accountants
 
-# Beyond these the accountants need too much time and memory, or resolve nothing.
+# Beyond these the accountants need too much time and memory, or cannot resolve the loss.
 MIN_NOISE_MULTIPLIER = 0.1
 MAX_NOISE_MULTIPLIER = 1e6
-MAX_STEPS = {"rdp": 2**40}  # 2**22 for all others.
+MAX_STEPS = {"rdp": 2**40}  # 2**22 for all other accountants.
 _LEAST_PROBABILITY = 1e-9
 
 _TOLERANCE = 1e-5
-_MOST = 1e3  # Targets; epsilon can be infinite, and an interpolating search needs numbers.
+_MOST = 1e3  # An epsilon can be infinite, but an interpolating search needs finite numbers.
 
 
-def check(known: dict[str, Any]) -> None:
-    """Checks the quantities of a run that are known.
+def check(quantities: dict[str, Any]) -> None:
+    """Checks the known quantities of a run.
 
     Args:
-        known: Dict of any of `num_examples`, `batch_size`, `sampling_probability`, `steps`,
-            `epochs`, `noise_multiplier` and `delta`; None is unknown.
+        quantities: Dict of any of `num_examples`, `batch_size`, `sampling_probability`, `steps`,
+            `epochs`, `noise_multiplier` and `delta`. None means unknown.
 
     Raises:
-        ValueError: If one is out of its range.
+        ValueError: If one is out of range.
     """
-    known = {name: value for name, value in known.items() if value is not None}
+    quantities = {name: value for name, value in quantities.items() if value is not None}
     for name in ("num_examples", "batch_size", "steps"):
-        if name in known:
-            check_positive_integer(name, known[name])
-    if known.get("batch_size", 0) > known.get("num_examples", math.inf):
+        if name in quantities:
+            check_positive_integer(name, quantities[name])
+    if quantities.get("batch_size", 0) > quantities.get("num_examples", math.inf):
         raise ValueError(
             "Argument `batch_size` must not exceed `num_examples`. Received: "
-            f"batch_size={known['batch_size']}, num_examples={known['num_examples']}."
+            f"batch_size={quantities['batch_size']}, num_examples={quantities['num_examples']}."
         )
-    if "sampling_probability" in known:
-        accountants.check_probability(known["sampling_probability"])
-    if "epochs" in known:
-        fits = is_number(known["epochs"]) and 0 < known["epochs"] < math.inf
-        require(fits, "epochs", known["epochs"], "be a positive, finite number")
-    if "noise_multiplier" in known:
-        accountants.check_noise_multiplier(known["noise_multiplier"])
-    if "delta" in known:
-        accountants.check_delta(known["delta"])
+    if "sampling_probability" in quantities:
+        accountants.check_probability(quantities["sampling_probability"])
+    if "epochs" in quantities:
+        is_valid = is_number(quantities["epochs"]) and 0 < quantities["epochs"] < math.inf
+        require(is_valid, "epochs", quantities["epochs"], "be a positive, finite number")
+    if "noise_multiplier" in quantities:
+        accountants.check_noise_multiplier(quantities["noise_multiplier"])
+    if "delta" in quantities:
+        accountants.check_delta(quantities["delta"])
 
 
 def check_target(epsilon: float) -> None:
     """Raises ValueError unless `epsilon` is a positive, finite number."""
-    fits = is_number(epsilon) and 0 < epsilon < math.inf
+    is_valid = is_number(epsilon) and 0 < epsilon < math.inf
     hint = " Values from 1 to 10 are common."
-    require(fits, "epsilon", epsilon, "be a positive, finite number", hint)
+    require(is_valid, "epsilon", epsilon, "be a positive, finite number", hint)
 
 
-def run_of(known: dict[str, Any]) -> tuple[float, float, int]:
-    """The run of known quantities: noise multiplier, sampling probability and steps.
+def run_of(quantities: dict[str, Any]) -> tuple[float, float, int]:
+    """Returns noise multiplier, sampling probability and steps of a run.
 
     Args:
-        known: Dict as of `check`: a noise multiplier; a batch size and a number of examples, or a
-            sampling probability, or neither for full batches; and steps or epochs.
+        quantities: Dict as for `check`: a noise multiplier; a batch size and a number of examples,
+            or a sampling probability, or neither for full batches; and steps or epochs.
     """
-    probability = known.get("sampling_probability", 1.0)
-    if known.get("batch_size") is not None and known.get("num_examples") is not None:
-        probability = known["batch_size"] / known["num_examples"]
-    steps = known.get("steps")
+    probability = quantities.get("sampling_probability", 1.0)
+    if quantities.get("batch_size") is not None and quantities.get("num_examples") is not None:
+        probability = quantities["batch_size"] / quantities["num_examples"]
+    steps = quantities.get("steps")
     if steps is None:
-        # 30 epochs of 1/300 are 9000 steps, whatever the last bit of the quotient says.
-        steps = max(1, math.ceil(known["epochs"] / probability * (1 - 1e-12)))
-    return known["noise_multiplier"], probability, steps
+        # 30 epochs of 1/300 are 9000 steps, even if the quotient is off by its last bit.
+        steps = max(1, math.ceil(quantities["epochs"] / probability * (1 - 1e-12)))
+    return quantities["noise_multiplier"], probability, steps
 
 
 def solve(
     unknown: str,
-    known: dict[str, Any],
+    quantities: dict[str, Any],
     accountant: str,
     epsilon_of: Callable[..., float] = accountants.epsilon,
 ) -> Any:
-    """The value with the largest epsilon that is at most the target.
+    """Returns the value with the largest epsilon that is at most the target.
 
     Args:
         unknown: "noise_multiplier", "steps", "batch_size", "sampling_probability" or
             "num_examples".
-        known: Dict as of `run_of`, without the unknown, and with the target `epsilon` and `delta`.
+        quantities: Dict as for `run_of`, without the unknown, and with `epsilon` and `delta`.
         accountant: A name in `accountants.ACCOUNTANTS`.
         epsilon_of: Function of a noise multiplier, a sampling probability, steps, delta and the
             name of an accountant.
 
     Returns:
-        Float or int. Of noise and sampling probability within about 1e-5 (relative) of the best.
+        Float or int. Noise and sampling probability are within about 1e-5 (relative) of the best.
 
     Raises:
-        ValueError: If `known["epsilon"]` is out of its range, or nothing meets or exceeds it: no
-            noise in [0.1, 1e6], no number of steps up to 2**22 (RDP: 2**40).
+        ValueError: If `quantities["epsilon"]` is out of range, or no value in the search range
+            meets it or exceeds it: noise in [0.1, 1e6], up to 2**22 steps (RDP: 2**40).
     """
-    target, delta = known["epsilon"], known["delta"]
+    target, delta = quantities["epsilon"], quantities["delta"]
     check_target(target)
-    # What is searched grows with epsilon: the inverse of the noise, the rate of so many examples.
+    # The searched number grows with epsilon: the inverse of the noise, the rate of the examples.
     low: float = 1 if unknown in ("steps", "batch_size") else _LEAST_PROBABILITY
     high: float = 1.0
     if unknown == "noise_multiplier":
@@ -111,45 +111,49 @@ def solve(
     elif unknown == "steps":
         high = MAX_STEPS.get(accountant, 2**22)
     elif unknown == "batch_size":
-        high = known["num_examples"]
+        high = quantities["num_examples"]
 
     def value_of(searched: float) -> Any:
         if unknown == "noise_multiplier":
             return 1 / searched
-        return math.ceil(known["batch_size"] / searched) if unknown == "num_examples" else searched
+        return (
+            math.ceil(quantities["batch_size"] / searched)
+            if unknown == "num_examples"
+            else searched
+        )
 
     def spent(value: float, accountant: str = accountant) -> float:
-        return epsilon_of(*run_of({**known, unknown: value}), delta, accountant)
+        return epsilon_of(*run_of({**quantities, unknown: value}), delta, accountant)
 
-    found = _largest_within(lambda x, by: spent(value_of(x), by), target, low, high, accountant)
-    value = value_of(found)
+    solution = _largest_within(lambda x, by: spent(value_of(x), by), target, low, high, accountant)
+    value = value_of(solution)
     if isinstance(value, int):
-        # One step more epsilon. Of millions of examples a part of them: each costs an evaluation.
+        # One step more costs more epsilon. Of millions of examples skip parts, for speed.
         step = -max(1, value // 10**6) if unknown == "num_examples" else 1
-        least, most = (low, high) if step > 0 else (known["batch_size"], math.inf)
+        least, most = (low, high) if step > 0 else (quantities["batch_size"], math.inf)
         while spent(value) > target and value - step >= least:
             value -= step
         while least <= value + step <= most and spent(value + step) <= target:
             value += step
     if spent(value) > target:
         raise ValueError(
-            f"No `{unknown}` keeps within the target: even {unknown}={value:g} gives epsilon="
+            f"No `{unknown}` meets the target: even {unknown}={value:g} gives epsilon="
             f"{spent(value):.4g}. Received: epsilon={target}, delta={delta}. Raise `epsilon`, or "
             "change the other arguments: more noise, fewer steps, smaller batches."
         )
-    if found >= high * (1 - _TOLERANCE) and unknown in ("noise_multiplier", "steps"):
+    if solution >= high * (1 - _TOLERANCE) and unknown in ("noise_multiplier", "steps"):
         raise ValueError(
-            f"The target does not bound `{unknown}`: already {unknown}={value:g} gives epsilon="
+            f"The target does not bound `{unknown}`: even {unknown}={value:g} gives only epsilon="
             f"{spent(value):.4g}. Received: epsilon={target}, delta={delta}. Lower `epsilon` or "
-            f"`delta`, or give `{unknown}`."
+            f"`delta`, or pass `{unknown}`."
         )
     return value
 
 
 def _largest_within(spent, target, low, high, accountant):
-    """About the largest number in [low, high] with spent(number) <= target; `low` if none has.
+    """Returns about the largest number in [low, high] with spent(number) <= target, or `low`.
 
-    RDP goes first: it is the quicker, and its solution is near the other accountants'.
+    RDP comes first because it is faster, and its solution is near that of the other accountants.
 
     Args:
         spent: Increasing function of a number and the name of an accountant.
@@ -165,7 +169,7 @@ def _largest_within(spent, target, low, high, accountant):
         def excess(value):
             try:
                 return min(spent(number(value), accountant), _MOST * target) - target
-            except ValueError:  # A loss too small to resolve; the solution itself is checked later.
+            except ValueError:  # The loss is too small to resolve; the solution is checked later.
                 return -target
 
         lower = upper = guess

@@ -1,9 +1,9 @@
-"""Other neighbours than one example of a Poisson sample: groups of rows, other samplings.
+"""Neighbours other than one example of a Poisson sample: groups of rows, and other samplings.
 
-`group_epsilon` is of a person who has several rows. A `Sampling` says, in the events of
-dp_accounting, which accountants know which sampling under which neighbours, and refuses the others.
-Noise is always in units of the clip, so where an example is replaced, which moves the sum by up to
-twice the clip, the Gaussian mechanism has half the noise multiplier.
+`group_epsilon` is for a person with several rows. `Sampling` lists, in the events of dp_accounting,
+the accountants for each sampling and neighbouring relation, and refuses other combinations. Noise
+is always in units of the clip. If an example is replaced, the sum moves by up to twice the clip, so
+the Gaussian mechanism has half the noise multiplier.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
 
 _COARSEST_GRID = 1e-2
-# Standard deviations of the noise: beyond lies a probability of 1e-23, which counts as lost.
+# In standard deviations of the noise: a probability of 1e-23 lies beyond, and counts as lost.
 _TAIL = 10.0
-# Over the squared noise multiplier.
+# In units of the squared noise multiplier.
 _MOST_ROWS = 10
 
 
@@ -40,51 +40,51 @@ def group_epsilon(
     delta: float | None = None,
     accountant: str | None = None,
 ) -> float:
-    """The epsilon under adding or removing `k` rows together, such as all images of one person.
+    """Returns the epsilon for `k` rows together, for example all images of one person.
 
-    It is more than `k` times the epsilon of one row at the same delta: with full batches, noise
-    multiplier 1, one update and delta 1e-5 one row has 4.377 and two have 9.997.
+    It is more than `k` times the epsilon of one row at the same delta. For example, with full
+    batches, noise multiplier 1, one update and delta 1e-5, one row has 4.377 and two have 9.997.
 
-    Guarantee: as of `tfdpx.accounting.epsilon`, for data sets that differ in `k` rows, whatever
-    they hold, at the same sampling probabilities. Each update draws each row for itself, so their
-    number in a draw is binomial, and the sum moves by at most that many clips: a mixture of
-    Gaussians (Choquette-Choo et al. 2023, "Privacy Amplification for Matrix Mechanisms", Corollary
-    4.7; Ganesh 2024, "Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of
-    Gaussians Mechanisms"). How it is computed:
+    Guarantee: as for `tfdpx.accounting.epsilon`, for data sets that differ in `k` rows, added or
+    removed, with any content, at the same sampling probabilities. Each update draws each row
+    independently, so the number of them in a draw is binomial, and the sum moves by at most that
+    many clips: a mixture of Gaussians (Choquette-Choo et al. 2023, "Privacy Amplification for
+    Matrix Mechanisms", Corollary 4.7; Ganesh 2024, "Tight Group-Level DP Guarantees for DP-SGD with
+    Sampling via Mixture of Gaussians Mechanisms"). It is computed as follows:
 
     - full batches: exact, the Gaussian mechanism with a sensitivity of `k`;
-    - "pld": the privacy loss distribution of the mixture, exact as "pld" is for one row;
-    - "rdp": an upper bound, the lesser of two. Noise of variance s^2 is a sum of `k` of variance
-      s^2 / k, one for each row: so `k` rows spend at most what one spends in `k` times the steps at
-      noise s / sqrt(k). And an (e, d) of one row is (k e, d (exp(k e) - 1) / (exp(e) - 1)) of `k`
-      (Vadhan 2017, "The Complexity of Differential Privacy", Lemma 2.2), for every e. It is loose
-      where noise_multiplier is well below sqrt(k): at noise multiplier 1, delta 1e-6 and 782
-      updates that draw each of 10,000 rows with probability 0.0064, 10 rows have 15.5, and the
-      bound is 145.
+    - "pld": the privacy loss distribution of the mixture, as exact as "pld" is for one row;
+    - "rdp": the lesser of two upper bounds. Noise of variance s^2 is a sum of `k` noises of
+      variance s^2 / k, one per row, so `k` rows spend at most as much as one row in `k` times the
+      steps at noise s / sqrt(k). And (e, d) for one row implies
+      (k e, d (exp(k e) - 1) / (exp(e) - 1)) for `k` (Vadhan 2017, "The Complexity of Differential
+      Privacy", Lemma 2.2), for every e. It is loose if noise_multiplier is well below sqrt(k). For
+      example, at noise multiplier 1, delta 1e-6 and 782 updates that draw each of 10,000 rows with
+      probability 0.0064, 10 rows have 15.5, and the bound is 145.
 
-    `RESERVED_SHARE` of delta is kept back, as for one row. For `k > 1` it does not cover all that
-    no accountant sees. That an update draws more than its batch has rows for has a probability of
-    at most `delta * 5e-5`, with the rows and without: so far the training may be from the one that
-    is judged. And tfdpx's noise ends at 9.49 standard deviations: where `k` is more
-    than twice `noise_multiplier`, delta is larger by at most what
-    `tfdpx.accounting.gaussian.added_delta` gives at `noise_multiplier / k`.
+    `RESERVED_SHARE` of delta is reserved, as for one row. For `k > 1` it does not cover every event
+    that the accountants leave out. An update draws more rows than its batch holds with a
+    probability of at most `delta * 5e-5`, with the `k` rows and without. The actual training
+    differs from the accounted one by at most that. And tfdpx's noise ends at 9.49 standard
+    deviations: if `k` is more than twice `noise_multiplier`, delta is larger by at most
+    `tfdpx.accounting.gaussian.added_delta` at `noise_multiplier / k`.
 
     Args:
-        spent: A `tfdpx.PrivacyPlan`, all of whose steps count, or a `tfdpx.accounting.Ledger`. As
-            for one row it is an approximation where batches are not Poisson samples, and a lower
+        spent: A `tfdpx.PrivacyPlan`, with all of its steps, or a `tfdpx.accounting.Ledger`. As for
+            one row, the result is an approximation if batches are not Poisson samples, and a lower
             bound unless `ledger.is_complete`.
-        k: Int >= 0, rows of one person; at most the plan's `num_examples`.
-        delta: Float in (0, 1). The plan's if left out; a ledger has none.
-        accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". The plan's if left out;
-            "pld" for a ledger.
+        k: Int >= 0, number of rows of one person; at most the plan's `num_examples`.
+        delta: Float in (0, 1). Defaults to the plan's; a ledger has none.
+        accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Defaults to the plan's,
+            and to "pld" for a ledger.
 
     Returns:
-        Float. 0.0 if `k` or the number of updates is 0, else infinity if an update had no noise. At
-        `k=1` what the plan or ledger says. It takes seconds, minutes for hundreds of rows.
+        Float. 0.0 if `k` or the number of updates is 0, otherwise infinity if an update had no
+        noise. At `k=1` the epsilon of plan or ledger. Takes seconds, minutes for hundreds of rows.
 
     Raises:
         TypeError: If `spent` is neither a plan nor a ledger.
-        ValueError: If an argument is out of its range, or a sampling probability is unknown.
+        ValueError: If an argument is out of range, or a sampling probability is unknown.
 
     Example:
     >>> plan = tfdpx.PrivacyPlan(1000, batch_size=1000, steps=1, noise_multiplier=1.0, delta=1e-5)
@@ -120,10 +120,9 @@ def group_epsilon(
 
 
 def _losses(runs, k):
-    """The privacy loss distribution of these runs, for `k` rows together.
+    """Returns the privacy loss distribution of these runs, for `k` rows together.
 
-    Its grid is a twentieth of the loss of a typical step, at which epsilon is less than 0.1% too
-    high.
+    Its grid is a twentieth of the loss of a typical step, so epsilon is less than 0.1% too high.
     """
     typical = [(steps, k * accountants.typical_loss(*run)) for *run, steps in runs]
     grid = accountants.grid_of(typical, 0.05, _COARSEST_GRID)
@@ -135,10 +134,10 @@ def _losses(runs, k):
 
 
 def _losses_of_step(noise, probability, k, grid):
-    """The privacy loss distribution of one step, by its divergences at the points of a grid.
+    """Returns the privacy loss distribution of one step, by its divergences at points of a grid.
 
-    With the rows an outcome x is of sum_j binomial(k, probability)(j) N(j, noise^2), and without
-    them of N(0, noise^2). The loss grows with x, so a divergence is of the outcomes beyond one.
+    With the rows, an outcome x follows sum_j binomial(k, probability)(j) N(j, noise^2), without
+    them N(0, noise^2). The loss grows with x, so a divergence counts the outcomes above a bound.
     """
     with np.errstate(divide="ignore"):
         weights = scipy.stats.binom.logpmf(np.arange(k + 1), k, probability)
@@ -151,7 +150,7 @@ def _losses_of_step(noise, probability, k, grid):
     least, most = np.array(-_TAIL * noise), np.array(k + _TAIL * noise)
 
     def outcomes(losses):
-        """Those of such losses, by bisection; `least` where no outcome has so small a loss."""
+        """Returns the outcomes with these losses, by bisection; `least` if no loss is so small."""
         low, high = np.full(losses.shape, least), np.full(losses.shape, most)
         for _ in range(60):
             middle = (low + high) / 2
@@ -181,15 +180,15 @@ def _losses_of_step(noise, probability, k, grid):
 
 
 def _bound(runs, k, delta, accountant):
-    """An upper bound by accountants of one row: the lesser of the two of `group_epsilon`."""
+    """Returns an upper bound by accountants of one row: the lesser of those of `group_epsilon`."""
     target = delta * (1 - accountants.RESERVED_SHARE)
     of_one_row = accountants.composed(runs, accountant)
 
-    def is_enough(each):
-        grown = (k - 1) * each + math.log(-math.expm1(-k * each) / -math.expm1(-each))
-        return of_one_row.get_delta(each) <= target * math.exp(-grown)
+    def is_enough(epsilon):
+        grown = (k - 1) * epsilon + math.log(-math.expm1(-k * epsilon) / -math.expm1(-epsilon))
+        return of_one_row.get_delta(epsilon) <= target * math.exp(-grown)
 
-    # At so little noise "pld" needs too much memory, and epsilon is in the hundreds anyway.
+    # With so little noise "pld" needs too much memory, and epsilon is in the hundreds anyway.
     is_feasible = all(k <= _MOST_ROWS * noise**2 for noise, _, _ in runs)
     split = _split(runs, k, delta, accountant if is_feasible else "rdp")
     low, high = of_one_row.get_epsilon(target), split / k
@@ -198,11 +197,11 @@ def _bound(runs, k, delta, accountant):
     for _ in range(20):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return k * high  # Not `low`: here it was found to hold.
+    return k * high  # Not `low`, because `is_enough` was checked for `high` alone.
 
 
 def _split(runs, k, delta, accountant):
-    """Epsilon by noise that is split among the rows; exact for full batches."""
+    """Returns the epsilon for noise that is split among the rows; exact for full batches."""
     parts = tuple((noise / math.sqrt(k), *drawn, k * steps) for noise, *drawn, steps in runs)
     return accountants.composed_epsilon(parts, delta, accountant)
 
@@ -210,7 +209,7 @@ def _split(runs, k, delta, accountant):
 SAMPLINGS = ("poisson", "shuffle", "without_replacement", "with_replacement")
 NEIGHBOURS = ("add_or_remove_one", "zero_out", "replace_one")
 
-# What each sampling is judged under, if nothing else is asked for.
+# The neighbours that each sampling has by default.
 USUAL_NEIGHBOURS = {
     "poisson": "add_or_remove_one",
     "shuffle": "zero_out",
@@ -220,58 +219,58 @@ USUAL_NEIGHBOURS = {
 
 _REFUSED = {
     ("poisson", "replace_one"): (
-        "No accountant here judges Poisson sampling where an example is replaced. Use "
+        "No accountant here covers Poisson sampling with a replaced example. Use "
         "neighbours='add_or_remove_one': replacing is removing and adding, so an (epsilon, delta) "
         "of it implies (2 epsilon, (1 + e^epsilon) delta)."
     ),
     ("shuffle", "add_or_remove_one"): (
-        "Where batches are cut from a permutation, an example that is removed moves all behind it "
-        "into other batches, and no accountant judges that. Use neighbours='zero_out': the "
-        "example's place stays, and is empty."
+        "If batches are cut from a permutation, removing an example moves all later ones into "
+        "other batches, and no accountant covers that. Use neighbours='zero_out', because the "
+        "example's place then stays, and is empty."
     ),
     ("without_replacement", "add_or_remove_one"): (
-        "The accountant of batches of a fixed size knows neighbours of one size alone. Use "
+        "The accountant of batches of a fixed size needs neighbours of equal size. Use "
         "neighbours='replace_one'."
     ),
     ("without_replacement", "zero_out"): (
-        "The accountant of batches of a fixed size was proven for replaced examples. Use "
+        "The accountant of batches of a fixed size is proven for replaced examples alone. Use "
         "neighbours='replace_one'."
     ),
 }
 _WITH_REPLACEMENT = (
-    "dp_accounting has an event for sampling with replacement and no accountant that judges it: an "
-    "example may be drawn several times into one batch. Use sampling='without_replacement' or "
-    "'poisson', and draw so."
+    "dp_accounting has an event for sampling with replacement but no accountant for it, because an "
+    "example may be drawn several times into one batch. Draw with sampling='without_replacement' "
+    "or 'poisson'."
 )
 
 _ABOUT = {
-    "poisson": "exact for batches that are really Poisson sampled",
+    "poisson": "exact if batches are really Poisson sampled",
     "shuffle": (
-        "an upper bound without amplification: each example is in one batch an epoch, and no "
-        "accountant says what shuffling takes off. It is not the epsilon of Poisson sampling, "
+        "an upper bound without amplification: each example is in one batch per epoch, and no "
+        "accountant covers the effect of shuffling. It is not the epsilon of Poisson sampling, "
         "which can be too low for shuffled batches (Chua et al. 2024, 'How Private are DP-SGD "
         "Implementations?')"
     ),
     "without_replacement": (
-        "an upper bound (Wang, Balle and Kasiviswanathan 2019, Theorem 27, by RDP): no tight "
-        "accountant exists"
+        "an upper bound (Wang, Balle and Kasiviswanathan 2019, Theorem 27, by RDP), because no "
+        "tight accountant exists"
     ),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How batches are drawn, and which data sets are neighbours.
+    """A way to draw batches, with the data sets that are neighbours.
 
     Args:
-        name: One of `SAMPLINGS`. "shuffle" cuts batches from a permutation of the data, a new one
-            every epoch, and drops what is left over; "without_replacement" draws each batch anew, a
-            subset of fixed size.
-        neighbours: One of `NEIGHBOURS`, or None for the usual ones of the sampling. "zero_out"
-            puts an example without content in the place of one.
+        name: One of `SAMPLINGS`. "shuffle" cuts batches from a new permutation of the data in every
+            epoch, and drops the remainder; "without_replacement" draws every batch as a new subset
+            of fixed size.
+        neighbours: One of `NEIGHBOURS`, or None for the sampling's default. "zero_out" replaces an
+            example by an empty one.
 
     Raises:
-        ValueError: If an argument is none of these, or no accountant judges the two together.
+        ValueError: If an argument is invalid, or no accountant covers the combination.
     """
 
     name: str = "poisson"
@@ -292,31 +291,31 @@ class Sampling:
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        """Tuple of the names of the accountants that know it."""
+        """Tuple of the names of the accountants that cover it."""
         return ("rdp",) if self.name == "without_replacement" else ("pld", "rdp")
 
     @property
     def about(self) -> str:
-        """String: what their epsilon is."""
+        """String: whether their epsilon is exact or a bound."""
         return _ABOUT[self.name]
 
     def run(
         self, noise_multiplier: float, sampling_probability: float, steps: int
     ) -> tuple[float, float, int]:
-        """What an accountant of Poisson sampling is to be asked: `(noise, probability, steps)`.
+        """Returns the equivalent run for an accountant of Poisson sampling.
 
-        Not for "without_replacement", which is no such run.
+        Not for "without_replacement", because that is no such run.
 
         Args:
             noise_multiplier: Float >= 0, in units of the clip.
-            sampling_probability: Float in (0, 1]: batch size over number of examples.
+            sampling_probability: Float in (0, 1]: batch size divided by number of examples.
             steps: Int >= 0.
         """
         if self.neighbours == "replace_one":
             noise_multiplier = noise_multiplier / 2
         if self.name == "shuffle":
             steps_an_epoch = max(1, math.floor(1 / sampling_probability * (1 + 1e-12)))
-            # Without sampling: whoever knows the order knows which step an example was in.
+            # Without amplification, because the order may reveal in which step an example was.
             return noise_multiplier, 1.0, math.ceil(steps / steps_an_epoch)
         return noise_multiplier, sampling_probability, steps
 
@@ -328,12 +327,12 @@ class Sampling:
         delta: float,
         accountant: str,
     ) -> float:
-        """The epsilon of `steps` updates at `delta`, or a bound on it, as `about` says.
+        """Returns the epsilon of `steps` updates at `delta`, or a bound on it (see `about`).
 
         Args:
-            noise_multiplier: Float >= 0. Standard deviation of the noise over `l2_norm_clip`,
-                whatever the neighbours are.
-            sampling_probability: Float in (0, 1]: batch size over number of examples.
+            noise_multiplier: Float >= 0. Standard deviation of the noise divided by `l2_norm_clip`,
+                for every neighbouring relation.
+            sampling_probability: Float in (0, 1]: batch size divided by number of examples.
             steps: Int >= 0.
             delta: Float in (0, 1).
             accountant: One of `accountants`.
@@ -342,7 +341,7 @@ class Sampling:
             Float.
 
         Raises:
-            ValueError: If an argument is out of its range, or the accountant does not know this.
+            ValueError: If an argument is out of range, or the accountant does not cover this.
         """
         self.check_accountant(accountant)
         if self.name != "without_replacement":
@@ -362,7 +361,7 @@ class Sampling:
         epsilon: float,
         accountant: str,
     ) -> float:
-        """The least delta at which `steps` updates keep within `epsilon`, as `epsilon` finds it.
+        """Returns the least delta at which `steps` updates are within `epsilon`.
 
         Args:
             noise_multiplier: As for `epsilon`.
@@ -375,20 +374,20 @@ class Sampling:
             Float in [0, 1].
 
         Raises:
-            ValueError: As `epsilon`.
+            ValueError: As for `epsilon`.
         """
         self.check_accountant(accountant)
         run = noise_multiplier, sampling_probability, steps
         if not self._is_spent(*run):
             return 0.0 if steps == 0 else 1.0
         if self.name == "without_replacement":
-            found = self._composed(*run).get_delta(epsilon)
+            least_delta = self._composed(*run).get_delta(epsilon)
         else:
-            found = accountants.composed((self.run(*run),), accountant).get_delta(epsilon)
-        return min(1.0, float(found) / (1 - accountants.RESERVED_SHARE))
+            least_delta = accountants.composed((self.run(*run),), accountant).get_delta(epsilon)
+        return min(1.0, float(least_delta) / (1 - accountants.RESERVED_SHARE))
 
     def check_accountant(self, accountant: str) -> None:
-        """Raises ValueError unless `accountant` judges this sampling."""
+        """Raises ValueError unless `accountant` covers this sampling."""
         must = f"be one of {list(self.accountants)} for sampling={self.name!r}"
         require(accountant in self.accountants, "accountant", accountant, must)
 
@@ -401,7 +400,7 @@ class Sampling:
             neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
         )
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
-        # Of the two sizes the accountant reads their quotient alone.
+        # The accountant reads only the quotient of the two sizes.
         event = dp_accounting.SampledWithoutReplacementDpEvent(
             source_dataset_size=1, sample_size=sampling_probability, event=gaussian
         )

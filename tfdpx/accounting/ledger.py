@@ -1,4 +1,4 @@
-"""The record of the noisy steps that were really taken, and their epsilon."""
+"""The ledger of the noisy steps that a training has taken, and their epsilon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "tfdpx.Ledger/7"
 _READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (6, 5, 4, 3, 2, 1)))
-# Before version 4 nobody kept whether a ledger was complete.
+# Files before version 4 do not tell whether a ledger was complete.
 _WITHOUT_COMPLETENESS = _READABLE[4:]
 
 EXAMPLE, USER = "example", "user"
@@ -33,27 +33,27 @@ UPDATE, RELEASE, SELECTION = "update", "release", "selection"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A number of alike steps of DP-SGD, or of alike releases.
+    """A number of equal steps of DP-SGD, or of equal releases.
 
     Args:
         noise_multiplier: Float >= 0.
-        sampling_probability: Float in (0, 1], or None where it is unknown.
+        sampling_probability: Float in (0, 1], or None if unknown.
         steps: Int >= 1.
         poisson_sampled: Bool. Whether the batches were drawn by Poisson sampling with that
             probability, as the accountants assume.
-        run: Optional int that names the training run. Entries of one run at the same noise and
-            sampling are the same steps, seen earlier and later.
-        seeded: Bool. Whether somebody has given the seed of draws or noise. Epsilon holds only
-            where nobody knows it: such weights are for experiments.
-        unit: "example", or "user" where an update draws people and clips the mean gradient of the
-            examples of each: neighbours then differ in all examples of one person.
-        kind: "update"; "release", a sum over all examples; or "selection", where these steps are a
-            part of each run of a paid search (`selected`). Entries of one search share its `run`.
+        run: Optional int that names the training run. Entries of one run with the same noise and
+            sampling are the same steps, recorded earlier and later.
+        seeded: Bool. Whether the user chose the seed of draws or noise. Epsilon then holds only
+            while the seed is secret, so such weights are for experiments.
+        unit: "example", or "user" if an update draws people and clips the mean gradient of the
+            examples of each; neighbours then differ in all examples of one person.
+        kind: "update"; "release", a sum over all examples; or "selection", steps that are a part of
+            each run of a paid search (`selected`). Entries of one search share its `run`.
         mean_runs: Float > 1, of a selection: the mean number of runs.
-        delta: Float in (0, 1), of a selection: its epsilon is at this delta.
+        delta: Float in (0, 1), of a selection: the delta of its epsilon.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
     """
 
     noise_multiplier: float
@@ -63,7 +63,7 @@ class Entry:
     run: int | None = None
     seeded: bool = False
     unit: str = EXAMPLE
-    # Not compared, because files of older versions do not tell it.
+    # Not compared, because files of older versions do not have it.
     kind: str = dataclasses.field(default=UPDATE, compare=False)
     mean_runs: float | None = None
     delta: float | None = None
@@ -84,19 +84,19 @@ class Entry:
         probability = 1.0 if self.sampling_probability is None else self.sampling_probability
         accountants.check_run(self.noise_multiplier, probability, self.steps)
         check_positive_integer("steps", self.steps)
-        for name, kind in _PLAIN.items():  # NumPy's numbers do not go into JSON.
+        for name, kind in _PLAIN.items():  # NumPy's numbers cannot be written as JSON.
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, kind(value))
 
     @property
     def key(self) -> tuple:
-        """What another entry must share to be of the same steps."""
+        """The values that entries of the same steps share."""
         sampling = self.sampling_probability, self.poisson_sampled, self.unit, self.seeded
         return self.run, self.noise_multiplier, *sampling, self.mean_runs, self.delta
 
     @property
     def is_release(self) -> bool:
-        """Whether it is about sums over all examples, not about updates of DP-SGD."""
+        """Whether it is about sums over all examples instead of updates of DP-SGD."""
         return self.kind != UPDATE and self.sampling_probability == 1
 
 
@@ -106,16 +106,16 @@ _PLAIN |= dict(poisson_sampled=bool, seeded=bool)
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The updates, releases and paid searches that a data set has seen. Immutable.
+    """The updates, releases and paid searches on one data set. Immutable.
 
-    The accountant says what they cost, as if all steps had drawn their examples by Poisson
-    sampling. `is_approximate` says where they did not.
+    The accountant computes their cost as if all steps had drawn their examples by Poisson sampling;
+    `is_approximate` tells whether some did not.
 
     Args:
         entries: Tuple of `Entry`, in order of time.
-        is_complete: Bool. False where weights came from where no ledger could be seen: a file
-            without one, arrays, training with an ordinary optimizer. The entries are then a part of
-            what was spent, and `epsilon` is a lower bound.
+        is_complete: Bool. False if weights came from a source without a ledger, for example a file,
+            arrays, or training with an ordinary optimizer. The entries are then only a part of what
+            was spent, and `epsilon` is a lower bound.
         delta: Optional float, the default of `statement`.
         num_examples: Optional int, the default of `statement`.
 
@@ -136,8 +136,8 @@ class Ledger:
         wrong = [entry for entry in self.entries if not isinstance(entry, Entry)]
         if wrong:
             raise TypeError(
-                f"Argument `entries` must hold ledger entries only. Received: {wrong[0]!r}. Build "
-                "one as Entry(noise_multiplier, sampling_probability, steps)."
+                f"Argument `entries` must hold ledger entries only. Received: {wrong[0]!r}. Create "
+                "entries with Entry(noise_multiplier, sampling_probability, steps)."
             )
         if self.delta is not None:
             accountants.check_delta(self.delta)
@@ -150,7 +150,7 @@ class Ledger:
             )
 
     def assuming(self, sampling_probability: float) -> Ledger:
-        """The ledger with an unknown sampling probability taken to be this one.
+        """Returns the ledger with unknown sampling probabilities replaced by this one.
 
         Args:
             sampling_probability: Float in (0, 1].
@@ -164,34 +164,34 @@ class Ledger:
         return dataclasses.replace(self, entries=tuple(entries))
 
     def __add__(self, other: Ledger) -> Ledger:
-        """The ledger of both, on the same data: their losses compose.
+        """Returns the ledger of both, on the same data, because their losses compose.
 
-        Steps of one run that both have count once. It is complete if both are, and keeps `delta`
-        and `num_examples` where both agree or one has none.
+        Steps of one run that are in both count once. It is complete if both are, and keeps `delta`
+        and `num_examples` if both agree or one has none.
         """
         if not isinstance(other, Ledger):
             return NotImplemented
         entries = list(self.entries)
-        known = {entry.key: i for i, entry in enumerate(entries) if entry.run is not None}
+        places = {entry.key: i for i, entry in enumerate(entries) if entry.run is not None}
         for entry in other.entries:
-            place = known.get(entry.key)
+            place = places.get(entry.key)
             if place is None:
                 entries.append(entry)
             elif entries[place].steps < entry.steps:
                 entries[place] = entry
         pairs = (self.delta, other.delta), (self.num_examples, other.num_examples)
         agreed = ({*pair} - {None} for pair in pairs)
-        kept = (values.pop() if len(values) == 1 else None for values in agreed)
-        return Ledger(tuple(entries), self.is_complete and other.is_complete, *kept)
+        defaults = (values.pop() if len(values) == 1 else None for values in agreed)
+        return Ledger(tuple(entries), self.is_complete and other.is_complete, *defaults)
 
     @classmethod
     def selected(cls, entries: Sequence[Entry], mean_runs: float, delta: float) -> Ledger:
-        """The ledger of a paid search: only the best of its runs is kept.
+        """Returns the ledger of a paid search, which releases only the best of its runs.
 
         Args:
-            entries: `Entry` objects of one run: what it releases, its noisy score included.
-            mean_runs: Float > 1, as given to `draw_runs`.
-            delta: Float in (0, 1). The search adds it, and its epsilon at it, to all others.
+            entries: `Entry` objects of one run, with all of its releases and its noisy score.
+            mean_runs: Float > 1, as passed to `draw_runs`.
+            delta: Float in (0, 1). The search adds it, and its epsilon at it, to other entries.
         """
         search: dict[str, Any] = {"kind": SELECTION, "mean_runs": mean_runs, "delta": delta}
         search["run"] = secrets.randbits(52) | 1
@@ -209,31 +209,31 @@ class Ledger:
 
     @property
     def is_approximate(self) -> bool:
-        """Whether any step drew its examples otherwise than the accountants assume."""
+        """Whether any step drew its examples in another way than the accountants assume."""
         return any(not entry.poisson_sampled for entry in self.entries)
 
     @property
     def unit(self) -> str | None:
-        """Whom epsilon protects, "example" or "user"; None where entries of both compose to none.
+        """The unit that epsilon protects, "example" or "user"; None if entries differ.
 
-        A person may be in any number of examples, and one example of a person moves an update by
-        up to two clips.
+        Entries of both units do not compose, because a person may be in any number of examples, and
+        one example of a person moves an update by up to two clips.
         """
         units = {entry.unit for entry in self.entries} or {EXAMPLE}
         return units.pop() if len(units) == 1 else None
 
     @property
     def has_noise(self) -> bool:
-        """Whether all entries have noise, and a common `unit`: epsilon is infinite without."""
+        """Whether all entries have noise and a common `unit`; otherwise epsilon is infinite."""
         return self.unit is not None and all(entry.noise_multiplier for entry in self.entries)
 
     @property
     def is_seeded(self) -> bool:
-        """Whether any step had a seed that somebody gave: such weights are not to be released."""
+        """Whether the user chose the seed of any step; do not release such weights."""
         return any(entry.seeded for entry in self.entries)
 
     def of(self, plan: PrivacyPlan) -> Ledger:
-        """The entries that `plan` knows: its noise and sampling probability.
+        """Returns the entries with the noise and sampling probability of `plan`.
 
         Args:
             plan: A `PrivacyPlan`.
@@ -242,7 +242,7 @@ class Ledger:
             A `Ledger`.
         """
 
-        def is_known(entry: Entry) -> bool:
+        def is_of_plan(entry: Entry) -> bool:
             probability = entry.sampling_probability
             if entry.unit != plan.unit or entry.kind == SELECTION:
                 return False
@@ -250,30 +250,30 @@ class Ledger:
                 return False
             return math.isclose(entry.noise_multiplier, plan.noise_multiplier, rel_tol=1e-6)
 
-        return dataclasses.replace(self, entries=tuple(filter(is_known, self.entries)))
+        return dataclasses.replace(self, entries=tuple(filter(is_of_plan, self.entries)))
 
     @property
     def steps(self) -> int:
-        """Number of updates and releases; of a paid search, those of one run."""
+        """Number of updates and releases; for a paid search, those of one run."""
         return sum(entry.steps for entry in self.entries)
 
     @property
     def runs(self) -> tuple[accountants.Run, ...]:
-        """Tuples `(noise_multiplier, sampling_probability, steps)`, alike steps joined.
+        """Tuples `(noise_multiplier, sampling_probability, steps)`, with equal steps joined.
 
-        Entries without a common `unit` count as without noise, because they protect no one. So do
-        those of a paid search, because their losses do not compose with others.
+        Entries without a common `unit` count as if they had no noise, because they protect no one.
+        So do the entries of a paid search, because their losses do not compose with others.
 
         Raises:
             ValueError: If a sampling probability is unknown.
         """
-        # Joined, so that a run resumed many times is composed at once.
+        # Joined, so that a run resumed many times is composed in one step.
         alike: dict[tuple, int] = {}
         for entry in self.entries:
             if entry.sampling_probability is None:
                 raise ValueError(
                     f"The ledger has {entry.steps} steps whose sampling probability is unknown. "
-                    "Give the optimizer its `plan`, or say what to count them with: "
+                    "Pass the plan to the optimizer, or declare the probability: "
                     "`ledger.assuming(batch_size / num_examples)`."
                 )
             is_composable = self.unit and entry.kind != SELECTION
@@ -283,23 +283,22 @@ class Ledger:
         return tuple((*key, steps) for key, steps in sorted(alike.items()))
 
     def epsilon(self, delta: float | None, accountant: str = "pld") -> float:
-        """The epsilon of all entries together, under adding or removing one example, or user.
+        """Returns the epsilon of all entries, under adding or removing one example, or user.
 
-        Paid searches add theirs to that of all updates and releases: it holds at `total_delta`.
-        That a step draws more than the plan's `capacity`, which is an error, is paid for at the
-        plan's delta and above; below it, delta does not cover this error.
+        Paid searches add theirs to that of all updates and releases, so it holds at `total_delta`.
+        A step that draws more than the plan's `capacity` raises an error. Its probability is paid
+        for at the plan's delta and above; a smaller delta does not cover this error.
 
         Args:
-            delta: Float in (0, 1), for updates and releases; None where there are none, or no
-                noise.
-            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Searches have "rdp".
+            delta: Float in (0, 1), for updates and releases; None if there are none, or no noise.
+            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Searches use "rdp".
 
         Returns:
             Float; 0.0 for an empty ledger, infinity if any step had no noise or entries have no
             common `unit`. A lower bound unless `is_complete`.
 
         Raises:
-            ValueError: If an argument is out of its range, or a sampling probability is unknown.
+            ValueError: If an argument is out of range, or a sampling probability is unknown.
 
         Warns:
             UserWarning: If the ledger `is_approximate`.
@@ -314,7 +313,7 @@ class Ledger:
         return self.composed_epsilon(delta, accountant)
 
     def composed_epsilon(self, delta: float | None, accountant: str = "pld") -> float:
-        """`epsilon`, without the warning where it is an approximation.
+        """Returns `epsilon` without the warning about approximations.
 
         Args:
             delta: As for `epsilon`.
@@ -329,37 +328,38 @@ class Ledger:
         return accountants.composed_epsilon(runs, delta, accountant) + spent
 
     def attack_bounds(self, delta: float | None = None) -> attack.AttackBounds:
-        """Bounds on how well anyone can find out whether an example, or person, was in the data.
+        """Returns bounds on finding out whether an example, or person, was in the data.
 
         Args:
-            delta: Float in (0, 1). A share is kept back for batches that overflow and for the
-                noise's tail. The ledger's if left out. As for `epsilon`, not below the plan's.
+            delta: Float in (0, 1). A share is reserved for batches that overflow and for the
+                noise's tail. Defaults to the ledger's. As for `epsilon`, not below the plan's.
 
         Returns:
-            `AttackBounds` of one `unit`. Paid searches count as any mechanism of their epsilon and
-            delta.
+            `AttackBounds` for one `unit`. Paid searches count as the worst mechanism with their
+            epsilon and delta.
 
         Raises:
-            ValueError: If no bound is known: the ledger is not complete, a batch was not drawn by a
-                plan's Poisson sampling, or `delta` or a sampling probability is missing.
+            ValueError: If no bound is known, because the ledger is not complete, a batch was not
+                drawn by Poisson sampling, or `delta` or a sampling probability is missing.
         """
         delta = self.delta if delta is None else delta
         accountants.check_delta(delta)
         if not self.is_complete:
             raise ValueError(
-                "No bound on attacks is known: a part of what the weights have spent is unknown. "
+                "No bound on attacks is known, because part of what was spent on the weights is "
+                "unknown. "
                 "Train again from weights with a ledger."
             )
         if self.is_approximate:
             raise ValueError(
-                "No bound on attacks is known: some batches were not drawn by Poisson sampling. "
+                "No bound on attacks is known, because some batches were not Poisson sampled. "
                 "Train with `fit(x, y)`, which draws by the plan."
             )
         runs, searches = self._parts() if self.has_noise else (((0.0, 1.0, 1),), ())
         return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, searches)
 
     def _parts(self):
-        """Returns the runs of updates and releases, and a pair (epsilon, delta) a paid search."""
+        """Returns the runs of updates and releases, and a pair (epsilon, delta) per paid search."""
         searches = (
             (selection.selection_epsilon(run, run[0].delta, run[0].mean_runs), run[0].delta)
             for run in self.selections
@@ -368,10 +368,10 @@ class Ledger:
         return dataclasses.replace(self, entries=entries).runs, tuple(searches)
 
     def total_delta(self, delta: float | None) -> float | None:
-        """The delta of `epsilon(delta)`, a float, to which paid searches add their own.
+        """Returns the delta of `epsilon(delta)`, a float that includes the delta of paid searches.
 
         Args:
-            delta: As for `epsilon`. The result is None if it is None and there is no search.
+            delta: As for `epsilon`. If it is None and there is no search, the result is None.
         """
         deltas = [run[0].delta for run in self.selections]
         if delta is not None and not (deltas and all(e.kind == SELECTION for e in self.entries)):
@@ -387,26 +387,26 @@ class Ledger:
         dataset: str = "the training data",
         rows_per_user: int | None = None,
     ) -> str:
-        """A text to cite: what is guaranteed, to whom, how, and under which assumptions.
+        """Returns a text to cite: the guarantee, for whom it holds, how, and its assumptions.
 
-        It rests on the ledger alone, and is no signature: only the owner of the data can vouch for
-        it.
+        It is computed from the ledger alone and is no signature, because only the owner of the data
+        can confirm it.
 
         Args:
-            delta: Float in (0, 1). The ledger's if left out: that of an optimizer with a plan has
-                the plan's.
-            num_examples: Optional int, of the private data set; public. The ledger's if left out.
+            delta: Float in (0, 1). Defaults to the ledger's; with a plan the ledger of an optimizer
+                has the plan's.
+            num_examples: Optional int, of the private data set; public. Defaults to the ledger's.
             accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
             dataset: String, the name of the data.
-            rows_per_user: Optional int, the most examples that a person has, whose epsilon for all
-                of them together is said too (`tfdpx.accounting.group_epsilon`).
+            rows_per_user: Optional int, the most examples of one person. Adds the epsilon for all
+                of them together (`tfdpx.accounting.group_epsilon`).
 
         Returns:
-            String of lines of at most 88 characters. Epsilon is rounded up. It says so where there
-            is no differential privacy, nothing was spent, or not all that was spent is known.
+            String of lines of at most 88 characters. Epsilon is rounded up. The text also tells if
+            there is no differential privacy, nothing was spent, or the ledger is incomplete.
 
         Raises:
-            ValueError: If an argument is out of its range, or a sampling probability is unknown.
+            ValueError: If an argument is out of range, or a sampling probability is unknown.
         """
         delta = self.delta if delta is None else delta
         accountants.check_delta(delta)
@@ -417,12 +417,12 @@ class Ledger:
         return statement.text(dataclasses.replace(about, rows_per_user=rows_per_user))
 
     def to_json(self) -> str:
-        """The ledger as a JSON string."""
+        """Returns the ledger as a JSON string."""
         return json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
-        """The ledger that `to_json` wrote.
+        """Returns the ledger from a string of `to_json`.
 
         Args:
             text: String.
@@ -433,7 +433,7 @@ class Ledger:
         if text and not text.startswith("{"):
             raise ValueError(
                 f"Argument `text` is no ledger, because it is no JSON. Received: {text[:80]!r}. "
-                "Give a file of `Ledger.save`, or the record.json or .keras file of a run: pages "
+                "Pass a file of `Ledger.save`, or the record.json or .keras file of a run: pages "
                 "and other texts are for people."
             )
         try:
@@ -445,12 +445,12 @@ class Ledger:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"Argument `text` is not a whole ledger: {error}. Received: {text[:80]!r}. The "
-                "steps it recorded count against the budget: restore it from a copy."
+                "recorded steps count against the budget, so restore it from a copy."
             ) from error
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Ledger:
-        """The ledger of a dict of its arguments, as this or an older version saved it."""
+        """Returns the ledger from a dict of its arguments, saved by this or an older version."""
         listed = saved["entries"]
         require(isinstance(listed, list), "entries", listed, "be a list")
         entries = [{**entry} for entry in listed]
@@ -460,7 +460,7 @@ class Ledger:
         return cls(**saved | {"entries": tuple(Entry(**entry) for entry in entries)})
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the ledger to a file, which holds the old or the new ledger at any time.
+        """Writes the ledger to a file, which holds either the old or the new ledger at any time.
 
         Args:
             path: String or path-like.
@@ -472,14 +472,14 @@ class Ledger:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Ledger:
-        """The ledger of a file that `save` wrote.
+        """Returns the ledger from a file of `save`.
 
         Args:
             path: String or path-like.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged, naming it.
+            ValueError: If the file is damaged; the message names it.
         """
         try:
             return cls.from_json(pathlib.Path(path).read_bytes().decode("utf-8"))

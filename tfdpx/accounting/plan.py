@@ -25,9 +25,9 @@ from tfdpx.accounting.ledger import EXAMPLE, UNITS, USER, Entry, Ledger
 
 SAMPLINGS = ("poisson", "shuffle")
 
-# Half of what the accountants keep back; the noise's tail has the other half.
+# Half of the accountants' reserve of delta; the other half is for the noise's tail.
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
-# Below it noise hides whatever the data say.
+# Below it the noise hides all signal in the data.
 _LEAST_USEFUL_EPSILON = 0.01
 # Above it the guarantee is void in practice.
 _MOST_USEFUL_EPSILON = 100.0
@@ -35,48 +35,48 @@ _MOST_USEFUL_EPSILON = 100.0
 
 @dataclasses.dataclass(frozen=True, init=False)
 class PrivacyPlan:
-    """How many noisy steps on how many examples a privacy budget pays for.
+    """The number of noisy steps on a number of examples that a privacy budget pays for.
 
-    Exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon` is left out, and solved:
-    the least noise, the most steps or the largest batch that keeps within `epsilon`, or the epsilon
+    Leave out exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon`. It is
+    computed: the least noise, the most steps or the largest batch within `epsilon`, or the epsilon
     itself. The solution never overshoots: `epsilon_at(steps) <= epsilon`. A plan is immutable.
 
     Guarantee: `steps` updates of a tfdpx optimizer on `plan.batches(...)` are (epsilon, delta)-
-    differentially private under adding or removing one example; `tfdpx.accounting.epsilon` gives
-    the conditions. The plan is public, `num_examples` and `batch_size` among it: neighbours are a
-    data set of `num_examples` and the same without one example, both trained at
-    `batch_size / num_examples` and divided by `batch_size`. So what an example holds and whether
-    it was there are protected; how many examples the plan names is not. (With a null example in
+    differentially private under adding or removing one example; `tfdpx.accounting.epsilon` lists
+    the conditions. The plan is public, with `num_examples` and `batch_size`, because neighbours are
+    a data set of `num_examples` and the same without one example, both trained at
+    `batch_size / num_examples` and divided by `batch_size`. So the content of an example and its
+    presence are protected; the number of examples in the plan is not. (With a null example in
     place of the one removed these are the "zero-out" neighbours.) Delta covers the overflow of
     `capacity`. With `sampling="shuffle"` batches are cut from a permutation of the data, while
     epsilon is computed for Poisson sampling: an approximation, as in De et al. 2022 ("Unlocking
     High-Accuracy Differentially Private Image Classification through Scale").
 
     With `unit="user"` neighbours differ in all examples of one person: each update draws people, up
-    to k examples of each, and clips the mean of a person's gradients. The guarantee is as above,
-    read with "person" for "example"; how many people there are is public. `fit(x, y, user_ids=ids)`
-    says whose each example is.
+    to k examples of each, and clips the mean of a person's gradients. The guarantee is the same
+    with "person" for "example"; the number of people is public. `fit(x, y, user_ids=ids)` takes the
+    person of each example.
 
-    With `spent` epsilon is of the training and of what was released about the same data before.
+    With `spent`, epsilon covers the training and the earlier releases about the same data.
 
     Args:
         num_examples: Int. Number of examples of the private data set, or of people; public.
-        batch_size: Int. Expected number of examples, or people, of a step, over all devices.
+        batch_size: Int. Expected number of examples, or people, per step, over all devices.
         steps: Int. Number of model updates (never microbatches).
-        noise_multiplier: Float >= 0. Standard deviation of the noise on the clipped sum, over
+        noise_multiplier: Float >= 0. Standard deviation of the noise on the clipped sum, divided by
             `l2_norm_clip`. 0 trains without privacy: epsilon is infinite.
         epsilon: Float > 0.
         delta: Float in (0, 1), well below 1/num_examples.
         sampling: "poisson" or "shuffle".
         accountant: "pld" (the tighter) or "rdp"; for full batches also "gdp" or "zcdp".
-        epochs: Float > 0, in place of `steps`: so many passes over the data on average, which are
+        epochs: Float > 0, instead of `steps`: the average number of passes over the data, which is
             `ceil(epochs * num_examples / batch_size)` steps.
-        unit: "example" or "user": whom epsilon protects.
-        spent: Optional `Ledger` of the same data, such as `tfdpx.private_adapt` returns.
+        unit: "example" or "user", the unit that epsilon protects.
+        spent: Optional `Ledger` of the same data, for example from `tfdpx.private_adapt`.
 
     Raises:
-        ValueError: If an argument is out of its range, if not exactly one of the four is left out,
-            or if nothing meets the target.
+        ValueError: If an argument is out of range, if not exactly one of the four is left out, or
+            if no value meets the target.
 
     Warns:
         UserWarning: If delta exceeds 1/num_examples, or epsilon is below 0.01 or above 100.
@@ -115,18 +115,18 @@ class PrivacyPlan:
     ) -> None:
         values = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
         names = [field.name for field in dataclasses.fields(self)]
-        others = (sampling, accountant, unit, Ledger() if spent is None else _named(spent))
-        given: dict[str, Any] = dict(zip(names, (*values, *others), strict=True))
+        choices = (sampling, accountant, unit, Ledger() if spent is None else _named(spent))
+        settings: dict[str, Any] = dict(zip(names, (*values, *choices), strict=True))
         if epochs is not None:
             if steps is not None or batch_size is None:
                 raise ValueError(
-                    "Argument `epochs` takes the place of `steps`, and needs `batch_size`. "
+                    "Argument `epochs` takes the place of `steps`, and requires `batch_size`. "
                     f"Received: epochs={epochs}, steps={steps}, batch_size={batch_size}."
                 )
             check_positive_integer("num_examples", num_examples)
-            calibration.check({**given, "epochs": epochs})
-            *_, given["steps"] = calibration.run_of({**given, "epochs": epochs})
-        for name, value in given.items():
+            calibration.check({**settings, "epochs": epochs})
+            *_, settings["steps"] = calibration.run_of({**settings, "epochs": epochs})
+        for name, value in settings.items():
             object.__setattr__(self, name, value)
         solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
         unknown = exactly_one_missing({name: getattr(self, name) for name in solvable})
@@ -150,8 +150,8 @@ class PrivacyPlan:
         """Raises ValueError unless all arguments are in range."""
         if not isinstance(self.spent, Ledger):
             raise ValueError(
-                "Argument `spent` must be a tfdpx.accounting.Ledger, which tfdpx.private_adapt "
-                f"returns. Received: spent={self.spent!r}."
+                "Argument `spent` must be a tfdpx.accounting.Ledger, for example from "
+                f"tfdpx.private_adapt. Received: spent={self.spent!r}."
             )
         check_positive_integer("num_examples", self.num_examples)
         accountants.check_delta(self.delta)
@@ -162,7 +162,7 @@ class PrivacyPlan:
         if self.spent.entries and self.spent.unit != self.unit:
             raise ValueError(
                 f"Argument `spent` must be of releases about each {self.unit}. Received: one about "
-                f"each {self.spent.unit}, as tfdpx.private_adapt returns it."
+                f"each {self.spent.unit}, like those of tfdpx.private_adapt."
             )
         if self.unit == USER and self.is_approximate:
             raise ValueError(
@@ -171,15 +171,16 @@ class PrivacyPlan:
             )
         for name in ("num_examples", "batch_size", "steps"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, int(value))  # NumPy's do not go into a config.
+                object.__setattr__(self, name, int(value))  # NumPy's cannot go into a config.
 
     @property
     def suggested_learning_rate(self) -> float:
-        """Float: of `DPSGD` with `l2_norm_clip="automatic"`, without momentum, to be tested first.
+        """Float: a first learning rate to try, for `DPSGD` with `l2_norm_clip="automatic"`.
 
-        `0.18 batch_size / (noise_multiplier sqrt(steps))`: the noise of all updates then moves each
-        weight by some 0.18. It is a rule of thumb, of networks of a few thousand weights on small
-        images (docs/choosing.md), and reads no data. Infinite without noise.
+        `0.18 batch_size / (noise_multiplier sqrt(steps))`, without momentum. The noise of all
+        updates then moves each weight by about 0.18. It is a rule of thumb from networks of a few
+        thousand weights on small images (docs/choosing.md), and reads no data. Infinite without
+        noise.
         """
         noise = self.noise_multiplier * self.steps**0.5
         return 0.18 * self.batch_size / noise if noise else math.inf
@@ -191,15 +192,15 @@ class PrivacyPlan:
 
     @property
     def epochs(self) -> float:
-        """Float: how often a given example is drawn on average, steps * batch_size / num_examples.
+        """Float: how often an example is drawn on average, steps * batch_size / num_examples.
 
-        Not the `epochs` of `fit`, which may be any number: each reports once.
+        This is not the `epochs` of `fit`, which may be any number, because they only set reports.
         """
         return self.steps * self.sampling_probability
 
     @property
     def is_approximate(self) -> bool:
-        """Whether batches are drawn otherwise than epsilon assumes."""
+        """Whether batches are drawn in another way than epsilon assumes."""
         return self.sampling != "poisson"
 
     @functools.cached_property
@@ -207,23 +208,23 @@ class PrivacyPlan:
         """Number of rows of every batch, an int.
 
         With Poisson sampling the number of examples drawn varies, and batches are padded. A step
-        that draws more than the batch has rows for raises an error, which depends on the data.
-        Given the draws of all other examples, the example that neighbours differ in can matter to
-        that only where the others fill the batch. That any of the plan's steps draws so many has a
-        probability of at most delta * 5e-5 (binomial tail, union bound over the steps), which is
-        kept back of delta. The least such number of rows, and never more than `num_examples`.
+        that draws more examples than the batch has rows raises an error, which depends on the data.
+        Given the draws of all other examples, the example that neighbours differ in can influence
+        this only if the others fill the batch. The probability that any of the plan's steps draws
+        so many is at most delta * 5e-5 (binomial tail, union bound over the steps), which is
+        reserved from delta. This is the least such number of rows, at most `num_examples`.
         """
         if self.sampling == "shuffle":
             return self.batch_size
-        others = scipy.stats.binom(self.num_examples - 1, self.sampling_probability)
+        num_others = scipy.stats.binom(self.num_examples - 1, self.sampling_probability)
         allowed = _OVERFLOW_SHARE * self.delta / self.steps
-        # Not the quantile of scipy, which is lost below 1e-16: it gives all rows.
+        # Not scipy's quantile, which loses precision below 1e-16 and returns all rows.
         return 1 + bisect.bisect_left(
-            range(1, self.num_examples), True, key=lambda rows: others.sf(rows - 1) <= allowed
+            range(1, self.num_examples), True, key=lambda rows: num_others.sf(rows - 1) <= allowed
         )
 
     def epsilon_at(self, steps: int) -> float:
-        """Epsilon spent by `steps` updates, at the plan's `delta`.
+        """Returns the epsilon spent by `steps` updates, at the plan's `delta`.
 
         Args:
             steps: Int >= 0. May exceed the plan's steps.
@@ -238,7 +239,7 @@ class PrivacyPlan:
         return self._epsilon_of(*run, self.delta, self.accountant)
 
     def _epsilon_of(self, noise_multiplier, sampling_probability, steps, delta, accountant):
-        """Float: of such a run and of what was spent before."""
+        """Returns the epsilon of such a run and of `spent`."""
         run = (noise_multiplier, sampling_probability, steps)
         return accountants.composed_epsilon((*self.spent.runs, run), delta, accountant)
 
@@ -258,43 +259,43 @@ class PrivacyPlan:
         pad_to_multiple_of: int = 1,
         input_context: Any = None,
     ) -> Any:
-        """The data of the plan's steps, as a dataset for `model.fit`.
+        """Returns the data of the plan's steps, as a dataset for `model.fit`.
 
-        Epsilon is exact for training on this very dataset: `take`, `cache`, `map` and the like make
-        another. However often it is iterated over, `fit` uses each draw once.
+        Epsilon is exact for training on this dataset itself, because `take`, `cache`, `map` and the
+        like make another one. `fit` uses each draw once, however often the dataset is iterated.
 
         Args:
-            x: What `fit` takes: an array, a pandas object, a list of numbers, or a dict, tuple or
+            x: Any input of `fit`: an array, a pandas object, a list of numbers, or a dict, tuple or
                 list of arrays, of shape `[num_examples, ...]`. Or a `tfdpx.RandomAccess`, for
-                examples read as they are drawn; it holds the targets too. So does a
-                `tf.data.Dataset` of known size, of examples or of batches: draws need every example
-                at hand, so it is read into memory once, here, and a line says how much that is.
+                examples that are read when they are drawn; it holds the targets too. So does a
+                `tf.data.Dataset` of known size, of examples or of batches. Draws need every example
+                at hand, so it is read into memory once, here, and its size is printed.
             y: Like `x`, or None.
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
                 weight 0 is absent.
             class_weight: Optional dict from class (int) to weight, finite and >= 0, for one `y` of
                 class indices, `[num_examples]` or `[num_examples, 1]`, or one-hot,
-                `[num_examples, num_classes]`. Classes not in it weigh 1. A private optimizer
-                multiplies clipped gradients by the weights over the largest one; with `user_ids`,
+                `[num_examples, num_classes]`. Other classes weigh 1. A private optimizer multiplies
+                clipped gradients by the weights divided by the largest one; with `user_ids`,
                 or without such an optimizer, they multiply the `sample_weight`.
-            user_ids: Array of `num_rows` ints or strings, whose each example is, for a plan with
-                `unit="user"`; its `num_examples` counts the different ones.
-            examples_per_user: Int k, with `user_ids`; 4 if left out. Of a person with more, k are
-                drawn afresh in each update. The update costs what k views of an example do.
-            validation_split: Float in [0, 1). As in `fit`: this share of the arrays, the last, is
-                not drawn from, and `fit` validates on it. The plan's `num_examples` counts the
-                others alone. That part is private too, and nothing accounts for it: callbacks may
-                act on its metrics only if the optimizer has `public_validation=True`.
-            optimizer: Optional tfdpx optimizer, which then gives the seed and the step to begin at:
-                a run resumed by `tfdpx.callbacks.Checkpoint` sees the draws that it would have. The
-                dataset ends after the steps that the plan has left. Without it, draws are fresh
-                each time that the dataset is iterated over.
-            seed: Optional int, for experiments that must be repeatable: the draws of a known seed
-                give no privacy. See `tfdpx.sampling.sampled_batches`.
-            start: Int or scalar variable: the step to begin at. Needed only with a `seed`.
-            pad_to_multiple_of: Int. Pads further, such that `tf.distribute` can split a batch
+            user_ids: Array of `num_rows` ints or strings, the person of each example, for a plan
+                with `unit="user"`; its `num_examples` is the number of different ones.
+            examples_per_user: Int k, with `user_ids`; 4 if left out. Of a person with more, each
+                update draws k anew. The update costs as much as k views of an example.
+            validation_split: Float in [0, 1). As in `fit`, the last part of the arrays is not
+                drawn, and `fit` validates on it. The plan's `num_examples` counts the others
+                alone. That part is private too, and no epsilon covers it: callbacks may act on its
+                metrics only if the optimizer has `public_validation=True`.
+            optimizer: Optional tfdpx optimizer, from which seed and first step are taken, so that a
+                run resumed by `tfdpx.callbacks.Checkpoint` gets the draws of an uninterrupted run.
+                The dataset ends after the steps that the plan has left. Without it, every
+                iteration over the dataset draws anew.
+            seed: Optional int, for repeatable experiments: draws of a known seed give no privacy.
+                See `tfdpx.sampling.sampled_batches`.
+            start: Int or scalar variable, the first step. Needed only with a `seed`.
+            pad_to_multiple_of: Int. Pads further, so that `tf.distribute` can split a batch
                 evenly: a multiple of the number of replicas.
-            input_context: Optional `tf.distribute.InputContext` of a host of several, for
+            input_context: Optional `tf.distribute.InputContext` of one host of several, for
                 `tfdpx.distributed.fit`: the shares of this host's replicas, see
                 `tfdpx.sampling.sampled_batches.poisson_sampler`.
 
@@ -305,7 +306,7 @@ class PrivacyPlan:
             person: `[rows, k, ...]`.
 
         Raises:
-            ValueError: If the arrays do not hold `num_examples` examples, a weight is unfit, or a
+            ValueError: If the arrays do not hold `num_examples` examples, a weight is invalid, or a
                 data set has no known size.
 
         Example:
@@ -337,7 +338,7 @@ class PrivacyPlan:
         return sampler.dataset()
 
     def ledger_at(self, steps: int) -> Ledger:
-        """The `tfdpx.accounting.Ledger` that so many updates of this plan leave.
+        """Returns the `tfdpx.accounting.Ledger` after this number of updates of the plan.
 
         Args:
             steps: Int >= 0.
@@ -353,13 +354,13 @@ class PrivacyPlan:
         )
 
     def attack_bounds(self) -> AttackBounds:
-        """Bounds on how well anyone can find out whether an example, or person, was in the data.
+        """Returns bounds on finding out whether an example, or person, was in the data.
 
         Returns:
-            `tfdpx.accounting.AttackBounds` after all steps, what was spent before included.
+            `tfdpx.accounting.AttackBounds` after all steps, including what was spent before.
 
         Raises:
-            ValueError: If no bound is known, as of `Ledger.attack_bounds`.
+            ValueError: If no bound is known, as for `Ledger.attack_bounds`.
         """
         return self.ledger_at(self.steps).attack_bounds(self.delta)
 
@@ -370,12 +371,12 @@ class PrivacyPlan:
         dataset: str = "the training data",
         rows_per_user: int | None = None,
     ) -> str:
-        """A text to cite: what a training by this plan guarantees, to whom, how, and if what.
+        """Returns a text to cite: the guarantee of a training by this plan, and its conditions.
 
-        Of a training that was made, `model.optimizer.ledger.statement()` says more.
+        After a training, `model.optimizer.ledger.statement()` tells more.
 
         Args:
-            steps: Optional int >= 0, of the updates that are made; the plan's if left out.
+            steps: Optional int >= 0, the number of updates. Defaults to the plan's.
             dataset: String, the name of the data.
             rows_per_user: As for `tfdpx.accounting.Ledger.statement`.
 
@@ -391,7 +392,7 @@ class PrivacyPlan:
         return statement.text(facts)
 
     def summary(self) -> str:
-        """The plan in a line of prose."""
+        """Returns the plan in a line of prose."""
         about = "about " if self.is_approximate else ""
         return (
             f"{about}({self.epsilon:.4g}, {self.delta:.3g})-DP for {self.steps} steps of "
@@ -400,22 +401,22 @@ class PrivacyPlan:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, the solved one among them."""
+        """Returns all arguments, including the computed one."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**config, "spent": self.spent.to_json()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
-        """The plan of `get_config`, without solving again: its epsilon is believed.
+        """Returns the plan from `get_config` without computing anything; its epsilon is trusted.
 
         Args:
             config: Dict.
 
         Raises:
-            ValueError: If a value is out of its range.
+            ValueError: If a value is out of range.
         """
         plan = object.__new__(cls)
-        # Before version 0.2 every plan was of examples, and nothing else was spent.
+        # Before version 0.2 all plans were for examples, and there was no `spent`.
         config = {"unit": EXAMPLE, "spent": Ledger().to_json(), **config}
         for field in dataclasses.fields(cls):
             value = config[field.name]
@@ -426,10 +427,10 @@ class PrivacyPlan:
 
 
 def _named(ledger):
-    """The ledger with a number for every entry without a run, so that each counts once."""
+    """Returns the ledger with a run number for every entry, so that each counts once."""
     if not isinstance(ledger, Ledger) or all(entry.run for entry in ledger.entries):
         return ledger
-    # Of the content, because every host must find the same.
+    # A digest of the content, because every host must compute the same number.
     digest = hashlib.sha256(ledger.to_json().encode()).hexdigest()
     first = int(digest[:12], 16)
     entries = enumerate(ledger.entries)
@@ -440,29 +441,29 @@ def _named(ledger):
 def plan_warnings(
     epsilon: float, delta: float, num_examples: int | None, noise_multiplier: float
 ) -> list[str]:
-    """What is in range of a guarantee, and hardly meant: a sentence for each.
+    """Returns warnings about values that are valid but probably not intended, as sentences.
 
     Args:
         epsilon: Float.
         delta: Float.
-        num_examples: Int, or None where unknown.
+        num_examples: Int, or None if unknown.
         noise_multiplier: Float.
     """
-    found = []
+    sentences = []
     if num_examples is not None and delta > 1 / num_examples:
-        found.append(
+        sentences.append(
             f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one "
             "example in full, chosen at random, would satisfy such a guarantee. Choose a delta "
             f"well below, such as {0.1 / num_examples:.1g}."
         )
     if epsilon > _MOST_USEFUL_EPSILON and noise_multiplier:
-        found.append(
-            f"epsilon={epsilon:.4g} is too large to protect anyone in practice. Give more "
+        sentences.append(
+            f"epsilon={epsilon:.4g} is too large to protect anyone in practice. Use more "
             "noise; epsilons from 1 to 10 are common."
         )
     if epsilon < _LEAST_USEFUL_EPSILON:
-        found.append(
-            f"epsilon={epsilon:.2g}: noise_multiplier={noise_multiplier:.4g} drowns whatever the "
-            "data say, and nothing will be learned. Epsilons from 1 to 10 are common."
+        sentences.append(
+            f"epsilon={epsilon:.2g}: noise_multiplier={noise_multiplier:.4g} drowns any signal in "
+            "the data, and nothing will be learned. Epsilons from 1 to 10 are common."
         )
-    return found
+    return sentences

@@ -1,8 +1,8 @@
 """The record of a run: the data, the privacy spent on them, earlier trainings, and results.
 
-One file for every reader. `model.keras` carries the same record inside, as an entry of the archive
-that Keras does not read, with a digest of the weights. A file that Keras has saved again has
-neither.
+All readers use this one file. `model.keras` carries the same record inside, as an entry of the
+archive that Keras does not read, with a digest of the weights. A file that Keras has saved again
+has neither.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _PACKAGES = ("tfdpx", "tensorflow", "keras", "numpy", "dp-accounting", "pillow")
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
-    """The data set that was trained on; nothing that follows from what its examples hold.
+class DatasetId:
+    """The name of the data set that was trained on, with nothing from the content of its examples.
 
     Args:
         name: String, for people; no path.
         num_examples: Optional int.
-        identifier: Random string that is kept with the data, or None: a public name says it all.
+        identifier: Random string that is kept with the data, or None if a public name identifies
+            them.
     """
 
     name: str
@@ -52,16 +53,16 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-    """A training behind weights or features that a run started from.
+class UpstreamTraining:
+    """An earlier training behind the weights or features that a run started from.
 
     Args:
-        data: `Data` that it was on.
-        ledger: `Ledger` on these; an entry without noise where nothing was private.
-        delta: Float in (0, 1) that its own record names, or None.
+        data: `DatasetId` of its data.
+        ledger: `Ledger` of these data; an entry without noise if nothing was private.
+        delta: Float in (0, 1) from its own record, or None.
     """
 
-    data: Data
+    data: DatasetId
     ledger: Ledger
     delta: float | None = None
 
@@ -76,19 +77,19 @@ class Record:
     """The program and settings of a run, the privacy that it spent on its data, and its results.
 
     Args:
-        program: String, the program that wrote it, such as "classify".
-        data: `Data` that were trained on, or None where nobody knows.
-        ledger: `Ledger` of these data, by this run and by all behind its weights.
+        program: String, the program that wrote it, for example "classify".
+        data: `DatasetId` of the training data, or None if unknown.
+        ledger: `Ledger` of these data, by this run and by all runs behind its weights.
         delta: Float in (0, 1) for the ledger, or None.
         accountant: As for `Ledger.epsilon`.
-        sampling: How batches were drawn: "poisson", "shuffle", or "full_batch".
-        seen: Tuple of `Seen`: trainings behind the weights that the run started from.
+        sampling: String, the way of drawing batches: "poisson", "shuffle", or "full_batch".
+        seen: Tuple of `UpstreamTraining`, for the weights that the run started from.
         independence: String, how examples are kept apart, or None.
         searched: String, how arguments were searched on the same data, or None. Paid for if
             `ledger` has a selection.
-        inputs: Dict of what a saved model takes, or None.
-        unit: String, what an example is.
-        settings: Dict of JSON values: neither seeds nor paths.
+        inputs: Dict that describes the inputs of a saved model, or None.
+        unit: String, what an example is, such as "image".
+        settings: Dict of JSON values, without seeds and paths.
         results: Dict of JSON values.
         date: String, ISO 8601.
         versions: Dict from packages to strings.
@@ -96,12 +97,12 @@ class Record:
     """
 
     program: str
-    data: Data | None
+    data: DatasetId | None
     ledger: Ledger
     delta: float | None
     accountant: str = "pld"
     sampling: str = "poisson"
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[UpstreamTraining, ...] = ()
     independence: str | None = None
     searched: str | None = None
     inputs: dict[str, Any] | None = None
@@ -119,30 +120,34 @@ class Record:
 
     @property
     def total_delta(self) -> float | None:
-        """Float, or None where nothing has a delta."""
+        """Float, or None if nothing has a delta."""
         return self.ledger.total_delta(self.delta)
 
     @property
     def neighbours(self) -> str:
-        """Which data sets are neighbours."""
+        """Description of the data sets that are neighbours."""
         return "add_or_remove_one" if self.ledger.unit == EXAMPLE else "add_or_remove_user"
 
     @property
     def is_approximate(self) -> bool:
-        """Whether batches were drawn otherwise than the accountants assume."""
+        """Whether batches were drawn in another way than the accountants assume."""
         return self.sampling == "shuffle" or self.ledger.is_approximate
 
     @property
     def is_releasable(self) -> bool:
-        """Whether epsilon is finite, known, of no chosen seed and of no search that nobody paid."""
+        """Whether epsilon is finite and known, without a chosen seed or an unpaid search."""
         return self.epsilon < math.inf and not self.problems
 
     @property
     def problems(self) -> list[str]:
-        """Reasons not to release the weights, parts of sentences."""
-        seen = (each.epsilon == math.inf or not each.ledger.is_complete for each in self.seen)
+        """Reasons not to release the weights, as parts of sentences."""
+        without_account = (
+            training.epsilon == math.inf or not training.ledger.is_complete
+            for training in self.seen
+        )
         problems = {
-            "its weights saw other data without an account": not self.ledger.steps and any(seen),
+            "its weights saw other data without an account": not self.ledger.steps
+            and any(without_account),
             "epsilon is infinite": not self.ledger.has_noise,
             "a part of what its weights have spent is unknown": not self.ledger.is_complete,
             "the run had a seed, by which the noise can be taken away": self.ledger.is_seeded,
@@ -152,20 +157,21 @@ class Record:
 
     @property
     def is_search_paid(self) -> bool:
-        """Whether epsilon covers how arguments were searched, by more than weights came with."""
-        earlier = {run for each in self.seen for run in each.ledger.selections}
+        """Whether epsilon covers the search of arguments, by an entry newer than the weights."""
+        earlier = {run for training in self.seen for run in training.ledger.selections}
         return self.searched is None or not earlier.issuperset(self.ledger.selections)
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether any batches on its data were shuffled: programs draw no others inexactly."""
+        """Whether any batches on its data were shuffled, the only inexact sampling of programs."""
         return self.data is not None and self.is_approximate
 
     def ledger_as_drawn(self) -> Ledger:
-        """The ledger for an accountant of Poisson samples: shuffled batches are not amplified.
+        """Returns the ledger for an accountant of Poisson samples, with shuffled batches in full.
 
-        Each example is in one batch an epoch. An entry is of one `fit`, which may begin and end
-        within an epoch, so it counts as one epoch more than it is long, less a step.
+        They get no amplification, because each example is in one batch per epoch. An entry covers
+        one `fit`, which may begin and end within an epoch, so it counts as one epoch more than its
+        length minus a step.
         """
         if not self.is_shuffled:
             return self.ledger
@@ -175,7 +181,7 @@ class Record:
         return dataclasses.replace(self.ledger, entries=entries)
 
     def attack_bounds(self) -> AttackBounds | None:
-        """Bounds on attacks on one example, or person; None where no bound is known."""
+        """Returns bounds on attacks on one example, or person; None if no bound is known."""
         ledger = self.ledger_as_drawn()
         if not ledger.is_complete or ledger.is_approximate:
             return None
@@ -190,7 +196,7 @@ class Record:
         return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
     def statement(self) -> str:
-        """The guarantee in words that can be cited (`tfdpx.accounting.statement`)."""
+        """Returns the guarantee in words that can be cited (`tfdpx.accounting.statement`)."""
         not_covered = []
         if not self.is_search_paid:
             not_covered.append(f"how the arguments were searched: {self.searched}")
@@ -200,7 +206,7 @@ class Record:
             not_covered.append(f"{public:,} public {self.unit}s: the weights may tell all of them")
         facts = statement.Facts(
             self.ledger,
-            self.delta or 0.5,  # Without a delta epsilon is infinite, and no text names it.
+            self.delta or 0.5,  # Without a delta epsilon is infinite, and no text shows it.
             self.accountant,
             self.data.num_examples if self.data else None,
             self.data.name if self.data else "data that no record names",
@@ -214,26 +220,30 @@ class Record:
         )
         return statement.text(facts)
 
-    def counts(self, seen: Seen) -> bool:
-        """Whether `ledger` has all that was spent behind the weights.
+    def counts(self, training: UpstreamTraining) -> bool:
+        """Returns whether `ledger` includes all that was spent on the weights in a training.
 
         Args:
-            seen: One of `self.seen`.
+            training: One of `self.seen`.
         """
-        return bool(seen.ledger.steps) and self.ledger + seen.ledger == self.ledger
+        return bool(training.ledger.steps) and self.ledger + training.ledger == self.ledger
 
     def _initial(self):
-        """Sentences on what the weights had seen, and on how the run was chosen."""
+        """Returns sentences on earlier trainings of the weights, and on the choice of the run."""
         sentences = []
-        for each in self.seen:
+        for training in self.seen:
             where = (
                 "on these too, which epsilon covers"
-                if self.counts(each)
+                if self.counts(training)
                 else "on other data, as far as names and identifiers tell"
             )
-            epsilon = statement.rounded_up(each.epsilon) if each.epsilon < math.inf else "infinite"
+            epsilon = (
+                statement.rounded_up(training.epsilon)
+                if training.epsilon < math.inf
+                else "infinite"
+            )
             sentences.append(
-                f"The initial weights or features were trained on {each.data.name} (epsilon "
+                f"The initial weights or features were trained on {training.data.name} (epsilon "
                 f"{epsilon}), {where}."
             )
         if not sentences:
@@ -243,9 +253,9 @@ class Record:
         return " ".join(sentences)
 
     def view(self) -> dict[str, Any]:
-        """What was found and what follows from the record, for the last line of a program."""
-        own = {name: self.results[name] for name in ("steps",) if name in self.results}
-        return {**self.results, **self._derived(), **own}
+        """Returns results and the values derived from the record, for a program's last line."""
+        counted = {name: self.results[name] for name in ("steps",) if name in self.results}
+        return {**self.results, **self._derived(), **counted}
 
     def _derived(self) -> dict[str, Any]:
         epsilon, bounds = self.epsilon, self.attack_bounds()
@@ -263,19 +273,21 @@ class Record:
             "epsilon_is_approximate": self.is_approximate,
             "independence": self.independence,
             "searched": self.searched,
-            "seen": [f"{each.data.name} at epsilon {each.epsilon:.4g}" for each in self.seen],
+            "seen": [
+                f"{training.data.name} at epsilon {training.epsilon:.4g}" for training in self.seen
+            ],
             "seeded": self.ledger.is_seeded,
             "releasable": self.is_releasable,
         }
 
     def to_json(self) -> bytes:
-        """The record as a file: with what follows from it, and a digest that finds accidents."""
+        """Returns the record as a file, with derived values and a digest that detects accidents."""
         content = {"format": _FORMAT, **plain(dataclasses.asdict(self))}
         return files.sealed(content | {"derived": plain(self._derived())}, indent=1)
 
     @classmethod
     def from_json(cls, content: bytes) -> Record:
-        """The record of `to_json`.
+        """Returns the record from a file of `to_json`.
 
         Args:
             content: Bytes.
@@ -286,23 +298,24 @@ class Record:
         try:
             is_old = f'"{_OLD_FORMAT}"'.encode() in content[:100]
             saved = files.opened(content, _OLD_FORMAT if is_old else _FORMAT)
-            del saved["format"], saved["derived"]  # The latter is for people.
+            del saved["format"], saved["derived"]  # Derived values are for people.
             saved["seen"] = tuple(
-                Seen(Data(**each.pop("data")), _ledger(each), **each) for each in saved["seen"]
+                UpstreamTraining(DatasetId(**training.pop("data")), _ledger(training), **training)
+                for training in saved["seen"]
             )
-            saved["data"] = saved["data"] and Data(**saved["data"])
+            saved["data"] = saved["data"] and DatasetId(**saved["data"])
             return cls(ledger=_ledger(saved), **saved)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(
-                f"It is no whole record of a run, or was edited: {error}. What it recorded counts "
-                "against the budget: restore it from a copy."
+                f"It is no whole record of a run, or was edited: {error}. Its steps count against "
+                "the budget, so restore it from a copy."
             ) from error
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the record, whole or not at all: to a JSON file, or into a `.keras` archive.
+        """Writes the record, as a whole or not at all, to a JSON file or into a `.keras` archive.
 
         Args:
-            path: Path of a file that ends in ".keras" and is there, or of the file to write.
+            path: Path of an existing file that ends in ".keras", or of the file to write.
         """
         path = pathlib.Path(path)
         if path.suffix != ".keras":
@@ -319,15 +332,15 @@ class Record:
 
 
 def read(path: str | os.PathLike) -> Record | None:
-    """The record in a JSON file or a `.keras` archive; None if an archive has none.
+    """Returns the record in a JSON file or a `.keras` archive; None if an archive has none.
 
     Args:
         path: Path of the file.
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is damaged, or the archive holds other weights than when the record was
-            put in, naming the file. That finds accidents and no forger.
+        ValueError: If it is damaged, or the archive's weights were replaced after the record was
+            added; the message names the file. This detects accidents but no forgery.
     """
     path = os.fspath(path)
     try:
@@ -338,9 +351,9 @@ def read(path: str | os.PathLike) -> Record | None:
                 record = Record.from_json(archive.read(_ENTRY))
                 if record.weights != _weights_digest(archive):
                     raise ValueError(
-                        "Its weights are not those that its record speaks of, so nobody knows what "
-                        "was spent on them: restore it from a copy. (This finds accidents, and no "
-                        "forger.)"
+                        "Its weights are not those that its record speaks of, so their privacy "
+                        "cost is unknown: restore it from a copy. (This detects accidents, but no "
+                        "forgery.)"
                     )
                 return record
         with open(path, "rb") as file:
@@ -350,15 +363,15 @@ def read(path: str | os.PathLike) -> Record | None:
 
 
 def plain(value: Any) -> Any:
-    """A value as strictly valid JSON knows it: infinities are strings, NaN and None are null.
+    """Returns a value for strictly valid JSON: infinities are strings, NaN and None are null.
 
     Args:
-        value: String, boolean, None, Python number, NumPy scalar, or lists and dicts of these.
+        value: String, boolean, None, Python number, NumPy scalar, or lists and dicts of such.
     """
     if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -376,10 +389,10 @@ def _as_shuffled(entry):
 
 
 def _ledger(saved):
-    """The `Ledger` of a record or of its `seen`, taken out of a dict of their arguments."""
+    """Returns the `Ledger` of a record or of its `seen`, removed from a dict of their arguments."""
     if "spent" not in saved:
         return Ledger.from_dict(saved.pop("ledger"))
-    spent = saved.pop("spent")  # Of `_OLD_FORMAT`, where paid searches stood beside the ledger.
+    spent = saved.pop("spent")  # `_OLD_FORMAT` had paid searches outside of the ledger.
     entries = list(spent["ledger"]["entries"])
     for search in spent["selected"]:
         more = {name: search[name] for name in ("run", "mean_runs", "delta")} | {"kind": SELECTION}
@@ -388,7 +401,7 @@ def _ledger(saved):
 
 
 def _weights_digest(archive):
-    """Digest of a `.keras` archive's weights without the optimizer's; None if it has none."""
+    """Returns a digest of a `.keras` archive's weights without the optimizer's, or None."""
     if _WEIGHTS not in archive.namelist():
         return None
     digest, names = hashlib.sha256(), []

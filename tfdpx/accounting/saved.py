@@ -14,7 +14,7 @@ LEDGER, ADAPTED, _FACTS, _STEPS = "ledger", "adapted", "ledger_facts", "ledger_s
 
 
 def read(arrays: Mapping[str, np.ndarray] | None) -> Ledger | None:
-    """The ledger among the arrays of a saved optimizer.
+    """Returns the ledger among the arrays of a saved optimizer.
 
     Args:
         arrays: Dict of arrays by name, or None.
@@ -33,21 +33,21 @@ def read(arrays: Mapping[str, np.ndarray] | None) -> Ledger | None:
 
 
 def without_ledger(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Dict of the other arrays of a saved optimizer."""
+    """Returns a dict of the other arrays of a saved optimizer."""
     return {k: v for k, v in arrays.items() if k not in (LEDGER, ADAPTED, _FACTS, _STEPS)}
 
 
 def adapted(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Digests, by name, of layers of the model with noisy statistics, which the ledger has."""
+    """Returns digests, by name, of layers with noisy statistics that the ledger includes."""
     return json.loads(_text(arrays[ADAPTED])) if ADAPTED in arrays else {}
 
 
 def of_table(facts: np.ndarray, steps: np.ndarray) -> Ledger:
-    """The ledger of version 0.2: a row of a table for each entry, with flags in bits."""
-    entries, unseen, vouched = [], set(), set()
+    """Returns the ledger of version 0.2: a table with a row per entry, and flags in bits."""
+    entries, unseen, marked_public = [], set(), set()
     for (run, noise, probability, sampling, *seeded), updates in zip(facts, steps, strict=True):
         if updates and noise < 0:
-            (unseen if noise == -1 else vouched).add(run)
+            (unseen if noise == -1 else marked_public).add(run)
         elif updates:
             entry = Entry(
                 *(float(noise), float(probability) or None, int(updates)),
@@ -57,7 +57,7 @@ def of_table(facts: np.ndarray, steps: np.ndarray) -> Ledger:
                 unit=USER if int(sampling) & 2 else EXAMPLE,
             )
             entries.append(entry)
-    return Ledger(tuple(entries), is_complete=unseen <= vouched)
+    return Ledger(tuple(entries), is_complete=unseen <= marked_public)
 
 
 def _text(array):

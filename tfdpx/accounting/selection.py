@@ -1,9 +1,10 @@
-"""The cost of training a random number of times and releasing the best run alone.
+"""The cost of training a random number of times and releasing only the best run.
 
 Papernot and Steinke 2021 (arXiv:2110.03620), "Hyperparameter Tuning with Renyi Differential
-Privacy"; the mathematics is dp_accounting's. It holds when the number of runs is drawn by
-`draw_runs`; each run draws its hyperparameters from one distribution, independently of the other
-runs; and each run, its score included, has the privacy of the same Gaussians.
+Privacy"; the mathematics comes from dp_accounting. It holds under three conditions: the number of
+runs is drawn by `draw_runs`; each run draws its hyperparameters from one distribution,
+independently of the other runs; and each run, with its score, has the privacy of the same
+Gaussians.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _MOST_NOISE, _MOST_RUNS = 1e6, 1000
 
 
 def draw_runs(mean: float) -> int:
-    """The number of runs: geometric with this mean, from the operating system's randomness.
+    """Draws the number of runs: geometric with this mean, from the operating system's randomness.
 
     Args:
         mean: Float > 1 and <= 1000.
 
     Raises:
-        ValueError: If `mean` is out of its range.
+        ValueError: If `mean` is out of range.
     """
     check_mean(mean)
     uniform = 1.0 - secrets.SystemRandom().random()
@@ -39,19 +40,19 @@ def draw_runs(mean: float) -> int:
 
 
 def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> float:
-    """The epsilon of releasing the best of a geometric number of runs.
+    """Returns the epsilon of releasing the best of a geometric number of runs.
 
     Guarantee: under adding or removing one example, by RDP (Papernot and Steinke 2021, Theorem 2
-    at shape 1), as the head of this file says.
+    at shape 1), under the three conditions of this module.
 
     Args:
-        entries: `tfdpx.accounting.ledger.Entry` objects of all releases of a run, its score among
-            them.
+        entries: `tfdpx.accounting.ledger.Entry` objects of all releases of a run, including its
+            score.
         delta: Float in (0, 1).
         mean: Float > 1 and <= 1000, mean number of runs.
 
     Raises:
-        ValueError: If an argument does not fit, or an entry is not exactly sampled.
+        ValueError: If an argument is invalid, or an entry is not exactly sampled.
     """
     accountants.check_delta(delta)
     event = _event(entries, mean)
@@ -62,7 +63,7 @@ def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> fl
 
 
 def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean: float) -> float:
-    """The least factor of all noise multipliers that keeps `selection_epsilon` within `target`.
+    """Returns the least factor of all noise multipliers with `selection_epsilon` within `target`.
 
     Args:
         entries: As for `selection_epsilon`.
@@ -71,7 +72,7 @@ def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean:
         mean: Float > 1 and <= 1000, mean number of runs.
 
     Raises:
-        ValueError: If an argument does not fit, or an entry is not exactly sampled.
+        ValueError: If an argument is invalid, or an entry is not exactly sampled.
     """
     least = min(entry.noise_multiplier for entry in entries)
     return dp_accounting.calibrate_dp_mechanism(
@@ -92,12 +93,12 @@ def check_mean(mean: Any) -> None:
 
 
 def _left_of(delta, mean):
-    """What is left of delta once the tail of the noise is paid for in each run."""
+    """Returns the part of delta that is left after paying for the noise's tail in each run."""
     return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 
 def _event(entries, mean):
-    """A function from a factor of all noise to the event of dp_accounting."""
+    """Returns a function from a factor of all noise to the event of dp_accounting."""
     check_mean(mean)
     for entry in entries:
         is_valid = entry.poisson_sampled and entry.sampling_probability is not None

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _WIDTH = 88
 _RELEASES = (
     "Gaussian releases of sums over all examples, after clipping each, with noise of "
-    "noise_multiplier times the clip; all else follows from these."
+    "noise_multiplier times the clip; the rest is computed from these."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The facts that a statement is made of.
+    """The facts in a statement.
 
     Args:
         ledger: A `tfdpx.accounting.Ledger`.
@@ -34,14 +34,14 @@ class Facts:
         num_examples: Optional int, of the private data set, or of its people; public.
         dataset: String, the name of the data.
         unit: String, what an example is, such as "image". An s makes its plural.
-        rows_per_user: Optional int, the most examples that a person has: what protects all of them
-            together is said too. Not where updates draw people.
+        rows_per_user: Optional int, the most examples of one person, for a sentence on the epsilon
+            of all of them together. Not if updates draw people.
         l2_norm_clip: Optional float, or "automatic".
-        initial: Optional string, whole sentences: what the initial weights or features had seen.
+        initial: Optional string of whole sentences on the data behind initial weights or features.
         independence: Optional string, a whole sentence: whether examples can influence each other.
-        not_covered: Strings: what else the guarantee does not cover, such as the files of a run.
-        is_planned: Bool. Whether the updates are still to be made: nobody knows of seeds yet.
-        versions: Dict from packages to the versions that trained; by default those installed.
+        not_covered: Strings: other things that are not covered, such as the files of a run.
+        is_planned: Bool. Whether the updates are still to be made, so that seeds are unknown.
+        versions: Dict from packages to the versions that trained. Defaults to those installed.
     """
 
     ledger: Ledger
@@ -75,18 +75,18 @@ class Facts:
 
 
 def text(facts: Facts) -> str:
-    """Says what is guaranteed, to whom, how, and under which assumptions.
+    """Returns the text: the guarantee, for whom it holds, how, and under which assumptions.
 
-    Epsilon is rounded up: no text promises more than the ledger.
+    Epsilon is rounded up, because no text may promise more than the ledger.
 
     Args:
         facts: `Facts`.
 
     Returns:
-        String of lines of at most 88 characters, the last of which ends with a line break.
+        String of lines of at most 88 characters; it ends with a line break.
 
     Raises:
-        ValueError: If an argument is out of its range, or the sampling probability of an entry is
+        ValueError: If an argument is out of range, or the sampling probability of an entry is
             unknown.
     """
     ledger, unit = facts.ledger, facts.unit
@@ -106,7 +106,7 @@ def text(facts: Facts) -> str:
         "Accountant": f"{facts.accountant.upper()} of {_named('dp-accounting', facts)}, "
         f"{_named('tfdpx', facts)}.",
         "Sampling": _sampling(facts, who),
-        "Covers": "the weights after every update, their averages, and whatever is computed from "
+        "Covers": "the weights after every update, their averages, and everything computed from "
         f"these without the training {unit}s, such as predictions on other {unit}s.",
         "Does not cover": "; ".join(
             [
@@ -124,8 +124,8 @@ def text(facts: Facts) -> str:
         f"Other trainings on the same {unit}s add up.",
         **({"Independence": facts.independence} if facts.independence else {}),
         "Release": _release(facts),
-        "Signature": "none. Anybody can write such a text: only the owner of the data can vouch "
-        "for it.",
+        "Signature": "none. Anyone can write such a text: only the owner of the data can confirm "
+        "it.",
     }
     heading = "Statement of differential privacy"
     if ledger.is_seeded:
@@ -135,14 +135,14 @@ def text(facts: Facts) -> str:
 
 
 class _Protected:
-    """Whom a guarantee protects, in words.
+    """The unit that a guarantee protects, in words.
 
     Attributes:
-        one: What is drawn and clipped, in the singular.
+        one: The unit that is drawn and clipped, in the singular.
         many: The plural.
-        difference: What neighbours differ in.
-        gradient: What is clipped of each.
-        caution: Who is protected less.
+        difference: The difference of neighbours.
+        gradient: The quantity that is clipped for each unit.
+        caution: A sentence on people who are protected less.
     """
 
     def __init__(self, ledger, unit):
@@ -151,7 +151,7 @@ class _Protected:
             self.difference = f"all {unit}s of one person"
             self.gradient = f"the mean gradient of some {unit}s of each person drawn"
             self.caution = (
-                f"Whose each {unit} is was given with the data: a person under several ids is "
+                f"The person of each {unit} was given with the data: a person with several ids is "
                 "protected less."
             )
             return
@@ -164,7 +164,7 @@ class _Protected:
 
 
 def rounded_up(number: float, digits: int = 4) -> str:
-    """A number >= 0 as text, rounded up: a guarantee must not promise more than there is.
+    """Returns a number >= 0 as text, rounded up because a guarantee must not promise too much.
 
     Args:
         number: Float.
@@ -179,7 +179,7 @@ def _ceiling(number, digits):
 
 
 def _why_there_is_none(facts):
-    """Why nothing is guaranteed, or nothing was spent; None where there is a guarantee to state."""
+    """Returns why nothing is guaranteed or nothing was spent; None if there is a guarantee."""
     ledger, dataset = facts.ledger, facts.dataset
     if facts.epsilon == math.inf:
         unprotected = sum(entry.steps for entry in ledger.entries if not entry.noise_multiplier)
@@ -191,7 +191,7 @@ def _why_there_is_none(facts):
     if not ledger.is_complete:
         return (
             f"What was spent on {dataset} is unknown, so no differential privacy can be stated: "
-            "the weights came at some time from where no ledger could be seen. The updates that "
+            "at some time the weights came from a source without a ledger. The updates that "
             f"are known spend epsilon = {rounded_up(facts.epsilon)} at delta = "
             f"{facts.total_delta}."
         )
@@ -201,9 +201,9 @@ def _why_there_is_none(facts):
 
 
 def _claim(facts, who):
-    counted = f" (N = {facts.num_examples:,} {who.many})" if facts.num_examples else ""
+    size = f" (N = {facts.num_examples:,} {who.many})" if facts.num_examples else ""
     claim = (
-        f"The weights trained on {facts.dataset}{counted} "
+        f"The weights trained on {facts.dataset}{size} "
         f"{'will have' if facts.is_planned else 'have'} ({rounded_up(facts.epsilon)}, "
         f"{facts.total_delta})-differential privacy after {facts.ledger.steps:,} noisy "
         f"{facts.steps}, for data sets that differ in {who.difference}, added or removed "
@@ -219,7 +219,7 @@ def _claim(facts, who):
 
 
 def _attack(facts, who):
-    """Returns a sentence on the largest success of an attack; None where no bound is known."""
+    """Returns a sentence on the largest success of an attack; None if no bound is known."""
     if facts.ledger.is_approximate:
         return None
     bounds = facts.ledger.attack_bounds(facts.delta)
@@ -227,11 +227,11 @@ def _attack(facts, who):
 
 
 def _of_group(facts):
-    """A sentence on people with so many examples; None where nobody asks."""
+    """Returns a sentence on people with `rows_per_user` examples; None if that is None."""
     rows, unit = facts.rows_per_user, facts.unit
     if rows is None:
         return None
-    hint = " They are one person's already."
+    hint = " Each is already all examples of one person."
     require(facts.ledger.unit == "example", "rows_per_user", rows, "be None for people", hint)
     together = group_epsilon(facts.ledger, rows, delta=facts.delta, accountant=facts.accountant)
     if together == math.inf:
@@ -243,7 +243,7 @@ def _of_group(facts):
 
 
 def _mechanism(facts, who):
-    """Sentences on updates, on releases, or on both."""
+    """Returns sentences on updates, on releases, or on both."""
     clip = facts.l2_norm_clip
     clipped = f"clipped to an L2 norm of {clip:g}" if is_number(clip) else "clipped"
     if clip == "automatic":
@@ -257,7 +257,7 @@ def _mechanism(facts, who):
 
 
 def steps(ledger: Ledger) -> str:
-    """Sentences on all updates, releases and paid searches.
+    """Returns sentences on all updates, releases and paid searches.
 
     Args:
         ledger: `Ledger`.
@@ -298,11 +298,11 @@ def _sampling(facts, who):
 
 
 def _release(facts):
-    """Whether the weights are fit for release, and the reason."""
+    """Returns whether the weights may be released, and the reason."""
     if facts.ledger.is_seeded:
         return (
-            "NOT RELEASABLE. Somebody gave the seed of draws or noise, and who knows it can take "
-            "the noise away. Train without a seed before a release."
+            "NOT RELEASABLE. Somebody gave the seed of draws or noise, and anyone who knows it can "
+            "remove the noise. Train without a seed before a release."
         )
     if facts.is_planned:
         return "only if draws and noise get no seed."
@@ -313,7 +313,7 @@ def _named(package, facts):
     try:
         version = facts.versions.get(package) or importlib.metadata.version(package)
         return f"{package} {version}"
-    except importlib.metadata.PackageNotFoundError:  # Of a checkout that is not installed.
+    except importlib.metadata.PackageNotFoundError:  # A checkout that is not installed.
         return package
 
 

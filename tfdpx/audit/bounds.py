@@ -1,14 +1,14 @@
-"""Lower bounds on epsilon from how often an attack was right.
+"""Lower bounds on epsilon from the number of right guesses of an attack.
 
 Many runs. A test distinguishes runs without an example ("negatives") from runs with it
 ("positives"). If it does better than any (epsilon, delta) allows, the claim is false. The bounds
 hold with the stated confidence over the randomness of independent runs; the test must be chosen
-before these runs are looked at. No bound says that a mechanism is private: another attack may do
-better.
+before the runs are examined. No bound proves that a mechanism is private, because another attack
+may do better.
 
 One run. Each of m canaries was in the data or not, by an independent fair coin. An attack guesses r
-of the coins, and v guesses are right. Two bounds limit how many can be right by a private
-mechanism. Both bound the same probability, so the smaller of the two costs no confidence.
+of the coins, and v guesses are right. Two bounds limit how many can be right for a private
+mechanism. Both bound the same probability, so taking the smaller of the two costs no confidence.
 
 - Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846): at (epsilon, delta), hardly more
   than Binomial(r, 1 / (1 + exp(-epsilon))).
@@ -17,7 +17,7 @@ mechanism. Both bound the same probability, so the smaller of the two costs no c
 
       sum_{c in T} c/m p_c <= 1 - f(sum_{c in T} (r - c + 1)/m p_{c-1}),
 
-  from which the least mass that goes with a tail follows number by number.
+  from which the least mass of a tail follows number by number.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tfdpx.accounting.gaussian import exact_epsilon
 
 
 def clopper_pearson_upper_bound(errors, trials, confidence):
-    """An upper bound on the probability of an error, exact for any number of trials.
+    """Returns an upper bound on the probability of an error, exact for any number of trials.
 
-    Guarantee: for independent trials of one probability, the bound is below it with probability
+    Guarantee: for independent trials with one probability, the bound is below it with probability
     at most `1 - confidence` (Clopper and Pearson 1934).
 
     Args:
@@ -48,11 +48,11 @@ def clopper_pearson_upper_bound(errors, trials, confidence):
         Float in (0, 1].
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
     """
     require(is_integer(trials, 1), "trials", trials, "be an int >= 1")
-    fits = is_integer(errors, 0) and errors <= trials
-    require(fits, "errors", errors, f"be an int from 0 to the {trials} trials")
+    is_valid = is_integer(errors, 0) and errors <= trials
+    require(is_valid, "errors", errors, f"be an int from 0 to the {trials} trials")
     check_confidence(confidence)
     if errors == trials:
         return 1.0
@@ -67,7 +67,7 @@ def epsilon_lower_bound(
     delta: float,
     confidence: float = 0.999,
 ) -> float:
-    """A lower bound on epsilon for whatever mechanism the runs are of.
+    """Returns a lower bound on the epsilon of the mechanism behind the runs.
 
     Any test of an (epsilon, delta)-private mechanism has `1 - beta - delta <= exp(epsilon) alpha`
     and the same with its errors exchanged; alpha and beta are its rates of false positives and
@@ -89,7 +89,7 @@ def epsilon_lower_bound(
         Float >= 0.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
 
     Example:
     >>> round(epsilon_lower_bound(3, 1000, 100, 1000, delta=1e-5), 2)
@@ -102,18 +102,18 @@ def epsilon_lower_bound(
 
 
 def gdp_mu_lower_bound(false_positives, negatives, false_negatives, positives, confidence=0.999):
-    """A lower bound on mu, of a mechanism that is known to be mu-GDP for some mu.
+    """Returns a lower bound on mu, for a mechanism that is mu-GDP for some mu.
 
     A test of such a mechanism has `mu >= Phi^-1(1 - alpha) - Phi^-1(beta)` (Dong, Roth, Su 2022,
-    "Gaussian Differential Privacy", Eq. 6). Errors may be frequent and the bound still tight, which
-    is not so for `epsilon_lower_bound` (Nasr et al. 2023, arXiv:2302.07956).
+    "Gaussian Differential Privacy", Eq. 6). The bound stays tight even if errors are frequent,
+    unlike `epsilon_lower_bound` (Nasr et al. 2023, arXiv:2302.07956).
 
     Guarantee: with probability at least `confidence`, no mu below the bound describes the
-    mechanism. Gaussian noise on full batches is exactly mu-GDP. Runs of sampled batches are not:
-    give their bound only as an estimate.
+    mechanism. Gaussian noise on full batches is exactly mu-GDP. Runs with sampled batches are not,
+    so their bound is only an estimate.
 
     Args:
-        false_positives: Int, as `epsilon_lower_bound`.
+        false_positives: Int, as for `epsilon_lower_bound`.
         negatives: Int >= 1.
         false_negatives: Int.
         positives: Int >= 1.
@@ -123,7 +123,7 @@ def gdp_mu_lower_bound(false_positives, negatives, false_negatives, positives, c
         Float >= 0.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
     """
     alpha, beta = _rates(false_positives, negatives, false_negatives, positives, confidence)
     normal = scipy.stats.norm
@@ -138,10 +138,10 @@ def gdp_epsilon_lower_bound(
     delta: float,
     confidence: float = 0.999,
 ) -> float:
-    """The lower bound on epsilon that `gdp_mu_lower_bound` gives; tighter, and for GDP alone.
+    """Returns the epsilon of `gdp_mu_lower_bound`, a tighter lower bound that needs GDP.
 
     Args:
-        false_positives: Int, as `epsilon_lower_bound`.
+        false_positives: Int, as for `epsilon_lower_bound`.
         negatives: Int >= 1.
         false_negatives: Int.
         positives: Int >= 1.
@@ -152,7 +152,7 @@ def gdp_epsilon_lower_bound(
         Float >= 0.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
 
     Example:
     >>> round(gdp_epsilon_lower_bound(160, 1000, 160, 1000, delta=1e-5), 2)
@@ -164,7 +164,7 @@ def gdp_epsilon_lower_bound(
 
 
 def epsilon_of_mu(mu, delta):
-    """The epsilon of a mu-GDP mechanism at `delta`, a float; 0.0 where mu is 0.
+    """Returns the epsilon of a mu-GDP mechanism at `delta`, a float; 0.0 if mu is 0.
 
     Args:
         mu: Float >= 0.
@@ -175,12 +175,12 @@ def epsilon_of_mu(mu, delta):
 
 def check_confidence(confidence):
     """Raises ValueError unless 0 < `confidence` < 1."""
-    fits = is_number(confidence) and 0 < confidence < 1
-    require(fits, "confidence", confidence, "lie strictly between 0 and 1", " 0.999 is common.")
+    is_valid = is_number(confidence) and 0 < confidence < 1
+    require(is_valid, "confidence", confidence, "lie strictly between 0 and 1", " 0.999 is common.")
 
 
 def _rates(false_positives, negatives, false_negatives, positives, confidence):
-    """Upper bounds on both rates of error that hold together."""
+    """Returns upper bounds on both error rates that hold together."""
     check_confidence(confidence)
     confidence_of_each = 1 - (1 - confidence) / 2
     return (
@@ -189,22 +189,22 @@ def _rates(false_positives, negatives, false_negatives, positives, confidence):
     )
 
 
-# Where the search for a bound ends; no number of guesses that anybody makes proves as much.
+# Where the search for a bound ends, because no realistic number of guesses proves as much.
 _MOST = 60.0
 
 
 def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.95):
-    """A lower bound on epsilon from how many of one run's guesses were right.
+    """Returns a lower bound on epsilon from the number of right guesses of one run.
 
     Guarantee: with probability at least `confidence` over the coins and the run, the bound is no
     higher than the epsilon that the mechanism has at `delta` under adding or removing one example.
-    It takes that the coins were fair, independent and unknown to the attack, and that the number of
-    guesses was chosen without them.
+    It assumes that the coins were fair, independent and unknown to the attack, and that the number
+    of guesses was chosen without them.
 
     Args:
         correct: Int, right guesses.
-        guesses: Int in [1, canaries]; the other canaries were left out.
-        canaries: Int >= 1, coins.
+        guesses: Int in [1, canaries]; no guess was made for the other canaries.
+        canaries: Int >= 1, number of coins.
         delta: Float in (0, 1).
         confidence: Float in (0, 1).
 
@@ -227,11 +227,11 @@ def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.
 
 
 def one_run_mu_lower_bound(correct, guesses, canaries, confidence=0.95):
-    """A lower bound on mu, of a mechanism that is known to be mu-GDP for some mu.
+    """Returns a lower bound on mu, for a mechanism that is mu-GDP for some mu.
 
-    Guarantee: as of `one_run_epsilon_lower_bound`, of no mu below the bound describing the
-    mechanism. Gaussian noise on full batches is exactly mu-GDP. A run of sampled batches is only
-    nearly so, after many updates: there the bound is an estimate.
+    Guarantee: as for `one_run_epsilon_lower_bound`: no mu below the bound describes the mechanism.
+    Gaussian noise on full batches is exactly mu-GDP. A run with sampled batches is only nearly so,
+    after many updates, and there the bound is an estimate.
 
     Args:
         correct: Int, right guesses.
@@ -251,10 +251,10 @@ def one_run_mu_lower_bound(correct, guesses, canaries, confidence=0.95):
 
 
 def _steinke(correct, guesses, canaries, epsilon, delta):
-    """An upper bound on the probability of at least `correct` right guesses."""
+    """Returns an upper bound on the probability of at least `correct` right guesses."""
     rate = 1 / (1 + math.exp(-epsilon))
     tail = scipy.stats.binom.sf(correct - 1, guesses, rate)
-    # Of the numbers just below: what delta may add, at best.
+    # For the numbers just below: the most that delta may add.
     below = scipy.stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, rate)
     steps = np.arange(1, correct + 1)
     added = np.max(np.cumsum(below) / steps) if correct else 0.0
@@ -262,11 +262,12 @@ def _steinke(correct, guesses, canaries, epsilon, delta):
 
 
 def _least_mass(needed, correct, guesses, canaries, tail):
-    """The least sum of p_0, ..., p_r with a `tail`; above 1 if the trade-off function has none.
+    """Returns the least sum of p_0, ..., p_r with a `tail`; above 1 if it is impossible.
 
     The tail is the probability of at least `correct` right guesses. With T = {i, ...}, `right` is
-    the left-hand side and `wrong` the argument of f. The least p_{i-1} that the inequality allows,
-    given those above, leaves the least mass in the end; all of the tail at `correct` does too.
+    the left-hand side and `wrong` the argument of f. Taking the least p_{i-1} that the inequality
+    allows, given those above, leaves the least mass in the end; so does all of the tail at
+    `correct`.
 
     Args:
         needed: Function of a left-hand side to the least argument that allows it.
@@ -278,7 +279,7 @@ def _least_mass(needed, correct, guesses, canaries, tail):
     right, wrong = tail * correct / canaries, tail * (guesses - correct) / canaries
     mass = tail
     for i in range(correct, 0, -1):
-        # p_{i-1}, whose guesses are wrong r - i + 1 times.
+        # p_{i-1}, with r - i + 1 wrong guesses.
         p = max(0.0, needed(right) - wrong) * canaries / (guesses - i + 1)
         mass += p
         if mass > 1:
@@ -289,7 +290,7 @@ def _least_mass(needed, correct, guesses, canaries, tail):
 
 
 def _gaussian_needed(mu):
-    """The x with 1 - f(x) = y, for f the trade-off function of mu-GDP."""
+    """Returns the function to x with 1 - f(x) = y, for f the trade-off function of mu-GDP."""
 
     def needed(y):
         return float(scipy.special.ndtr(scipy.special.ndtri(y) - mu)) if y < 1 else math.inf
@@ -298,7 +299,7 @@ def _gaussian_needed(mu):
 
 
 def _approximate_needed(epsilon, delta):
-    """Likewise, for f the trade-off function of (epsilon, delta)-privacy."""
+    """Returns the same for f the trade-off function of (epsilon, delta)-privacy."""
     small = math.exp(-epsilon)
 
     def needed(y):
@@ -311,7 +312,7 @@ def _approximate_needed(epsilon, delta):
 
 
 def _largest(refuted):
-    """The largest value from 0 to `_MOST` that is refuted, as are all below; 0.0 if none is."""
+    """Returns the largest value up to `_MOST` that is refuted with all below; 0.0 if none is."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, _MOST

@@ -1,9 +1,9 @@
-"""Membership inference: finds out from a trained model's losses who was in its training set.
+"""Membership inference: finds members of the training set from the losses of a trained model.
 
 An attack gives each example, or each run, a score that is high for members. AUC, advantage and true
-positives at few false ones measure the scores. A bound on epsilon needs independent runs: many
-models, with and without one example. Scores of many examples of one model show what it leaks on
-average.
+positives at few false ones measure the scores. A bound on epsilon needs independent runs, that is
+many models, with and without one example. Scores of many examples of one model only measure its
+average leakage.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _RATES = (0.001, 0.01, 0.1)
 
 @dataclasses.dataclass(frozen=True)
 class MembershipReport:
-    """How well scores tell members from others.
+    """Measures of how well scores separate members from others.
 
     Attributes:
         members: Int, number of members.
         others: Int, number of examples that were not trained on.
         auc: Float; 0.5 for a guess.
-        advantage: Float, of the best threshold on these very scores.
+        advantage: Float, of the best threshold on these same scores.
         tpr_at_fpr: Dict from a rate of false positives to the rate of true ones. Rates below
             `1 / others` are left out.
     """
@@ -51,7 +51,7 @@ class MembershipReport:
 
 
 def membership_report(members: Any, others: Any) -> MembershipReport:
-    """The `MembershipReport` of an attack's scores.
+    """Returns the `MembershipReport` of an attack's scores.
 
     Args:
         members: Array of floats [M], scores of members.
@@ -65,23 +65,23 @@ def membership_report(members: Any, others: Any) -> MembershipReport:
     Membership of 2 members and 2 others: AUC 0.875, advantage 0.500, true positives at false \
 positives: -.
     """
-    members, others = checked(members, others)
-    rates = [rate for rate in _RATES if rate * len(others) >= 1]
-    true = {rate: tpr_at_fpr(members, others, rate) for rate in rates}
-    values = auc(members, others), advantage(members, others)
-    return MembershipReport(len(members), len(others), *values, true)
+    scores = checked(members, others)
+    rates = [rate for rate in _RATES if rate * len(scores[1]) >= 1]
+    true = {rate: tpr_at_fpr(scores[0], scores[1], rate) for rate in rates}
+    sizes = len(scores[0]), len(scores[1])
+    return MembershipReport(*sizes, auc(*scores), advantage(*scores), true)
 
 
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:
-    """The loss of each example, in inference mode. A function of the model and of the example.
+    """Returns the loss of each example, in inference mode, a function of model and example alone.
 
-    The attack that takes examples of low loss for members (Yeom et al. 2018) has `-losses` for
-    scores.
+    For the attack that takes examples with a low loss for members (Yeom et al. 2018), the scores
+    are `-losses`.
 
     Args:
         model: A compiled `keras.Model`.
         x: Nest of arrays [N, ...].
-        y: Nest of arrays [N, ...], as the loss takes them.
+        y: Nest of arrays [N, ...], as for the loss.
         batch_size: Int.
 
     Returns:
@@ -94,12 +94,12 @@ def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) ->
     return np.concatenate(losses).astype("float64")
 
 
-def auc(members, others):
-    """The probability that a member's score is above another's, ties counted half.
+def auc(members, non_members):
+    """Returns the probability that a member's score is above another's; ties count half.
 
     Args:
         members: Array of floats [M].
-        others: Array of floats [N].
+        non_members: Array of floats [N].
 
     Returns:
         Float in [0, 1]; 0.5 for a guess.
@@ -107,18 +107,20 @@ def auc(members, others):
     Raises:
         ValueError: If an array is empty, or holds a NaN.
     """
-    members, others = checked(members, others)
-    return float(scipy.stats.mannwhitneyu(members, others).statistic / (len(members) * len(others)))
+    members, non_members = checked(members, non_members)
+    return float(
+        scipy.stats.mannwhitneyu(members, non_members).statistic / (len(members) * len(non_members))
+    )
 
 
-def advantage(members, others):
-    """The rate of true positives minus the rate of false ones, of the best threshold.
+def advantage(members, non_members):
+    """Returns the rate of true positives minus that of false positives, at the best threshold.
 
-    On few scores it is too high: the threshold was chosen on them.
+    On few scores it is too high, because the threshold was chosen on them.
 
     Args:
         members: Array of floats [M].
-        others: Array of floats [N].
+        non_members: Array of floats [N].
 
     Returns:
         Float in [0, 1].
@@ -126,40 +128,40 @@ def advantage(members, others):
     Raises:
         ValueError: If an array is empty, or holds a NaN.
     """
-    members, others = checked(members, others)
-    thresholds = np.union1d(members, others)
-    return float(np.max(_rates_above(members, thresholds) - _rates_above(others, thresholds)))
+    members, non_members = checked(members, non_members)
+    thresholds = np.union1d(members, non_members)
+    return float(np.max(_rates_above(members, thresholds) - _rates_above(non_members, thresholds)))
 
 
-def tpr_at_fpr(members, others, fpr):
-    """The rate of true positives of the best threshold with at most this rate of false ones.
+def tpr_at_fpr(members, non_members, fpr):
+    """Returns the rate of true positives at the best threshold with at most `fpr` false ones.
 
-    An attack that is sure of a few members harms them, whatever its AUC (Carlini et al. 2022,
+    An attack that is sure of a few members harms them, whatever its AUC is (Carlini et al. 2022,
     arXiv:2112.03570, section III).
 
     Args:
         members: Array of floats [M].
-        others: Array of floats [N]; `fpr * N` of them at least should be a few.
+        non_members: Array of floats [N]; `fpr * N` should be at least a few of them.
         fpr: Float in [0, 1).
 
     Returns:
         Float in [0, 1].
 
     Raises:
-        ValueError: If an array is empty, or holds a NaN, or `fpr` is out of its range.
+        ValueError: If an array is empty, or holds a NaN, or `fpr` is out of range.
     """
-    members, others = checked(members, others)
+    members, non_members = checked(members, non_members)
     require(is_number(fpr) and 0 <= fpr < 1, "fpr", fpr, "lie in [0, 1)")
-    # Scores above the threshold are taken for members: at most `allowed` of the others.
-    allowed = math.floor(fpr * len(others) * (1 + 1e-12))
-    threshold = np.sort(others)[len(others) - 1 - allowed]
+    # Scores above the threshold are taken for members: at most `allowed` non-members.
+    allowed = math.floor(fpr * len(non_members) * (1 + 1e-12))
+    threshold = np.sort(non_members)[len(non_members) - 1 - allowed]
     return float(_rates_above(members, threshold))
 
 
-def checked(members, others):
-    """Both as float64 arrays; raises ValueError for an empty one, or one with a NaN."""
+def checked(members, non_members):
+    """Returns both as float64 arrays; raises ValueError for an empty one, or one with a NaN."""
     arrays = []
-    for name, values in (("members", members), ("others", others)):
+    for name, values in (("members", members), ("others", non_members)):
         array = np.asarray(values, "float64").ravel()
         missing = np.isnan(array).sum()
         sizes = f"{array.size} scores, {missing} of them NaN"

@@ -1,7 +1,7 @@
-"""The audit of one training: canaries in the data, by coins, and guesses of the coins afterwards.
+"""Audits one training: coins put canaries into the data, and an attack guesses the coins.
 
 After Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run"
-(arXiv:2305.08846), in its black-box form: the attack sees the model before and after.
+(arXiv:2305.08846), in its black-box form: the attack sees the model before and after training.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tfdpx.audit.bounds import (
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-# Numbers of guesses that are tested by default, as parts of the canaries.
+# Numbers of guesses that are tested by default, as fractions of the canaries.
 _PARTS = (1, 2, 4, 8)
 _FEWEST = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class OneRunReport:
-    """What one training reveals of its canaries.
+    """The leakage of canaries in one training.
 
     Attributes:
         canaries: Int, canaries that were inserted or left out.
-        guesses: Int, how many coins were guessed.
-        correct: Int, how many of these rightly.
+        guesses: Int, number of guessed coins.
+        correct: Int, number of right guesses.
         epsilon: Float, by the account; infinity without one.
-        epsilon_lower_bound: Float; the true epsilon is at least that, with this confidence.
-        gdp_epsilon_lower_bound: Float, likewise for a mechanism that is mu-GDP for some mu. Exact
+        epsilon_lower_bound: Float; the true epsilon is at least this, with this confidence.
+        gdp_epsilon_lower_bound: Float, the same for a mechanism that is mu-GDP for some mu. Exact
             for full batches; an estimate for sampled ones.
         delta: Float, of all three.
         confidence: Float.
@@ -61,7 +61,7 @@ class OneRunReport:
 
     @property
     def passed(self):
-        """Bool: nothing found contradicts the account."""
+        """Bool: no finding contradicts the account."""
         return self.epsilon_lower_bound <= self.epsilon
 
     def __str__(self):
@@ -79,24 +79,24 @@ class OneRunReport:
 
 
 def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, guesses=None):
-    """The `OneRunReport` of an attack's scores of canaries that fair coins included or left out.
+    """Returns the report on an attack's scores of canaries that fair coins included or left out.
 
     The half of the guesses with the highest scores are "in", those with the lowest "out".
 
     Args:
         scores: Array of floats [m], high for canaries that were in the data.
-        included: Bool array [m], the coins; the scores must not have been made with them.
+        included: Bool array [m], the coins; the scores must not depend on them.
         delta: Float in (0, 1).
         epsilon: Float, by the account.
         confidence: Float in (0, 1).
         guesses: Optional int in [2, m], chosen without the coins. None tests all canaries, a half,
-            a quarter and an eighth, at a confidence that is shared among them.
+            a quarter and an eighth, and splits the confidence between them.
 
     Returns:
         `OneRunReport`.
 
     Raises:
-        ValueError: If an argument is out of its range, or all coins fell alike.
+        ValueError: If an argument is out of range, or all coins were equal.
 
     Example:
     >>> coins = np.arange(200) % 2 == 0
@@ -104,18 +104,18 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
     200
     """
     scores, included = np.asarray(scores, "float64"), np.asarray(included)
-    fits = included.dtype == bool and included.ndim == 1 and scores.shape == included.shape
+    is_valid = included.dtype == bool and included.ndim == 1 and scores.shape == included.shape
     shapes = f"{included.dtype} {included.shape} for scores of shape {scores.shape}"
-    require(fits, "included", shapes, "be a bool array [m] like `scores`")
+    require(is_valid, "included", shapes, "be a bool array [m] like `scores`")
     check_delta(delta)
     check_confidence(confidence)
-    # Refuses NaN, and coins that all fell alike.
+    # Refuses NaN, and coins that were all equal.
     membership = membership_report(scores[included], scores[~included])
     m = len(scores)
     counts = [m // part for part in _PARTS if part == 1 or m // part >= _FEWEST]
     if guesses is not None:
-        fits = is_integer(guesses, 2) and guesses <= m
-        require(fits, "guesses", guesses, f"be an int from 2 to the {m} canaries")
+        is_valid = is_integer(guesses, 2) and guesses <= m
+        require(is_valid, "guesses", guesses, f"be an int from 2 to the {m} canaries")
         counts = [guesses]
     confidence_of_each = 1 - (1 - confidence) / len(counts)
     order = np.argsort(-scores, kind="stable")
@@ -133,35 +133,36 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
 
 
 class OneRunAudit(keras.callbacks.Callback):
-    """Audits the one training that it is a callback of, by canaries in its data.
+    """Audits the training that it is a callback of, with canaries in the data.
 
     Each canary is in the data or not by a fair coin. The attack knows the canaries and the model
-    before and after, not the coins: those whose loss fell most it takes for trained on. How many
-    guesses are right bounds epsilon from below (`one_run_epsilon_lower_bound`).
+    before and after, but not the coins. It takes the canaries with the largest drop in loss to be
+    trained on. The number of right guesses bounds epsilon from below
+    (`one_run_epsilon_lower_bound`).
 
-    The canaries are part of the data that the account covers: each has a row, and counts in
-    `num_examples`, in the sampling probability and in what the model learns. One that is left out
-    has a sample weight of zero, which is how tfdpx leaves an example out; so the number of rows
-    reveals nothing of the coins. Give at most a few percent of the data where accuracy matters.
-    Examples with wrong labels make good canaries.
+    The canaries are part of the data that the account covers. Each has a row, and counts in
+    `num_examples`, in the sampling probability and in the data that the model learns from. A canary
+    that is left out has a sample weight of zero, which is how tfdpx leaves out an example, so the
+    number of rows reveals nothing about the coins. If accuracy matters, use at most a few percent
+    of the data. Examples with wrong labels make good canaries.
 
     Guarantee: the same as `one_run_epsilon_lower_bound`, if the coins stay secret until the scores
-    are made. The attack is a weak one: a low bound is no proof of privacy. Losses are measured when
-    the first `fit` with this callback begins and when the last one ends; a program that resumes a
-    training needs the same `seed` as before, and attacks what it sees of it.
+    are computed. The attack is a weak one, so a low bound is no proof of privacy. Losses are
+    measured when the first `fit` with this callback begins and when the last one ends. A program
+    that resumes a training needs the same `seed` as before, and attacks only the part it has seen.
 
     Args:
-        x: Nest of arrays [m, ...]: canaries, of the shape of the examples and of what the model
-            takes. A few hundred at least; 50 right guesses of 50 show epsilon 2.8 at most.
+        x: Nest of arrays [m, ...], canaries with the shape of the examples and of the model's
+            inputs. Use at least a few hundred; 50 right guesses of 50 show epsilon 2.8 at most.
         y: Nest of arrays [m, ...], their targets.
-        delta: Optional float in (0, 1); by default the optimizer's plan's, or 1e-5.
+        delta: Optional float in (0, 1). Defaults to that of the optimizer's plan, or 1e-5.
         confidence: Float in (0, 1).
-        guesses: Optional int, as of `one_run_report`.
-        seed: Optional int, of the coins. None takes them from the operating system.
+        guesses: Optional int, as for `one_run_report`.
+        seed: Optional int for the coins. None takes them from the operating system.
 
     Raises:
-        ValueError: If an argument is out of its range. By `fit`, if the data that it trains on do
-            not end with the canaries' sample weights (where they can be seen: in `plan.batches` of
+        ValueError: If an argument is out of range. In `fit`, if the training data do not end with
+            the canaries' sample weights (if they are visible, for example in `plan.batches` of
             arrays).
 
     Example:
@@ -202,16 +203,16 @@ class OneRunAudit(keras.callbacks.Callback):
 
     @property
     def included(self) -> np.ndarray:
-        """Bool array [m]: the coins. Secret until the scores are made."""
+        """Bool array [m]: the coins. Secret until the scores are computed."""
         return self._coins.copy()
 
     @property
     def scores(self) -> np.ndarray:
-        """float64 [m]: by how much the loss of each canary fell, or None before training."""
+        """float64 [m]: the decrease of each canary's loss, or None before training."""
         return None if self._after is None else self._before - self._after
 
     def insert(self, x: Any, y: Any, sample_weight: Any = None) -> tuple:
-        """The data to train on: `x` and `y` with the canaries after them.
+        """Returns the data to train on: `x` and `y` followed by the canaries.
 
         Args:
             x: Nest of arrays [n, ...], like the canaries.
@@ -231,10 +232,10 @@ class OneRunAudit(keras.callbacks.Callback):
         )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Measures the canaries' losses, at the first beginning."""
+        """Measures the canaries' losses, when training first begins."""
         if self._rows is None:
             raise ValueError(
-                "No canary is in the data. Train on what `insert` returns: "
+                "No canary is in the data. Train on the result of `insert`: "
                 "`x, y, sample_weight = audit.insert(x, y)`."
             )
         self._check_data()
@@ -242,14 +243,14 @@ class OneRunAudit(keras.callbacks.Callback):
             self._before = example_losses(self.model, self._x, self._y)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Measures them again."""
+        """Measures the losses again."""
         self._after = example_losses(self.model, self._x, self._y)
 
     def report(self) -> OneRunReport:
-        """The `OneRunReport` of the training.
+        """Returns the `OneRunReport` of the training.
 
         Raises:
-            RuntimeError: If there was none.
+            RuntimeError: If there was no training.
         """
         if self._after is None:
             raise RuntimeError("There is nothing to report before `fit` has ended with this audit.")
@@ -265,7 +266,7 @@ class OneRunAudit(keras.callbacks.Callback):
         )
 
     def _check_data(self):
-        """Refuses draws of data that do not end with the canaries, where they can be seen."""
+        """Refuses draws of data that do not end with the canaries, if the data are visible."""
         optimizer = model_internals.innermost(self.model.optimizer)
         draws = getattr(getattr(optimizer, "session", None), "draws", None)
         if draws is None or draws.examples is None:
@@ -274,13 +275,13 @@ class OneRunAudit(keras.callbacks.Callback):
         require(unit == EXAMPLE, "plan.unit", unit, "be of examples, as canaries are")
         examples, count = draws.examples, self._rows + self._count
         same = examples.count == count
-        if same:  # The coins are the canaries' mark: no other data has these weights.
+        if same:  # The coins mark the canaries, because no other data have these weights.
             rows = tf.range(self._rows, count, dtype=tf.int64)
             same = np.array_equal(examples.batch(rows, self._count)[2] > 0, self._coins)
         if not same:
             raise ValueError(
-                "The data do not end with the canaries of this audit. Make the batches of what "
-                "`insert` returned: `plan.batches(x, y, sample_weight)`, with "
+                "The data do not end with the canaries of this audit. Make the batches from the "
+                "result of `insert`: `plan.batches(x, y, sample_weight)`, with "
                 f"num_examples={count}. Received: batches of {examples.count} examples."
             )
 

@@ -1,8 +1,9 @@
-"""Are batches the Poisson samples that a plan counts on, or of a fixed size and order?
+"""Tests whether batches are the Poisson samples that a plan assumes, or have fixed size and order.
 
-Accountants take off what sampling hides. It hides that only if each example is drawn by a coin of
-its own, anew at each step: batches of one size, cut from a permutation, are another mechanism, and
-can be far less private at the same noise (Chua et al. 2024, arXiv:2403.17673).
+Accountants reduce the loss because sampling hides examples. It does so only if each example is
+drawn by a separate coin, anew at each step. Batches of one size, cut from a permutation, are a
+different mechanism, and can be far less private at the same noise (Chua et al. 2024,
+arXiv:2403.17673).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from tfdpx.audit.bounds import check_confidence
 
 @dataclasses.dataclass(frozen=True)
 class SamplingReport:
-    """What `check_sampling` found.
+    """The findings of `check_sampling`.
 
     Attributes:
-        steps: Int, batches that were looked at.
+        steps: Int, number of batches examined.
         confidence: Float. Batches that are Poisson samples pass with about this probability.
         problems: Tuple of strings.
     """
@@ -35,7 +36,7 @@ class SamplingReport:
 
     @property
     def passed(self):
-        """Bool: nothing found contradicts Poisson sampling."""
+        """Bool: no finding contradicts Poisson sampling."""
         return not self.problems
 
     def __str__(self):
@@ -47,31 +48,31 @@ class SamplingReport:
 def check_sampling(
     plan: PrivacyPlan, batches: Any, steps: int = 200, confidence: float = 0.999
 ) -> SamplingReport:
-    """Looks at which examples batches hold, and says whether coins may have chosen them.
+    """Examines which examples batches hold, and whether coins may have chosen them.
 
-    Three numbers are compared with what independent coins give: how many examples are drawn in
-    all, how much batches differ in size, and how much examples differ in how often they are drawn.
-    Batches of one size fail the second, passes over a permutation the third.
+    Compares three numbers with those of independent coins: how many examples are drawn in all, how
+    much batches differ in size, and how much examples differ in how often they are drawn. Batches
+    of one size fail the second, passes over a permutation the third.
 
     Guarantee: true Poisson samples fail with a probability of about `1 - confidence` (the last two
-    are compared with gamma distributions of the right mean and variance). That batches pass proves
-    nothing of dependencies that leave these numbers as they are.
+    are compared with gamma distributions of the right mean and variance). Passing proves nothing
+    about dependencies that leave these numbers unchanged.
 
     Args:
         plan: A `PrivacyPlan` with Poisson sampling.
-        batches: Iterable of batches made of the numbers of the examples in place of examples,
-            such as `plan.batches(ids, ids)` for `ids = np.arange(plan.num_examples)`: tuples whose
-            first part is int [rows]; a third part is the sample weight, 0 for an absent row. Give
-            it what your program's own input pipeline makes of `ids`.
-        steps: Int, batches to look at; fewer where there are fewer.
+        batches: Iterable of batches of the numbers of examples instead of examples, for example
+            `plan.batches(ids, ids)` for `ids = np.arange(plan.num_examples)`: tuples with a first
+            part int [rows]; a third part is the sample weight, 0 for an absent row. Pass the
+            output of your program's input pipeline for `ids`.
+        steps: Int, number of batches to examine; all of them if there are fewer.
         confidence: Float in (0, 1).
 
     Returns:
         `SamplingReport`. Print it.
 
     Raises:
-        ValueError: If the plan does not claim Poisson sampling, there are no batches, or what they
-            hold are no numbers of examples.
+        ValueError: If the plan does not claim Poisson sampling, there are no batches, or their
+            content is not numbers of examples.
 
     Example:
     >>> plan = tfdpx.PrivacyPlan(500, batch_size=50, steps=40, noise_multiplier=1.0, delta=1e-5)
@@ -114,21 +115,21 @@ def check_sampling(
 
 
 def _ids(batch, count):
-    """The examples of a batch, an int array, without absent rows."""
+    """Returns the examples of a batch, an int array, without absent rows."""
     parts = batch if isinstance(batch, (tuple, list)) else (batch,)
     ids = np.asarray(tf.nest.flatten(parts[0])[0])
     if len(parts) > 2 and parts[2] is not None:
         ids = ids[np.asarray(parts[2]) != 0]
     whole = ids.ndim == 1 and ids.dtype.kind in "iu"
-    fits = whole and np.all((0 <= ids) & (ids < count))
-    require(fits, "batches", f"{ids.dtype} of shape {ids.shape}",
+    is_valid = whole and np.all((0 <= ids) & (ids < count))
+    require(is_valid, "batches", f"{ids.dtype} of shape {ids.shape}",
             f"hold numbers of examples, ints [rows] from 0 to {count - 1}",
             " Make the batches of `ids = np.arange(plan.num_examples)`.")  # fmt: skip
     return ids.astype("int64")
 
 
 def _spread(counts, coins, q):
-    """The variance of counts over the variance of Binomial(coins, q), and its p-value."""
+    """Returns the variance of counts over that of Binomial(coins, q), and its p-value."""
     variance = coins * q * (1 - q)
     if variance == 0:
         return (1.0, 1.0) if np.all(counts == coins) else (np.inf, 0.0)

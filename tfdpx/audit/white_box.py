@@ -1,7 +1,7 @@
-"""The white-box audit of an optimizer: does its noise hide a canary as well as the account says?
+"""The white-box audit of an optimizer: does its noise hide a canary as well as the account claims?
 
-The adversary sees each noisy gradient, and chooses everything else: a batch that is empty but for
-canaries whose gradient is far above the clip (Nasr et al. 2021, arXiv:2101.04535). It looks at the
+The adversary sees each noisy gradient, and chooses everything else: a batch that contains only
+canaries with a gradient far above the clip (Nasr et al. 2021, arXiv:2101.04535). It measures the
 noisy gradient along the direction in which the canaries pull, and compares it to half their pull.
 """
 
@@ -28,17 +28,17 @@ from tfdpx.sampling.class_weights import ClassWeights, labels_of
 from tfdpx.training import replicas
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-# Standard deviations of the noise that the canaries pull: few errors, and yet some.
+# The pull of the canaries in standard deviations of the noise, which gives a few errors.
 _PULL = 3.5
 _MOST_CANARIES = 512
 _FEWEST_TRIALS = 20
-# What rounding may do to norms and to the scale of noise.
+# The effect of rounding on norms and on the scale of noise.
 _SLACK = 0.01
-# Of what equal canaries add, whatever half precision and its allowance take away.
+# The least share of the sum of equal canaries that half precision and its allowance must leave.
 _LEAST_SHARE = 0.75
-# How much longer than the clip a canary's gradient is: what is not clipped must show.
+# How much longer than the clip a canary's gradient is, so that a missing clip shows.
 _EXCESS = 1000.0
-# The class weight of the canaries, which divided by the largest is 1.
+# The class weight of the canaries, which becomes 1 when divided by the largest.
 _CLASS_WEIGHT = 8.0
 
 
@@ -47,14 +47,14 @@ class OptimizerReport:
     """The result of `check_optimizer`.
 
     Attributes:
-        epsilon: Float, of one update on a batch that the canary is in for sure, by the account.
-        epsilon_lower_bound: Float; the true epsilon is at least that, with this confidence.
+        epsilon: Float, by the account, of one update on a batch that surely contains the canary.
+        epsilon_lower_bound: Float; the true epsilon is at least this, with this confidence.
         delta: Float, of both.
-        confidence: Float. An optimizer that keeps its word passes with this probability.
+        confidence: Float. A correct optimizer passes with this probability.
         noise_multiplier: Float, the optimizer's.
-        noise_multiplier_upper_bound: Float; the effective one is at most that.
-        trials: Int, updates with the canaries, and as many without.
-        canaries: Int, in each update.
+        noise_multiplier_upper_bound: Float; the effective one is at most this.
+        trials: Int, number of updates with the canaries, and as many without.
+        canaries: Int, number of canaries in each update.
         problems: Tuple of strings: other differences from the optimizer's description.
     """
 
@@ -95,37 +95,37 @@ def check_optimizer(
     trials: int = 1000,
     seconds: float = 40.0,
 ) -> OptimizerReport:
-    """Attacks the updates of `optimizer` on `model`, and says what they hide at most.
+    """Attacks the updates of `optimizer` on `model`, and reports a bound on the privacy they give.
 
-    Takes updates of a copy of both, with fresh noise, on made-up canaries. No data is read, and
-    the model, the optimizer, its account and its noise stay as they are.
+    It takes updates of a copy of both, with fresh noise, on artificial canaries. No data are read,
+    and the model, the optimizer, its account and its noise do not change.
 
     With k canaries a mu-GDP mechanism is k mu-GDP (Dong, Roth, Su 2022, Theorem 2.14), so a lower
-    bound on that is k times one on mu: large noise needs no more updates than small noise. Besides
-    the bound, which is an attack's, it is looked whether the sum of clipped gradients is that of
-    Eq. 4 of De et al. 2022 (arXiv:2204.13650), padding adds nothing, the noise of each variable has
-    the standard deviation that is said, is drawn anew each time and is the same on all replicas.
-    With one output of classes the canaries have a large class weight, which must not let them add
-    more.
+    bound on that is k times one on mu, and large noise needs no more updates than small noise.
+    Besides this bound from an attack, it checks that the sum of clipped gradients is that of Eq. 4
+    of De et al. 2022 (arXiv:2204.13650), that padding adds nothing, and that the noise of each
+    variable has the right standard deviation, is drawn anew each time and is the same on all
+    replicas. With one output of classes the canaries have a large class weight, which must not let
+    them add more.
 
-    Guarantee: an optimizer that does what it says fails with probability at most
-    `1 - confidence`. That it passes proves no privacy. How batches are sampled, what the loss and
-    the layers do to examples, and what else a run shows are not looked at. `check_sampling` looks
-    at the first, `tfdpx.checks` at the second. With `individual=`, canaries are examples that the
-    whole clip is accounted for; smaller clips are not looked at. Of an `AdaptiveClip` the gradients
-    and their noise are looked at, and not what the count of examples reveals. Weight decay, weight
-    regularisers, constraints and averages of weights read no data, and are left out.
+    Guarantee: a correct optimizer fails with probability at most `1 - confidence`. Passing proves
+    no privacy. The check does not cover the sampling of batches (see `check_sampling`), the effect
+    of the loss and the layers on examples (see `tfdpx.checks`), or other outputs of a run. With
+    `individual=`, canaries are examples that are charged for the whole clip; smaller clips are not
+    covered. For an `AdaptiveClip` it covers the gradients and their noise, but not the leakage of
+    the count of examples. Weight decay, weight regularisers, constraints and averages of weights
+    read no data, and are left out.
 
     Args:
         model: A built `keras.Model`, compiled or not; under a strategy of one host.
         optimizer: A tfdpx optimizer, compiled with the model or not.
-        x: Optional nest of arrays [rows, ...] like those of a batch, for a model that does not know
-            the shapes of its inputs; only shapes and dtypes are read.
-        delta: Optional float in (0, 1); by default the optimizer's plan's, or 1e-5.
+        x: Optional nest of arrays [rows, ...] like those of a batch, for a model without known
+            input shapes; only shapes and dtypes are read.
+        delta: Optional float in (0, 1). Defaults to that of the optimizer's plan, or 1e-5.
         confidence: Float in (0, 1).
-        trials: Int, updates with the canaries, and as many without.
-        seconds: Float; fewer trials are made where they would take longer, after compilation. The
-            lower bound is then lower.
+        trials: Int, number of updates with the canaries, and as many without.
+        seconds: Float, a limit of time after compilation. If it allows only fewer trials, the lower
+            bound is lower.
 
     Returns:
         `OptimizerReport`, with `epsilon`, `epsilon_lower_bound`, `confidence` and `passed`. Print
@@ -134,7 +134,7 @@ def check_optimizer(
     Raises:
         TypeError: If `optimizer` is not a tfdpx optimizer.
         ValueError: If it adds no noise, if the model cannot be copied or has more than one host, or
-            if an argument is out of its range.
+            if an argument is out of range.
 
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -146,10 +146,10 @@ def check_optimizer(
     delta = _checked(model, optimizer, delta, confidence, trials, seconds)
     sigma = optimizer.noise_multiplier
     canaries = Canaries(model, optimizer, min(math.ceil(_PULL * sigma), _MOST_CANARIES), x)
-    # Augmentations and dropout make canaries unlike.
+    # Augmentations and dropout make canaries differ.
     alike = optimizer.augment is None and not layer_internals.seed_generators(model)
     pull, problems = _pull(canaries, alike)
-    # Half of the chance of a false alarm is for the bound, half for the noise's scale.
+    # Half of the probability of a false alarm is for the bound, half for the noise's scale.
     error = (1 - confidence) / 2
     present, absent, squares, spread = _trials(canaries, sigma, pull, trials, seconds)
     count, half = len(present), float(tf.linalg.global_norm(pull)) / 2
@@ -160,7 +160,7 @@ def check_optimizer(
             f"Replicas hold different weights after an update, by up to {spread:.3g}: noise must "
             "be drawn once for all."
         )
-    # One float32 repeats by chance in 1 of 70 audits of 1,000 updates; not all of them at once.
+    # One float32 repeats by chance in 1 of 70 audits of 1,000 updates; but not all at once.
     if len(np.unique(np.column_stack([absent, squares]), axis=0)) < count:
         problems.append("Noise repeats: two updates drew the same, and their difference has none.")
     scale = optimizer.clip_policy.gradient_noise_multiplier
@@ -171,7 +171,7 @@ def check_optimizer(
 
 
 def _checked(model, optimizer, delta, confidence, trials, seconds):
-    """The delta to use; raises for what cannot be audited."""
+    """Returns the delta to use; raises an error if an audit is impossible."""
     if not isinstance(optimizer, PrivateOptimizer):
         raise TypeError(
             "Argument `optimizer` must be a tfdpx optimizer such as tfdpx.DPSGD. Received: "
@@ -192,16 +192,16 @@ def _checked(model, optimizer, delta, confidence, trials, seconds):
 
 
 def _pull(canaries, alike):
-    """The list of tensors that the canaries add to the sum, and texts of its problems.
+    """Returns the tensors that the canaries add to the sum, and descriptions of its problems.
 
     Args:
         canaries: `Canaries`.
-        alike: Bool, whether each has the same gradient.
+        alike: Bool, whether all have the same gradient.
     """
     update = canaries.updates(noise_multiplier=0.0)
     nothing = [tf.zeros(v.shape) for v in canaries.variables]
     (pull, *_), (empty, *_) = update(True, nothing), update(False, nothing)
-    norm, rest = (float(tf.linalg.global_norm(each)) for each in (pull, empty))
+    norm, rest = (float(tf.linalg.global_norm(tensors)) for tensors in (pull, empty))
     problems, count = [], canaries.count
     if rest > _SLACK:
         problems.append(
@@ -223,14 +223,14 @@ def _pull(canaries, alike):
 
 
 def _trials(canaries, sigma, pull, trials, seconds):
-    """As many trials as `seconds` allow.
+    """Runs as many trials as `seconds` allow.
 
     Returns:
-        Arrays of sums along the pull [n], with canaries and without; without them also the squared
-        norms [n, variables]; and the largest difference between replicas, a float.
+        Arrays of sums along the pull [n], with canaries and without; for those without also the
+        squared norms [n, variables]; and the largest difference between replicas, a float.
     """
     norm = tf.linalg.global_norm(pull)
-    direction = [each / tf.maximum(norm, 1e-12) for each in pull]
+    direction = [tensor / tf.maximum(norm, 1e-12) for tensor in pull]
     update = canaries.updates(sigma)
     update(True, direction)  # Compiles.
     present, absent, squares, spread = [], [], [], 0.0
@@ -246,7 +246,7 @@ def _trials(canaries, sigma, pull, trials, seconds):
 
 
 def _scale_problems(variables, sigma, squares, error):
-    """Texts of how the noise's scale differs from `sigma`, with probability `error` by chance."""
+    """Returns texts on differences of the noise's scale from `sigma`, by chance with `error`."""
     problems, level = [], error / (2 * len(variables))
     for variable, square in zip(variables, squares.sum(0, "float64"), strict=True):
         degrees = math.prod(variable.shape) * len(squares)
@@ -269,7 +269,7 @@ class Canaries:
     Args:
         model: A built `keras.Model`.
         optimizer: The tfdpx optimizer to audit.
-        count: Int, canaries wanted; `self.count` is the least multiple of the replicas above.
+        count: Int, requested canaries; `self.count` is rounded up to a multiple of the replicas.
         x: Optional nest of arrays or tensors [rows, ...]; only shapes and dtypes are read.
 
     Raises:
@@ -299,7 +299,7 @@ class Canaries:
         self._start = [tf.constant(v.numpy()) for v in self.variables]
 
     def updates(self, noise_multiplier):
-        """A function that takes an update, with noise of its own.
+        """Returns a function that takes an update, with separate noise.
 
         Args:
             noise_multiplier: Float.
@@ -312,14 +312,14 @@ class Canaries:
         """
         config = self._optimizer.get_config()
         config.update(plan=None, noise_multiplier=noise_multiplier, seed=None, use_ema=False)
-        # An example that was never drawn is clipped at the whole clip, which no other exceeds.
+        # An example before its first draw is clipped at the whole clip, the largest of all.
         for name in ("individual", "bias_correction"):
             config.pop(name, None)
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with layer_internals.undisturbed(), self._strategy.scope(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")
             optimizer = _observed(type(self._optimizer)).from_config(config)
-            # Each update starts at the same clip too.
+            # Each update also starts at the same clip.
             optimizer.clip_policy.update = lambda measured: None
             optimizer.class_weight = self._class_weight
             loss = tf.nest.map_structure(lambda _: _linear, self._y)
@@ -332,7 +332,7 @@ class Canaries:
             strategy.run(model.train_step, args=((self._x, self._y, weight),))
             copies = [strategy.experimental_local_results(v.value) for v in variables]
             spread = [tf.reduce_max(tf.abs(c - values[0])) for values in copies for c in values]
-            # Subtracted from the weights, as a gradient is.
+            # Subtracted from the weights, like a gradient.
             added = [start - values[0] for start, values in zip(self._start, copies, strict=True)]
             for variable, start in zip(variables, self._start, strict=True):
                 variable.assign(start)
@@ -341,7 +341,7 @@ class Canaries:
             return added, tf.add_n(along), tf.stack(squares), tf.reduce_max(tf.stack(spread))
 
         def run(present, direction):
-            # With several replicas, a step runs only for a driver that has split the batch.
+            # With several replicas, a step runs only under a driver that has split the batch.
             several = strategy.num_replicas_in_sync > 1
             with step_context.driving(model, "tfdpx" if several else step_context.driver(model)):
                 return update(tf.constant(present), direction)
@@ -349,7 +349,7 @@ class Canaries:
         return run
 
     def _targets(self):
-        """Nest like the model's outputs: the loss is their product, whose gradient is long."""
+        """Returns a nest like the outputs: the loss is their product, which has a long gradient."""
         generator = np.random.default_rng(1)
         one = Rows(self._x).map(lambda t: t[:1])
         with tf.GradientTape() as tape:
@@ -363,8 +363,8 @@ class Canaries:
         norm = float(tf.linalg.global_norm([g for g in gradients if g is not None]))
         if not (np.isfinite(norm) and norm > 0):
             raise ValueError(
-                f"The canary's gradient has norm {norm} on model '{self._model.name}': nothing can "
-                "be learned from it. Give another model, or other weights."
+                f"The canary's gradient has norm {norm} on model '{self._model.name}', so nothing "
+                "can be learned from it. Pass another model, or other weights."
             )
         scale = _EXCESS * self._optimizer.l2_norm_clip / norm
         y = tf.nest.map_structure(lambda t: tf.repeat(t * scale, self._each, axis=0), y)
@@ -372,10 +372,10 @@ class Canaries:
 
 
 def _observed(private):
-    """A subclass of a private optimizer class whose updates add gradients to the weights as is.
+    """Returns a subclass of a private optimizer class that adds gradients to the weights unchanged.
 
-    Its methods, and those of its subclasses, run as they do; only the step of Keras's own optimizer
-    is left out, and gradients are added in units of the clip.
+    Its methods, and those of its subclasses, run as usual. Only the step of Keras's optimizer is
+    left out, and gradients are added in units of the clip.
 
     Args:
         private: The class.
@@ -396,17 +396,17 @@ def _linear(y_true, y_pred):
 
 
 def _specs(model, x):
-    """Tensors with the shapes and dtypes of the model's inputs: one, or a list."""
+    """Returns tensors with the shapes and dtypes of the model's inputs: one, or a list."""
     if x is not None:
         specs = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(x)]
     else:
-        # An axis of any size has 32.
+        # An axis of any size gets size 32.
         inputs = getattr(model, "inputs", [])
         specs = [tf.zeros([1, *(size or 32 for size in t.shape[1:])], t.dtype) for t in inputs]
     if not specs or not model.built:
         raise ValueError(
             f"The shapes of the inputs of model '{model.name}' are not known. Build the model, and "
-            "give `x`, a batch like those that it trains on; only its shapes and dtypes are read."
+            "pass `x`, a batch like those of its training; only its shapes and dtypes are read."
         )
     return _one_or_list(specs)
 
@@ -416,7 +416,7 @@ def _one_or_list(values):
 
 
 def _values(tensor, rows, blank):
-    """Equal examples like those of `tensor`; `blank` ones look the same in all views."""
+    """Returns equal examples like those of `tensor`; `blank` ones look the same in all views."""
     shape, dtype = [1, *tensor.shape[1:]], tensor.dtype
     if dtype.is_floating and not blank:
         example = tf.constant(np.random.default_rng(0).normal(size=shape), dtype)
@@ -426,10 +426,10 @@ def _values(tensor, rows, blank):
 
 
 def _copy(model, specs):
-    """A model like `model`, with weights of its own and the same values."""
+    """Returns a model like `model`, with separate weights of the same values."""
     try:
         if getattr(model, "inputs", None):
-            # Without what it was compiled with, which Keras would copy too.
+            # Without the compile arguments, because Keras would copy them too.
             bare = keras.Model(_one_or_list(model.inputs), _one_or_list(model.outputs))
             twin = keras.models.clone_model(bare)
         else:
@@ -440,7 +440,7 @@ def _copy(model, specs):
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
             f"Model '{model.name}' (of type {type(model).__name__}) cannot be copied, and an audit "
-            "must not touch its weights. Build it, and give it (and its layers) a `get_config` "
+            "must not change its weights. Build it, and give it (and its layers) a `get_config` "
             f"from which the class can make it again. Keras said: {error}"
         ) from error
     return twin

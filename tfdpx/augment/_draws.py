@@ -1,10 +1,10 @@
-"""Random integers of all views at once, equal eagerly and under XLA."""
+"""Random integers of all views at once, the same eagerly and under XLA."""
 
 import tensorflow as tf
 
 
 def draw_below(counts, batch_size, augmult, seed):
-    """int32 [batch_size, augmult, len(counts)], uniform in [0, counts) along the last axis."""
+    """Returns int32 [batch_size, augmult, len(counts)], uniform in [0, counts) on the last axis."""
     bits = tf.random.stateless_uniform(
         tf.stack([batch_size, augmult, len(counts)]),
         seed,

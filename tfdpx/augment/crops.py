@@ -20,12 +20,12 @@ class RandomCropFlip:
     """Random crops of the mirror-padded image, and random horizontal flips.
 
     Each view shifts the image by up to `padding` pixels along each axis, filling the border by
-    reflection, and flips it left to right with probability one half: the CIFAR-10 augmentation of
-    De et al. 2022, appendix C.2.
+    reflection, and flips it left to right with probability one half. This is the CIFAR-10
+    augmentation of De et al. 2022, appendix C.2.
 
     Args:
         padding: Int. Pixels of mirror padding on each edge. Must be smaller than the image.
-        flip: Bool. Whether to flip. Turn it off where left and right mean something, as in digits.
+        flip: Bool. Whether to flip. Turn it off if left and right have a meaning, as in digits.
 
     Raises:
         ValueError: If `padding` is not an int >= 0.
@@ -43,7 +43,7 @@ class RandomCropFlip:
         self.flip = bool(flip)
 
     def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> Any:
-        """Random choices for `augmult` views of each of `batch_size` examples.
+        """Draws random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
             batch_size: Int or int tensor.
@@ -58,7 +58,7 @@ class RandomCropFlip:
         )
 
     def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
-        """The views of `images` that `choices` describe.
+        """Returns the views of `images` that `choices` describe.
 
         Args:
             images: Tensor [B, H, W, C] of any dtype; 8-bit images stay 8-bit.
@@ -92,22 +92,22 @@ class RandomCropFlip:
 class ResizeCropFlip:
     """Random crops of the resized image, and random horizontal flips, for photographs.
 
-    An image of any fixed size is resized to `scale` times the wanted height and width, once for all
-    of its views; each view is a random crop of that, flipped left to right with probability one
-    half: the ImageNet and Places-365 augmentation of De et al. 2022, appendix C.2. Train a model
-    built for images of `height` x `width`, and evaluate it on images resized to that.
+    An image of any fixed size is resized to `scale` times the target height and width, once for all
+    of its views. Each view is a random crop of that, flipped left to right with probability one
+    half. This is the ImageNet and Places-365 augmentation of De et al. 2022, appendix C.2. Train a
+    model built for images of `height` x `width`, and evaluate it on images resized to that size.
 
     The resize is `tf.image.resize(antialias=True)`, bilinear, in a form that XLA compiles. Images
-    that have the larger size already are left as they are: storing them so saves the work.
+    that already have the larger size stay the same, so storing them resized saves the work.
 
     Args:
-        height: Int. Height of a view in pixels, such as 224.
-        width: Optional int. Width of a view; `height` if left out.
+        height: Int. Height of a view in pixels, for example 224.
+        width: Optional int. Width of a view. Defaults to `height`.
         scale: Float >= 1. Ratio of the resized image's size to a view's, rounded to pixels.
         flip: Bool. Whether to flip.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class ResizeCropFlip:
         width = height if width is None else width
         for name, value in (("height", height), ("width", width)):
             require(is_integer(value, 1), name, value, "be an int >= 1 (pixels)")
-        fits = is_number(scale) and 1 <= scale < math.inf
-        must = "be a finite float >= 1: views are cut from the resized image"
-        require(fits, "scale", scale, must)
+        is_valid = is_number(scale) and 1 <= scale < math.inf
+        must = "be a finite float >= 1, because views are cut from the resized image"
+        require(is_valid, "scale", scale, must)
         self.height, self.width = height, width
         self.scale = float(scale)
         self.flip = bool(flip)
 
     def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> Any:
-        """Random choices for `augmult` views of each of `batch_size` examples.
+        """Draws random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
             batch_size: Int or int tensor.
@@ -139,7 +139,7 @@ class ResizeCropFlip:
         return draw_below(counts, batch_size, augmult, seed)
 
     def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
-        """The views of `images` that `choices` describe.
+        """Returns the views of `images` that `choices` describe.
 
         Args:
             images: Tensor [B, H, W, C], H and W static; 8-bit images stay 8-bit, rounded.
@@ -181,28 +181,28 @@ def _check_images(augment, images):
 
 
 def _take(images, rows, columns, flipped):
-    """[B, K, h, w, C]: `rows` [B, K, h] and `columns` [B, K, w] of each image, mirrored or not."""
+    """Returns [B, K, h, w, C]: `rows` [B, K, h] and `columns` [B, K, w] of images, or mirrored."""
     columns = tf.where(tf.equal(flipped, 1), tf.reverse(columns, [-1]), columns)
     views = tf.gather(images, rows, axis=1, batch_dims=1)
     return tf.gather(views, columns, axis=3, batch_dims=2)
 
 
 def _resize(images, height, width):
-    """`images` [B, H, W, C] as [B, height, width, C] of the same dtype."""
+    """Returns `images` [B, H, W, C] as [B, height, width, C] with the same dtype."""
     if images.shape[1:3] == [height, width]:
         return images
 
-    # XLA does not compile the antialiased resize. It is linear and separable, so what it makes of
-    # the unit vectors gives its two matrices.
+    # XLA does not compile the antialiased resize. It is linear and separable, so its results on the
+    # unit vectors are its two matrices.
     def matrix(old, new):
         units = tf.eye(old)[:, :, tf.newaxis]
         return tf.image.resize(units, [new, old], antialias=True)[..., 0].numpy()
 
     with tf.init_scope():
         down, across = matrix(images.shape[1], height), matrix(images.shape[2], width)
-    made = tf.einsum("ih,bhwc->biwc", down, tf.cast(images, "float32"))
-    made = tf.einsum("jw,biwc->bijc", across, made)
-    return tf.cast(tf.round(made) if images.dtype.is_integer else made, images.dtype)
+    resized = tf.einsum("ih,bhwc->biwc", down, tf.cast(images, "float32"))
+    resized = tf.einsum("jw,biwc->bijc", across, resized)
+    return tf.cast(tf.round(resized) if images.dtype.is_integer else resized, images.dtype)
 
 
 def _reflect(index, size):

@@ -1,4 +1,4 @@
-"""Views of each example made by themselves, whatever makes them."""
+"""Views of each example made separately, with any function."""
 
 import itertools
 
@@ -9,15 +9,15 @@ from tfdpx._keras import tensorflow_internals
 
 
 class EachAlone:
-    """Has a function make each element of a batch, as if there were no other.
+    """Applies a function to each element of a batch separately.
 
-    So no view depends on another example, on its place or on how the batch is cut into
-    microbatches: by construction, whatever the function does. TensorFlow's own random numbers
-    follow from the element's key.
+    So no view depends on another example, on its place or on the division of the batch into
+    microbatches: by construction, for every function. TensorFlow's random numbers follow from the
+    key of the element.
 
     Args:
         function: Function of an image [...] and an int64 key [2] to a tensor. It is traced once for
-            each shape and dtype: Python in it chooses once, for all elements.
+            each shape and dtype, so Python code in it decides once for all elements.
     """
 
     def __init__(self, function):
@@ -25,14 +25,14 @@ class EachAlone:
         self._traced = {}
 
     def __call__(self, images, keys):
-        """Tensor [n, ...]: the function of each of `images` [n, ...] and `keys`, int64 [n, 2]."""
+        """Returns [n, ...]: the function of each of `images` [n, ...] and `keys`, int64 [n, 2]."""
         one = self._one(tf.TensorSpec(images.shape[1:], images.dtype))
-        made = one.structured_outputs
-        signature = tf.TensorSpec(made.shape, made.dtype)
+        view = one.structured_outputs
+        signature = tf.TensorSpec(view.shape, view.dtype)
         return tf.map_fn(one, (images, keys), fn_output_signature=signature)
 
     def graphs(self):
-        """List of the `tf.Graph`s of what was traced so far."""
+        """Returns a list of the `tf.Graph`s traced so far."""
         return [function.graph for function in self._traced.values()]
 
     def _one(self, spec):
@@ -52,14 +52,14 @@ class EachAlone:
 
 
 def is_built_in(augment):
-    """Whether the class of `augment` is of tfdpx, not of a user: it makes each view by itself."""
-    inner = getattr(augment, "augment", None)  # Of `MixViews`.
+    """Returns whether the class of `augment` is tfdpx's, which makes each view separately."""
+    inner = getattr(augment, "augment", None)  # The inner one of `MixViews`.
     built_in = type(augment).__module__.startswith("tfdpx.augment.")
     return built_in and (inner is None or is_built_in(inner))
 
 
 def keys(shape, seed):
-    """Independent keys for `EachAlone`: int64 [*shape, 2].
+    """Returns independent keys for `EachAlone`: int64 [*shape, 2].
 
     Args:
         shape: Sequence of ints and scalar int tensors.
@@ -69,10 +69,10 @@ def keys(shape, seed):
 
 
 class CustomViews:
-    """Views by an object of a user's that has `draw` and `apply`: each example by itself.
+    """Views by a user's object with `draw` and `apply`, for each example separately.
 
     Args:
-        augment: The object; it is asked for a batch of one.
+        augment: The object; it is called with a batch of one.
         augmult: Int K, views of each example.
     """
 
@@ -84,10 +84,10 @@ class CustomViews:
         self.graphs = self._alone.graphs
 
     def draw(self, batch_size, augmult, seed):
-        """A key for each example, int64 [batch_size, 2]; the object draws when it is applied."""
+        """Returns a key per example, int64 [batch_size, 2]; the object draws when it is applied."""
         del augmult
         return keys([batch_size], seed)
 
     def apply(self, images, choices):
-        """Tensor [B, K, ...]: the views of `images` [B, ...]."""
+        """Returns [B, K, ...]: the views of `images` [B, ...]."""
         return self._alone(images, choices)

@@ -15,12 +15,12 @@ from tfdpx.per_example.random_layers import keyed
 class LayerViews:
     """Views from any Keras or keras_cv augmentation layer.
 
-    The layer makes each view by itself, as a batch of one, with random numbers of its own. So no
-    view depends on another example, on its place or on how the batch is cut into microbatches,
-    whatever the layer does; and neither `keras.utils.set_random_seed` nor a `seed` of the layer has
-    a say. It receives 8-bit images as float32, in [0, 255]: some layers take no other. Keras' and
-    keras_cv's layers that interpolate (translation, rotation, zoom) need `jit_compile=False`, the
-    rest compile under XLA.
+    The layer makes each view separately, as a batch of one, with separate random numbers. So no
+    view depends on another example, on its place or on the division of the batch into microbatches,
+    for every layer. Neither `keras.utils.set_random_seed` nor a `seed` of the layer has an effect.
+    The layer receives 8-bit images as float32 in [0, 255], because some layers accept nothing else.
+    Layers of Keras and keras_cv that interpolate (translation, rotation, zoom) need
+    `jit_compile=False`; the others compile under XLA.
 
     Args:
         layer: A `keras.Layer` that maps images [1, ...] to images [1, ...].
@@ -45,7 +45,7 @@ class LayerViews:
         self.__init__(**state)
 
     def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> tf.Tensor:
-        """A key for each view, by which the layer draws when it is applied.
+        """Returns a key for each view, with which the layer draws when it is applied.
 
         Args:
             batch_size: Int or int tensor.
@@ -58,11 +58,11 @@ class LayerViews:
         return keys([batch_size, augmult], seed)
 
     def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
-        """The layer's outputs for K copies of each image.
+        """Returns the layer's outputs for K copies of each image.
 
         Args:
             images: Tensor [B, ...].
-            choices: What `draw` gives.
+            choices: The result of `draw`.
 
         Returns:
             Tensor [B, K, ...].
@@ -74,7 +74,7 @@ class LayerViews:
         return tf.reshape(views, [-1, augmult, *views.shape[1:]])
 
     def graphs(self) -> list:
-        """List of the `tf.Graph`s that make a view, of those that were needed so far."""
+        """Returns a list of the `tf.Graph`s that make a view, as far as they were needed."""
         return self._alone.graphs()
 
     def _view(self, image, key):
@@ -92,7 +92,7 @@ class LayerViews:
 
 
 def get(augment):
-    """`augment` as an object with `draw` and `apply`; a `keras.Layer` is wrapped."""
+    """Returns `augment` as an object with `draw` and `apply`; a `keras.Layer` is wrapped."""
     if augment is None or (hasattr(augment, "draw") and hasattr(augment, "apply")):
         return augment
     return LayerViews(augment)

@@ -1,7 +1,7 @@
 """Views that mix two views of the same example.
 
 Reference: Bao, Pittaluga, Kumar & Bindschaedler 2023, "DP-Mix: Mixup-based Data Augmentation for
-Differentially Private Learning" (arXiv:2311.01295), whose DP-Mix_Self this is.
+Differentially Private Learning" (arXiv:2311.01295). This is its DP-Mix_Self.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tfdpx._arguments import is_integer, is_number, require
 from tfdpx.augment._draws import draw_below
 from tfdpx.augment.layer_views import get
 
-# Weights are drawn from so many equally likely quantiles of the Beta distribution: XLA compiles no
-# gamma sampler, and a byte resolves 1/255.
+# Number of equally likely quantiles of the Beta distribution for weights, because XLA compiles no
+# gamma sampler; a byte resolves 1/255.
 _QUANTILES = 4096
 _MIXING = 1
 
@@ -29,22 +29,23 @@ _MIXING = 1
 class MixViews:
     """Views of another augmentation, and mixtures of two of them.
 
-    Of an example's `augmult` views the first are those of `augment`, and the last `mixed_views` are
-    `w * a + (1 - w) * b`, where `a` and `b` are two different ones of the first, chosen at random,
-    and the weight `w` has the distribution Beta(alpha, alpha). All views of an example are its own,
-    so they keep its label, and clipping it bounds what it adds: mixup between examples has neither.
+    The first of an example's `augmult` views are those of `augment`, and the last `mixed_views` are
+    `w * a + (1 - w) * b`. Here `a` and `b` are two different views of the first, chosen at random,
+    and the weight `w` has the distribution Beta(alpha, alpha). All views come from one example, so
+    they keep its label, and clipping bounds their contribution. Mixup between examples has neither
+    property.
 
-    Mixtures are formed in float32 and rounded to the dtype of the views, so that 8-bit images stay
-    8-bit.
+    Mixtures are computed in float32 and rounded to the dtype of the views, so that 8-bit images
+    stay 8-bit.
 
     Args:
-        augment: A `tfdpx.augment` object or a Keras augmentation layer: what makes the views.
-        mixed_views: Int >= 1. How many of the `augmult` views are mixtures; at least two are none.
-        alpha: Float > 0. Below 1 most mixtures are nearly one of the two views; 1 makes all
+        augment: A `tfdpx.augment` object or a Keras augmentation layer that makes the views.
+        mixed_views: Int >= 1. How many of the `augmult` views are mixtures; at least two are not.
+        alpha: Float > 0. Below 1 most mixtures are close to one of the two views; 1 makes all
             weights equally likely.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
 
     Example:
     >>> import tfdpx
@@ -57,8 +58,8 @@ class MixViews:
     def __init__(self, augment: Any, mixed_views: int, alpha: float = 0.2) -> None:
         require(augment is not None, "augment", augment, "make the views to mix")
         require(is_integer(mixed_views, 1), "mixed_views", mixed_views, "be an int >= 1")
-        fits = is_number(alpha) and 0 < alpha < math.inf
-        require(fits, "alpha", alpha, "be a positive and finite float")
+        is_valid = is_number(alpha) and 0 < alpha < math.inf
+        require(is_valid, "alpha", alpha, "be a positive and finite float")
         self.augment = get(augment)
         self.mixed_views = mixed_views
         self.alpha = float(alpha)
@@ -66,7 +67,7 @@ class MixViews:
         self._weights = scipy.special.betaincinv(alpha, alpha, middles).astype("float32")
 
     def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> Any:
-        """Random choices for `augmult` views of each of `batch_size` examples.
+        """Draws random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
             batch_size: Int or int tensor.
@@ -74,12 +75,12 @@ class MixViews:
             seed: int64 tensor of shape [2].
 
         Returns:
-            A pair: what `augment` draws for the views that are no mixtures; and an int32 tensor
-            [batch_size, mixed_views, 3] of the view that is mixed, the view with which, and the
-            place of its weight among the quantiles.
+            A pair: the choices of `augment` for the views that are no mixtures; and an int32 tensor
+            [batch_size, mixed_views, 3] with the two views to mix and the place of the weight among
+            the quantiles.
 
         Raises:
-            ValueError: If there are not two views to mix.
+            ValueError: If there are fewer than two views to mix.
         """
         views = augmult - self.mixed_views
         if views < 2:
@@ -94,10 +95,10 @@ class MixViews:
         return self.augment.draw(batch_size, views, seed), mixing
 
     def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
-        """The views of `images` that `choices` describe.
+        """Returns the views of `images` that `choices` describe.
 
         Args:
-            images: Tensor [B, ...] that `augment` takes.
+            images: Tensor [B, ...] for `augment`.
             choices: The pair from `draw`.
 
         Returns:

@@ -1,10 +1,10 @@
-"""Private linear classifiers on fixed features: what to put on a frozen backbone.
+"""Private linear classifiers on fixed features, for example on the output of a frozen backbone.
 
-Each head reads features that are computed already, and privatises a few statistics of them instead
-of many small batches ("Differentially Private Image Classification from Features"; `AdaMix` is of
-"Mixed Differential Privacy in Computer Vision"):
+Each head reads features that were computed before, and privatises a few statistics of them instead
+of many small batches ("Differentially Private Image Classification from Features"; `AdaMix` comes
+from "Mixed Differential Privacy in Computer Vision"):
 
-    head                 what it releases                               noise grows with classes
+    head                 releases                                       noise grows with classes
     `LeastSquares`       a matrix for all, one and a sum for each class  no
     `FeatureCovariance`  a matrix for all, `steps` gradients             no
     `Newton`             `steps` gradients, and a Hessian for each class by their root
@@ -12,12 +12,12 @@ of many small batches ("Differentially Private Image Classification from Feature
     `AdaMix`             `steps` gradients, helped by public examples   no
 
     head = tfdpx.heads.FeatureCovariance(num_classes=10, epsilon=1.0, delta=1e-5, steps=10)
-    head.noise_multiplier                  # known before any data is read
+    head.noise_multiplier                  # available before any data are read
     head.fit(features, labels)             # arrays, or a tf.data.Dataset of (features, labels)
     model = keras.Sequential([backbone, head.to_layer()])
 """
 
-from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx import _keras as _keras  # First, because it reports a Keras with another backend.
 from tfdpx.heads.adamix import AdaMix
 from tfdpx.heads.gradients import FirstOrder
 from tfdpx.heads.moments import FeatureCovariance, LeastSquares, Newton

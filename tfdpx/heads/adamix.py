@@ -1,7 +1,7 @@
-"""AdaMix: a private linear classifier that a few public examples start, clip and steer.
+"""AdaMix: a private linear classifier that uses a few public examples to start, clip and project.
 
-"Mixed Differential Privacy in Computer Vision" (Golatkar et al. 2022), called the paper here. What
-the paper compares it with is in `experiments/adamix/`.
+The method comes from "Mixed Differential Privacy in Computer Vision" (Golatkar et al. 2022), which
+is called the paper here. `experiments/adamix/` has the methods that the paper compares it with.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfdpx.heads.features import FeatureSet
 from tfdpx.heads.gradients import gradient_sum
 from tfdpx.heads.head import Head, norm_bound, optional, positive
 
-# Public norms may fall to zero; a clip may not.
+# The norms of public gradients may fall to zero, but a clip may not.
 LEAST_CLIP = 1e-6
 # A product of float64 rows with the subspace must not lengthen them.
 _ROUNDING = 1e-9
@@ -32,7 +32,7 @@ _MOST_ITERATIONS = 500
 
 def _check_quantile(name, value):
     is_valid = is_number(value) and 0 < value <= 1
-    require(is_valid, name, value, "lie in (0, 1]", " The paper takes 0.9.")
+    require(is_valid, name, value, "lie in (0, 1]", " The paper uses 0.9.")
 
 
 def _check_weights(name, value):
@@ -46,50 +46,50 @@ def _check_weights(name, value):
 class AdaMix(Head):
     """Softmax regression on fixed features, by noisy full-batch gradients and public examples.
 
-    Algorithm 2 of the paper, on features at norm one or so. With N examples in all and `G` sums of
-    gradients, `steps` times
+    Algorithm 2 of the paper, for features with a norm near one. With N examples in all and `G` for
+    sums of gradients, it repeats `steps` times
 
-        w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_0)),
+        w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_0)).
 
-    where w_0, the start, is the minimum over the public examples alone, private gradients are
-    clipped to tau, the 90th percentile of the norms of the public ones at w, the noise has standard
+    The start w_0 is the minimum over the public examples alone. Private gradients are clipped to
+    tau, the 90th percentile of the norms of the public gradients at w. The noise has the standard
     deviation `noise_multiplier tau`, and U holds the top left singular vectors of `G_public`.
-    Without public examples this is NoisyGD (Algorithm 1, but no step is projected onto a ball).
+    Without public examples this is NoisyGD (Algorithm 1, but without its projection onto a ball).
     Algorithm 2 prints `lambda w` for the decay, and Theorem 3 has `lambda (w - w_0)`.
 
     Guarantee: (epsilon, delta)-differential privacy of the *private* examples under adding or
-    removing one, for kernel, bias and all weights on the way: `steps` Gaussians of sensitivity tau,
-    so one Gaussian with mu = sqrt(steps) / noise_multiplier (Proposition 5, whose rho = T^2 / (2
-    sigma^2) is a misprint of T / (2 sigma^2)). The public examples have **no** guarantee: the
-    weights may tell all of them, so none of the private examples may be among them. The numbers of
-    examples are public.
+    removing one, for kernel, bias and all intermediate weights, because the fit is `steps`
+    Gaussians of sensitivity tau, or one Gaussian with mu = sqrt(steps) / noise_multiplier
+    (Proposition 5; its rho = T^2 / (2 sigma^2) is a misprint of T / (2 sigma^2)). The public
+    examples have **no** guarantee: the weights may reveal all of them, so no private example may be
+    among them. The numbers of examples are public.
 
     Args:
         num_classes: Int.
-        epsilon: Float > 0, which gives `steps`. None with `steps`.
+        epsilon: Float > 0, from which `steps` is computed. None with `steps`.
         delta: Float in (0, 1).
         noise_multiplier: Float > 0, sigma: more noise allows more steps at the same epsilon.
-        l2_norm_clip: Float, a fixed tau; None lets tau follow the public gradients. A fixed tau of
-            1 needs a smaller learning rate, such as 4.
+        l2_norm_clip: Float, a fixed tau. With None, tau follows the public gradients. A fixed tau
+            of 1 needs a smaller learning rate, for example 4.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
         steps: Int, T, in place of epsilon.
         learning_rate: Float, for the mean over all examples.
-        l2_regularization: Float > 0, lambda, for sums. The paper's 0.01 lets public gradients, and
-            so the clip, fall further at the start; the learning rate must then be larger.
-        quantile: Float in (0, 1], of the norms of the public gradients, where tau follows them.
-        projection: Int, number of columns of U, at most `num_classes - 1`: the columns of
-            `G_public` sum to zero, so a further one would be rounding alone. None projects nothing.
+        l2_regularization: Float > 0, lambda, for sums. With the paper's 0.01 public gradients, and
+            therefore the clip, fall further at the start, which needs a larger learning rate.
+        quantile: Float in (0, 1], the quantile of the norms of public gradients that tau follows.
+        projection: Int, number of columns of U, at most `num_classes - 1`, because the columns of
+            `G_public` sum to zero and a further one would be rounding alone. None: no projection.
         decay_to: "start", w_0, or "zero", which puts `lambda w` in place of `lambda (w - w_0)`.
-        initial_weights: Public array `[d, num_classes]`, from which the start is sought and toward
-            which it decays, such as `tfdpx.models.zero_shot_head`; the start itself where there
-            are no public examples. None: zeros.
+        initial_weights: Public array `[d, num_classes]`, for example from
+            `tfdpx.models.zero_shot_head`. The search for the start begins and decays to it; without
+            public examples it is the start. None: zeros.
 
     Attributes:
-        steps: Int, T, there before `fit`.
+        steps: Int, T, available before `fit`.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
     """
 
     epsilon: float | None = None
@@ -126,8 +126,8 @@ class AdaMix(Head):
 
     def _solution(self):
         names = ("noise_multiplier", "epsilon", "delta")
-        known = {name: getattr(self, name) for name in names}
-        return calibration.solve("steps", known, self.accountant)
+        settings = {name: getattr(self, name) for name in names}
+        return calibration.solve("steps", settings, self.accountant)
 
     def _releases(self):
         return {"gradient": self.steps}
@@ -145,33 +145,33 @@ class AdaMix(Head):
         *,
         public_data: tuple[ArrayLike, ArrayLike] | tf.data.Dataset | None = None,
     ) -> AdaMix:
-        """Fits the kernel to private and public examples, and counts what that spends.
+        """Fits the kernel to private and public examples, and adds the cost to the ledger.
 
-        Guarantee: see the class, for `features` and `labels`; none for `public_data`. A row of
-        features that is not finite counts as zero.
+        Guarantee: as in the class's docstring for `features` and `labels`; none for `public_data`.
+        A row of features that is not finite counts as zero.
 
         Args:
             features: Private array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)`
-                that ends and gives every example once, in any order. It is read once and held in
+                that ends and yields every example once, in any order. It is read once and held in
                 memory.
             labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]` that sum to one in each
                 row. None with a dataset.
             public_data: Pair of arrays `(features, labels)`, or such a dataset; held in memory.
-                None needs an `l2_norm_clip` and no `projection`.
+                None requires an `l2_norm_clip` and no `projection`.
 
         Returns:
             The head.
 
         Raises:
-            ValueError: If shapes or labels do not fit, public features are not finite, examples are
-                both private and public, public examples are needed and missing, or within the scope
-                of a `tf.distribute` strategy with several replicas.
+            ValueError: If shapes or labels do not match, public features are not finite, examples
+                are both private and public, public examples are required but missing, or within the
+                scope of a `tf.distribute` strategy with several replicas.
         """
         if public_data is None and (self.l2_norm_clip is None or self.projection):
             raise ValueError(
-                "Argument `public_data` is missing: clip and projection follow it. Received: None, "
-                f"with l2_norm_clip={self.l2_norm_clip}, projection={self.projection}. Give a pair "
-                "(features, labels), or an `l2_norm_clip` and no `projection`."
+                "Argument `public_data` is missing, but clip and projection follow it. Received: "
+                f"None, with l2_norm_clip={self.l2_norm_clip}, projection={self.projection}. Pass "
+                "a pair (features, labels), or an `l2_norm_clip` and no `projection`."
             )
         examples = FeatureSet(features, labels, self.num_classes)
         shape = [examples.dimension, self.num_classes]
@@ -207,7 +207,7 @@ class AdaMix(Head):
         return self._public.minimum(self.l2_regularization, self._first)
 
     def _clip_and_subspace(self, kernel):
-        """The clip and the subspace, or None: functions of public examples and released weights."""
+        """Returns clip and subspace (or None), from public examples and released weights alone."""
         if self.projection is None:
             return self._clip(kernel), None
         return self._clip(kernel), self._public.subspace(kernel, self.projection)
@@ -223,7 +223,7 @@ class AdaMix(Head):
         return kernel - self.learning_rate / count * slope
 
     def statement(self, num_examples: int, num_public: int = 0) -> str:
-        """Returns a paragraph that tells who has which guarantee.
+        """Returns a paragraph that states which examples have which guarantee.
 
         Args:
             num_examples: Int, number of private examples.
@@ -243,11 +243,11 @@ class AdaMix(Head):
         )
         if num_public:
             text += (
-                f" The {num_public} public examples get no guarantee: the weights may tell all of "
-                "them."
+                f" The {num_public} public examples get no guarantee: the weights may reveal all "
+                "of them."
             )
         if self.seed is not None:
-            text += " This holds for whoever does not know the seed; do not release the weights."
+            text += " This holds only while the seed is secret; do not release the weights."
         return text
 
 
@@ -265,7 +265,7 @@ class PublicSet:
 
     @classmethod
     def of(cls, data, num_classes: int) -> PublicSet:
-        """Returns the set of `public_data`.
+        """Returns the set of the examples in `public_data`.
 
         Args:
             data: Pair `(features, labels)` of arrays as `Head.fit` takes them, or a
@@ -273,7 +273,7 @@ class PublicSet:
             num_classes: Int.
 
         Raises:
-            ValueError: If there is no example, shapes or labels do not fit, or a feature is not
+            ValueError: If there is no example, shapes or labels do not match, or a feature is not
                 finite.
         """
         x, *labels = data if isinstance(data, (tuple, list)) else (data, None)
@@ -287,8 +287,8 @@ class PublicSet:
         infinite = int(np.sum(~np.isfinite(x).all(axis=1)))
         if infinite:
             raise ValueError(
-                "Argument `public_data` must hold finite features: clip and subspace follow them. "
-                f"Received: {infinite} rows that are not finite. Leave them out."
+                "Argument `public_data` must hold finite features, because clip and subspace "
+                f"follow them. Received: {infinite} rows that are not finite. Leave them out."
             )
         return cls(x, y)
 
@@ -298,13 +298,13 @@ class PublicSet:
     def minimum(self, l2_regularization: float, reference: np.ndarray) -> np.ndarray:
         """Returns float64 `[d, m]`, the minimum of the loss near `reference`.
 
-        It minimizes the loss + `l2_regularization` / 2 |kernel - `reference`|^2 by L-BFGS in
-        float64, to a gradient of 1e-6 in every entry or 500 iterations. There are as many unknowns
-        a class as rows, because the minimum less `reference` is a combination of the rows.
+        Minimizes the loss + `l2_regularization` / 2 |kernel - `reference`|^2 by L-BFGS in float64,
+        to a gradient of 1e-6 in every entry or 500 iterations. There are as many unknowns per class
+        as rows, because the minimum minus `reference` is a combination of the rows.
 
         Args:
-            l2_regularization: Float > 0, without which separable data have no minimum.
-            reference: float64 `[d, m]`, where the search starts too.
+            l2_regularization: Float > 0, because separable data have no minimum without it.
+            reference: float64 `[d, m]`, also the starting point of the search.
         """
         if not len(self):
             return reference
@@ -357,11 +357,11 @@ class PublicSet:
         return max(LEAST_CLIP, float(np.quantile(norms, quantile)))
 
     def subspace(self, kernel: np.ndarray, dimension: int) -> np.ndarray:
-        """Returns float64 `[d, p]`, p = min(dimension, d, m - 1), the subspace to release in.
+        """Returns float64 `[d, p]`, p = min(dimension, d, m - 1), the subspace of the release.
 
-        The left singular vectors of the total public gradient with the largest singular values
-        ("Adaptive subspace projection"), shortened by what rounding could lengthen. The gradient of
-        a softmax sums to zero over the m classes, so its rank is m - 1 at most.
+        It consists of the left singular vectors with the largest singular values of the total
+        public gradient ("Adaptive subspace projection"), shortened because rounding could lengthen
+        them. The gradient of a softmax sums to zero over m classes, so its rank is at most m - 1.
 
         Args:
             kernel: float64 `[d, m]`.
@@ -375,7 +375,7 @@ def _check_private(examples, public):
     """Checks the width and labels of private examples."""
     if public.x.shape[1] != examples.dimension:
         raise ValueError(
-            "Arguments `features` and `public_data` must have one width. Received: "
+            "Arguments `features` and `public_data` must have the same width. Received: "
             f"{examples.dimension} and {public.x.shape[1]}."
         )
     for _, y in examples.chunks():
@@ -386,7 +386,7 @@ def _check_sums(name, targets):
     wrong = int(np.sum(np.abs(targets.sum(axis=1) - 1) > 1e-3))
     if wrong:
         raise ValueError(
-            f"Argument `{name}` must give each example one class, or soft labels that sum to one: "
-            f"the loss is a softmax cross-entropy. Received: {wrong} examples with other sums. For "
-            "those use another head, such as tfdpx.heads.FeatureCovariance."
+            f"Argument `{name}` must give each example one class, or soft labels that sum to one, "
+            f"because the loss is a softmax cross-entropy. Received: {wrong} examples with other "
+            "sums. For those use another head, such as tfdpx.heads.FeatureCovariance."
         )

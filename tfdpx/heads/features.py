@@ -1,11 +1,11 @@
-"""Features with labels in memory, rows of them in float64, and their clipping.
+"""Features with labels in memory, chunks of them in float64, and their clipping.
 
-A `tf.data.Dataset` is read once, so all passes of a head meet the same examples.
+A `tf.data.Dataset` is read once, so that all passes of a head see the same examples.
 
-Sums over the examples are in float64. With b rows a product and n in all, a sum of n float64 terms
-of size at most C, in any order, errs by at most (b + n / b) 2^-53 n C (Higham 2002, ch. 4). Rows
-and gradients are clipped to C / (1 + a), with a = 1e-4. So one example more or less changes a
-computed sum by at most C / (1 + a) + 2 (b + n / b) 2^-53 n C, and that is below C for n up to
+Sums over the examples are in float64. With b rows per product and n in all, a sum of n float64
+terms of size at most C, in any order, is off by at most (b + n / b) 2^-53 n C (Higham 2002, ch. 4).
+Rows and gradients are clipped to C / (1 + a), with a = 1e-4. So one example more or less changes a
+computed sum by at most C / (1 + a) + 2 (b + n / b) 2^-53 n C. That is below C for n up to
 `MOST_EXAMPLES`, with 9e-5 C to spare for the rounding of norms and of projected sums.
 """
 
@@ -22,21 +22,21 @@ from tfdpx._keras import tensorflow_internals
 from tfdpx.training.clipping import AutomaticClip
 
 MOST_EXAMPLES = 4_000_000
-# Rows of one product.
+# Number of rows in one product.
 ROWS = 8192
 _OF_THE_SUM = 1e-4
 
 
 class FeatureSet:
-    """Features of examples and, unless they are only to be predicted, labels.
+    """Features of examples and, except for prediction, their labels.
 
     Args:
-        features: Array `[n, d]`, which may be a `np.memmap`, or a `tf.data.Dataset` of batches
-            `(features, labels)` that ends and gives every example once.
-        labels: Array of class numbers `[n]` or of numbers in [0, 1] `[n, num_classes]`; None with a
+        features: Array `[n, d]`, for example a `np.memmap`, or a `tf.data.Dataset` of batches
+            `(features, labels)` that ends and yields every example once.
+        labels: Array of class numbers `[n]` or of numbers in [0, 1] `[n, num_classes]`. None with a
             dataset, or for features alone.
         num_classes: Int.
-        labelled: Bool, whether there must be labels.
+        labelled: Bool, whether labels are required.
 
     Attributes:
         x: Array `[n, d]`.
@@ -44,7 +44,7 @@ class FeatureSet:
         dimension: Int, d.
 
     Raises:
-        ValueError: If shapes, types or labels do not fit.
+        ValueError: If shapes, types or labels do not match.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FeatureSet:
             features, labels = _arrays_of(features, labelled)
         elif labels is None and labelled:
             raise ValueError(
-                "Argument `labels` must be given with an array of features. Received: None."
+                "Argument `labels` is required with an array of features. Received: None."
             )
         self.x = np.asanyarray(features)
         _check_rank(self.x.shape)
@@ -80,7 +80,7 @@ class FeatureSet:
         classes = self._num_classes
         if len(np.atleast_1d(labels)) != self.count:
             raise ValueError(
-                "Arguments `features` and `labels` must hold as many examples. Received: "
+                "Arguments `features` and `labels` must have the same length. Received: "
                 f"{self.count} features, labels of shape {labels.shape}."
             )
         if labels.ndim == 2 and labels.shape[1] == classes:
@@ -97,11 +97,11 @@ class FeatureSet:
             raise ValueError(
                 f"Argument `labels` must hold integers [n], or numbers in [0, 1] [n, {classes}]. "
                 f"Received: shape {labels.shape}, dtype {labels.dtype}. Convert whole numbers of "
-                "another type by `labels.astype(int)`."
+                "another type with `labels.astype(int)`."
             )
         if not (0 <= labels.min() and labels.max() < classes):
             raise ValueError(
-                f"Argument `labels` must lie in [0, {classes}), by num_classes={classes}. "
+                f"Argument `labels` must lie in [0, {classes}), because num_classes={classes}. "
                 f"Received: labels from {labels.min()} to {labels.max()}."
             )
         return labels
@@ -128,7 +128,7 @@ def finite_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns `x` with zeros for rows that are not finite, and the l2 norms of its rows.
 
     Args:
-        x: float64 `[n, d]`. A row whose square overflows is not finite either.
+        x: float64 `[n, d]`. A row with a square that overflows is not finite either.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.sqrt(np.einsum("ij,ij->i", x, x))
@@ -139,11 +139,11 @@ def finite_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def clip_factors(norms: np.ndarray, l2_norm_clip: float | str) -> np.ndarray:
-    """Returns `[n]`, the factors that clip to `l2_norm_clip` less what sums may round.
+    """Returns `[n]`, the factors that clip to `l2_norm_clip` minus the rounding of sums.
 
     Args:
         norms: float64 `[n]`.
-        l2_norm_clip: Float; infinity does not clip. Or "automatic", as of
+        l2_norm_clip: Float; infinity does not clip. Or "automatic", as in
             `tfdpx.training.clipping.AutomaticClip`, which bounds an example by 1.
     """
     if isinstance(l2_norm_clip, str):
@@ -153,7 +153,7 @@ def clip_factors(norms: np.ndarray, l2_norm_clip: float | str) -> np.ndarray:
 
 
 def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
-    """Returns the rows of `x`, finite and clipped by `clip_factors`.
+    """Returns the rows of `x`, made finite and clipped by `clip_factors`.
 
     Args:
         x: float64 `[n, d]`.
@@ -164,23 +164,23 @@ def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
 
 
 def first_positives(targets: np.ndarray, most: int) -> np.ndarray:
-    """Returns `targets` `[n, m]` in [0, 1] with the first of each row alone, zeros for the rest.
+    """Returns `targets` `[n, m]` in [0, 1] with only the first labels of each row, zeros elsewhere.
 
-    They are the first `most` ones, or, of soft labels, as many as have a sum of squares of at most
-    `most`: all of them where they sum to one. So no row is longer than the root of `most`.
+    These are the first `most` ones. Of soft labels they are as many as have a sum of squares of at
+    most `most`, for example all of them if they sum to one. No row is longer than sqrt(`most`).
     """
     return targets * (np.cumsum(targets**2, axis=1) <= most)
 
 
 def _arrays_of(dataset, labelled):
-    """Features and labels of a dataset, read once; None in place of labels that it has not."""
-    # An example that is repeated counts twice.
+    """Returns features and labels of a dataset, read once; None if it has no labels."""
+    # An example that is repeated would count twice.
     repeats = "RepeatDataset" in tensorflow_internals.sources_of(dataset)
     if repeats or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            "Argument `features` must be a dataset that ends and gives every example once: an "
-            "example that comes twice needs twice the noise. Received: an infinite dataset, or "
-            "one with `repeat`. Leave out `repeat`; a head makes its own passes."
+            "Argument `features` must be a dataset that ends and yields every example once, "
+            "because an example that comes twice needs twice the noise. Received: an infinite "
+            "dataset, or one with `repeat`. Leave out `repeat`; a head makes its own passes."
         )
     spec = dataset.element_spec
     parts = spec if isinstance(spec, tuple) else (spec,)
@@ -188,7 +188,7 @@ def _arrays_of(dataset, labelled):
     if not dense or len(parts) > 2 or (labelled and len(parts) < 2):
         raise ValueError(
             "Argument `features` must be a dataset of batches (features, labels) of dense tensors. "
-            f"Received: elements of {spec}. A head takes no sample weights."
+            f"Received: elements of {spec}. A head accepts no sample weights."
         )
     _check_rank(parts[0].shape)
     batches, count = [], 0
@@ -213,6 +213,6 @@ def _check_rank(shape):
 def _check_count(count):
     if not 0 < count <= MOST_EXAMPLES:
         raise ValueError(
-            f"A head takes 1 to {MOST_EXAMPLES} examples: beyond, rounding may exceed what the "
-            f"clip allows for. Received: {count}, or more."
+            f"A head takes 1 to {MOST_EXAMPLES} examples, because with more the rounding may "
+            f"exceed the margin of the clip. Received: {count}, or more."
         )

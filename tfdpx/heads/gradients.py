@@ -1,7 +1,7 @@
 """Sums of clipped gradients of the cross-entropy of a linear classifier, and descent along them.
 
-The gradient of an example is `(p - y) x^T`, of rank one, so its norm is `|p - y| |x|` and no
-per-example gradient is formed.
+The gradient of an example is `(p - y) x^T`, which has rank one. So its norm is `|p - y| |x|`, and
+no per-example gradient is formed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def probabilities(
     kernel: np.ndarray,
     bias: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Returns `link` of the logits, and 0 where that is not a number.
+    """Returns `link` of the logits, with 0 in place of NaN.
 
     Args:
-        link: Function of logits, such as a sigmoid.
+        link: Function of logits, for example a sigmoid.
         x: float64 `[n, d]`, finite.
         kernel: float64 `[d, m]` or `[d]`.
         bias: Array `[m]`.
@@ -64,8 +64,8 @@ def gradient_sum(
         bias: Array `[m]`.
         l2_norm_clip: Float, or infinity, or "automatic": as for `clip_factors`, the sensitivity
             is then 1.
-        link: Function from logits to probabilities: of the sigmoid or the softmax cross-entropy.
-        use_bias: Whether the bias has a gradient; without one the second sum is not covered.
+        link: Function from logits to probabilities, of the sigmoid or the softmax cross-entropy.
+        use_bias: Whether the bias has a gradient. If not, the guarantee excludes the second sum.
     """
     kernel_sum, bias_sum = np.zeros(kernel.shape), np.zeros(kernel.shape[1])
     for x, targets in examples.chunks():
@@ -84,13 +84,13 @@ def gradient_sum(
 class FirstOrder(Head):
     """Logistic regression by a Keras optimizer on `steps` noisy full-batch gradients.
 
-    Algorithm 4 of "Differentially Private Image Classification from Features", the baseline there.
-    Each step releases the sum of the gradients of kernel and bias together, clipped to C =
+    Algorithm 4 of "Differentially Private Image Classification from Features", its baseline. Each
+    step releases the sum of the gradients of kernel and bias, clipped together to C =
     `l2_norm_clip`, with noise of standard deviation sigma C on the sum (Eq. 3; line 4 prints it on
-    the mean). The optimizer sees that over n.
+    the mean). The optimizer receives this sum divided by n.
 
-    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example: `steps`
-    Gaussians of sensitivity C.
+    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, because
+    the fit is `steps` Gaussians of sensitivity C.
 
     Args:
         num_classes: Int.
@@ -99,16 +99,16 @@ class FirstOrder(Head):
         steps: Int.
         optimizer: "adam", "sgd" or "momentum", which is SGD with a momentum of 0.9.
         learning_rate: Float.
-        l2_regularization: Float, lambda, whose `lambda / 2 |kernel|^2` is added to the mean loss.
+        l2_regularization: Float, lambda; `lambda / 2 |kernel|^2` is added to the mean loss.
         initial_bias: Float.
-        average: Bool, whether the result is the mean of all iterates and not the last.
-        noise_multiplier: Float, in place of epsilon.
+        average: Bool, whether the result is the mean of all iterates instead of the last.
+        noise_multiplier: Float, instead of epsilon.
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
     """
 
     steps: int = 100

@@ -1,4 +1,4 @@
-"""What all heads share: arguments, the budget, the fit, and what a fitted head can do."""
+"""The base class of all heads: arguments, budget, fit and evaluation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Head = TypeVar("_Head", bound="Head")
 
 
 def optional(check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
-    """Returns the check that a value is None or passes `check`."""
+    """Returns a check that accepts None and values that pass `check`."""
     return lambda name, value: None if value is None else check(name, value)
 
 
@@ -43,18 +43,18 @@ def positive(name: str, value: Any) -> None:
 
 
 def norm_bound(name: str, value: Any) -> None:
-    """Checks a bound of l2 norms."""
+    """Checks a bound on l2 norms."""
     is_valid = is_number(value) and value >= rounding.SMALLEST_CLIP
     require(is_valid, name, value, f"be a number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
 
 
 def _budget(name, value):
-    hint = " Values from 0.1 to 8 are common; math.inf is without privacy."
+    hint = " Values from 0.1 to 8 are common; math.inf trains without privacy."
     require(is_number(value) and value > 0, name, value, "be a positive number", hint)
 
 
 def _classes(name, value):
-    hint = " Two classes are a binary problem too." if value == 1 else ""
+    hint = " For a binary problem, use two classes." if value == 1 else ""
     require(is_integer(value, 2), name, value, "be an integer >= 2", hint)
 
 
@@ -69,29 +69,29 @@ def _not_negative(name, value):
 
 @dataclasses.dataclass(eq=False)
 class Head(abc.ABC):
-    """A private linear classifier on fixed features; each kind is a subclass.
+    """A private linear classifier on fixed features; each algorithm is a subclass.
 
-    All are compositions of Gaussian mechanisms on the full data. A subclass is a dataclass whose
-    fields are its arguments, checked by their names in `_checks`. It says what it releases
-    (`_releases`, `_sizes`) and how (`_fit`).
+    Every head is a composition of Gaussian mechanisms on the full data. A subclass is a dataclass:
+    its fields are its arguments, which the functions in `_checks` check by name. It declares its
+    releases (`_releases`, `_sizes`) and computes the weights from them (`_fit`).
 
     Args:
         num_classes: Int.
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
-        noise_multiplier: Float, in place of epsilon: of each of equal releases.
+        noise_multiplier: Float, instead of epsilon: the noise of each of several equal releases.
         l2_norm_clip: Float, the bound on norms.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
     Attributes:
-        noise_multiplier: Float, solved from epsilon before `fit`.
+        noise_multiplier: Float, computed from epsilon before `fit`.
         num_releases: Int, Gaussian releases of one fit.
         kernel, bias: float32 arrays `[d, num_classes]` and `[num_classes]`; None before `fit`.
-        ledger: `tfdpx.accounting.Ledger` of all fits of this head: two fits spend twice.
+        ledger: `tfdpx.accounting.Ledger` of all fits of this head: two fits cost twice as much.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
     """
 
     num_classes: int
@@ -103,7 +103,7 @@ class Head(abc.ABC):
     accountant: str = "gdp"
     seed: int | None = dataclasses.field(default=None, repr=False)
 
-    # Functions of the name and value of an argument, also of arguments that several heads have.
+    # Functions of the name and value of an argument, for the arguments that several heads share.
     _checks: ClassVar[dict[str, Callable[[str, Any], None]]] = {
         "num_classes": _classes,
         "epsilon": optional(_budget),
@@ -118,7 +118,7 @@ class Head(abc.ABC):
         "alpha": positive,
         "initial_bias": _finite,
     }
-    # The argument that epsilon gives; one of the two is left out.
+    # The argument that is computed from epsilon; one of the two is left out.
     _solved: ClassVar[str] = "noise_multiplier"
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class Head(abc.ABC):
             if name in self._checks:
                 self._checks[name](name, value)
         vars(self).update(self._config)
-        del self._config["seed"]  # Secret.
+        del self._config["seed"]  # It is secret.
         solved = getattr(self, self._solved)
         exactly_one_missing({"epsilon": self.epsilon, self._solved: solved})
         if solved is None:
@@ -146,28 +146,28 @@ class Head(abc.ABC):
     def _solution(self):
         if self.epsilon == math.inf:
             return 0.0
-        known = dict(steps=self.num_releases, epsilon=self.epsilon, delta=self.delta)
-        return calibration.solve("noise_multiplier", known, self.accountant)
+        settings = dict(steps=self.num_releases, epsilon=self.epsilon, delta=self.delta)
+        return calibration.solve("noise_multiplier", settings, self.accountant)
 
     @property
     def num_releases(self) -> int:
-        """Int, Gaussian releases of one fit."""
+        """Returns the number of Gaussian releases of one fit."""
         return sum(self._releases().values())
 
     @abc.abstractmethod
     def _releases(self) -> dict[str, int]:
-        """Dict from the name of a release to how often a fit makes it."""
+        """Returns a dict from the name of a release to the number of times that a fit makes it."""
 
     @abc.abstractmethod
     def _sizes(self, dimension: int) -> dict[str, int]:
-        """Dict from the name of a release to how many numbers get noise in it."""
+        """Returns a dict from the name of a release to the number of its noisy entries."""
 
     @abc.abstractmethod
     def _fit(self, examples, released):
-        """Kernel `[d, m]` and bias `[m]`, from a `FeatureSet` through `Releases` alone."""
+        """Returns kernel `[d, m]` and bias `[m]`; the `FeatureSet` is read only by `Releases`."""
 
     def _planned(self):
-        """Dict from the name of a release to `(noise_multiplier, times)`."""
+        """Returns a dict from the name of a release to `(noise_multiplier, times)`."""
         return {name: (self.noise_multiplier, times) for name, times in self._releases().items()}
 
     def fit(
@@ -175,25 +175,25 @@ class Head(abc.ABC):
         features: ArrayLike | tf.data.Dataset,
         labels: ArrayLike | None = None,
     ) -> _Head:
-        """Fits kernel and bias to private examples, once, and counts what that spends.
+        """Fits kernel and bias to private examples, and adds the cost to the ledger.
 
         Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, for
-        kernel and bias and all that is computed from them without the data. The number of
+        kernel and bias and everything that is computed from them without the data. The number of
         examples is public, as in `tfdpx.PrivacyPlan`. A row of features that is not finite counts
         as zero.
 
         Args:
             features: Array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)` that
-                ends and gives every example once, in any order. A dataset is read once and held
-                in memory. For features that do not fit into it, give a `np.memmap`.
-            labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]`: zeros and ones for an
-                example with several classes, or soft labels. None with a dataset.
+                ends and yields every example once, in any order. A dataset is read once and held
+                in memory. For features that are larger than memory, pass a `np.memmap`.
+            labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]`, for example zeros and
+                ones for several classes per example, or soft labels. None with a dataset.
 
         Returns:
             The head.
 
         Raises:
-            ValueError: If shapes or labels do not fit, or within the scope of a `tf.distribute`
+            ValueError: If shapes or labels do not match, or within the scope of a `tf.distribute`
                 strategy with several replicas.
         """
         return self._fit_to(FeatureSet(features, labels, self.num_classes))
@@ -203,7 +203,7 @@ class Head(abc.ABC):
         planned = self._planned()
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
         released, before = releases.Releases(planned, self.seed), self.ledger
-        # All of them, until it is sure which were made: an interrupt may come at any time.
+        # Every planned release counts first, because an interrupt may come at any time.
         self.ledger = before + released.planned_ledger()
         try:
             kernel, bias = self._fit(examples, released)
@@ -214,13 +214,13 @@ class Head(abc.ABC):
         return self
 
     def epsilon_spent(self) -> float:
-        """The epsilon of the ledger at `delta`, a float: 0.0 before `fit`."""
+        """Returns the epsilon of the ledger at `delta`, a float; 0.0 before `fit`."""
         return self.ledger.epsilon(self.delta, self.accountant)
 
     def plan(self, num_examples: int) -> PrivacyPlan:
-        """The `tfdpx.PrivacyPlan` of one fit, for reports: `num_releases` steps on the full batch.
+        """Returns the plan of one fit, for reports: `num_releases` steps on the full batch.
 
-        Releases at different noise multipliers stand there as equal ones of the same cost.
+        Releases at different noise multipliers are shown as equal releases of the same total cost.
 
         Args:
             num_examples: Int.
@@ -238,31 +238,31 @@ class Head(abc.ABC):
         )
 
     def predict(self, features: ArrayLike | tf.data.Dataset) -> np.ndarray:
-        """Scores, a float32 array `[n, num_classes]`: the predicted class has the largest.
+        """Returns scores, a float32 array `[n, num_classes]`; the predicted class has the largest.
 
         Args:
             features: Array `[n, d]` or a `tf.data.Dataset` of batches, with or without labels.
 
         Raises:
-            ValueError: If the head is not fitted, or the features do not fit.
+            ValueError: If the head is not fitted, or the features do not match it.
         """
         return np.concatenate([scores for scores, _ in self._scored(features, None, False)])
 
     def evaluate(
         self, features: ArrayLike | tf.data.Dataset, labels: ArrayLike | None = None
     ) -> dict[str, float]:
-        """Measures the head on examples; the result is not private.
+        """Measures the accuracy on examples; the result is not private.
 
         Args:
             features: As for `fit`.
             labels: As for `fit`.
 
         Returns:
-            Dict with "accuracy": the share of examples whose predicted class is one of theirs; for
-            soft labels the mean label of the predicted class.
+            Dict with "accuracy": the share of examples for which the predicted class is one of
+            their classes; for soft labels, the mean label of the predicted class.
 
         Raises:
-            ValueError: If the head is not fitted, or features or labels do not fit.
+            ValueError: If the head is not fitted, or features or labels do not match it.
         """
         right, count = 0, 0
         for scores, targets in self._scored(features, labels, True):
@@ -273,16 +273,16 @@ class Head(abc.ABC):
     def _scored(self, features, labels, labelled):
         kernel, bias = self._fitted()
         examples = FeatureSet(features, labels, self.num_classes, labelled)
-        width, must = examples.dimension, f"have a width of {len(kernel)}, as those of `fit`"
+        width, must = examples.dimension, f"have a width of {len(kernel)}, like those of `fit`"
         require(width == len(kernel), "features", width, must)
         for x, targets in examples.chunks():
             yield (x @ kernel + bias).astype("float32"), targets
 
     def to_layer(self, name: str | None = None) -> keras.layers.Dense:
-        """A `keras.layers.Dense` with the fitted weights, to put on the backbone.
+        """Returns a `keras.layers.Dense` with the fitted weights, to put on the backbone.
 
-        Its weights remember what they cost: a tfdpx optimizer that trains them has it in its
-        ledger.
+        The ledger follows its weights: if a tfdpx optimizer trains them later, the cost of this fit
+        is in its ledger too.
 
         Args:
             name: Optional string, as for any layer.
@@ -304,24 +304,24 @@ class Head(abc.ABC):
         return self.kernel, self.bias
 
     def get_config(self) -> dict[str, Any]:
-        """Arguments of the constructor, but the seed, which is secret."""
+        """Returns the arguments of the constructor without the seed, which is secret."""
         return dict(self._config)
 
     @classmethod
     def from_config(cls: type[_Head], config: Mapping[str, Any]) -> _Head:
-        """The head of `get_config`, not fitted.
+        """Returns a head made from `get_config`, which is not fitted.
 
         Args:
             config: Dict from names of arguments to values.
 
         Raises:
-            ValueError: If an argument does not fit.
+            ValueError: If an argument is invalid.
         """
         return cls(**config)
 
 
 def _plain(value):
-    """The argument of a head, NumPy's numbers as Python's."""
+    """Returns an argument with NumPy numbers converted to Python numbers."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -331,5 +331,5 @@ def _check_one_device():
         raise ValueError(
             "A head is fitted on one device. Received: a scope of "
             f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas. Call `fit` "
-            "outside of the scope: a head takes seconds."
+            "outside of the scope; a head takes only seconds."
         )

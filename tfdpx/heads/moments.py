@@ -1,8 +1,8 @@
-"""Heads on noisy second moments of the features, and the systems that they solve.
+"""Heads on noisy second moments of the features, and the linear systems that they solve.
 
-The matrices of the classes are formed one after the other, so no array `[num_classes, d, d]` is
-held. The algorithms are of "Differentially Private Image Classification from Features", called the
-paper here.
+The matrices of the classes are formed one after the other, so that no array `[num_classes, d, d]`
+is held in memory. The algorithms come from "Differentially Private Image Classification from
+Features", which is called the paper here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tfdpx.heads.releases import Releases
 
 # The bound on the second derivative of the logistic loss.
 _CURVATURE = 0.25
-# The least eigenvalue that a system may keep, as a share of its ridge.
+# The smallest eigenvalue that a system may have, as a share of its ridge.
 _LEAST = 1 / 8
-# Of the noise's norm: how large a ridge is that follows it.
+# The ridge that is chosen from the noise, as a multiple of the noise's norm.
 _OF_THE_NOISE = 1.25
 _CLASS_NAMES = ("class moments", "class sums")
 
@@ -53,10 +53,10 @@ class LeastSquares(Head):
 
     Guarantee: (epsilon, delta)-differential privacy under adding or removing one example (Theorem
     2.2: three Gaussians). An example changes G by at most C^2 in the Frobenius norm, all A_j
-    together by sqrt(k) C^2 and all b_j by sqrt(k) C, with k = `max_positives`. Of an example with
-    more positive classes only the first k count. A soft label y_ij weighs x_i in A_j and b_j; the
-    squares of an example's labels sum to k at most, because what goes beyond counts as zero
-    (`first_positives`). Noise on matrices is symmetric, which is as private as the paper's
+    together by sqrt(k) C^2 and all b_j by sqrt(k) C, with k = `max_positives`, because only the
+    first k positive classes of an example count. A soft label y_ij is the weight of x_i in A_j and
+    b_j; the squares of an example's labels sum to at most k, because the labels beyond that count
+    as zero (`first_positives`). Noise on matrices is symmetric, which is as private as the paper's
     (`Releases.symmetric`).
 
     Args:
@@ -64,17 +64,17 @@ class LeastSquares(Head):
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
         alpha: Float > 0, the weight of examples of other classes.
-        l2_regularization: Float, lambda, of sums and not of means; None makes it a quarter larger
+        l2_regularization: Float, lambda, for sums instead of means. None makes it a quarter larger
             than the noise.
-        max_positives: Int, k: the most classes that an example has. Soft labels that sum to one
-            need no more than 1.
-        noise_multiplier: Float, in place of epsilon.
+        max_positives: Int, k, the largest number of classes of an example. Soft labels that sum to
+            one need no more than 1.
+        noise_multiplier: Float, instead of epsilon.
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
     """
 
     _: dataclasses.KW_ONLY
@@ -128,39 +128,39 @@ class FeatureCovariance(Head):
     Guarantee: (epsilon, delta)-differential privacy under adding or removing one example (Theorem
     2.3: `steps + 1` Gaussians). An example changes G by at most C_G^2 in the Frobenius norm, and
     each sum of gradients by C_g. The noise on G is symmetric, which is as private
-    (`Releases.symmetric`). Where noise makes G indefinite, see `positive_solver`.
+    (`Releases.symmetric`). If noise makes G indefinite, `positive_solver` raises its eigenvalues.
 
-    The weights start at zero, and every bias stays at `initial_bias`: Algorithm 3 has none.
-    A constant feature learns one (`tfdpx.layers.UnitNormWithConstant`).
+    The weights start at zero, and every bias stays at `initial_bias` because Algorithm 3 has none.
+    To learn a bias, add a constant feature (`tfdpx.layers.UnitNormWithConstant`).
 
-    Beyond the paper: `covariance_share`, and `start="least_squares"`, which begins at the solution
-    of Algorithm 2 times `start_scale`; it needs two releases more and uses the same G.
+    Two arguments go beyond the paper: `covariance_share`, and `start="least_squares"`, which begins
+    at the solution of Algorithm 2 times `start_scale`. It needs two more releases and the same G.
 
     Args:
         num_classes: Int.
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
-        steps: Int, gradients.
+        steps: Int, number of gradients.
         learning_rate: Float, eta.
         l2_regularization: Float, lambda, added to the mean G/n; None makes it a quarter larger than
             the noise.
         covariance_share: Float in (0, 1): the share of the budget (of the sum of 1/sigma^2) that G
             gets; None gives all releases the same sigma, as in the paper.
         start: "zeros" or "least_squares".
-        alpha: Float, as for `LeastSquares`, for that start.
-        start_scale: Float, what that start is multiplied by.
+        alpha: Float, as for `LeastSquares`; used for that start.
+        start_scale: Float, the factor of that start.
         initial_bias: Float.
-        noise_multiplier: Float, in place of epsilon: of each of equal releases.
+        noise_multiplier: Float, instead of epsilon: the noise of each of several equal releases.
         l2_norm_clip: Float, C_g.
-        feature_norm_clip: Float, C_G; None for `l2_norm_clip`.
+        feature_norm_clip: Float, C_G; None means `l2_norm_clip`.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
     Attributes:
-        covariance_noise_multiplier, gradient_noise_multiplier: Floats, of G and of all others.
+        covariance_noise_multiplier, gradient_noise_multiplier: Floats, of G and of other releases.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
     """
 
     steps: int = 10
@@ -222,7 +222,7 @@ class FeatureCovariance(Head):
             "covariance", second_moment(examples, self.feature_norm_clip), squared
         )
         regularization = self.l2_regularization
-        if regularization is not None:  # That of the mean.
+        if regularization is not None:  # It is added to the mean.
             regularization *= examples.count
         solve = positive_solver(
             covariance,
@@ -265,16 +265,16 @@ class Newton(Head):
 
         g_j = sum_i (p_ij - y_ij) x_i,   H_j = sum_i p_ij (1 - p_ij) x_i x_i^T,
 
-    and moves by `-eta (H_j + lambda I)^-1 g_j`. The weights start at zero, as does the bias, which
-    stays there: Algorithm 1 has none.
+    and moves by `-eta (H_j + lambda I)^-1 g_j`. The weights start at zero, and the bias stays at
+    zero because Algorithm 1 has none.
 
     Guarantee: (epsilon, delta)-differential privacy under adding or removing one example: `2 steps`
     Gaussians (Theorem 2.1). An example changes all g_j together by at most sqrt(num_classes) C,
     with soft labels too, because |p_ij - y_ij| <= 1, and all H_j by sqrt(num_classes) C^2 / 4 in
-    the Frobenius norm. The noise on the H_j is symmetric,
-    which is as private (`Releases.symmetric`).
+    the Frobenius norm. The noise on the H_j is symmetric, which is as private
+    (`Releases.symmetric`).
 
-    Each class costs a pass over the examples and a product of n d^2 a step.
+    Each step makes one pass over the examples per class, with a product of n d^2 operations.
 
     Args:
         num_classes: Int.
@@ -282,15 +282,15 @@ class Newton(Head):
         delta: Float in (0, 1).
         steps: Int.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, added to the sum H_j as in Algorithm 1, where
-            `FeatureCovariance` adds it to a mean; None makes it a quarter larger than the noise.
-        noise_multiplier: Float, in place of epsilon.
+        l2_regularization: Float, lambda, added to the sum H_j as in Algorithm 1, while
+            `FeatureCovariance` adds it to a mean. None makes it a quarter larger than the noise.
+        noise_multiplier: Float, instead of epsilon.
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
     Raises:
-        ValueError: If an argument does not fit.
+        ValueError: If an argument is invalid.
     """
 
     steps: int = 10
@@ -340,7 +340,7 @@ class Newton(Head):
 
 
 def second_moment(examples: FeatureSet, l2_norm_clip: float) -> np.ndarray:
-    """Returns float64 `[d, d]`, the sum of `x x^T` over all examples, clipped.
+    """Returns float64 `[d, d]`, the sum of `x x^T` over all clipped examples.
 
     Args:
         examples: `FeatureSet`.
@@ -371,10 +371,10 @@ def solve_classes(
     Args:
         examples: `FeatureSet`.
         released: `Releases` in which "class moments" and "class sums" are planned.
-        shared: The released matrix `[d, d]` that all classes have, weighted.
+        shared: The released matrix `[d, d]` that all classes share, weighted.
         num_classes: Int, m.
         l2_norm_clip: Float.
-        max_positives: Int, k of `first_positives`: the labels of an example that count.
+        max_positives: Int, k of `first_positives`, the number of labels of an example that count.
         ridge_of: Function from a released matrix to its ridge.
     """
     root = math.sqrt(max_positives)
@@ -405,20 +405,20 @@ def _class_sums(x, places, weights, l2_norm_clip):
 
 
 def _class_sizes(num_classes, dimension):
-    """Dict from the names of the two releases to how many numbers get noise in each."""
+    """Returns a dict from the names of the two releases to the number of their noisy entries."""
     sizes = num_classes * dimension**2, num_classes * dimension
     return dict(zip(_CLASS_NAMES, sizes, strict=True))
 
 
 def positive_solver(matrix: np.ndarray, ridge: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that solves `(matrix + ridge I) x = right`, raised to be positive.
+    """Returns a function that solves `(matrix + ridge I) x = right` for a positive definite matrix.
 
-    This is post-processing: it reads a released matrix and the public scale of its noise. The
-    moment without noise has no negative eigenvalue, so with the ridge none below it. Where noise
-    has pushed one below an eighth of the ridge, all that are below the ridge are raised to it: that
-    is the nearest matrix (in the Frobenius norm) that the true one could be. So no system is worse
-    conditioned than 8 times its largest eigenvalue over the ridge. A Cholesky factor tells that
-    none is below the eighth, in a tenth of the time of eigenvalues.
+    This is post-processing, because it reads a released matrix and the public scale of its noise.
+    The moment without noise has no negative eigenvalue, so with the ridge none is below the ridge.
+    If noise has pushed one below an eighth of it, all eigenvalues below the ridge are raised to it.
+    This is the nearest matrix (in the Frobenius norm) that the one without noise could be. So the
+    condition number is at most 8 times the largest eigenvalue over the ridge. A Cholesky factor
+    tests the eighth in a tenth of the time of eigenvalues.
 
     Args:
         matrix: float64 `[d, d]`, symmetric.
@@ -436,23 +436,23 @@ def positive_solver(matrix: np.ndarray, ridge: float) -> Callable[[np.ndarray], 
 
 
 def ridge(
-    matrix: np.ndarray, given: float | None, noise_multiplier: float, sensitivity: float
+    matrix: np.ndarray, regularization: float | None, noise_multiplier: float, sensitivity: float
 ) -> float:
-    """Returns the ridge of a system: `given`, or a quarter larger than the noise.
+    """Returns the ridge of a system: `regularization`, or a quarter larger than the noise.
 
     The spectral norm of noise of standard deviation s on the diagonal, and s / sqrt(2) off it,
     is about sqrt(2 d) s.
 
     Args:
         matrix: The released matrix `[d, d]`.
-        given: Float, or None for the norm of the noise, and at least a millionth of the mean
-            eigenvalue.
-        noise_multiplier: Float; s over the sensitivity.
+        regularization: Float, or None for the norm of the noise and at least a millionth of the
+            mean eigenvalue.
+        noise_multiplier: Float; s divided by the sensitivity.
         sensitivity: Float, of the matrix; infinite without privacy.
     """
     least = 1e-9 * max(float(np.trace(matrix)) / len(matrix), 1e-9)
-    if given is not None:
-        return max(given, least)
+    if regularization is not None:
+        return max(regularization, least)
     if not noise_multiplier:
         return 1e3 * least
     norm = math.sqrt(2 * len(matrix)) * noise_multiplier * sensitivity

@@ -1,7 +1,7 @@
-"""The noise of a head: every statistic that leaves the data passes here, and is counted.
+"""The noise of a head: every statistic that leaves the data is released and counted here.
 
-A head says beforehand what it will release, how often and at which noise multiplier. More than that
-is refused, so that no statistic can be released and not paid for.
+A head declares its releases beforehand, with their number and noise multipliers. Any further one is
+refused, so that no statistic is released without a payment from the budget.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Releases:
 
     Guarantee: each release is one Gaussian mechanism under adding or removing one example, given
     all releases before it, if `sensitivity` bounds the change of its value (of all its parts
-    together) in the l2 norm. What they cost together is the `ledger`'s.
+    together) in the l2 norm. The `ledger` has their total cost.
 
     Args:
         planned: Dict from a name to `(noise_multiplier, times)`.
-        seed: Optional int for repeatable experiments; None asks the operating system.
+        seed: Optional int for repeatable experiments; None draws one from the operating system.
     """
 
     def __init__(self, planned: Mapping[str, tuple[float, int]], seed: int | None = None):
@@ -48,11 +48,11 @@ class Releases:
         Args:
             name: One of the planned names.
             value: float64 array.
-            sensitivity: Float, l2 bound on what one example changes, over all parts together.
-            part: Int: parts of one release, such as one a class, may come one by one.
+            sensitivity: Float, l2 bound on the change by one example, over all parts together.
+            part: Int. Parts of one release may come one by one, for example one per class.
 
         Raises:
-            RuntimeError: If this part was released as often as planned already.
+            RuntimeError: If this part was already released as often as planned.
         """
         noise_multiplier = self._count(name, part)
         if not noise_multiplier:
@@ -64,22 +64,22 @@ class Releases:
     ) -> np.ndarray:
         """Returns a symmetric matrix with symmetric noise; arguments as for `gaussian`.
 
-        The noise is (N + N^T) / 2 with N as in `gaussian`: of standard deviation s on the diagonal
-        and s / sqrt(2) off it, half of the paper's variance. That is as private: for a symmetric
-        V the released matrix is the symmetric part of V + N, the paper's release, and taking that
-        part reads no data. (So the sensitivity is the Frobenius norm, of all d^2 entries.)
+        The noise is (N + N^T) / 2 with N as in `gaussian`. Its standard deviation is s on the
+        diagonal and s / sqrt(2) off it, half of the paper's variance. It is as private, because for
+        a symmetric V the released matrix is the symmetric part of V + N, the paper's release, and
+        taking that part reads no data. (So the sensitivity is the Frobenius norm of all entries.)
         """
         noisy = self.gaussian(name, value, sensitivity, part)
         return (noisy + noisy.T) / 2
 
     def _count(self, name, part):
-        """Counts a release, and returns its noise multiplier."""
+        """Counts a release and returns its noise multiplier."""
         noise_multiplier, times = self._planned[name]
         done = self._done[name, part]
         if done >= times:
             raise RuntimeError(
                 f"The statistic {name!r} was released {done} times, which is all that the budget "
-                "of this head pays for. Plan it as often as it is released."
+                "of this head pays for. Plan every release."
             )
         self._done[name, part] += 1
         self._drawn += 1
@@ -90,18 +90,18 @@ class Releases:
         return deviation * np.asarray(_drawing(tuple(shape))(seed, index), "float64")
 
     def ledger(self) -> Ledger:
-        """Returns the `tfdpx.accounting.Ledger` of the releases: steps on the full batch."""
+        """Returns the `tfdpx.accounting.Ledger` of all releases made, as full-batch steps."""
         times: dict[str, int] = {}
         for (name, _), done in self._done.items():
             times[name] = max(times.get(name, 0), done)
         return self._ledger_of(times)
 
     def planned_ledger(self) -> Ledger:
-        """Returns the `ledger` after all releases that are planned."""
+        """Returns the `ledger` as it will be after all planned releases."""
         return self._ledger_of({name: times for name, (_, times) in self._planned.items()})
 
     def _ledger_of(self, times):
-        # By noise: entries of one run at the same noise are taken for the same steps.
+        # By noise, because entries of one run at the same noise are taken to be the same steps.
         steps: collections.Counter[float] = collections.Counter()
         for name, done in times.items():
             steps[self._planned[name][0]] += done
@@ -115,7 +115,7 @@ class Releases:
 
 @functools.lru_cache(maxsize=64)
 def _drawing(shape):
-    """A graph that draws: a hundred small operations take long one by one."""
+    """Returns a graph that draws, because a hundred small eager operations take long."""
 
     def draw(seed, index):
         return noise.normal(shape, noise.fold_in(seed, index), 1.0)
@@ -126,11 +126,11 @@ def _drawing(shape):
 def check_tail(
     planned: Mapping[str, tuple[float, int]], values: Mapping[str, int], delta: float
 ) -> None:
-    """Raises ValueError unless delta's reserve pays for the finite tail of the noise.
+    """Raises ValueError unless delta's reserve pays for the truncated tail of the noise.
 
     Args:
         planned: As for `Releases`.
-        values: Dict from a name to how many numbers a release has, over all parts.
+        values: Dict from a name to the number of entries of a release, over all parts.
         delta: Float.
     """
     added = math.fsum(

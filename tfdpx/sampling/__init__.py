@@ -1,1 +1,1 @@
-"""What a training draws from, and the draws of each update."""
+"""Examples to train on, and the random draws of each update."""

@@ -1,4 +1,4 @@
-"""Weights of examples by their class, as `fit(class_weight=)` takes them."""
+"""Weights of examples by their class, for `fit(class_weight=)`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LARGEST = float(np.finfo("float32").max)
 
 @dataclasses.dataclass(frozen=True)
 class ClassWeights:
-    """Weights of classes, for a single output and one label an example.
+    """Weights of classes, for a single output and one label per example.
 
     Args:
-        by_class: Dict from class, an int, to weight, a float. Classes that it leaves out weigh 1.
+        by_class: Dict from class, an int, to weight, a float. Missing classes have weight 1.
     """
 
     by_class: dict[int, float]
 
     def of_labels(self, y: Any) -> tf.Tensor:
-        """Returns the weight of each example, float32 `[n]`, by targets as for `labels_of`."""
+        """Returns the weight of each example, float32 `[n]`, from targets as for `labels_of`."""
         listed = sorted(self.by_class)
         classes = tf.constant(listed, "int64")
         weights = tf.constant([self.by_class[label] for label in listed], "float32")
@@ -32,7 +32,7 @@ class ClassWeights:
         return tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
 
     def largest(self, y_pred: Any) -> float:
-        """Returns the largest weight of a class that a model tells apart; 1 if all are 0.
+        """Returns the largest weight of the classes that a model has; 1 if all are 0.
 
         Args:
             y_pred: The model's output, a tensor `[n, num_classes]`; `[n, 1]` or `[n]` for two
@@ -44,7 +44,7 @@ class ClassWeights:
         shapes = [tuple(output.shape) for output in tf.nest.flatten(y_pred)]
         if len(shapes) > 1 or len(shapes[0]) > 2:
             raise ValueError(
-                "Argument `class_weight` needs a model of one output, with one label an example. "
+                "Argument `class_weight` needs a model with one output and one label per example. "
                 f"Received: outputs of shapes {shapes}. Pass `sample_weight` instead."
             )
         num_classes = max(2, *(size or 0 for size in shapes[0][1:]))
@@ -79,7 +79,7 @@ def labels_of(y: Any) -> tf.Tensor:
 
 
 def read_class_weight(class_weight: dict[int, float] | None) -> ClassWeights | None:
-    """Returns the weights of an argument `class_weight`; None if it has none.
+    """Returns the weights of an argument `class_weight`, or None if there are none.
 
     Raises:
         ValueError: If a weight is negative or not finite.
@@ -95,7 +95,7 @@ def read_class_weight(class_weight: dict[int, float] | None) -> ClassWeights | N
 
 
 def multiply(sample_weight: Any, weights: tf.Tensor) -> Any:
-    """Returns sample weights times the weights of examples.
+    """Returns sample weights multiplied by the weights of examples.
 
     Args:
         sample_weight: Nest of tensors `[n, ...]`, or None.

@@ -1,4 +1,4 @@
-"""Examples to draw from: arrays in memory, a data set that is read into it, or a source on disk."""
+"""Examples to draw from: arrays in memory, a data set read into memory, or a source on disk."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import tensorflow as tf
 from tfdpx._keras import tensorflow_internals
 from tfdpx.sampling.inputs import check_dense
 
-# Examples that a thread reads at a time: few, so that all threads end together.
+# Number of examples that a thread reads at a time. It is small, so that all threads end together.
 _AT_A_TIME = 8
-# Examples by which two sources are compared.
+# Number of examples by which two sources are compared.
 _LOOKED_AT = 64
 
 
 class RandomAccess:
-    """Examples of a source that can be read in any order, such as `tfds.data_source`.
+    """Examples of a source that can be read in any order, for example `tfds.data_source`.
 
-    Stands in for the arrays wherever tfdpx draws batches: `plan.batches(RandomAccess(source))`. Of
-    the data, memory holds no more than the batches in flight. Threads of the host read and decode
-    the examples of a batch; Pillow, NumPy and TensorFlow let them run side by side. The draws are
-    those for arrays in the same order.
+    It replaces the arrays in all functions that draw batches, as in
+    `plan.batches(RandomAccess(source))`. Only the batches in flight are in memory. Threads of the
+    host read and decode the examples of a batch; Pillow, NumPy and TensorFlow let them run in
+    parallel. The draws are the same as for arrays in the same order.
 
     Args:
         source: Object with `__len__` and `__getitem__(int)`, safe to call from several threads. An
-            item is a tuple `(x, y)` of nests of arrays or numbers, of the structure, shapes and
-            dtypes of item 0; 8-bit images are best left 8-bit. float64 becomes
-            `keras.config.floatx()`. If it has `__getitems__(list of int)`, that is called instead.
-        num_threads: Optional int; as many as there are processors if left out.
+            item is a tuple `(x, y)` of nests of arrays or numbers with the structure, shapes and
+            dtypes of item 0; keep 8-bit images 8-bit. float64 becomes
+            `keras.config.floatx()`. `__getitems__(list of int)` is called instead if it exists.
+        num_threads: Optional int. Defaults to the number of processors.
 
     Attributes:
         count: Int. Number of examples.
@@ -55,14 +55,14 @@ class RandomAccess:
         self._first = self._items([0])[0]
         if not isinstance(self._first, tuple) or len(self._first) != 2:
             raise ValueError(
-                "Argument `source` must give tuples (x, y). Received: item 0 of type "
-                f"{type(self._first).__name__}. Wrap it in a class whose `__getitem__` gives pairs."
+                "Argument `source` must return tuples (x, y). Received: item 0 of type "
+                f"{type(self._first).__name__}. Wrap it in a class that returns pairs."
             )
         self._specs = [(np.shape(leaf), _dtype(leaf)) for leaf in tf.nest.flatten(self._first)]
         self._num_threads = num_threads or os.cpu_count()
 
     def batch(self, rows: Any, capacity: int) -> tuple:
-        """The examples `rows`, padded with zeros; see `Examples.batch`.
+        """Returns the examples `rows`, padded with zeros; see `Examples.batch`.
 
         Args:
             rows: int64 tensor of shape `[n]`, n <= capacity.
@@ -80,18 +80,18 @@ class RandomAccess:
         return x, y, tf.cast(tf.range(capacity) < tf.shape(rows)[0], tf.float32)
 
     def fingerprint(self) -> Any:
-        """String that identifies these examples, by some of them.
+        """Returns a string that identifies these examples, computed from some of them.
 
         Raises:
-            ValueError: If an example is another each time that it is read.
+            ValueError: If an example changes from one read to the next.
         """
         rows = np.unique(np.linspace(0, self.count - 1, _LOOKED_AT).astype(int))
         first, second = (self._digest_of(rows) for _ in range(2))
         if first != second:
             raise ValueError(
-                "Argument `source` gives other arrays each time that an example is read, as an "
-                "augmentation in `__getitem__` does. Give the augmentation to the optimizer, as "
-                "`augment=`."
+                "Argument `source` returns other arrays each time that an example is read, for "
+                "example because of an augmentation in `__getitem__`. Pass the augmentation to the "
+                "optimizer, as `augment=`."
             )
         return first
 
@@ -107,14 +107,14 @@ class RandomAccess:
         return concurrent.futures.ThreadPoolExecutor(self._num_threads)
 
     def _read(self, rows, capacity):
-        """List of arrays `[capacity, ...]`."""
+        """Returns a list of arrays `[capacity, ...]`."""
         batch = [np.zeros([capacity, *shape], dtype) for shape, dtype in self._specs]
 
         def fill(places):
             items = self._items([int(row) for row in rows[places]])
             for place, item in zip(places, items, strict=True):
                 for array, leaf in zip(batch, tf.nest.flatten(item), strict=True):
-                    # NumPy would stretch a leaf of another shape to fit.
+                    # NumPy would broadcast a leaf of another shape.
                     if np.shape(leaf) != array.shape[1:] or _dtype(leaf) != array.dtype:
                         raise ValueError(
                             f"Example {rows[place]} has an array of shape {np.shape(leaf)} and "
@@ -143,30 +143,30 @@ class Examples:
 
     Args:
         x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. float64 becomes
-            `keras.config.floatx()`; any other dtype is kept.
+            `keras.config.floatx()`; other dtypes stay the same.
         y: Like `x`, or None.
         sample_weight: Optional array, or nest of arrays like `y`, finite and >= 0, of shape
-            `[num_examples]` or with the axes of the losses that they multiply.
+            `[num_examples]` or with the axes of the losses, for example `[N, T]`.
 
     Attributes:
         count: Int. Number of examples.
-        is_weighted: Bool, whether weights were given.
+        is_weighted: Bool, whether examples have weights.
 
     Raises:
         ValueError: If the arrays differ in length, are empty, sparse, ragged or of objects, or a
-            weight is unfit.
+            weight is invalid.
     """
 
     def __init__(self, x, y=None, sample_weight=None):
-        with tf.device("CPU:0"):  # The draws run there; a data set may not fit an accelerator.
+        with tf.device("CPU:0"):  # The draws run there, and the data may not fit an accelerator.
             x, y = _tensors("x", x), None if y is None else _tensors("y", y)
         arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
         counts = {array.shape[0] if array.shape.rank else 0 for array in arrays}
         if len(counts) != 1 or 0 in counts:
             raise ValueError(
-                "Arguments `x` and `y` must hold arrays of one length, at least 1. "
-                f"Received: lengths {sorted(counts)}. A list of arrays is several inputs, as in "
-                "`fit`; of arrays that are one example each, `np.stack` makes one array."
+                "Arguments `x` and `y` must hold arrays of the same length, at least 1. "
+                f"Received: lengths {sorted(counts)}. A list of arrays means several inputs, as in "
+                "`fit`. If each array is one example, use `np.stack` to make one array."
             )
         self.count = counts.pop()
         self.is_weighted = sample_weight is not None
@@ -178,20 +178,20 @@ class Examples:
     def _weights(self, weights):
         if weights.shape.rank == 0 or weights.shape[0] != self.count:
             raise ValueError(
-                f"Argument `sample_weight` must have shape ({self.count},), a weight an example, "
+                f"Argument `sample_weight` must have shape ({self.count},), a weight per example, "
                 f"or ({self.count}, ...), one for each of its positions. Received: shape "
                 f"{tuple(weights.shape)}."
             )
-        values = tf.get_static_value(weights)  # A data set may be made within a graph.
+        values = tf.get_static_value(weights)  # A data set may be made inside of a graph.
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(
-                "Weights must be finite and >= 0, since an example of weight 0 is absent. "
+                "Weights must be finite and >= 0, because an example of weight 0 is absent. "
                 f"Received: weights from {values.min()} to {values.max()}."
             )
         return tf.cast(weights, "float32")
 
     def batch(self, rows, capacity):
-        """The examples `rows`, padded with zeros.
+        """Returns the examples `rows`, padded with zeros.
 
         Args:
             rows: int64 tensor of shape `[n]`, n <= capacity.
@@ -201,15 +201,17 @@ class Examples:
             Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`.
         """
         held = [array for array in tf.nest.flatten(self._arrays) if array is not None]
-        taken = iter(tensorflow_internals.call_cached_trace(_take, (capacity,), rows, *held))
-        return tf.nest.map_structure(lambda a: None if a is None else next(taken), self._arrays)
+        rows_taken = iter(tensorflow_internals.call_cached_trace(_take, (capacity,), rows, *held))
+        return tf.nest.map_structure(
+            lambda a: None if a is None else next(rows_taken), self._arrays
+        )
 
     def split(self, count, weighted):
-        """The first `count` examples, and the others as arrays to measure on.
+        """Returns the first `count` examples, and the remaining ones as arrays to measure on.
 
         Args:
             count: Int in [1, number of examples).
-            weighted: Bool, whether to give the weights of the others too.
+            weighted: Bool, whether to return the weights of the remaining ones too.
 
         Returns:
             Pair of `Examples` and a tuple `(x, y)` or `(x, y, sample_weight)`.
@@ -235,55 +237,55 @@ class Examples:
         return digest.hexdigest()
 
     def fingerprint(self):
-        """String that identifies these examples."""
+        """Returns a string that identifies these examples."""
         return self._digest
 
 
 def as_examples(x, y=None, sample_weight=None, *, num_examples=None):
-    """`x` if it is a `RandomAccess`, which holds targets too, and else the `Examples` of arrays.
+    """Returns `x` if it is a `RandomAccess`, which holds targets too, otherwise `Examples`.
 
     Args:
         x: `RandomAccess`, a `tf.data.Dataset` of known size, or as for `Examples`.
-        y: As for `Examples`; None with one of the former, as `sample_weight`.
+        y: As for `Examples`; like `sample_weight`, None with a `RandomAccess` or data set.
         sample_weight: As for `Examples`.
-        num_examples: Optional int. A data set of so many elements is one of examples, any other
-            one of batches.
+        num_examples: Optional int. A data set with this number of elements is one of examples, any
+            other is one of batches.
 
     Raises:
-        ValueError: If the arguments do not go together.
+        ValueError: If the arguments contradict each other.
     """
     if isinstance(x, tf.data.Dataset):
         if y is not None or sample_weight is not None:
             raise ValueError(
-                "Argument `x`, a tf.data.Dataset, gives (x, y) or (x, y, sample_weight), so "
-                "neither `y` nor `sample_weight` may be given. Leave them out."
+                "Argument `x`, a tf.data.Dataset, yields (x, y) or (x, y, sample_weight), so "
+                "neither `y` nor `sample_weight` may be passed. Leave them out."
             )
         x, y, sample_weight = _arrays_of(x, num_examples)
     if not isinstance(x, RandomAccess):
         return Examples(x, y, sample_weight)
-    given = {"y": y, "sample_weight": sample_weight}
-    given = [f"`{name}`" for name, value in given.items() if value is not None]
-    if given:
+    arguments = {"y": y, "sample_weight": sample_weight}
+    names = [f"`{name}`" for name, value in arguments.items() if value is not None]
+    if names:
         raise ValueError(
-            "Argument `x`, a RandomAccess, gives pairs (x, y), each of weight 1, so no other data "
-            f"may be given. Received also: {', '.join(given)}. Leave them out."
+            "Argument `x`, a RandomAccess, yields pairs (x, y), each of weight 1, so no other data "
+            f"may be passed. Received also: {', '.join(names)}. Leave them out."
         )
     return x
 
 
 def _tensors(name, arrays):
-    """The nest `arrays` of the argument `name`, each array as a tensor."""
+    """Returns the nest `arrays` of the argument `name`, each array as a tensor."""
     if isinstance(arrays, dict):
         return {key: _tensors(name, array) for key, array in arrays.items()}
     if isinstance(arrays, tuple):
         return tuple(_tensors(name, array) for array in arrays)
     if isinstance(arrays, list) and arrays and all(getattr(a, "shape", ()) for a in arrays):
         return tuple(_tensors(name, array) for array in arrays)  # Several inputs, as in `fit`.
-    # A list of numbers is an array; what else is a nest would be taken apart.
+    # A list of numbers is an array. Other nests would be taken apart.
     if not isinstance(arrays, list):
         check_dense(name, arrays)
     if not tf.is_tensor(arrays):
-        is_series = hasattr(arrays, "to_frame")  # Keras takes a pandas Series for a column.
+        is_series = hasattr(arrays, "to_frame")  # Keras treats a pandas Series as a column.
         arrays = np.asarray(arrays.to_frame() if is_series else arrays)
         check_dense(name, arrays)
         if arrays.dtype == np.float64:
@@ -292,7 +294,7 @@ def _tensors(name, arrays):
 
 
 def _take(capacity, rows, *arrays):
-    """List of the rows of each array, padded with zeros to `capacity`."""
+    """Returns the rows of each array, padded with zeros to `capacity`."""
 
     def take(array):
         padding = tf.zeros([capacity - tf.shape(rows)[0], *array.shape[1:]], array.dtype)
@@ -303,12 +305,12 @@ def _take(capacity, rows, *arrays):
 
 
 def _arrays_of(dataset, num_examples=None):
-    """All that a data set gives, as arrays, and a line on how much that is.
+    """Returns the whole data set as arrays, and prints their size.
 
     Args:
         dataset: `tf.data.Dataset` of `x`, `(x, y)` or `(x, y, sample_weight)`, of known size.
-        num_examples: Optional int. A data set of so many elements is one of examples, any other
-            one of batches.
+        num_examples: Optional int. A data set with this number of elements is one of examples, any
+            other is one of batches.
 
     Returns:
         Tuple `(x, y, sample_weight)`; y and sample_weight can be None.
@@ -321,13 +323,13 @@ def _arrays_of(dataset, num_examples=None):
         kind = "infinite" if count == tf.data.INFINITE_CARDINALITY else "unknown"
         raise ValueError(
             f"Argument `x`, a tf.data.Dataset, must have a known size. Received: one of {kind} "
-            "size. Leave out `repeat`; where TensorFlow cannot know the size, say it: "
+            "size. Leave out `repeat`. If TensorFlow cannot know the size, declare it: "
             "`dataset.apply(tf.data.experimental.assert_cardinality(n))`."
         )
     elements = list(dataset.as_numpy_iterator())
     if not elements:
         raise ValueError("Argument `x`, a tf.data.Dataset, must hold examples. Received: none.")
-    # What has no axis at all is of one example.
+    # An element without any axis is one example.
     single = count == num_examples or any(not np.ndim(p) for p in tf.nest.flatten(elements[0]))
     join = np.stack if single else np.concatenate
     arrays = tf.nest.map_structure(lambda *parts: join([np.asarray(p) for p in parts]), *elements)
@@ -335,6 +337,6 @@ def _arrays_of(dataset, num_examples=None):
     megabytes = sum(leaf.nbytes for leaf in leaves) / 2**20
     print(
         f"plan.batches has read a tf.data.Dataset of {len(leaves[0]):,} examples into memory, "
-        f"{megabytes:,.1f} MiB. For more than fits there: tfdpx.RandomAccess."
+        f"{megabytes:,.1f} MiB. For data that are larger than memory, use tfdpx.RandomAccess."
     )
     return keras.utils.unpack_x_y_sample_weight(arrays)

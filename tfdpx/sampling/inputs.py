@@ -1,6 +1,6 @@
-"""Which data the private step can read: dense tensors, one row an example, with targets if needed.
+"""Checks that the private step can read the data: dense tensors, one row per example, and targets.
 
-These checks look at types, dtypes and shapes, before anything else is done with a batch.
+They look at types, dtypes and shapes, before anything else is done with a batch.
 """
 
 import keras
@@ -8,33 +8,33 @@ import numpy as np
 import scipy.sparse
 import tensorflow as tf
 
-# The type of flags: no weights have it, and Keras can add it up over replicas.
+# The dtype of flags, because no weights have it, and Keras can add it up over replicas.
 FLAGS = tf.uint32
 
 _DENSE = {
     "sparse": "Use `tf.sparse.to_dense(...)` (of a SciPy matrix: `.toarray()`).",
     "ragged": "Pad it with `.to_tensor()`, and let a `keras.layers.Masking` or "
     "`Embedding(mask_zero=True)` skip the padding.",
-    "objects": "Convert it to an array of numbers, its rows padded to one length; to strings of "
-    "TensorFlow, `tf.constant(...)`, for a model that begins with a lookup.",
+    "objects": "Convert it to an array of numbers with rows padded to one length. For a model that "
+    "begins with a lookup, convert it to strings of TensorFlow by `tf.constant(...)`.",
 }
 
 
 def check_dense(name, nest):
-    """Refuses sparse, ragged and object arrays, of which rows cannot be taken one by one.
+    """Refuses sparse, ragged and object arrays, because their rows cannot be taken one by one.
 
     Args:
         name: String, the argument that holds them.
         nest: Nest of arrays or tensors.
 
     Raises:
-        ValueError: Names the argument, what it holds and how to convert that.
+        ValueError: Names the argument, its content and how to convert it.
     """
     for leaf in tf.nest.flatten(nest):
         kind = _kind(leaf)
         if kind is not None:
             raise ValueError(
-                f"Argument `{name}` must hold dense arrays or tensors, one row an example. "
+                f"Argument `{name}` must hold dense arrays or tensors, one row per example. "
                 f"Received: {kind} data, of type {type(leaf).__name__}. {_DENSE[kind]}"
             )
 
@@ -47,15 +47,15 @@ def check_batch(model, data):
         data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays or tensors [B, ...].
 
     Raises:
-        ValueError: If it holds sparse or ragged tensors, targets that are strings, no targets where
-            the loss or a metric needs them, or arrays of different lengths.
+        ValueError: If it holds sparse or ragged tensors, targets that are strings, no targets
+            although the loss or a metric needs them, or arrays of different lengths.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
         check_dense(name, nest)
     if any(leaf is not None and tf.as_dtype(leaf.dtype) == tf.string for leaf in _leaves(y)):
         raise ValueError(
-            "Argument `y` must hold numbers. Received: strings. Encode classes as integers, by "
+            "Argument `y` must hold numbers. Received: strings. Encode classes as integers, with "
             "`keras.layers.StringLookup` or `np.unique(y, return_inverse=True)`."
         )
     if not _leaves(y):
@@ -63,20 +63,20 @@ def check_batch(model, data):
 
 
 def same_rows(data):
-    """The batch, with every tensor certain to have as many rows as the first.
+    """Returns the batch after checking that every tensor has as many rows as the first.
 
-    With fewer targets than inputs, a target would be taken for several examples, by broadcasting
-    or, under XLA, by indices beyond the end: one example would then change several gradients.
+    With fewer targets than inputs, a target would be used for several examples, by broadcasting
+    or, under XLA, by indices beyond the end. One example would then change several gradients.
 
     Args:
         data: Nest of tensors [B, ...] and None.
 
     Returns:
-        The nest. Lengths unknown while tracing are compared as a step runs, under XLA as it is
+        The nest. Lengths unknown while tracing are compared when a step runs, under XLA when it is
         compiled: `tf.errors.InvalidArgumentError` if they differ.
 
     Raises:
-        ValueError: If lengths differ that are known.
+        ValueError: If known lengths differ.
     """
     tensors = _leaves(data)
     if any(not tensor.shape.rank for tensor in tensors if tensor.shape.rank is not None):
@@ -88,7 +88,7 @@ def same_rows(data):
     if len(lengths - {None}) > 1:
         raise ValueError(
             "The inputs, targets and sample weights of a batch must have one length. Received: "
-            f"shapes {[tuple(tensor.shape) for tensor in tensors]}. Give one target an example."
+            f"shapes {[tuple(tensor.shape) for tensor in tensors]}. Pass one target per example."
         )
     if lengths == {None}:
         rows = tf.shape(tensors[0])[0]
@@ -98,7 +98,7 @@ def same_rows(data):
         return data
 
     def with_rows(tensor):
-        # XLA drops the assertion, and graphs outside of it the reshape: each has the other.
+        # XLA drops the assertion, and ordinary graphs drop the reshape, so each needs the other.
         same = tf.debugging.assert_equal(
             tf.shape(tensor)[0],
             rows,
@@ -112,9 +112,9 @@ def same_rows(data):
 
 
 def without_flags(sample_weight):
-    """The weights of a loss: None where `sample_weight` is flags of which rows are present.
+    """Returns the weights of a loss: None if `sample_weight` is flags that mark the present rows.
 
-    Flags have shape [B], or [B, k] of the examples of people.
+    Flags have shape [B], or [B, k] for the examples of people.
 
     Args:
         sample_weight: Nest of tensors, or of their specs, or None.
@@ -125,7 +125,7 @@ def without_flags(sample_weight):
 
 
 def present_rows(sample_weight, count):
-    """Which examples, bool [B], have any sample weight other than zero; None without weights.
+    """Returns which examples, bool [B], have a sample weight other than zero; None without weights.
 
     Args:
         sample_weight: Nest of tensors [B, ...], or None.
@@ -135,18 +135,18 @@ def present_rows(sample_weight, count):
     if not weights:
         return None
     flags = [w if w.dtype == tf.bool else w != 0 for w in weights]
-    each = [tf.reduce_any(tf.reshape(flag, [count, -1]), axis=1) for flag in flags]
-    return tf.reduce_any(tf.stack(each), axis=0)
+    flags_of_rows = [tf.reduce_any(tf.reshape(flag, [count, -1]), axis=1) for flag in flags]
+    return tf.reduce_any(tf.stack(flags_of_rows), axis=0)
 
 
 def present_of_users(sample_weight):
-    """Which examples of each person, bool [B, k], have any weight other than zero.
+    """Returns which examples of each person, bool [B, k], have a weight other than zero.
 
     Args:
         sample_weight: Nest of tensors [B, k, ...].
 
     Raises:
-        ValueError: If it has another shape, so that the batch is not one of people.
+        ValueError: If it has another shape, so that the batch does not consist of people.
     """
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
     if not weights or any(w.shape.rank < 2 for w in weights):
@@ -173,16 +173,16 @@ def _check_needs_no_targets(model):
     own_loss = type(model).compute_loss is not keras.Model.compute_loss
     if model.loss is not None and not own_loss:
         raise ValueError(
-            f"Argument `y` is missing, which the loss of model '{model.name}' compares with. "
-            "Received: y=None. Give targets (`fit(x, y)`; an autoencoder's are `x`), or "
-            "override `compute_loss(x, y, y_pred, sample_weight)` with a loss of each example "
+            f"Argument `y` is missing, but the loss of model '{model.name}' compares with it. "
+            "Received: y=None. Pass targets (`fit(x, y)`; an autoencoder's are `x`), or "
+            "override `compute_loss(x, y, y_pred, sample_weight)` with a loss per example "
             "that needs none."
         )
     own_metrics = type(model).compute_metrics is not keras.Model.compute_metrics
     if not own_metrics and any(metric.name == "compile_metrics" for metric in model.metrics):
         raise ValueError(
-            f"Argument `y` is missing, which the metrics of model '{model.name}' compare with. "
-            "Received: y=None. Compile without `metrics`, give targets, or override "
+            f"Argument `y` is missing, but the metrics of model '{model.name}' compare with it. "
+            "Received: y=None. Compile without `metrics`, pass targets, or override "
             "`compute_metrics(x, y, y_pred, sample_weight)`."
         )
 

@@ -1,12 +1,13 @@
-"""Batches by true Poisson sampling, and shuffled ones, of fixed shapes and resumable at any step.
+"""Poisson-sampled and shuffled batches, of fixed shapes and resumable at any step.
 
-Accounting multiplies the privacy loss of a step by what sampling takes off it (amplification by
-sampling). That holds only while the trainer alone knows which examples a step drew: whoever
-knows the seed can replay every draw and meets the loss of an unsampled Gaussian. So the seed comes
-from the operating system unless given; give one for experiments, and keep it as secret as the data.
+Accounting reduces the privacy loss of a step by an amount due to sampling (amplification by
+sampling). That holds only while the trainer alone knows which examples a step drew, because anyone
+who knows the seed can replay every draw, and then the loss is that of an unsampled Gaussian. So the
+seed comes from the operating system by default. Pass one for experiments, and keep it as secret as
+the data.
 
-Both samplings give `(x, y, sample_weight)` for `keras.Model.fit`. An example of sample_weight 0 is
-absent: tfdpx's optimizers let it contribute exactly zero. What they draw from is in
+Both samplings return `(x, y, sample_weight)` for `keras.Model.fit`. An example of sample_weight 0
+is absent: its contribution is exactly zero in tfdpx's optimizers. The sources of examples are in
 `tfdpx.sampling.examples`.
 """
 
@@ -24,24 +25,24 @@ from tfdpx.accounting.ledger import USER
 from tfdpx.sampling.batch_sampler import BatchSampler, check_optimizer, finished
 from tfdpx.sampling.class_weights import read_class_weight
 from tfdpx.sampling.examples import Examples, as_examples
-from tfdpx.sampling.shares import Shares
+from tfdpx.sampling.shards import ReplicaShards
 from tfdpx.sampling.users import DEFAULT_PER_USER, Users, check_order
 
-# Set the draws apart from whatever else is keyed by the same seed.
+# They make the keys of the draws different from other uses of the same seed.
 _POISSON_KEY = int.from_bytes(b"poisson", "big")
 _SHUFFLE_KEY = int.from_bytes(b"shuffle", "big")
 
 
 def in_order(examples, batch_size):
-    """All examples once, in order, for measuring on one device, as often as it is iterated over.
+    """Returns all examples once, in order, for measuring on one device; it can be iterated again.
 
     Args:
         examples: `Examples` or `RandomAccess`.
         batch_size: Int.
 
     Returns:
-        A `tf.data.Dataset` of `(x, y, sample_weight)` of shapes `[batch_size, ...]`, the last
-        shorter if need be.
+        A `tf.data.Dataset` of `(x, y, sample_weight)` of shapes `[batch_size, ...]`; the last batch
+        may be shorter.
     """
 
     def cut(first, size, count):
@@ -73,7 +74,7 @@ def plan_sampler(
     pad_to_multiple_of,
     input_context,
 ):
-    """The `BatchSampler` of `PrivacyPlan.batches`; its docstring has all arguments but `plan`."""
+    """Returns the `BatchSampler` of `PrivacyPlan.batches`; see its docstring for the arguments."""
     check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
     _check_unit(plan, user_ids, examples_per_user, validation_split)
     if user_ids is not None:
@@ -87,15 +88,15 @@ def plan_sampler(
         examples, class_weight = Users(examples, user_ids, per_user, class_weight), None
         if examples.count != plan.num_examples:
             raise ValueError(
-                "Argument `user_ids` must name the plan's `num_examples` people, on whose number "
-                f"epsilon depends. Received: {examples.count} people, num_examples="
+                "Argument `user_ids` must name the plan's `num_examples` people, because epsilon "
+                f"depends on their number. Received: {examples.count} people, num_examples="
                 f"{plan.num_examples}."
             )
     if examples.count != plan.num_examples:
         split = f" with validation_split={validation_split}" if held_out else ""
         raise ValueError(
-            "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
-            f"depends. Received: {examples.count} examples{split}, num_examples="
+            "Arguments `x` and `y` must hold the plan's `num_examples`, because epsilon depends on "
+            f"it. Received: {examples.count} examples{split}, num_examples="
             f"{plan.num_examples}."
         )
     arguments = {
@@ -118,11 +119,11 @@ def plan_sampler(
 
 
 def _check_unit(plan, user_ids, examples_per_user, validation_split):
-    """Raises ValueError unless ids are given for a plan of people, and for no other."""
+    """Raises ValueError unless there are ids exactly if the plan is one of people."""
     if plan.unit == USER and user_ids is None:
         raise ValueError(
-            'A plan with unit="user" draws people. Received: user_ids=None. Say whose each example '
-            "is, as `fit(x, y, user_ids=ids)`."
+            'A plan with unit="user" draws people. Received: user_ids=None. Pass the person of '
+            "each example, as `fit(x, y, user_ids=ids)`."
         )
     if plan.unit != USER:
         for name, value in (("user_ids", user_ids), ("examples_per_user", examples_per_user)):
@@ -133,28 +134,28 @@ def _check_unit(plan, user_ids, examples_per_user, validation_split):
                 )
     elif validation_split:
         raise ValueError(
-            "Argument `validation_split` must be 0 with `user_ids`: a person would be in both "
-            f"parts. Received: validation_split={validation_split}. Give `fit` `validation_data` "
-            "of other people."
+            "Argument `validation_split` must be 0 with `user_ids`, because a person would be in "
+            f"both parts. Received: validation_split={validation_split}. Pass `validation_data` of "
+            "other people to `fit`."
         )
 
 
 def _without_held_out(examples, share, weighted):
-    """The examples but the last `share`, and these as arrays for `fit` to validate on, or None."""
-    fits = is_number(share) and 0 <= share < 1
-    require(fits, "validation_split", share, "be a number in [0, 1)")
+    """Returns the examples without the last `share`, and the latter as arrays, or None."""
+    is_valid = is_number(share) and 0 <= share < 1
+    require(is_valid, "validation_split", share, "be a number in [0, 1)")
     if not share:
         return examples, None
     if not isinstance(examples, Examples):
         raise ValueError(
-            "Argument `validation_split` needs arrays, whose last part is held out. Received: "
-            f"validation_split={share}, and examples of type {type(examples).__name__}. Give `fit` "
-            "`validation_data`."
+            "Argument `validation_split` needs arrays, because it holds out their last part. "
+            f"Received: validation_split={share}, and examples of type {type(examples).__name__}. "
+            "Pass `validation_data` to `fit`."
         )
-    # As Keras counts.
-    kept = math.floor(examples.count * (1 - share))
-    require(kept > 0, "validation_split", share, f"leave some of {examples.count} examples")
-    return examples.split(kept, weighted)
+        # Rounded as in Keras.
+    count = math.floor(examples.count * (1 - share))
+    require(count > 0, "validation_split", share, f"leave some of {examples.count} examples")
+    return examples.split(count, weighted)
 
 
 def poisson_sampler(
@@ -168,9 +169,9 @@ def poisson_sampler(
     optimizer=None,
     input_context=None,
 ):
-    """Batches that hold each example with `sampling_probability`, independently.
+    """Returns batches that hold each example independently with `sampling_probability`.
 
-    Step t is a function of (seed, t) alone, so that it can be replayed without those before it. The
+    Step t is a function of (seed, t) alone, so it can be replayed without the steps before it. The
     probability is rounded down to a multiple of 2**-32.
 
     Args:
@@ -178,17 +179,17 @@ def poisson_sampler(
         sampling_probability: Float in (0, 1].
         capacity: Int. Number of rows of every batch; a step that draws more is an error.
         steps: Int. Number of steps of the whole training; the dataset ends there. Or a function
-            that gives how many steps are left, called when an iterator begins.
-        seed: Optional int, for experiments; or with an `input_context` a pair of ints, secret. None
-            takes the secret of the `fit` that trains on it, or else a fresh one from the operating
-            system for each iterator.
-        start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
-            batch of an iterator is. A step must count itself only when it has read its batch, as
-            those of tfdpx's optimizers do; Keras's own may do it before.
+            that returns how many steps are left, called when an iterator begins.
+        seed: Optional int, for experiments; with an `input_context` also a pair of ints, which is
+            secret. None means the secret of the `fit` that trains on it, or a new one from the
+            operating system for each iterator.
+        start: Int or scalar variable, for example `optimizer.iterations`, which is read together
+            with the first batch of an iterator. A step must count itself only after it has read its
+            batch, as in tfdpx's optimizers; Keras's may count before.
         optimizer: Optional tfdpx optimizer, the only one that may train on the data set.
         input_context: Optional `tf.distribute.InputContext`, for one pass by
-            `tfdpx.distributed.fit`: the dataset then gives, step after step, the share of each
-            replica of this host in turn (see `tfdpx.sampling.shares`). All hosts need the same
+            `tfdpx.distributed.fit`. The dataset then yields, step after step, the share of each
+            replica of this host in turn (see `tfdpx.sampling.shards`). All hosts need the same
             examples, `seed` and `start`, an int.
 
     Returns:
@@ -198,40 +199,40 @@ def poisson_sampler(
         `capacity`.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
 
     Example:
     >>> examples = as_examples(np.arange(100.0))
     >>> arguments = {"sampling_probability": 0.1, "capacity": 40, "seed": 7}
     >>> whole = list(poisson_sampler(examples, steps=3, **arguments).dataset())
     >>> [last] = poisson_sampler(examples, steps=3, start=2, **arguments).dataset()
-    >>> bool(np.array_equal(whole[2][0], last[0]))  # A step needs none before it.
+    >>> bool(np.array_equal(whole[2][0], last[0]))  # A step does not need the steps before it.
     True
     """
     check_probability(sampling_probability)
-    shares = Shares(capacity, input_context)
+    shards = ReplicaShards(capacity, input_context)
     drawn = _poisson_draw(examples.count, sampling_probability, capacity)
 
     def draw(key, step, replica):
-        return shares.cut(drawn(key, step), replica)
+        return shards.cut(drawn(key, step), replica)
 
-    return BatchSampler(_POISSON_KEY, draw, examples, steps, shares, seed, start, optimizer)
+    return BatchSampler(_POISSON_KEY, draw, examples, steps, shards, seed, start, optimizer)
 
 
 @functools.lru_cache(maxsize=64)
 def _poisson_draw(count, sampling_probability, capacity):
-    """`poisson_rows` of at most `capacity` rows; traced once for all data sets of such numbers."""
+    """Returns `poisson_rows` of at most `capacity` rows, traced once per size of a data set."""
 
     @tf.function(autograph=False)
     def draw(key, step):
         rows = poisson_rows(key, step, count, sampling_probability)
-        fits = tf.debugging.assert_less_equal(
+        check = tf.debugging.assert_less_equal(
             tf.shape(rows)[0],
             capacity,
             message="Poisson sampling drew more examples than the batch has rows for. Examples may "
             "not be left out: raise the capacity.",
         )
-        with tf.control_dependencies([fits]):
+        with tf.control_dependencies([check]):
             return tf.identity(rows)
 
     return draw
@@ -248,11 +249,10 @@ def shuffled_sampler(
     optimizer=None,
     input_context=None,
 ):
-    """Batches of `batch_size` cut from a permutation of the examples, a new one every epoch.
+    """Returns batches of `batch_size` cut from a permutation of the examples, new in every epoch.
 
-    An epoch is `num_examples // batch_size` steps; what is left over is dropped. The permutation is
-    a function of (seed, epoch) alone. Epsilon as computed for Poisson sampling is only an
-    approximation here.
+    An epoch is `num_examples // batch_size` steps; the remainder is dropped. The permutation is a
+    function of (seed, epoch) alone. Epsilon for Poisson sampling is only an approximation here.
 
     Args:
         examples: `Examples` or `RandomAccess`.
@@ -268,26 +268,26 @@ def shuffled_sampler(
         A `BatchSampler` like the one of `poisson_sampler`.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
     """
     if not 1 <= batch_size <= examples.count:
         raise ValueError(
             "Argument `batch_size` must lie between 1 and the number of examples. "
             f"Received: batch_size={batch_size}, for {examples.count} examples."
         )
-    shares = Shares(capacity, input_context)
+    shards = ReplicaShards(capacity, input_context)
     shuffle = _Shuffle(examples.count, batch_size)
 
     def draw(key, step, replica):
         rows_of_step = tensorflow_internals.weakly(shuffle.rows)
         rows = tf.numpy_function(rows_of_step, [key, step], tf.int64)
-        return shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
+        return shards.cut(tf.ensure_shape(rows, [batch_size]), replica)
 
-    return BatchSampler(_SHUFFLE_KEY, draw, examples, steps, shares, seed, start, optimizer)
+    return BatchSampler(_SHUFFLE_KEY, draw, examples, steps, shards, seed, start, optimizer)
 
 
 def batches_in_order(examples, *, capacity, input_context):
-    """All examples once, in order, for measuring: the shares of this host's replicas.
+    """Returns all examples once, in order, for measuring: the shares of this host's replicas.
 
     Args:
         examples: `Examples` or `RandomAccess`.
@@ -295,20 +295,20 @@ def batches_in_order(examples, *, capacity, input_context):
         input_context: As in `poisson_sampler`.
 
     Returns:
-        A `tf.data.Dataset` like the one of `BatchSampler.dataset`.
+        A `tf.data.Dataset` like that of `BatchSampler.dataset`.
     """
-    shares = Shares(capacity, input_context)
+    shards = ReplicaShards(capacity, input_context)
 
     def take(step, replica):
         rows = tf.range(step * capacity, tf.minimum((step + 1) * capacity, examples.count))
-        return examples.batch(shares.cut(rows, replica), shares.rows)
+        return examples.batch(shards.cut(rows, replica), shards.rows)
 
-    steps = shares.steps(0, math.ceil(examples.count / capacity))
-    return finished(shares.endless(steps.map(take)))
+    steps = shards.steps(0, math.ceil(examples.count / capacity))
+    return finished(shards.endless(steps.map(take)))
 
 
 def poisson_rows(key, step, num_examples, sampling_probability):
-    """The examples that a step draws.
+    """Returns the examples that a step draws.
 
     Args:
         key: int64 tensor of shape `[2]`.
@@ -327,7 +327,7 @@ def poisson_rows(key, step, num_examples, sampling_probability):
 
 
 class _Shuffle:
-    """Rows of each step, from one permutation an epoch."""
+    """Rows of each step, from one permutation per epoch."""
 
     def __init__(self, count, batch_size):
         self._count, self._batch_size, self._last = count, batch_size, (None, None)

@@ -1,8 +1,8 @@
-"""Examples by the person whose they are: an update draws people, and some examples of each.
+"""Examples grouped by person: an update draws people, and some examples of each.
 
-A draw takes people by Poisson sampling, and up to k examples of each, without replacement, anew in
-each update. Which ones follows from the key of the update and the person alone, not from who else
-was drawn: so the examples of one person never change with another's.
+A draw takes people by Poisson sampling, and up to k examples of each without replacement, anew in
+each update. The choice follows from the key of the update and the person alone, so that the
+examples of one person never change with another's.
 """
 
 import hashlib
@@ -19,35 +19,35 @@ from tfdpx.sampling.inputs import present_of_users
 
 DEFAULT_PER_USER = 4
 
-# Sets the choices apart from whatever else is keyed by the same key.
+# Makes the keys of the choices different from other uses of the same key.
 _CHOICE_KEY = int.from_bytes(b"choices", "big")
 
-# What programs make of a missing id: it would be one person of all who are unknown.
+# Values that programs write for a missing id; it would join all unknown people into one.
 _MISSING = ("", "nan", "none", "nat", "<na>", "null")
 _MISSING_INTS = (-1, -(2**31), -(2**63), 2**32 - 1, 2**63, 2**64 - 1)
-# Control and format characters, as a byte order mark.
+# Categories of control and format characters, for example a byte order mark.
 _UNSEEN = ("Cc", "Cf")
 
 
 class Users:
-    """People and their examples, to be drawn from like `tfdpx.sampling.examples.Examples`.
+    """People and their examples, with the same interface as `tfdpx.sampling.examples.Examples`.
 
     Args:
         examples: `Examples` or `RandomAccess`.
-        user_ids: Array [number of examples] of ints or strings: whose each is.
-        per_user: Int k, examples of a person in an update.
+        user_ids: Array [number of examples] of ints or strings, the person of each example.
+        per_user: Int k, number of examples of a person in an update.
         class_weight: Optional `tfdpx.sampling.class_weights.ClassWeights`. They multiply the
-            weights of examples: a person has one gradient, and may have examples of all classes.
+            weights of examples, because a person has one gradient for examples of all classes.
 
     Attributes:
-        examples: As given.
+        examples: The argument.
         count: Int, the number of people.
-        per_user: As given.
+        per_user: The argument.
         is_weighted: Whether examples have weights.
 
     Raises:
-        ValueError: If there is not one id an example, an id is missing or of another type, or two
-            are spelled alike.
+        ValueError: If there is not one id per example, an id is missing or of another type, or two
+            ids differ only in spelling.
     """
 
     def __init__(self, examples, user_ids, per_user=DEFAULT_PER_USER, class_weight=None):
@@ -59,16 +59,17 @@ class Users:
         self._digest = hashlib.blake2b(owners.tobytes()).hexdigest()
         counts = np.bincount(owners)
         with tf.device("CPU:0"):
-            # Each person's examples stand in one piece.
+            # The examples of each person are contiguous.
             self._places = tf.constant(np.argsort(owners, kind="stable"), tf.int64)
             self._counts = tf.constant(counts, tf.int64)
             self._starts = tf.constant(np.cumsum(counts) - counts, tf.int64)
 
     def batch(self, rows, capacity, key):
-        """Examples of the people `rows`, k of each, padded.
+        """Returns examples of the people `rows`, k of each, padded.
 
-        A person with fewer than k has the first of them again, absent: at weight 0. Where weights
-        were given, what is absent is the first that is there: it might hold anything.
+        A person with fewer than k gets the first of them again, as absent, with weight 0. With
+        sample weights, an absent example is replaced by the person's first present one, because it
+        might hold anything.
 
         Args:
             rows: int64 tensor [n] of people, n <= capacity.
@@ -88,8 +89,10 @@ class Users:
         present = tf.pad(present, [[0, capacity - tf.shape(rows)[0]], [0, 0]])
         weights = tf.nest.map_structure(lambda w: tf.where(_like(present, w), w, 0.0), weights)
         if self.is_weighted:
-            given, own = present_of_users(weights), tf.range(self.per_user, dtype=tf.int64)
-            places = tf.where(given, own, tf.argmax(tf.cast(given, "int32"), 1)[:, tf.newaxis])
+            has_weight, numbers = present_of_users(weights), tf.range(self.per_user, dtype=tf.int64)
+            places = tf.where(
+                has_weight, numbers, tf.argmax(tf.cast(has_weight, "int32"), 1)[:, tf.newaxis]
+            )
             x, y = tf.nest.map_structure(
                 lambda t: None if t is None else tf.gather(t, places, batch_dims=1), (x, y)
             )
@@ -100,14 +103,14 @@ class Users:
         return tf.reshape(tensor, [rows // self.per_user, self.per_user, *rest])
 
     def _chosen(self, rows, key):
-        """int64 [n, k] of examples and bool [n, k] of which are there, by Floyd's algorithm."""
+        """Returns int64 [n, k] examples and bool [n, k] present flags, by Floyd's algorithm."""
         k, counts = self.per_user, tf.gather(self._counts, rows)[:, tf.newaxis]
-        # For everybody, so that what a person gets does not depend on who else was drawn.
+        # For all people, so that a person's choice does not depend on who else was drawn.
         bits = noise.words([self.count, k], noise.fold_in(key, _CHOICE_KEY), tf.uint32)
         bits = tf.cast(tf.gather(bits, rows), tf.uint64)
         chosen, shift = tf.zeros([tf.shape(rows)[0], 0], tf.int64), tf.constant(32, tf.uint64)
         for number in range(k):
-            # The last place so far, of counts - k + 1, ..., counts; or the next, of fewer than k.
+            # The last place of counts - k + 1, ..., counts so far; or the next, of fewer than k.
             last = tf.where(counts > k, counts - k, 0) + number
             below = tf.cast(last + 1, tf.uint64)
             place = tf.bitwise.right_shift(bits[:, number, tf.newaxis] * below, shift)
@@ -120,16 +123,16 @@ class Users:
         return tf.gather(self._places, chosen), present
 
     def fingerprint(self):
-        """String that identifies these examples and whose they are."""
+        """Returns a string that identifies these examples and their people."""
         return f"{self.examples.fingerprint()} {self._digest} {self.per_user}"
 
 
 def check_order(x, y, user_ids):
-    """Refuses ids that may stand in another order than the examples.
+    """Refuses ids that may be in another order than the examples.
 
     Args:
         x: As for `PrivacyPlan.batches`.
-        y: As `x`.
+        y: Like `x`.
         user_ids: As for `Users`.
 
     Raises:
@@ -137,41 +140,41 @@ def check_order(x, y, user_ids):
     """
     if isinstance(x, tf.data.Dataset):
         raise ValueError(
-            "Argument `user_ids` needs examples in the order of the ids, and a tf.data.Dataset may "
-            "shuffle. Received: x of type tf.data.Dataset. Give arrays or a `tfdpx.RandomAccess`."
+            "Argument `user_ids` needs examples in the order of the ids, but a tf.data.Dataset may "
+            "shuffle. Received: x of type tf.data.Dataset. Pass arrays or a `tfdpx.RandomAccess`."
         )
-    index, *others = (getattr(each, "index", None) for each in (user_ids, x, y))
+    index, *indexes = (getattr(array, "index", None) for array in (user_ids, x, y))
     is_pandas = hasattr(index, "equals")  # Of a list `index` is a method.
-    if is_pandas and any(hasattr(o, "equals") and not index.equals(o) for o in others):
+    if is_pandas and any(hasattr(o, "equals") and not index.equals(o) for o in indexes):
         raise ValueError(
-            "Argument `user_ids` must have the pandas index of `x` and `y`: ids belong to rows by "
-            "their order alone. Received: another index. Reorder them, as "
-            "`user_ids.loc[x.index]`, or give `user_ids.to_numpy()` if the order is right."
+            "Argument `user_ids` must have the pandas index of `x` and `y`, because ids belong to "
+            "rows by their order alone. Received: another index. Reorder them, as in "
+            "`user_ids.loc[x.index]`, or pass `user_ids.to_numpy()` if the order is right."
         )
 
 
 def _like(flags, tensor):
-    """`flags` [B, k] with axes of length one for those of `tensor` [B, k, ...] behind."""
+    """Returns `flags` [B, k] with trailing axes of length one for those of `tensor` [B, k, ...]."""
     return flags[(..., *[tf.newaxis] * (tensor.shape.rank - 2))]
 
 
 def numbered(user_ids, count):
-    """The ids as numbers from zero, int64 [count], and how many different ones there are.
+    """Returns the ids as numbers from zero, int64 [count], and the number of different ids.
 
     Args:
         user_ids: As for `Users`.
         count: Int, the number of examples.
 
     Raises:
-        ValueError: As `Users`.
+        ValueError: As for `Users`.
     """
     values = user_ids.numpy() if hasattr(user_ids, "numpy") else user_ids
     if isinstance(values, np.ma.MaskedArray):
-        values = values.tolist()  # None where it is masked.
+        values = values.tolist()  # None if it is masked.
     values = np.asarray(values, dtype=None if hasattr(values, "dtype") else object)
     if values.shape != (count,):
         raise ValueError(
-            f"Argument `user_ids` must hold one id an example. Received: shape {values.shape}, for "
+            f"Argument `user_ids` must hold an id per example. Received: shape {values.shape}, for "
             f"{count} examples."
         )
     values = values.tolist()
@@ -183,13 +186,13 @@ def numbered(user_ids, count):
         raise ValueError(
             "Argument `user_ids` must hold ints, or strings that are not empty, -1, 'nan' or the "
             f"like: two people with one id would be protected less. Received: {received}. Convert "
-            "all ids to one type, and give every example whose person is unknown an id of its own."
+            "all ids to one type, and give every example of an unknown person a separate id."
         )
     numbers_of, spelled = {}, {}
     for value in dict.fromkeys(values):
         spelled_alike = spelling(value)
         if isinstance(spelled_alike, str):
-            # Lower case may have letters composed that upper case has not.
+            # Lower case may have composed letters that upper case does not have.
             spelled_alike = unicodedata.normalize("NFKC", spelled_alike.casefold())
         other = spelled.setdefault(spelled_alike, value)
         if other != value:
@@ -211,11 +214,11 @@ def _kind(value):
 
 
 def spelling(value):
-    """An id without what nobody sees: how wide spaces are, how Unicode composes letters, marks."""
+    """Returns an id without invisible differences: width of spaces, composed letters, marks."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str):
         return value
-    # First, because a mark between a letter and its accent keeps them from being composed.
-    seen = (c for c in value if c.isspace() or unicodedata.category(c) not in _UNSEEN)
-    return " ".join(unicodedata.normalize("NFKC", "".join(seen)).split())
+    # First, because a mark between a letter and its accent prevents their composition.
+    visible = (c for c in value if c.isspace() or unicodedata.category(c) not in _UNSEEN)
+    return " ".join(unicodedata.normalize("NFKC", "".join(visible)).split())

@@ -143,7 +143,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
         model_internals.set_initial_epoch(model, self._epoch)
         # The run that wrote the file is in memory, at this update or a later one.
-        if optimizer.account.made(record["run"]):
+        if optimizer.account.has_made(record["run"]):
             return
         with _unchanged_on_error(model):
             self._load(model, optimizer, content)

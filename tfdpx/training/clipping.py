@@ -95,7 +95,7 @@ class ClipPolicy:
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
         """Returns the factors of gradients, float32 [n]; see `mechanism.clip_factors`.
 
-        Absent rows and norms that are not finite need no care, because `mechanism.counted` follows.
+        Absent rows and non-finite norms need no care, because `mechanism.zero_invalid` follows.
 
         Args:
             squared_norms: float32 [n].
@@ -360,7 +360,7 @@ class IndividualClip(ClipPolicy):
     def measure(self, ids, present, squared_norms, clips):
         """Returns one tensor of ids, presence and norms, with separate columns for each replica."""
         rows = [tf.cast(ids, "float32"), tf.cast(present, "float32"), self.over_clip(squared_norms)]
-        return Measured(exact=[replicas.beside_others(tf.stack(rows))])
+        return Measured(exact=[replicas.scatter_to_replica_slot(tf.stack(rows))])
 
     def update(self, measured):
         """Charges the examples of an update, then stores their norms."""

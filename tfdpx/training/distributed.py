@@ -39,7 +39,7 @@ from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.per_example.loss import row_losses
 from tfdpx.per_example.rows import Rows
-from tfdpx.sampling import sampled_batches, shares
+from tfdpx.sampling import sampled_batches, shards
 from tfdpx.sampling.batch_sampler import check_optimizer, sampler_of
 from tfdpx.sampling.examples import as_examples
 from tfdpx.sampling.inputs import present_rows
@@ -114,7 +114,7 @@ def fit(
     examples = as_examples(x, y, sample_weight)
     check_validation_data(validation_data, x, optimizer)
     check_callbacks(callbacks, optimizer)
-    shares.check_divides(strategy.num_replicas_in_sync, plan.batch_size, "examples of `batch_size`")
+    shards.check_divides(strategy.num_replicas_in_sync, plan.batch_size, "examples of `batch_size`")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise ValueError("Argument `callbacks` must be a list. Received: a CallbackList.")
     callbacks = keras.callbacks.CallbackList(

@@ -131,7 +131,7 @@ def training(optimizer, model, request):
     """
     optimizer.account.follow(model)
     replicas.check_layout()
-    lora.wake(model)
+    lora.reinitialize_zero_lora(model)
     draws = sampler_of(request.x)
     if draws is not None and draws.plan is None:
         draws = None

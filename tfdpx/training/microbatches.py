@@ -212,8 +212,8 @@ def compute(optimizer, engine, update, inputs):
         present = tf.ones_like(norms, tf.bool)
     factors = optimizer.clip_policy.clip(norms, present, optimizer.batch_size, inputs.clips)
     if optimizer.noise_multiplier:
-        factors = mechanism.bounded(factors, norms, optimizer.batch_size)
-    sums = found.clipped_sums(mechanism.counted(factors * inputs.weights, norms, present))
+        factors = mechanism.cap_to_sensitivity(factors, norms, optimizer.batch_size)
+    sums = found.clipped_sums(mechanism.zero_invalid(factors * inputs.weights, norms, present))
     return dataclasses.replace(found, squared_norms=norms), sums
 
 

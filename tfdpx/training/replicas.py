@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdpx._keras import step_context
 from tfdpx.checks import UnfitForPrivacy
-from tfdpx.sampling import shares
+from tfdpx.sampling import shards
 
 _STRATEGIES = (
     tf.distribute.MirroredStrategy,
@@ -71,7 +71,7 @@ def check_keras_fit(model, data):
         # With uneven shares, views would depend on the replica.
         rows = tf.nest.flatten(data.element_spec)[0].shape[0]
         if rows is not None:
-            shares.check_divides(strategy.num_replicas_in_sync, rows, "rows a batch")
+            shards.check_divides(strategy.num_replicas_in_sync, rows, "rows a batch")
 
 
 def check_layout():
@@ -122,7 +122,7 @@ def check_context(model):
     return context
 
 
-def compile_apart(model):
+def compile_per_replica(model):
     """Whether the step itself compiles each replica's part by XLA.
 
     Keras's `fit` compiles the whole step, and a TPU compiles everything.
@@ -140,38 +140,38 @@ def interleaved(model, session, batches):
         batches: The `x` of the `fit`.
     """
     count = model.distribute_strategy.num_replicas_in_sync
-    if count == 1 or not is_dealt(model, session):
+    if count == 1 or not is_interleaved(model, session):
         return batches
 
-    def by_share(*batch):
+    def interleave(*batch):
         return tf.nest.map_structure(
-            lambda t: None if t is None else shares.by_share(t, count), batch
+            lambda t: None if t is None else shards.interleave_shards(t, count), batch
         )
 
-    return batches.map(by_share)
+    return batches.map(interleave)
 
 
-def is_dealt(model, session):
+def is_interleaved(model, session):
     """Whether replicas have the shares of `shares` and not the rows that Keras would give them."""
     drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or drawn
 
 
-def own_rows(nest, count, context, dealt):
+def own_rows(nest, count, context, in_shards):
     """Returns this replica's rows of a nest of tensors [replicas * count, ...].
 
     Args:
         nest: Nest of tensors in the order of the draw, or None.
         count: Int or scalar tensor, rows of a replica.
         context: `tf.distribute.ReplicaContext`.
-        dealt: As `is_dealt` says.
+        in_shards: As `is_interleaved` says.
     """
     if context.num_replicas_in_sync == 1:
         return nest
 
     def own(tensor):
-        if dealt:
-            tensor = shares.by_share(tensor, context.num_replicas_in_sync)
+        if in_shards:
+            tensor = shards.interleave_shards(tensor, context.num_replicas_in_sync)
         # Not a slice, because XLA must know its start at compile time.
         parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
         return tf.gather(parts, context.replica_id_in_sync_group)
@@ -179,7 +179,7 @@ def own_rows(nest, count, context, dealt):
     return tf.nest.map_structure(lambda t: t if t is None else own(t), nest)
 
 
-def beside_others(tensor):
+def scatter_to_replica_slot(tensor):
     """Returns [..., replicas * n], a tensor [..., n] at this replica's place and zeros elsewhere.
 
     The sum over replicas then holds the tensors of all.

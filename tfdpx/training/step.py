@@ -104,8 +104,8 @@ def _step(optimizer, model, data, ids):
     seed, policy = optimizer.step_key(), optimizer.clip_policy
     # Drawn for the rows of all replicas, so that an example's views do not depend on its replica.
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
-    dealt = replicas.is_dealt(model, optimizer.session)
-    choices = replicas.own_rows(choices, count, context, dealt)
+    in_shards = replicas.is_interleaved(model, optimizer.session)
+    choices = replicas.own_rows(choices, count, context, in_shards)
     clips = policy.clips(ids, count)
     # Microbatches are counted over all replicas: no two have the same masks.
     masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
@@ -124,7 +124,7 @@ def _step(optimizer, model, data, ids):
         )
         return totals._replace(sums=microbatch.update.finished(variables, totals.sums)), logs
 
-    if replicas.compile_apart(model):
+    if replicas.compile_per_replica(model):
         # XLA cannot compile the communication of replicas on CPUs.
         all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
     totals, logs = all_passes(data, by_example, present)
@@ -147,7 +147,7 @@ def _step(optimizer, model, data, ids):
     def apply():
         penalty, penalty_gradients = regularization(variables)
         pairs = zip(gradients, penalty_gradients, strict=True)
-        optimizer.apply([g if p is None else g.plus(p) for g, p in pairs], variables)
+        optimizer.apply([g if p is None else g + p for g, p in pairs], variables)
         return penalty
 
     if tf.executing_eagerly():

@@ -16,7 +16,7 @@ import re
 import secrets
 
 from tfdpx import _files as files
-from tfdpx.accounting.record import Data
+from tfdpx.accounting.record import DatasetId
 from tfdpx.train.data import folder, tables, tfds
 from tfdpx.train.errors import UserError, printable
 
@@ -25,7 +25,7 @@ _KEY = pathlib.Path("~/.config/tfdpx/key")
 
 
 def of(name, num_examples=None):
-    """Returns the `Data` that a name of `--dataset` means.
+    """Returns the `DatasetId` that a name of `--dataset` means.
 
     Args:
         name: String as of `--dataset`.
@@ -36,10 +36,10 @@ def of(name, num_examples=None):
     """
     parsed = tfds.Name.parse(name)
     if parsed.path is None:
-        return Data(parsed.full, num_examples)
+        return DatasetId(parsed.full, num_examples)
     is_table = parsed.entry.name in tfds.TABLES
     identifier = _of_table(name) if is_table else _of_folder(folder.existing(parsed.path).resolve())
-    return Data(called(name), num_examples, identifier)
+    return DatasetId(called(name), num_examples, identifier)
 
 
 def called(name):
@@ -56,7 +56,7 @@ def overlap(data, name):
     One folder may lie in the other; versions and sizes of a public data set are no other data.
 
     Args:
-        data: `Data`.
+        data: `DatasetId`.
         name: String as of `--dataset`.
     """
     parsed = tfds.Name.parse(name)

@@ -74,7 +74,7 @@ def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     }  # fmt: skip
     table = (tmp_path / "table.md").read_text().splitlines()
     assert len(table) == 2 + len(METHODS)
-    assert "2 public a class, epsilon 1 | rotated, 2 public a class" in table[0]
+    assert "2 public per class, epsilon 1 | rotated, 2 public per class" in table[0]
     # Results for another number of private images are kept apart.
     assert len(run(tmp_path, methods=["only_public"], seeds=["0"], num_private=40)) == 1
     public, private = made_up(num_private=20).sets(2, seed=0, shift="rotated")

@@ -55,7 +55,7 @@ def test_a_head_is_searched_saved_and_reported(folder, capsys, search_flag):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([f"--preset={PRESET}", "--method=dp_ls"], "preset is of another method.*dp_fc.*dp_ls"),
+        ([f"--preset={PRESET}", "--method=dp_ls"], "preset is for another method.*dp_fc.*dp_ls"),
         (["--preset=table11"], "no preset 'table11'"),
         (["--method=dp_ls"], "--workdir and --method"),
         (["--method=dp_ls", "--workdir=nowhere"], "one of --trials and --private_tuning"),

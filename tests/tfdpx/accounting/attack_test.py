@@ -140,8 +140,8 @@ def test_a_plan_and_its_ledger_have_the_bounds_of_their_unit():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: Ledger(is_complete=False).attack_bounds(1e-5), "weights have spent is unknown"),
-        (lambda: Ledger((Entry(1.0, 0.1, 5, False),)).attack_bounds(1e-5), "not drawn by Poisson"),
+        (lambda: Ledger(is_complete=False).attack_bounds(1e-5), "spent on the weights is unknown"),
+        (lambda: Ledger((Entry(1.0, 0.1, 5, False),)).attack_bounds(1e-5), "not Poisson sampled"),
         (lambda: Ledger((Entry(1.0, None, 5),)).attack_bounds(1e-5), "probability is unknown"),
         (lambda: Ledger().attack_bounds(), "delta"),
         (lambda: _bounds(1.0).true_positive_rate([0.5, 1.1]), r"lie in \[0, 1\]"),

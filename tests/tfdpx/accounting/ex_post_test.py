@@ -14,7 +14,7 @@ from tfdpx.accounting.individual import Losses, individual_epsilon
 def exceeded(conversion, mu, delta):
     """Returns the probability that the loss exceeds epsilon, divided by delta."""
     if conversion == "improved, from RDP":
-        losses = Losses("improved", exact=False)
+        losses = Losses("improved", full_batch=False)
         [epsilon] = losses.epsilons(losses.of_step([mu], 1.0, 1.0), delta)
     else:
         plan = PrivacyPlan(100, batch_size=100, steps=1, noise_multiplier=1.0, delta=delta)

@@ -133,5 +133,5 @@ def test_a_damaged_file_is_an_error_that_names_it(damage, content, tmp_path):
 def test_a_page_or_a_text_is_no_damaged_ledger(tmp_path):
     for content in ("<!doctype html>", "Statement of differential privacy", "step,epsilon"):
         (tmp_path / "page").write_text(content)
-        with pytest.raises(ValueError, match=r"it is no JSON.*Give a file of `Ledger.save`, or"):
+        with pytest.raises(ValueError, match=r"it is no JSON.*Pass a file of `Ledger.save`, or"):
             Ledger.load(tmp_path / "page")

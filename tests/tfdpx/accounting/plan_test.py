@@ -127,7 +127,7 @@ def test_epsilon_left_out():
         ({"noise_multiplier": 1.0}, "Exactly one of .* Left out: none"),
         ({"epsilon": None}, "Exactly one of .* Left out: `noise_multiplier`, `epsilon`"),
         ({"epochs": 5}, "takes the place of `steps`.*steps=100"),
-        ({"epochs": 5, "steps": None, "batch_size": None}, "needs `batch_size`.*batch_size=None"),
+        ({"epochs": 5, "steps": None, "batch_size": None}, "requires `batch_size`.*=None"),
         ({"epochs": math.inf, "steps": None}, "`epochs` must be a positive, finite"),
         ({"epochs": "5", "steps": None}, "`epochs` must be a positive"),
     ],
@@ -146,7 +146,7 @@ EASY = {"batch_size": 900, "steps": None, "noise_multiplier": 8e4, "epsilon": 1e
         ({"steps": None, "noise_multiplier": 0.5}, "No `steps`.*even steps=1 gives epsilon="),
         ({"steps": None, "noise_multiplier": 0}, "No `steps`.*gives epsilon=inf"),
         ({"batch_size": None, "noise_multiplier": 0.5}, "No `batch_size`.*even batch_size=1 "),
-        (EASY, "does not bound `steps`: already steps=1.09951e\\+12"),
+        (EASY, "does not bound `steps`: even steps=1.09951e\\+12"),
     ],
 )
 def test_target_out_of_reach(changes, message):

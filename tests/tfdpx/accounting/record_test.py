@@ -11,7 +11,7 @@ from tfdpx import _files as files
 from tfdpx.accounting import Ledger, selection
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.record import Data, Record, Seen
+from tfdpx.accounting.record import DatasetId, Record, UpstreamTraining
 
 UPDATES = Ledger((Entry(4.0, 0.1, 60, run=7),))
 RUN = [Entry(10.0, 0.1, 60), Entry(30.0, 1.0, 1)]
@@ -21,10 +21,10 @@ TUNED = Ledger.selected(RUN, 5.0, 1e-5)
 def record(**changes):
     defaults = dict(
         program="classify",
-        data=Data("folder:photos", 500, "1f"),
+        data=DatasetId("folder:photos", 500, "1f"),
         ledger=UPDATES + TUNED,
         delta=1e-5,
-        seen=(Seen(Data("digits"), Ledger((Entry(0.0, 1.0, 3),))),),
+        seen=(UpstreamTraining(DatasetId("digits"), Ledger((Entry(0.0, 1.0, 3),))),),
         results={"steps": 60, "accuracy": np.float32(0.5), "lost": math.nan, "most": math.inf},
     )
     return Record(**{**defaults, **changes})
@@ -150,7 +150,10 @@ def test_other_contents_are_refused(content, tmp_path):
         ({"searched": "a grid"}, True),  # The ledger includes the search.
         ({"ledger": UPDATES, "searched": "a grid"}, False),
         ({"ledger": Ledger()}, False),  # Drawings, on weights that saw the digits without noise.
-        ({"ledger": Ledger(), "seen": (Seen(Data("digits"), UPDATES, 1e-5),)}, True),
+        (
+            {"ledger": Ledger(), "seen": (UpstreamTraining(DatasetId("digits"), UPDATES, 1e-5),)},
+            True,
+        ),
     ],
 )
 def test_which_runs_may_be_released(changes, is_releasable):
@@ -173,7 +176,7 @@ def test_shuffled_batches_are_not_amplified():
 
 
 def test_a_search_is_not_paid_for_by_another_behind_the_weights():
-    upstream = (Seen(Data("digits"), TUNED),)
+    upstream = (UpstreamTraining(DatasetId("digits"), TUNED),)
     paid = record(searched="a grid", seen=())
     assert paid.is_releasable and "among a grid: epsilon covers" in _text(paid)
     unpaid = record(searched="a grid", seen=upstream)

@@ -62,11 +62,11 @@ def test_fixed_sizes_are_judged_by_dp_accounting():
 @pytest.mark.parametrize(
     "name, neighbours, message",
     [
-        ("poisson", "replace_one", "No accountant here judges Poisson sampling.*2 epsilon"),
-        ("shuffle", "add_or_remove_one", "moves all behind it.*neighbours='zero_out'"),
-        ("without_replacement", "add_or_remove_one", "one size alone.*'replace_one'"),
+        ("poisson", "replace_one", "No accountant here covers Poisson sampling.*2 epsilon"),
+        ("shuffle", "add_or_remove_one", "moves all later ones.*neighbours='zero_out'"),
+        ("without_replacement", "add_or_remove_one", "of equal size.*'replace_one'"),
         ("without_replacement", "zero_out", "replaced examples.*'replace_one'"),
-        ("with_replacement", None, "no accountant that judges it.*'without_replacement'"),
+        ("with_replacement", None, "but no accountant for it.*'without_replacement'"),
         ("cyclic", None, "`sampling` must be one of"),
         ("poisson", "friends", "`neighbours` must be one of"),
     ],

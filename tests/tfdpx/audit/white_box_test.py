@@ -241,5 +241,5 @@ def test_unfit_audits_are_refused():
         with pytest.raises(ValueError, match=f"`{name}`"):
             audit.check_optimizer(model, model.optimizer, **{name: value})
     unbuilt = small.model(noise_multiplier=1.0, **QUICK)
-    with pytest.raises(ValueError, match="give `x`"):
+    with pytest.raises(ValueError, match="pass `x`"):
         audit.check_optimizer(unbuilt, unbuilt.optimizer)

@@ -127,9 +127,9 @@ UNFIT[3, 2] = np.nan
         ((UNFIT, PUBLIC[1]), {}, "Received: 1 rows that are not finite"),
         ((PUBLIC[0][:0], PUBLIC[1][:0]), {}, "takes 1 to"),
         ((PUBLIC[0], PUBLIC[1], None), {}, "Received: 3 parts"),
-        ((PUBLIC[0], None), {}, "`labels` must be given"),
+        ((PUBLIC[0], None), {}, "`labels` is required"),
         ((PUBLIC[0], np.zeros([8, CLASSES])), {}, "`public_data` must.*8 examples with other sums"),
-        ((PUBLIC[0][:, :3], PUBLIC[1]), {}, "must have one width. Received: 6 and 3"),
+        ((PUBLIC[0][:, :3], PUBLIC[1]), {}, "must have the same width. Received: 6 and 3"),
         (PUBLIC, dict(initial_weights=np.ones([WIDTH, 2])), r"have the shape \[6, 4\]"),
     ],
 )

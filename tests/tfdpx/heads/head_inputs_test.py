@@ -27,20 +27,20 @@ def generated(function):
 @pytest.mark.parametrize(
     ("features", "labels", "message"),
     [
-        (X, None, "`labels` must be given"),
+        (X, None, "`labels` is required"),
         (X, Y.astype("float32"), "must hold integers.*astype"),
         (X, np.where(np.arange(COUNT) == 80, 4, Y), r"must lie in \[0, 4\).*to 4"),
         (X, Y - 1, "labels from -1"),
         (X, np.eye(CLASSES)[Y] * 1.5, r"must hold numbers in \[0, 1\].*float64"),
         (X, np.full([COUNT, CLASSES], np.nan), r"must hold numbers in \[0, 1\]"),
         (X, np.full([COUNT, CLASSES], "1"), r"must hold numbers in \[0, 1\]"),
-        (X, np.float32(1), "as many examples"),
+        (X, np.float32(1), "must have the same length"),
         (X[:0], Y[:0], "takes 1 to .* examples.*Received: 0"),
         (X[:, :0], Y, "positive width"),
         (X[0], Y, "must have the shape"),
         (dataset(X, Y), Y, "`labels` must be left out"),
         (dataset(X), None, "batches .features, labels."),
-        (dataset(X, Y, Y), None, "takes no sample weights"),
+        (dataset(X, Y, Y), None, "accepts no sample weights"),
         (tf.data.Dataset.from_tensor_slices((X, Y)), None, r"shape \[n, d\]"),
         (dataset({"x": X}, Y), None, "dense tensors"),
         (dataset(X, Y).take(0), None, "takes 1 to"),
@@ -136,7 +136,7 @@ def test_a_fit_that_is_interrupted_as_it_ends_pays_for_all_that_was_planned(monk
         (LeastSquares, {"epsilon": 0}, "`epsilon` must be a positive number. Received: epsilon=0"),
         (LeastSquares, {"epsilon": math.nan}, "`epsilon` must be a positive number"),
         (LeastSquares, {"delta": 1}, "`delta` must lie"),
-        (LeastSquares, {"num_classes": 1}, "integer >= 2. Received: num_classes=1. Two classes"),
+        (LeastSquares, {"num_classes": 1}, "integer >= 2. Received: num_classes=1. For a binary"),
         (LeastSquares, {"num_classes": True}, "integer >= 2"),
         (LeastSquares, {"l2_norm_clip": 0}, "`l2_norm_clip` must be a number >="),
         (LeastSquares, {"l2_norm_clip": math.inf}, "must be finite"),
@@ -156,7 +156,7 @@ def test_a_fit_that_is_interrupted_as_it_ends_pays_for_all_that_was_planned(monk
         (AdaMix, {"steps": 3}, "Exactly one of `epsilon` and `steps`"),
         (AdaMix, {"epsilon": math.inf}, "`epsilon` must be a positive, finite"),
         (AdaMix, {"noise_multiplier": 0.0}, "`noise_multiplier` must be a positive"),
-        (AdaMix, {"epsilon": 1e-3}, "No `steps` keeps within the target"),
+        (AdaMix, {"epsilon": 1e-3}, "No `steps` meets the target"),
         (AdaMix, {"quantile": 90}, "`quantile` must lie in"),
         (AdaMix, {"projection": 0}, "`projection`"),
         (AdaMix, {"decay_to": "end"}, "`decay_to` must be one of"),
@@ -181,7 +181,7 @@ def test_evaluate_needs_labels_and_predict_none():
     soft = 0.8 * np.eye(CLASSES)[Y]
     assert head.evaluate(X, soft)["accuracy"] == pytest.approx(0.8 * np.mean(scores.argmax(1) == Y))
     np.testing.assert_allclose(head.predict(dataset(X).map(lambda x: x)), scores, rtol=1e-5)
-    with pytest.raises(ValueError, match="`labels` must be given"):
+    with pytest.raises(ValueError, match="`labels` is required"):
         head.evaluate(X)
     with pytest.raises(ValueError, match="features.* have a width of 6"):
         head.predict(X[:, :3])

@@ -56,7 +56,7 @@ def test_weights_of_examples_and_of_classes():
         ({"class_weight": {0: math.nan}}, "finite and >= 0"),
         ({"class_weight": {0: 1.0}, "y": None}, "`class_weight` needs a single array `y`"),
         ({"class_weight": {0: 1.0}, "y": np.zeros([4, 2, 2])}, r"Received: shape \(4, 2, 2\)"),
-        ({"y": np.zeros(5)}, r"arrays of one length, at least 1. Received: lengths \[4, 5\]"),
+        ({"y": np.zeros(5)}, r"arrays of the same length, at least 1. Received: lengths \[4, 5\]"),
         ({"x": np.zeros([0, 2]), "y": None}, r"Received: lengths \[0\]"),
     ],
 )

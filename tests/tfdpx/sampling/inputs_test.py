@@ -93,12 +93,12 @@ def test_a_missing_target_is_named():
     model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
     callbacks = [tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)]
     for data in (PLAN.batches(x), x, tf.data.Dataset.from_tensors(x[:8])):
-        with pytest.raises(ValueError, match="`y` is missing, which the loss.*compute_loss"):
+        with pytest.raises(ValueError, match="`y` is missing, but the loss.*compute_loss"):
             model.fit(data, callbacks=callbacks, verbose=0)
-    with pytest.raises(ValueError, match="`y` is missing, which the loss"):
+    with pytest.raises(ValueError, match="`y` is missing, but the loss"):
         model.train_on_batch(x[:8])
     model = autoencoder(optimizer=tfdpx.DPSGD(0.1, plan=PLAN), metrics=["mae"])
-    with pytest.raises(ValueError, match="`y` is missing, which the metrics.*compute_metrics"):
+    with pytest.raises(ValueError, match="`y` is missing, but the metrics.*compute_metrics"):
         model.fit(PLAN.batches(x), verbose=0)
     assert int(model.optimizer.iterations) == 0
 

@@ -93,7 +93,7 @@ def test_an_odd_example_is_an_error_and_never_stretched(odd):
 def test_goes_alone_and_must_have_the_size_that_was_planned(source):
     examples = tfdpx.RandomAccess(source)
     with pytest.raises(
-        ValueError, match="no other data may be given. Received also: `y`, `sample_weight`"
+        ValueError, match="no other data may be passed. Received also: `y`, `sample_weight`"
     ):
         as_examples(examples, LABELS, np.ones(50))
     with pytest.raises(ValueError, match="50 examples, num_examples=60"):

@@ -117,7 +117,7 @@ def test_the_step_bounds_what_the_check_does_not_see(policy):
 @pytest.mark.planted("factors of a policy are not bounded")
 @pytest.mark.parametrize("policy", [TooLongForSome, Backwards])
 def test_a_step_without_a_bound_is_noticed(monkeypatch, policy):
-    monkeypatch.setattr(mechanism, "bounded", lambda factors, *rest: factors)
+    monkeypatch.setattr(mechanism, "cap_to_sensitivity", lambda factors, *rest: factors)
     assert moved(quiet_bench(policy())) > 50
 
 

@@ -135,7 +135,7 @@ def test_sample_weights_of_any_type_go_with_them(trainer):
 
 def test_one_label_an_example():
     model = small.model(layers=[keras.layers.Reshape([2, 3]), keras.layers.Dense(3)])
-    with pytest.raises(ValueError, match=r"one label an example.*\(16, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"one label per example.*\(16, 2, 3\)"):
         model.train_on_batch(X, np.zeros([16, 2]), class_weight={0: 2.0})
     with pytest.raises(ValueError, match="finite and >= 0"):
         model.train_on_batch(X, Y, class_weight={0: -2.0})

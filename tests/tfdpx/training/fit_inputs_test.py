@@ -92,7 +92,7 @@ def test_weights_of_a_data_set_count():
         (lambda: dataset(X, Y).filter(lambda x, y: True), "unknown size.*assert_cardinality"),
         (lambda: dataset(X, Y).take(0), "must hold examples"),
         (lambda: dataset(X, Y).take(20), "20 examples, num_examples=24"),
-        (lambda: [X[0], X[1]], r"one length.*list of arrays is several inputs.*np\.stack"),
+        (lambda: [X[0], X[1]], r"same length.*list of arrays means several inputs.*np\.stack"),
     ],
 )
 def test_data_of_another_size_than_the_plans_are_refused(make_inputs, message):

@@ -177,7 +177,7 @@ def test_batches_without_ids_are_refused():
 def test_an_accountant_follows_one_optimizer_of_its_plan():
     plan = replay.make_plan()
     accountant = IndividualAccountant(plan)
-    with pytest.raises(ValueError, match="has followed no training"):
+    with pytest.raises(ValueError, match="has tracked no training"):
         accountant.epsilon()
     make = dict(plan=plan, individual=accountant)
     with pytest.raises(ValueError, match="`individual` accounts for another plan"):

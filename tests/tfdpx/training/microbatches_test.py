@@ -128,12 +128,12 @@ def test_the_last_pass_counts_no_row_twice():
 
 @pytest.mark.planted("the last pass counts rows twice")
 def test_rows_that_are_counted_twice_are_noticed(monkeypatch):
-    counted = mechanism.counted
+    zero_invalid = mechanism.zero_invalid
 
     def unmasked(factors, squared_norms, present):
-        return counted(factors, squared_norms, tf.ones_like(present))
+        return zero_invalid(factors, squared_norms, tf.ones_like(present))
 
-    monkeypatch.setattr(mechanism, "counted", unmasked)
+    monkeypatch.setattr(mechanism, "zero_invalid", unmasked)
     with pytest.raises(AssertionError):
         test_the_last_pass_counts_no_row_twice()
 

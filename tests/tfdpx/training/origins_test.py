@@ -280,7 +280,7 @@ def test_callbacks_of_one_training_leave_it_complete(tmp_path):
 def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
-    with pytest.warns(UserWarning, match=r"no ledger could be seen.*checks\.mark_public\(model\)"):
+    with pytest.warns(UserWarning, match=r"without a ledger.*checks\.mark_public\(model\)"):
         train(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

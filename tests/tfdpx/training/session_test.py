@@ -21,7 +21,7 @@ from tfdpx import _files as files
 from tfdpx.account import attach
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.callbacks import Checkpoint
 from tfdpx.sampling import sampled_batches
 
@@ -294,6 +294,6 @@ def test_shuffled_batches_count_as_often_as_an_example_is_in_one(fits, before, m
         drawn.clear()
         model.fit(X, Y, steps_per_epoch=steps, verbose=0)
         np.add.at(uses, np.concatenate(drawn[:steps]), 1)
-    record = Record("x", Data("d", N), model.optimizer.ledger, DELTA, sampling="shuffle")
+    record = Record("x", DatasetId("d", N), model.optimizer.ledger, DELTA, sampling="shuffle")
     claimed = record.ledger_as_drawn().steps - before
     assert uses.max() <= claimed <= 4 and len(model.optimizer.ledger.of(plan).entries) == len(fits)

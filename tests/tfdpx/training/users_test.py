@@ -141,7 +141,7 @@ def test_people_are_drawn_by_the_plan_and_give_k_examples_without_repetition_eac
 
 def test_ids_that_would_protect_somebody_less_are_refused(model):
     for ids, message in (
-        (IDS[:-1], "one id an example"),
+        (IDS[:-1], "an id per example"),
         (IDS.astype("float32"), "ints, or strings"),
         ([None, *IDS[1:]], "None"),
         ([float("nan"), *IDS[1:]], "nan"),
@@ -160,8 +160,8 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
         (["\u00e9", "e\u200d\u0301", *map(str, IDS[2:])], "in one way"),
         (["\u0390", "\u03aa\u0301", *map(str, IDS[2:])], "in one way"),  # In upper case.
         (["P1", "p1", *map(str, IDS[2:])], "in one way"),
-        (iter(IDS), "one id an example"),
-        (tf.sparse.from_dense(IDS), "one id an example"),
+        (iter(IDS), "an id per example"),
+        (tf.sparse.from_dense(IDS), "an id per example"),
         (np.zeros(len(IDS), int), "1 people"),
         (None, "draws people"),
     ):

@@ -1,18 +1,19 @@
-"""Which examples of a draw each replica takes: every host knows its own without talking.
+"""The examples of a draw that each replica takes, computed by every host without communication.
 
 Of the n examples that a step draws, in order, replica p of R takes numbers p, p + R, p + 2 R, ...:
-at most ceil(n / R), so that none waits long for another. All hosts work out the same draw from
-(seed, step) and cut out their own part: no example is taken twice and none is lost. Where padding
-fills a whole share, the replica takes part all the same.
+at most ceil(n / R), so that none waits long for another. All hosts compute the same draw from
+(seed, step) and cut out their own part, so no example is taken twice and none is lost. A replica
+takes part even if its share is all padding.
 
 Keras's `fit` splits a batch by itself: replica p takes the rows [p * m, (p + 1) * m) of R * m. For
-it `by_share` puts the R shares of a whole batch one after the other, each with its own padding.
+it `interleave_shards` puts the R shares of a whole batch one after the other, each with its own
+padding.
 """
 
 import tensorflow as tf
 
 
-class Shares:
+class ReplicaShards:
     """The shares of this host's replicas.
 
     Args:
@@ -43,23 +44,23 @@ class Shares:
         check_divides(replicas, capacity, "rows a batch")
         self._count = replicas
         self.rows = capacity // replicas
-        each = replicas // hosts
-        self.replicas = range(host * each, (host + 1) * each)
+        replicas_per_host = replicas // hosts
+        self.replicas = range(host * replicas_per_host, (host + 1) * replicas_per_host)
 
     def steps(self, first, last):
-        """Pairs (step, replica) of int64 for the steps [first, last) and this host's replicas.
+        """Returns pairs (step, replica) of int64 for steps [first, last) and this host's replicas.
 
-        Made without Python, since a TPU's hosts do not share this process.
+        Made without Python functions, because a TPU's hosts do not share this process.
         """
-        each = len(self.replicas)
-        return tf.data.Dataset.range(first * each, last * each).map(
-            lambda index: (index // each, self.replicas.start + index % each)
+        count = len(self.replicas)
+        return tf.data.Dataset.range(first * count, last * count).map(
+            lambda index: (index // count, self.replicas.start + index % count)
         )
 
     def endless(self, dataset):
-        """`dataset`, and after its end batches without examples: zeros, of sample_weight 0.
+        """Returns `dataset` followed by batches without examples: zeros, with sample_weight 0.
 
-        So `tf.distribute` need not ask all hosts at every step who has data left.
+        So `tf.distribute` need not ask all hosts at every step which of them have data left.
         """
 
         def zeros(spec):
@@ -69,7 +70,7 @@ class Shares:
         return dataset.concatenate(tf.data.Dataset.from_tensors(padding).repeat())
 
     def cut(self, rows, replica):
-        """The examples in the share of `replica`, or all of them for a whole batch.
+        """Returns the examples in the share of `replica`, or all of them for a whole batch.
 
         Args:
             rows: int64 tensor [n], the examples that a step draws, n at most `capacity`.
@@ -78,8 +79,8 @@ class Shares:
         return rows[replica :: self._count] if self.is_split else rows
 
 
-def by_share(tensor, count):
-    """The rows of a tensor [n, ...] in the order of `count` shares, each every `count`-th row."""
+def interleave_shards(tensor, count):
+    """Returns the rows of a tensor [n, ...] ordered by shares: each has every `count`-th row."""
     if count == 1:
         return tensor
     rows = tf.reshape(tensor, tf.concat([[-1, count], tf.shape(tensor)[1:]], axis=0))
@@ -88,17 +89,17 @@ def by_share(tensor, count):
 
 
 def check_divides(replicas, rows, what):
-    """Raises ValueError, with numbers that would do, unless `replicas` divides `rows`.
+    """Raises ValueError, with numbers that are possible, unless `replicas` divides `rows`.
 
     Args:
         replicas: Int.
         rows: Int.
-        what: String, what `rows` counts, for the message.
+        what: String, the things that `rows` counts, for the message.
     """
     if rows % replicas:
         below = rows // replicas * replicas
-        fits = f"{below} or {below + replicas}" if below else str(replicas)
+        sizes = f"{below} or {below + replicas}" if below else str(replicas)
         raise ValueError(
-            f"{replicas} replicas cannot share {rows} {what} evenly. Use {fits}, or a number of "
+            f"{replicas} replicas cannot share {rows} {what} evenly. Use {sizes}, or a number of "
             f"replicas that divides {rows}."
         )

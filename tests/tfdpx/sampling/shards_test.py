@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfdpx
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import Examples
-from tfdpx.sampling.shares import by_share
+from tfdpx.sampling.shards import interleave_shards
 
 STEPS, NUM_EXAMPLES = 8, 40
 # Hosts and replicas.
@@ -60,7 +60,7 @@ def test_shares_are_dealt_evenly_from_the_batch_of_one_device(kind, hosts, repli
         assert len({part[0].shape for part in parts}) == 1
         for joined, wanted in zip(zip(*parts, strict=True), batch, strict=True):
             np.testing.assert_array_equal(np.stack(joined, axis=1).ravel(), wanted)
-            dealt = by_share(tf.constant(wanted), replicas)
+            dealt = interleave_shards(tf.constant(wanted), replicas)
             np.testing.assert_array_equal(np.concatenate(joined), dealt)
         assert len(set(taken(parts))) == len(taken(parts))
         counts = [np.count_nonzero(weight) for _, _, weight in parts]
@@ -130,7 +130,7 @@ def test_examples_in_order_come_once():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"input_context": context(1, 2)}, "Argument `seed` must be given"),
+        ({"input_context": context(1, 2)}, "Argument `seed` is required"),
         (
             {"input_context": context(1, 2), "seed": 0, "start": tf.Variable(0)},
             "`start` must be an int with an `input_context`",

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tfdpx.accounting import Ledger
-from tfdpx.accounting import statistics as module
+from tfdpx.accounting import individual_statistics as module
+from tfdpx.accounting.individual_statistics import release_statistics
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.statistics import release_statistics
 
 
 def values(count):
