@@ -271,7 +271,10 @@ class WSConv2DRule(Conv2DRule):
             measurements = measurements._replace(
                 squares=tf.concat([measurements.squares, removed], axis=1)
             )
-            counts = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
+            counts = (
+                self.window.taps + self.kernel_shape[2],
+                rounding.count_sequential_terms(fan_in),
+            )
             errors = [rounding.dot_error(n + positions) for n in counts]
         # The errors of the sums of squares, their subtraction, and the projection of the sum.
         relative = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT

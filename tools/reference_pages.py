@@ -1,4 +1,4 @@
-"""Writes the tables of docs/flags.md and docs/presets.md, from the programs themselves.
+"""Writes the tables of docs/flags.md and the lists of docs/presets.md from the programs.
 
 .venv/bin/python tools/reference_pages.py
 """
@@ -30,7 +30,6 @@ OTHERS = {
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
 # Settings of speed and of reports, which the page leaves out.
 _NO_RESULT = ("microbatch_size", "report_every")
-_TABLE = "| | settings |\n|---|---|\n"
 
 
 def flags_of(program):
@@ -86,19 +85,24 @@ def _marked(text):
 
 
 def presets_page():
-    """Returns the text of docs/presets.md: a table of settings in the section of each group."""
+    """Returns the text of docs/presets.md: a list of settings in the section of each group."""
     page = (DOCS / "presets.md").read_text(encoding="utf-8")
     for group, common in presets.COMMON.items():
-        start = page.index(_TABLE, page.index(f"\n## {group}\n"))
-        end = re.compile("(?:\\|.*\n)*").match(page, start).end()
-        page = page[:start] + _TABLE + "".join(_rows(group, common)) + page[end:]
+        start = page.index("\n- ", page.index(f"\n## {group}\n")) + 1
+        end = re.compile("(?:- .*\n)*").match(page, start).end()
+        page = page[:start] + "".join(_items(group, common)) + page[end:]
     return page
 
 
-def _rows(group, common):
-    """Returns the rows of a group's table: one for all columns, and one for each."""
+def _items(group, common):
+    """Yields the items of a group's list: one for all columns, and one for each."""
     columns = presets.COLUMNS.get(group, {})
-    yield _row("all" if columns else f"`{group}`", common)
+    earlier = list(presets.COMMON)[: list(presets.COMMON).index(group)]
+    bases = {f"`{name}`": presets.COMMON[name] for name in earlier}
+    yield _item("all" if columns else f"`{group}`", common, bases)
+    if any(columns is presets.COLUMNS.get(name) for name in earlier):
+        return  # The earlier group shows these columns.
+    above = {}
     for column in columns:
         name = f"{group}/{column}" if column else group
         values = {
@@ -107,16 +111,27 @@ def _rows(group, common):
             if key not in common or common[key] != value
         }
         at = f" at epsilon {presets.EPSILON:g}" * (presets.BY_EPSILON in columns[column])
-        yield _row(f"`{name}`{at}", values)
+        yield _item(f"`{name}`{at}", values, above)
+        above = {"above": values}
 
 
-def _row(title, values):
-    cell = ", ".join(
-        f"`{key}={value}`"
+def _item(title, values, bases):
+    """Returns an item of settings, as changes to one of `bases` if they share four or more."""
+    cells = _cells(values)
+    texts = [(text, _cells(base)) for text, base in bases.items() if base.keys() <= values.keys()]
+    text, base = max(texts, key=lambda pair: len(cells & pair[1]), default=("", {}.keys()))
+    if len(cells & base) >= 4:
+        cells = {f"as {text}": None, **{cell: None for cell in cells if cell not in base}}
+    return f"- {title}: {', '.join(cells) or 'as all'}\n"
+
+
+def _cells(values):
+    """Returns the settings that an item shows, in order."""
+    return {
+        f"`{key}={value}`": None
         for key, value in values.items()
         if value is not None and key not in _NO_RESULT
-    )
-    return f"| {title} | {cell} |\n"
+    }.keys()
 
 
 def pages():

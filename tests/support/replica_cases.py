@@ -94,7 +94,7 @@ OPTIMIZERS = {
 @contextlib.contextmanager
 def counting_all_reduces(collectives):
     """Appends the collectives in the graph of each update to `collectives`."""
-    original = distributed._execution
+    original = distributed._make_execute
 
     def spy(model, strategy):
         function = original(model, strategy)
@@ -106,11 +106,11 @@ def counting_all_reduces(collectives):
 
         return execute
 
-    distributed._execution = spy
+    distributed._make_execute = spy
     try:
         yield
     finally:
-        distributed._execution = original
+        distributed._make_execute = original
 
 
 def _nodes(graph):

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx.augment.each_alone import EachAlone, keys
-from tfdpx.per_example.random_layers import keyed
+from tfdpx.per_example.random_layers import drawing_from_key
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -78,7 +78,7 @@ class LayerViews:
         return self._alone.graphs()
 
     def _view(self, image, key):
-        with keyed(self.layer, key):
+        with drawing_from_key(self.layer, key):
             return self.layer(image[tf.newaxis], training=True)[0]
 
     def get_config(self) -> dict[str, Any]:

@@ -78,12 +78,12 @@ def problems_of_adapted(model):
     optimizer = model_internals.innermost(model.optimizer)
     if not getattr(optimizer, "noise_multiplier", 0.0):  # Also of an optimizer of Keras.
         return
-    is_inside = set()  # A TextVectorization has a StringLookup inside.
+    ids_inside = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
         if account.ledger_of_statistics(layer) is not None:
-            is_inside.update(map(id, layer_internals.flatten_layers(layer)))
-        elif id(layer) not in is_inside and step_context.eagerly(_is_adapted, layer):
-            is_inside.update(map(id, layer_internals.flatten_layers(layer)))
+            ids_inside.update(map(id, layer_internals.flatten_layers(layer)))
+        elif id(layer) not in ids_inside and step_context.eagerly(_is_adapted, layer):
+            ids_inside.update(map(id, layer_internals.flatten_layers(layer)))
             kind = next((kind for kind in _ARGUMENTS if isinstance(layer, kind)), None)
             yield (
                 f"Layer '{layer.name}' (of type {type(layer).__name__}) was adapted to data: what "
@@ -98,9 +98,11 @@ def _layers_in(augment):
     """The layers in an augmentation, and in those that it holds."""
     if isinstance(augment, keras.Layer):
         return layer_internals.flatten_layers(augment)
-    held = list(getattr(augment, "__dict__", {}).values())
-    inner = [part for part in held if isinstance(part, keras.Layer) or hasattr(part, "draw")]
-    return [layer for part in inner for layer in _layers_in(part)]
+    attributes = list(getattr(augment, "__dict__", {}).values())
+    holders = [
+        part for part in attributes if isinstance(part, keras.Layer) or hasattr(part, "draw")
+    ]
+    return [layer for part in holders for layer in _layers_in(part)]
 
 
 def _is_adapted(layer):

@@ -62,7 +62,7 @@ def check_validation_data(data, x, optimizer):
     if not optimizer.noise_multiplier or data is None:
         return
     inputs = _objects_in(keras.utils.unpack_x_y_sample_weight(data)[0])
-    if any(_share(a, b) for a in inputs for b in _objects_in(x)):
+    if any(_share_memory(first, second) for first in inputs for second in _objects_in(x)):
         raise ValueError(
             "Argument `validation_data` must hold other examples than `x`. Received: the same "
             "object, or arrays that share memory with `x`. Validate on examples that are not "
@@ -86,8 +86,8 @@ def check_callbacks(callbacks, optimizer):
         for callback in _flatten(callbacks):
             problems += _problems_of_acting(callback, optimizer)
             problems += _problems_of_paths(callback, optimizer)
-            covered = getattr(callback, "writes_only_covered", False)
-            if isinstance(callback, _WRITING) and not covered:
+            writes_only_covered = getattr(callback, "writes_only_covered", False)
+            if isinstance(callback, _WRITING) and not writes_only_covered:
                 warn(
                     f"{type(callback).__name__} writes the training loss and metrics, which the "
                     "privacy guarantee does not cover. Keep what it writes as secret as the data, "
@@ -120,13 +120,13 @@ def check_log_names(logs, optimizer):
 
 def _objects_in(data):
     """The arrays and data sets in a nest, without plain values."""
-    plain = str | bytes | numbers.Number | None
-    return [leaf for leaf in keras.tree.flatten(data) if not isinstance(leaf, plain)]
+    plain_types = str | bytes | numbers.Number | None
+    return [leaf for leaf in keras.tree.flatten(data) if not isinstance(leaf, plain_types)]
 
 
-def _share(a, b):
-    arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
-    return a is b or (arrays and np.shares_memory(a, b))
+def _share_memory(first, second):
+    are_arrays = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
+    return first is second or (are_arrays and np.shares_memory(first, second))
 
 
 def _flatten(callbacks):
@@ -152,17 +152,17 @@ def _problems_of_acting(callback, optimizer):
         monitor = getattr(monitor, "name", monitor)
         if not isinstance(monitor, str) or is_covered(monitor, optimizer):
             continue
-        received = f"Received: {attribute}={monitor!r}."
+        argument = f"Received: {attribute}={monitor!r}."
         if not monitor.startswith("val_"):
             yield (
                 f"{type(callback).__name__} would act on the training data without noise, which "
-                f"the privacy guarantee does not cover. {received} Monitor a metric of data that "
+                f"the privacy guarantee does not cover. {argument} Monitor a metric of data that "
                 'need no privacy, such as "val_loss", or leave the callback out.'
             )
         else:
             yield (
                 f"{type(callback).__name__} would act on validation metrics, which the privacy "
-                f"guarantee does not cover. {received} {IF_PUBLIC}"
+                f"guarantee does not cover. {argument} {IF_PUBLIC}"
             )
 
 
@@ -171,20 +171,20 @@ def _problems_of_paths(callback, optimizer):
         path = getattr(callback, attribute, None)
         if not isinstance(path, (str, os.PathLike)):
             continue
-        received = f"Received: {attribute}={str(path)!r}."
+        argument = f"Received: {attribute}={str(path)!r}."
         for field in _fields(os.fspath(path)):
             if field in _COUNTERS or is_covered(field, optimizer):
                 continue
             if not field.startswith("val_"):
                 yield (
                     f"{type(callback).__name__} would write the training metric '{field}' into a "
-                    f"path, which the privacy guarantee does not cover. {received} Name files by "
+                    f"path, which the privacy guarantee does not cover. {argument} Name files by "
                     "{epoch} or a metric of public validation data, such as {val_loss}."
                 )
             else:
                 yield (
                     f"{type(callback).__name__} would write the validation metric '{field}' into "
-                    f"a path, which the privacy guarantee does not cover. {received} {IF_PUBLIC}"
+                    f"a path, which the privacy guarantee does not cover. {argument} {IF_PUBLIC}"
                 )
 
 

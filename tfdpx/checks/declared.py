@@ -71,11 +71,11 @@ def _problems_of_layer(layer):
             f"Layer '{layer.name}' has an activity regulariser, a loss over the whole batch. "
             "Build the layer without `activity_regularizer`; weight regularisers are fine."
         )
-    overwritten = layer_internals.overwritten_with_gradients(layer)
-    if overwritten:
+    variables = layer_internals.overwritten_with_gradients(layer)
+    if variables:
         yield (
             f"Layer '{layer.name}' (of type {type(layer).__name__}) is quantized to float8: "
-            f"Keras replaces its variables {overwritten} by maxima of the batch's activations "
+            f"Keras replaces its variables {variables} by maxima of the batch's activations "
             "and gradients, without clipping or noise. Build the layer with another dtype "
             'policy, such as "mixed_bfloat16", and do not call `quantize("float8")` before '
             "training."

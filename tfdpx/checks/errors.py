@@ -19,13 +19,13 @@ def refusing(error=UnfitForPrivacy):
     problems, failure = [], None
     try:
         yield problems
-    except Exception as raised:
+    except Exception as exception:
         if not problems:
             raise
-        failure = raised
+        failure = exception
     problems = list(dict.fromkeys(problems))
     if len(problems) == 1:
         raise error(problems[0]) from failure
     if problems:
-        numbered = [f"{number}. {problem}" for number, problem in enumerate(problems, 1)]
-        raise error("\n".join([f"There are {len(problems)} problems:", *numbered])) from failure
+        lines = [f"{number}. {problem}" for number, problem in enumerate(problems, 1)]
+        raise error("\n".join([f"There are {len(problems)} problems:", *lines])) from failure

@@ -44,7 +44,7 @@ _RANDOM = (
 )
 
 
-class Found:
+class StatefulOperations:
     """Names of operations of a graph that keep something, draw random numbers or run Python.
 
     Args:
@@ -55,50 +55,50 @@ class Found:
     """
 
     def __init__(self, graph, layer, allowed, harmless=()):
-        paths = {} if layer is None else _paths(layer)
-        permitted = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
-        self.written, self.drawn, self.python = [], [], []
-        for name, operation, resources, _ in _stateful(graph):
+        paths = {} if layer is None else _paths_by_handle(layer)
+        allowed_ids = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
+        self.writes, self.draws, self.python_calls = [], [], []
+        for name, operation, resources, _ in _stateful_operations(graph):
             if operation.type in _HARMLESS or operation.type.startswith(harmless):
                 continue
             if operation.type == "Empty" and operation.get_attr("init"):
                 continue  # Zeros.
             if "PyFunc" in operation.type:
-                self.python.append(name)
+                self.python_calls.append(name)
             elif operation.type.startswith(_RANDOM):
-                self.drawn.append(name)
-            elif not resources or any(id(r) not in permitted for r in resources):
+                self.draws.append(name)
+            elif not resources or any(id(r) not in allowed_ids for r in resources):
                 names = [paths[id(r)] for r in resources if id(r) in paths]
-                self.written.extend(names or [f"{name} ({operation.type})"])
+                self.writes.extend(names or [f"{name} ({operation.type})"])
 
-    def problems(self, what):
+    def problems(self, subject):
         """Texts, naming variables, or operations where they are none of the layer's.
 
         Args:
-            what: Str, what the graph is.
+            subject: Str, what the graph is.
         """
-        if self.python:
+        if self.python_calls:
             yield (
-                f"{what} runs Python inside the graph: {self.python}. What that keeps or mixes "
-                "cannot be checked. Write it with TensorFlow's or Keras' operations."
+                f"{subject} runs Python inside the graph: {self.python_calls}. What that keeps or "
+                "mixes cannot be checked. Write it with TensorFlow's or Keras' operations."
             )
-        if self.drawn:
+        if self.draws:
             yield (
-                f"{what} draws random numbers outside of any keras.random.SeedGenerator: "
-                f"{self.drawn}. They must be secret, as the noise is. Give random layers an "
+                f"{subject} draws random numbers outside of any keras.random.SeedGenerator: "
+                f"{self.draws}. They must be secret, as the noise is. Give random layers an "
                 "attribute `seed_generator = keras.random.SeedGenerator()`, as Keras' "
                 "own have, and draw from that."
             )
-        if self.written:
+        if self.writes:
             yield (
-                f"{what} changes state: {sorted(set(self.written))}. What it takes from the data "
+                f"{subject} changes state: {sorted(set(self.writes))}. What it takes from the data "
                 "would stay without noise. Do not assign to variables, metrics, tables or queues "
                 "in training, and replace layers that do (BatchNormalization: "
                 "`tfdpx.layers.replace_batch_norm(model)`)."
             )
 
 
-def _paths(model):
+def _paths_by_handle(model):
     """`{id of a resource: path}` of everything that Keras knows of."""
     return {
         id(handle): v.path
@@ -107,7 +107,7 @@ def _paths(model):
     }
 
 
-def _stateful(graph, outer=None, path="", caller=None):
+def _stateful_operations(graph, outer=None, path="", caller=None):
     """Yields the stateful operations of a graph and of all functions that it calls.
 
     Each comes with its name, its resource inputs, and the operation of the outermost graph that it
@@ -125,22 +125,22 @@ def _stateful(graph, outer=None, path="", caller=None):
     for operation in graph.get_operations():
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
         functions = [body for _, body in tensorflow_internals.called(operation)]
-        start, name = _start_of(operation), f"{path}{operation.name}"
+        start, name = _first_operand(operation), f"{path}{operation.name}"
         if operation.type == "Identity":
             outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))
         elif functions and start is not None:
-            passed = [outer.get(id(t)) for t in operation.inputs[start:]]
+            operands = [outer.get(id(t)) for t in operation.inputs[start:]]
             for body in functions:
-                inner = dict(zip(map(id, body.inputs), passed, strict=True))
-                yield from _stateful(body, inner, f"{name}/", caller or operation)
+                inner = dict(zip(map(id, body.inputs), operands, strict=True))
+                yield from _stateful_operations(body, inner, f"{name}/", caller or operation)
         elif operation.op_def.is_stateful or resources or "PyFunc" in operation.type:
             yield name, operation, resources, caller or operation
 
 
-def _start_of(operation):
+def _first_operand(operation):
     """The number of inputs in front of those of the function that an operation calls, or None."""
-    called = tensorflow_internals.is_function(operation.graph, operation.type)
-    return 0 if called else _CALLS.get(operation.type)
+    is_function = tensorflow_internals.is_function(operation.graph, operation.type)
+    return 0 if is_function else _CALLS.get(operation.type)
 
 
 # Operations that end a run for some values of an example, and so tell that it was drawn.
@@ -151,12 +151,12 @@ _RAISING = (
 )
 
 
-def problems_of_raising(graph, what):
+def problems_of_raising(graph, subject):
     """Texts of operations of a graph that end the run for some values of an example.
 
     Args:
         graph: `tf.Graph`.
-        what: Str, what the graph is.
+        subject: Str, what the graph is.
     """
     names = [
         f"{operation.name} ({operation.type})"
@@ -165,8 +165,8 @@ def problems_of_raising(graph, what):
     ]
     if names:
         yield (
-            f"{what} runs operations that end the run for some values of one example, and so tell "
-            f"that it was drawn: {names}. Do this to the data set before training, or use an "
+            f"{subject} runs operations that end the run for some values of one example, and so "
+            f"tell that it was drawn: {names}. Do this to the data set before training, or use an "
             "operation that takes every value (`tf.linalg.pinv` for an inverse, a place for "
             "unknown words in `StringLookup`)."
         )
@@ -180,7 +180,7 @@ def _all_operations(graph):
             yield from _all_operations(body)
 
 
-def problems_of_metrics(model, data, y_pred, rows, absent):
+def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
     """Texts of how metrics, computed and shown, change state that is not their own.
 
     Args:
@@ -188,79 +188,79 @@ def problems_of_metrics(model, data, y_pred, rows, absent):
         data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; shapes and dtypes are read.
         y_pred: The model's output, a nest of symbolic tensors [rows, ...].
         rows: Int, or None for any number.
-        absent: Bool, whether some of them may be.
+        may_be_absent: Bool, whether some of them may be.
     """
-    given, predictions = Rows(data), Outputs(y_pred)
+    inputs, predictions = Rows(data), Outputs(y_pred)
 
-    def metrics(tensors, predicted, present=None):
-        x, y, sample_weight = given.pack(tensors)
-        y_pred = predictions.rebuild(predicted)
+    def metrics(tensors, prediction_tensors, present=None):
+        x, y, sample_weight = inputs.pack(tensors)
+        y_pred = predictions.rebuild(prediction_tensors)
         metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
         model.get_metrics_result()
 
     specs = [
         [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
-        for tensors in (given.tensors, predictions.tensors)
+        for tensors in (inputs.tensors, predictions.tensors)
     ]
-    flags = [tf.TensorSpec([rows], tf.bool)] if absent else []
+    flags = [tf.TensorSpec([rows], tf.bool)] if may_be_absent else []
     graph = tf.function(metrics, autograph=False).get_concrete_function(*specs, *flags).graph
     # Reading a metric adds it up over the hosts.
-    yield from Found(graph, model, _written_by_step(model), ("Collective",)).problems(
+    yield from StatefulOperations(graph, model, _metric_variables(model), ("Collective",)).problems(
         "`compute_metrics`"
     )
 
 
-def _written_by_step(model):
+def _metric_variables(model):
     """The variables that a step assigns without noise, a list."""
     # A metric may have a weight as an attribute, which Keras then counts among its variables.
-    others = {id(v) for v in [*model.weights, *model.optimizer.variables]}
-    return [v for v in model.metrics_variables if id(v) not in others]
+    other_ids = {id(v) for v in [*model.weights, *model.optimizer.variables]}
+    return [v for v in model.metrics_variables if id(v) not in other_ids]
 
 
-def check_metrics_unread(graph, model, what, operations=None):
+def check_metrics_unread(graph, model, subject, operations=None):
     """Raises UnfitForPrivacy if a graph reads a metric.
 
     Args:
         graph: `tf.Graph` of a function.
         model: The compiled `keras.Model`.
-        what: Str, what the graph is.
+        subject: Str, what the graph is.
         operations: List of operations of `graph`; None for all.
     """
-    paths = {id(h): v.path for v in _written_by_step(model) for h in layer_internals.handles(v)}
+    paths = {id(h): v.path for v in _metric_variables(model) for h in layer_internals.handles(v)}
     operations = graph.get_operations() if operations is None else operations
     inputs = (t for operation in operations for t in operation.inputs if t.dtype == tf.resource)
     outermost = _Outermost()
-    read = {paths.get(id(outermost(tensor))) for tensor in inputs} - {None}
-    if read:
-        raise UnfitForPrivacy(_reads(what, sorted(read)))
+    paths_read = {paths.get(id(outermost(tensor))) for tensor in inputs} - {None}
+    if paths_read:
+        raise UnfitForPrivacy(_describe_reads(subject, sorted(paths_read)))
 
 
-def without_metrics(model, what, function, checked):
+def call_without_metrics(model, subject, function, subjects):
     """`function()`, which must not read a metric; in eager mode it is traced once, to see that.
 
     Args:
         model: The compiled `keras.Model`.
-        what: Str, what the function does.
+        subject: Str, what the function does.
         function: Python function without arguments.
-        checked: Set, to which `what` is added.
+        subjects: Set, to which `subject` is added.
 
     Raises:
         UnfitForPrivacy: If its operations read a metric.
     """
     if tf.executing_eagerly():
-        if what not in checked:
+        if subject not in subjects:
 
-            def unused():
+            def discard_result():
                 function()
 
-            traced = tf.function(unused, autograph=False).get_concrete_function()
-            check_metrics_unread(traced.graph, model, what)
-            checked.add(what)
+            trace = tf.function(discard_result, autograph=False).get_concrete_function()
+            check_metrics_unread(trace.graph, model, subject)
+            subjects.add(subject)
         return function()
     graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
+    count = len(graph.get_operations())
     result = function()
-    check_metrics_unread(graph, model, what, graph.get_operations()[before:])
+    check_metrics_unread(graph, model, subject, graph.get_operations()[count:])
     return result
 
 
@@ -275,25 +275,25 @@ def check_update(graph, model):
         graph: `tf.Graph` of a whole step.
         model: The compiled `keras.Model`.
     """
-    paths = {id(h): v.path for v in _written_by_step(model) for h in layer_internals.handles(v)}
-    kept = [*model.variables, *model.optimizer.variables]
-    handles = {id(h): v.path for v in kept for h in layer_internals.handles(v)}
-    waiting, seen, outermost = [], set(), _Outermost()
-    for _, operation, resources, outer in _stateful(graph):
+    paths = {id(h): v.path for v in _metric_variables(model) for h in layer_internals.handles(v)}
+    variables = [*model.variables, *model.optimizer.variables]
+    handles = {id(h): v.path for v in variables for h in layer_internals.handles(v)}
+    waiting, visited, outermost = [], set(), _Outermost()
+    for _, operation, resources, outer in _stateful_operations(graph):
         if operation.type not in _HARMLESS and any(id(r) in handles for r in resources):
             waiting += outer.inputs
     while waiting:
         tensor = outermost(waiting.pop())
-        if not tf.is_symbolic_tensor(tensor) or id(tensor) in seen:
+        if not tf.is_symbolic_tensor(tensor) or id(tensor) in visited:
             if id(tensor) in paths:
-                raise UnfitForPrivacy(_reads(_UPDATE, [paths[id(tensor)]]))
+                raise UnfitForPrivacy(_describe_reads(_UPDATE, [paths[id(tensor)]]))
             continue
-        seen.add(id(tensor))
+        visited.add(id(tensor))
         operation = tensor.op
         if operation.name.rpartition("/")[2].startswith(mechanism.MARK):
             continue
         if tensor.dtype != tf.resource and operation.type.startswith(_OF_DATA):
-            raise UnfitForPrivacy(_reads(_UPDATE, [tensor.name]))
+            raise UnfitForPrivacy(_describe_reads(_UPDATE, [tensor.name]))
         waiting += operation.inputs
 
 
@@ -324,9 +324,9 @@ class _Outermost:
         return tensor
 
 
-def _reads(what, names):
+def _describe_reads(subject, names):
     return (
-        f"{what} reads values of examples that no noise was added to: {names}. Metrics add up "
+        f"{subject} reads values of examples that no noise was added to: {names}. Metrics add up "
         "private examples, so what depends on one is not bounded by the clip. Use a number, or a "
         "variable that no training data changes."
     )

@@ -204,11 +204,11 @@ class OutsideReads:
         self._watcher.__enter__()
 
     def _stop(self):
-        self._note()
+        self._collect_reads()
         self._watcher.__exit__(None, None, None)
         self._watcher = None
 
-    def _note(self):
+    def _collect_reads(self):
         owners = (self._owners.get(id(v)) for v in self._watcher.watched_variables())
         self._read.update((id(v), v) for v in owners if v is not None)
 
@@ -216,15 +216,17 @@ class OutsideReads:
     def variables(self):
         """List of the variables that were read."""
         if self._watcher is not None:
-            self._note()
+            self._collect_reads()
         return list(self._read.values())
 
-    def check(self, known):
-        """Raises ReadOutside for variables that are not in the list `known`."""
-        known = {id(v) for v in known}
-        new = [v for v in self.variables if id(v) not in known]
-        if new:
-            raise ReadOutside(new, f"{[v.path for v in new]} are read outside of layers' calls")
+    def check(self, allowed):
+        """Raises ReadOutside for variables that are not in the list `allowed`."""
+        allowed = {id(v) for v in allowed}
+        unexpected = [v for v in self.variables if id(v) not in allowed]
+        if unexpected:
+            raise ReadOutside(
+                unexpected, f"{[v.path for v in unexpected]} are read outside of layers' calls"
+            )
 
 
 def _graph():

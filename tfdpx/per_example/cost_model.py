@@ -116,23 +116,23 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
         allows_ordinary_sum: Bool, whether instantiated norms allow for the rounding of that sum.
     """
     device = device_kind()
-    combined = {
+    total_costs = {
         (norm, total): costs[norm] + costs[total]
         for norm in NORMS
         for total in _sums_after(norm, costs, allows_ordinary_sum)
         if norm in costs and total in costs
     }
     forced = getattr(_forced, "norm", "auto")
-    allowed = {k: v for k, v in combined.items() if k[0] == forced} or combined
-    best = min(allowed, key=lambda k: allowed[k].seconds(device))
+    candidates = {k: v for k, v in total_costs.items() if k[0] == forced} or total_costs
+    best = min(candidates, key=lambda k: candidates[k].seconds(device))
     return LayerChoice(
         layer=layer,
         rule=rule,
         norm=best[0],
         sum=best[1],
-        flops=combined[best].flops,
-        bytes=combined[best].bytes,
-        alternatives={f"{n}/{s}": cost.seconds(device) for (n, s), cost in combined.items()},
+        flops=total_costs[best].flops,
+        bytes=total_costs[best].bytes,
+        alternatives={f"{n}/{s}": cost.seconds(device) for (n, s), cost in total_costs.items()},
     )
 
 

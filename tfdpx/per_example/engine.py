@@ -28,7 +28,7 @@ from tfdpx.per_example.capture import ReadOutside, Recorder
 from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.loss import row_losses, sum_of_outputs
-from tfdpx.per_example.random_layers import seeds, started_from
+from tfdpx.per_example.random_layers import seeds, starting_from
 from tfdpx.per_example.rounding import add_up, squared_norms
 from tfdpx.per_example.rows import (
     Outputs,
@@ -83,9 +83,9 @@ class Engine:
         self._model, self._num_views = model, num_views
         self._not_rowwise = rowwise.find_obstacle(model)
         self._layout, self.work = find_layout(model, x, is_rowwise=self._not_rowwise is None)
-        whole = sum(math.prod(v.shape) for v in self._layout.whole)
+        num_whole = sum(math.prod(v.shape) for v in self._layout.whole)
         # Each row counts its share of the example's.
-        elements = self.work.elements + whole / num_views
+        elements = self.work.elements + num_whole / num_views
         self.work = dataclasses.replace(self.work, elements=elements)
         self.choices: list[LayerChoice] = []
         self.loops = False
@@ -110,9 +110,9 @@ class Engine:
 
     def with_views(self, num_views):
         """Returns the same engine for another number of rows an example."""
-        other = copy.copy(self)
-        other._num_views = num_views
-        return other
+        twin = copy.copy(self)
+        twin._num_views = num_views
+        return twin
 
     def update(self):
         """Returns the `Update` that the passes of one update share."""
@@ -121,43 +121,46 @@ class Engine:
     def __call__(self, x, y, sample_weight, update=None, key=None, shares=None):
         """Returns an `EngineOutput` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
 
-        With an `Update`, the caller applies its `finished` to the sums, once for all passes. Random
-        layers draw by `key`, int64 [2], which no other pass has. The gradient of an example is that
-        of the sum of its rows' losses times `shares`, float32 [B * K], by default of their mean.
+        With an `Update`, the caller applies its `apply_transforms` to the sums, once for all
+        passes. Random layers draw by `key`, int64 [2], which no other pass has. The gradient of an
+        example is that of the sum of its rows' losses times `shares`, float32 [B * K], by default
+        of their mean.
         """
-        shared = update or self.update()
-        pass_ = self.differentiate((x, y, sample_weight), shared, key, shares)
+        shared_update = update or self.update()
+        pass_ = self.differentiate((x, y, sample_weight), shared_update, key, shares)
         groups = self._groups(pass_)
-        small, gradients = list(self._layout.whole), list(pass_.whole)
+        variables, gradients = list(self._layout.whole), list(pass_.whole)
         norms = [tf.zeros_like(pass_.losses[:: self._num_views])]
         for group in groups:
             # After the gradients, because otherwise products of the layers' inputs alone would be
             # computed in the forward pass, and kept.
             with tf.control_dependencies(group.output_gradients):
-                small += [v for v, _ in group.small_gradients]
+                variables += [v for v, _ in group.small_gradients]
                 gradients += [g for _, g in group.small_gradients]
                 norms += [group.squared_norms()] if group.large_variables else []
         norms = add_up(norms + ([squared_norms(gradients)] if gradients else []))
 
-        def clipped(factors):
+        def form_clipped_sums(factors):
             with tf.control_dependencies([factors]):
                 finite = tf.reduce_all(tf.math.is_finite(norms))
-                sums = dict(zip(map(id, small), sum_each(gradients, factors), strict=True))
-                summed = [group for group in groups if group.large_variables]
-                unmasked = [t for group in summed for t in group.inputs_to_mask]
+                sums = dict(zip(map(id, variables), sum_each(gradients, factors), strict=True))
+                large_groups = [group for group in groups if group.large_variables]
+                unmasked = [t for group in large_groups for t in group.inputs_to_mask]
                 masked = iter(zero_excluded(unmasked, factors, finite))
-                for group in summed:
-                    own = [next(masked) for _ in group.inputs_to_mask]
-                    sums_of_group = group.clipped_sum(factors, *([own] if own else []))
+                for group in large_groups:
+                    inputs_of_group = [next(masked) for _ in group.inputs_to_mask]
+                    sums_of_group = group.clipped_sum(
+                        factors, *([inputs_of_group] if inputs_of_group else [])
+                    )
                     sums.update(zip(map(id, group.large_variables), sums_of_group, strict=True))
-                    shared.add_post_sum_transforms(group.layer, group.post_sum_transforms)
+                    shared_update.add_post_sum_transforms(group.layer, group.post_sum_transforms)
             sums = [
                 sums[id(v)] if id(v) in sums else tf.zeros(v.shape, "float32")
                 for v in self._layout.variables
             ]
-            return sums if update else shared.finished(self._layout.variables, sums)
+            return sums if update else shared_update.apply_transforms(self._layout.variables, sums)
 
-        return EngineOutput(pass_.losses, pass_.tracked, pass_.outputs, norms, clipped)
+        return EngineOutput(pass_.losses, pass_.tracked, pass_.outputs, norms, form_clipped_sums)
 
     def explain(self, x):
         """Sets `choices` for rows like `x`, in a graph that is not run."""
@@ -171,7 +174,7 @@ class Engine:
             call.rule(call, output_gradients, self._num_views, self._layout.trained_by(call))
             for call, output_gradients in zip(pass_.calls, pass_.output_gradients, strict=True)
         ]
-        groups = _joined(rules)
+        groups = _join_shared(rules)
         choices = [choice for group in groups for choice in group.choices]
         choices += self._layout.choices_of_whole(self._model, pass_.whole)
         names = [call.layer.name for call in self._layout.calls]
@@ -188,35 +191,37 @@ class Engine:
         is_batched = self.obstacle is None
         examples = 1 if is_batched else rows // num_views
         key = tf.zeros([2], tf.int64) if key is None else key
-        generators = len(layer_internals.seed_generators(self._model))
-        states = seeds(key, [examples + rows, generators])
+        num_generators = len(layer_internals.seed_generators(self._model))
+        states = seeds(key, [examples + rows, num_generators])
         if shares is None:
             shares = tf.fill([rows], 1.0 / num_views)
-        of_rows = batch.tensors, shares, states[examples:]
+        row_tensors = batch.tensors, shares, states[examples:]
         while True:
             try:
-                return self._map(batch, of_rows, states[:examples], update, has_loss)
+                return self._map(batch, row_tensors, states[:examples], update, has_loss)
             except ReadOutside as error:
                 self._layout = self._layout.without(error.variables, error.reason)
                 if is_batched:  # Now each example needs separate states.
                     return self.differentiate(data, update, key, shares, has_loss)
 
-    def _map(self, batch, of_rows, states, update, has_loss):
+    def _map(self, batch, row_tensors, states, update, has_loss):
         """Maps `_one` over examples, or runs it on all rows at once."""
         passes = []
 
-        def one(element):
-            (tensors, shares, of_loss), of_forward = element
-            pass_ = self._one(batch.pack(tensors), shares, of_forward, of_loss, update, has_loss)
+        def run_pass(element):
+            (tensors, shares, loss_states), forward_states = element
+            pass_ = self._one(
+                batch.pack(tensors), shares, forward_states, loss_states, update, has_loss
+            )
             passes.append(pass_)
-            return pass_.of_rows, pass_.whole
+            return pass_.row_tensors, pass_.whole
 
         if self.obstacle is None:
-            tensors, whole = one((of_rows, states[0]))
+            tensors, whole = run_pass((row_tensors, states[0]))
             return passes[-1].with_tensors(tensors, whole)
-        examples = tf.nest.map_structure(lambda t: split_views(t, self._num_views), of_rows)
+        examples = tf.nest.map_structure(lambda t: split_views(t, self._num_views), row_tensors)
         tensors, whole = vectorized_map(
-            one,
+            run_pass,
             (examples, states),
             f"Model '{self._model.name}'",
             tensorflow_internals.is_for_xla(self._model),
@@ -225,17 +230,17 @@ class Engine:
         )
         return passes[-1].with_tensors(tf.nest.map_structure(merge_views, tensors), whole)
 
-    def _one(self, data, shares, of_forward, of_loss, update, has_loss):
+    def _one(self, data, shares, forward_states, loss_states, update, has_loss):
         """Returns the `_Pass` of the rows of one example, or of all rows if they are batched."""
         model, (x, y, sample_weight) = self._model, data
         recorder = Recorder(self._layout, update, tensorflow_internals.is_for_xla(model))
         without_cudnn = layer_internals.without_cudnn(model)
         with recorder.taping(), step_context.masking_invalid(), without_cudnn:
-            with step_context.recording(recorder), started_from(model, of_forward):
+            with step_context.recording(recorder), starting_from(model, forward_states):
                 y_pred = model_internals.call_model(model, x)
             if has_loss:
                 losses = row_losses(
-                    *(model, x, y, y_pred, sample_weight, of_loss),
+                    *(model, x, y, y_pred, sample_weight, loss_states),
                     *(self._layout.whole, update.tensors),
                 )
             else:
@@ -272,14 +277,14 @@ class _Pass:
     whole: list
 
     @property
-    def of_rows(self):
+    def row_tensors(self):
         """Nest of all tensors [n, ...]."""
         inputs = [call.tensors for call in self.calls]
         return self.losses, self.tracked, self.outputs.tensors, inputs, self.output_gradients
 
-    def with_tensors(self, of_rows, whole):
+    def with_tensors(self, row_tensors, whole):
         """Returns the same pass with new tensors; `outputs` becomes a nest."""
-        losses, tracked, outputs, inputs, output_gradients = of_rows
+        losses, tracked, outputs, inputs, output_gradients = row_tensors
         calls = [c.with_tensors(t) for c, t in zip(self.calls, inputs, strict=True)]
         outputs = self.outputs.rebuild(outputs)
         return _Pass(losses, tracked, outputs, calls, output_gradients, whole)
@@ -300,8 +305,8 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     engine = Engine(model, x, views)
-    traced = tf.function(engine.explain, autograph=False)
-    traced.get_concrete_function(x)
+    function = tf.function(engine.explain, autograph=False)
+    function.get_concrete_function(x)
     return engine.choices
 
 
@@ -318,8 +323,8 @@ class _Joint:
     @property
     def choices(self):
         """A list with one `LayerChoice` a call; all are instantiated."""
-        only = {"instantiate": Cost(), "contract": Cost()}
-        return [choose(rule.layer.name, type(rule).__name__, only) for rule in self._rules]
+        costs = {"instantiate": Cost(), "contract": Cost()}
+        return [choose(rule.layer.name, type(rule).__name__, costs) for rule in self._rules]
 
     @functools.cached_property
     def _instances(self):
@@ -338,12 +343,12 @@ class _Joint:
         return sum_each(self._instances, factors)
 
 
-def _joined(rules):
+def _join_shared(rules):
     """Returns the rules, joined where they share a variable."""
     groups = []
     for rule in rules:
-        mine = {id(v) for v in rule.variables}
-        sharing = [g for g in groups if any(mine & {id(v) for v in r.variables} for r in g)]
+        variable_ids = {id(v) for v in rule.variables}
+        sharing = [g for g in groups if any(variable_ids & {id(v) for v in r.variables} for r in g)]
         groups = [g for g in groups if g not in sharing]
         groups.append([r for g in sharing for r in g] + [rule])
     return [group[0] if len(group) == 1 else _join(group) for group in groups]
@@ -351,8 +356,8 @@ def _joined(rules):
 
 def _join(rules):
     first = rules[0]
-    alike = all(type(r) is type(first) and r.layer is first.layer for r in rules)
-    return (first.joined(rules) if alike else None) or _Joint(rules)
+    are_of_one_layer = all(type(r) is type(first) and r.layer is first.layer for r in rules)
+    return (first.joined(rules) if are_of_one_layer else None) or _Joint(rules)
 
 
 class Update:
@@ -373,11 +378,11 @@ class Update:
         """List of the tensors that are shared."""
         return [t for t in tf.nest.flatten(self._shared) if t is not None]
 
-    def of(self, tensors):
+    def with_tensors(self, tensors):
         """Returns the same update with `tensors` of a graph in place of `self.tensors`."""
-        twin, new = copy.copy(self), iter(tensors)
+        twin, replacements = copy.copy(self), iter(tensors)
         twin._shared = tf.nest.map_structure(
-            lambda t: None if t is None else next(new), self._shared
+            lambda t: None if t is None else next(replacements), self._shared
         )
         return twin
 
@@ -390,16 +395,16 @@ class Update:
         for key, function in transforms.items():
             self._post_sum_transforms[key] = layer, function
 
-    def finished(self, variables, sums):
+    def apply_transforms(self, variables, sums):
         """Returns the sums over the examples of all microbatches, after the rules' transforms.
 
         Args:
             variables: The trained `keras.Variable`s.
             sums: List of float32 tensors, one a variable, added up over microbatches.
         """
-        done = list(sums)
+        results = list(sums)
         for place, variable in enumerate(variables):
             if id(variable) in self._post_sum_transforms:
                 layer, function = self._post_sum_transforms[id(variable)]
-                done[place] = function(sums[place], self.shared(layer))
-        return done
+                results[place] = function(sums[place], self.shared(layer))
+        return results

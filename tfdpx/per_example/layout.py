@@ -49,26 +49,27 @@ class Layout:
             variables: List of `keras.Variable`.
             reason: Str, a clause, used if there was no such variable before.
         """
-        left = {id(v) for v in [*self.whole, *variables]}
+        whole_ids = {id(v) for v in [*self.whole, *variables]}
         size = -1
-        while size != len(left):
-            size = len(left)
+        while size != len(whole_ids):
+            size = len(whole_ids)
             for call in self.calls:
-                own = {id(v) for v in call.layer.trainable_variables}
-                left |= own if own & left or not call.is_captured else set()
+                call_ids = {id(v) for v in call.layer.trainable_variables}
+                whole_ids |= call_ids if call_ids & whole_ids or not call.is_captured else set()
         calls = [
             dataclasses.replace(
-                call, is_captured=not any(id(v) in left for v in call.layer.trainable_variables)
+                call,
+                is_captured=not any(id(v) in whole_ids for v in call.layer.trainable_variables),
             )
             for call in self.calls
         ]
-        whole = [v for v in self.variables if id(v) in left]
+        whole = [v for v in self.variables if id(v) in whole_ids]
         return Layout(self.variables, calls, whole, self.reason or (reason if whole else None))
 
     def trained_by(self, call):
         """List of the trainable variables of the layer of a captured call."""
-        own = {id(v) for v in call.layer.trainable_variables}
-        return [v for v in self.variables if id(v) in own]
+        ids_of_layer = {id(v) for v in call.layer.trainable_variables}
+        return [v for v in self.variables if id(v) in ids_of_layer]
 
     def choices_of_whole(self, model, gradients):
         """Returns a list of a `LayerChoice` for each layer that is left to the map.
@@ -106,39 +107,40 @@ def find_layout(model, x, is_rowwise=False):
             that its layers are called with have a batch axis, and one run shows them.
     """
     variables = model.trainable_variables
-    none = Layout(variables, [], [], None)
+    empty = Layout(variables, [], [], None)
     try:
-        runs = step_context.eagerly(_runs, model, x, (2,) if is_rowwise else (2, 3))
+        runs = step_context.eagerly(_run_on_rows, model, x, (2,) if is_rowwise else (2, 3))
     except tf.errors.OpError as error:  # Not for made-up inputs.
         weights = model.count_params()
         work = Work(2.0 * weights, weights, weights, len(model.layers))
         reason = f"the model raises {type(error).__name__} for made-up inputs"
-        return none.without(variables, reason), work
-    (two, outside), (last, _) = runs[0], runs[-1]
-    if [c.layer.name for c in two] != [c.layer.name for c in last]:
+        return empty.without(variables, reason), work
+    (first_calls, outside), (last_calls, _) = runs[0], runs[-1]
+    if [c.layer.name for c in first_calls] != [c.layer.name for c in last_calls]:
         reason = "the model calls other layers for another batch size"
-        return none.without(variables, reason), _work(two)
+        return empty.without(variables, reason), _work(first_calls)
     calls = [_compare(sightings) for sightings in zip(*(run for run, _ in runs), strict=True)]
-    left = [call.layer for call in calls if not call.is_captured]
-    inside = [v for layer in left for v in layer.trainable_variables]
-    names = list(dict.fromkeys([layer.name for layer in left] + [v.path for v in outside]))
+    mapped_layers = [call.layer for call in calls if not call.is_captured]
+    inside = [v for layer in mapped_layers for v in layer.trainable_variables]
+    names = list(dict.fromkeys([layer.name for layer in mapped_layers] + [v.path for v in outside]))
     reason = f"no rule explains the gradients of {names}"
-    return Layout(variables, calls, [], None).without([*inside, *outside], reason), _work(two)
+    layout = Layout(variables, calls, [], None).without([*inside, *outside], reason)
+    return layout, _work(first_calls)
 
 
-def _runs(model, x, numbers):
-    with restored(model.non_trainable_variables):
+def _run_on_rows(model, x, numbers):
+    with restoring(model.non_trainable_variables):
         return [_record(model, probe_batch(model, x, rows, seed=rows)) for rows in numbers]
 
 
 @contextlib.contextmanager
-def restored(variables):
+def restoring(variables):
     """Context manager that restores the values of `variables` afterwards, in eager mode."""
-    kept = [(v, v.numpy()) for v in variables]
+    values = [(v, v.numpy()) for v in variables]
     try:
         yield
     finally:
-        for variable, value in kept:
+        for variable, value in values:
             variable.assign(value)
 
 
@@ -156,31 +158,34 @@ class _Sighting(typing.NamedTuple):
 
 def _record(model, x):
     """Pair of the `_Sighting`s of a run, and the variables that were read outside of them."""
-    seen, outside = [], OutsideReads(model.trainable_variables)
+    sightings, outside = [], OutsideReads(model.trainable_variables)
 
-    def look(layer, rule, args, kwargs):
+    def record_call(layer, rule, args, kwargs):
         generators = layer_internals.seed_generators(layer)
-        before = [g.state.numpy() for g in generators]
+        states_before = [g.state.numpy() for g in generators]
         with outside.ignoring():
             result = layer_internals.call_operation(layer, args, kwargs)
-        after = [g.state.numpy() for g in generators]
-        draws = any((a != b).any() for a, b in zip(before, after, strict=True))
-        first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
-        looks_up = first is not None and not first.dtype.is_floating
-        given = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
-        is_dense = all(isinstance(tensor, tf.Tensor) for tensor in given)
+        states_after = [g.state.numpy() for g in generators]
+        draws = any(
+            (before != after).any()
+            for before, after in zip(states_before, states_after, strict=True)
+        )
+        first_tensor = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
+        looks_up = first_tensor is not None and not first_tensor.dtype.is_floating
+        tensors = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
+        is_dense = all(isinstance(tensor, tf.Tensor) for tensor in tensors)
         shapes = _shapes((args, kwargs)), _shapes(result)
-        seen.append(_Sighting(layer, rule, looks_up, *shapes, draws, is_dense))
+        sightings.append(_Sighting(layer, rule, looks_up, *shapes, draws, is_dense))
         return result
 
-    recorder = UnitRecorder(model.trainable_variables, look)
+    recorder = UnitRecorder(model.trainable_variables, record_call)
     recording, without_cudnn = (
         step_context.recording(recorder),
         layer_internals.without_cudnn(model),
     )
     with recording, outside.watching(), without_cudnn:
         model_internals.call_model(model, x)
-    return seen, outside.variables
+    return sightings, outside.variables
 
 
 def _compare(sightings):
@@ -205,12 +210,12 @@ def _work(calls):
                 flops += 2.0 * call.arguments[0][1] * math.prod(kernel.shape)
             continue
         outputs = [shape for shape in call.outputs if shape]
-        made = sum(math.prod(shape) for shape in outputs) / 2
-        elements += made
+        num_outputs = sum(math.prod(shape) for shape in outputs) / 2
+        elements += num_outputs
         # A look-up in a table multiplies nothing.
         kernels = [] if call.looks_up else [v for v in call.layer.variables if len(v.shape) > 1]
         for kernel in kernels:
-            flops += 2.0 * math.prod(kernel.shape) * made / outputs[0][-1]
+            flops += 2.0 * math.prod(kernel.shape) * num_outputs / outputs[0][-1]
     weights = {id(v): v for call in calls for v in call.layer.trainable_variables}
     return Work(flops, elements, sum(math.prod(v.shape) for v in weights.values()), len(calls))
 
@@ -240,8 +245,8 @@ def probe_batch(model, specs, rows, seed=0):
     generator = np.random.default_rng(seed)
     layers = [] if model is None else layer_internals.flatten_layers(model)
     rescales = any(isinstance(layer, keras.layers.Rescaling) for layer in layers)
-    words = _known(layers, keras.layers.StringLookup)
-    tokens = _known(layers, keras.layers.IntegerLookup)
+    words = _find_vocabulary(layers, keras.layers.StringLookup)
+    tokens = _find_vocabulary(layers, keras.layers.IntegerLookup)
 
     def make(leaf):
         shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
@@ -271,7 +276,7 @@ def probe_targets(specs, rows):
     return Rows(specs).map(make)
 
 
-def _known(layers, kind):
+def _find_vocabulary(layers, kind):
     """Returns the vocabulary of the first layer of a class, a list; empty if there is none."""
-    matching = [layer for layer in layers if isinstance(layer, kind)]
-    return list(matching[0].get_vocabulary(include_special_tokens=False)) if matching else []
+    lookups = [layer for layer in layers if isinstance(layer, kind)]
+    return list(lookups[0].get_vocabulary(include_special_tokens=False)) if lookups else []

@@ -62,19 +62,19 @@ def row_losses(model, x, y, y_pred, sample_weight, states=None, variables=(), sh
         states = seeds(tf.zeros([2], tf.int64), [targets.count, count])
     zero = tf.UnconnectedGradients.ZERO
 
-    def with_gradients(row):
+    def differentiate(row):
         inputs, outputs, states = row
         # The tape stands inside: differentiating across the function that `vectorized_map` makes
         # under XLA would turn every input of the step into a compile-time constant.
-        wanted = predictions.select(outputs)
+        differentiable = predictions.select(outputs)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([wanted, values])
+            tape.watch([differentiable, values])
             # Not by an index: its gradient would be a copy.
             inputs = targets.pack([tf.expand_dims(t, 0) for t in inputs])
             y_pred = predictions.rebuild([tf.expand_dims(t, 0) for t in outputs])
             losses = _losses_of_one(model, *inputs, y_pred, states)
         at_outputs, at_values = tape.gradient(
-            losses[0], (wanted, values), unconnected_gradients=zero
+            losses[0], (differentiable, values), unconnected_gradients=zero
         )
         at_values = [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
         return losses, at_outputs, at_values
@@ -82,12 +82,12 @@ def row_losses(model, x, y, y_pred, sample_weight, states=None, variables=(), sh
     rows = targets.tensors, predictions.tensors, states
     if targets.tensors[0].shape[0] == 1:
         row = tf.nest.map_structure(lambda t: t[0], rows)
-        results = tf.nest.map_structure(lambda t: t[tf.newaxis], with_gradients(row))
+        results = tf.nest.map_structure(lambda t: t[tf.newaxis], differentiate(row))
     else:
-        results = vectorized_map(with_gradients, rows, "The loss", shared=shared)
+        results = vectorized_map(differentiate, rows, "The loss", shared=shared)
     (losses, *tracked), cotangents, direct = results
-    wanted = predictions.select(predictions.tensors)
-    return RowLosses(losses, tracked, wanted, cotangents, direct)
+    differentiable = predictions.select(predictions.tensors)
+    return RowLosses(losses, tracked, differentiable, cotangents, direct)
 
 
 def sum_of_outputs(y_pred, variables):
@@ -106,39 +106,41 @@ def sum_of_outputs(y_pred, variables):
 
 def _losses_of_one(model, x, y, sample_weight, y_pred, states):
     """Returns the loss of a batch of one row and its sums for each tracker, a list of scalars."""
-    trackers, own = model_internals.output_loss_trackers(model), model_internals.own_trackers(model)
+    output_trackers = model_internals.output_loss_trackers(model)
+    other_trackers = model_internals.own_trackers(model)
     # They are to count once, later: here their updates go into the scope.
-    counted = [v for tracker in (*trackers, *own) for v in tracker.variables]
-    fresh = [(v, tf.zeros(v.shape, v.dtype)) for v in counted]
+    variables = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
+    zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
     generators = layer_internals.seed_generators(model)
     with (
         step_context.recording(None),
         layer_internals.without_weight_regularizers(model.trainable_variables),
-        keras.StatelessScope(state_mapping=[*fresh, *state_mapping(generators, states)]) as scope,
+        keras.StatelessScope(state_mapping=[*zeros, *state_mapping(generators, states)]) as scope,
     ):
         loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
-        added = [tracker.total for tracker in trackers]
-        added += [v for tracker in own for v in (tracker.total, tracker.count)]
-        added = [scope.get_current_value(v) for v in added]
-    _check_unread([value for _, value in fresh], loss)
+        sums = [tracker.total for tracker in output_trackers]
+        sums += [v for tracker in other_trackers for v in (tracker.total, tracker.count)]
+        sums = [scope.get_current_value(v) for v in sums]
+    _check_unread([value for _, value in zeros], loss)
     # They may have been made just now.
-    trackers = model_internals.output_loss_trackers(model)
-    allowed = [v for tracker in (*trackers, *own) for v in tracker.variables]
-    check_assigned(scope, [*allowed, *(g.state for g in generators)], "The loss", model)
+    output_trackers = model_internals.output_loss_trackers(model)
+    assignable = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
+    check_assigned(scope, [*assignable, *(g.state for g in generators)], "The loss", model)
     # A loss with reduction="none" still means the sum of what it returns.
-    return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *added)]
+    return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *sums)]
 
 
 def _check_unread(totals, loss):
     """Raises UnmappedState if a loss depends on what its trackers have counted."""
-    seen, waiting, totals = set(), [loss], {id(t.op) for t in totals if tf.is_symbolic_tensor(t)}
+    visited, waiting = set(), [loss]
+    operations = {id(t.op) for t in totals if tf.is_symbolic_tensor(t)}
     while waiting:
         tensor = waiting.pop()
-        if not tf.is_symbolic_tensor(tensor) or id(tensor.op) in seen:
+        if not tf.is_symbolic_tensor(tensor) or id(tensor.op) in visited:
             continue
-        seen.add(id(tensor.op))
+        visited.add(id(tensor.op))
         waiting.extend(tensor.op.inputs)
-    if seen & totals:
+    if visited & operations:
         raise UnmappedState(
             "The loss reads a metric of the model, which adds up private examples without noise, "
             "so no gradient would be bounded by the clip. A metric may be updated in "

@@ -45,7 +45,7 @@ def seeds(key, shape):
 
 
 @contextlib.contextmanager
-def keyed(layer, key):
+def drawing_from_key(layer, key):
     """Context manager in which all seed generators of a layer and its sublayers run from `key`.
 
     Args:
@@ -56,12 +56,12 @@ def keyed(layer, key):
         UnmappedState: If anything else was assigned to: that would be lost.
     """
     count = len(layer_internals.seed_generators(layer))
-    with started_from(layer, seeds(key, [count]) if count else None):
+    with starting_from(layer, seeds(key, [count]) if count else None):
         yield
 
 
 @contextlib.contextmanager
-def started_from(layer, states):
+def starting_from(layer, states):
     """Context manager in which seed generators of a layer and its sublayers start from `states`.
 
     Args:
@@ -92,7 +92,10 @@ def started_from(layer, states):
             owners = [
                 part.name
                 for part in layer_internals.flatten_layers(layer)
-                if any(generator is each for each in layer_internals.seed_generators(part))
+                if any(
+                    generator is part_generator
+                    for part_generator in layer_internals.seed_generators(part)
+                )
             ]
             raise UnmappedState(
                 f"Layer '{owners[-1]}' draws random numbers within a loop or a branch of "
@@ -114,7 +117,7 @@ def state_mapping(generators, states):
     return [(g.state, tf.cast(s, g.state.dtype)) for g, s in zip(generators, states, strict=True)]
 
 
-def check_assigned(scope, allowed, what, layer=None):
+def check_assigned(scope, allowed, name, layer=None):
     """Raises UnmappedState if more was assigned to within a scope than some variables.
 
     Keras drops such an assignment, so that no graph shows it.
@@ -122,24 +125,26 @@ def check_assigned(scope, allowed, what, layer=None):
     Args:
         scope: `keras.StatelessScope` that has ended.
         allowed: List of `keras.Variable`.
-        what: Str, what ran within it.
+        name: Str, what ran within it.
         layer: Optional `keras.Layer`; the message names its variables.
     """
-    permitted = {id(variable) for variable in allowed}
-    unmapped = [i for i in scope.state_mapping if i not in permitted]
-    if not unmapped:
+    allowed_ids = {id(variable) for variable in allowed}
+    unmapped_ids = [i for i in scope.state_mapping if i not in allowed_ids]
+    if not unmapped_ids:
         return
-    known = [] if layer is None else [*layer.variables, *getattr(layer, "metrics_variables", ())]
-    paths = {id(v): v.path for v in known}
-    if not any(i in paths for i in unmapped):
+    variables = (
+        [] if layer is None else [*layer.variables, *getattr(layer, "metrics_variables", ())]
+    )
+    paths = {id(v): v.path for v in variables}
+    if not any(i in paths for i in unmapped_ids):
         raise UnmappedState(
-            f"{what} draws from Keras's global seed generator, or changes state: a variable that "
+            f"{name} draws from Keras's global seed generator, or changes state: a variable that "
             "is not its own, where random numbers must be secret. Give random layers an attribute "
             "`seed_generator = keras.random.SeedGenerator()` and draw from that."
         )
-    names = sorted(paths[i] for i in unmapped if i in paths)
+    names = sorted(paths[i] for i in unmapped_ids if i in paths)
     raise UnmappedState(
-        f"{what} changes state in training: {names}. What it takes from the data would stay "
+        f"{name} changes state in training: {names}. What it takes from the data would stay "
         "without noise. Replace layers that keep statistics of a batch (BatchNormalization: "
         "`tfdpx.layers.replace_batch_norm(model)`)."
     )

@@ -66,7 +66,7 @@ def dot_error(terms):
     return (terms + EXTRA) * UNIT + product_error()
 
 
-def blocked(terms):
+def count_sequential_terms(terms):
     """Returns the number of terms that a matrix product or convolution adds one after the other."""
     return min(terms, _BLOCK + terms / _BLOCK)
 
@@ -76,7 +76,7 @@ def is_long(vectors):
     return vectors.shape[-1] > _LONG
 
 
-def in_parts(vectors):
+def split_long(vectors):
     """Splits long vectors [..., d] into parts [..., n, m], the last one filled up with zeros."""
     length, rank = vectors.shape[-1], vectors.shape.rank
     padded = tf.pad(vectors, [[0, 0]] * (rank - 1) + [[0, -length % PART]])
@@ -113,15 +113,17 @@ def squared_norms(gradients):
 
     An overflow is infinite. A square that underflows counts as the smallest number.
     """
-    _, vectors, others = in_line(gradients)
+    _, vectors, other_gradients = join_vectors(gradients)
     norms = []
-    for gradient in others if vectors is None else [_in_rows(vectors), *others]:
+    for gradient in (
+        other_gradients if vectors is None else [_split_rows(vectors), *other_gradients]
+    ):
         shape = gradient.shape[1:]
         if shape.is_fully_defined() and max(shape) > _LONG:
-            gradient = _in_rows(tf.reshape(gradient, [tf.shape(gradient)[0], math.prod(shape)]))
+            gradient = _split_rows(tf.reshape(gradient, [tf.shape(gradient)[0], math.prod(shape)]))
         axes = list(range(1, gradient.shape.rank))
         squares = sum_by_axis(tf.square(gradient), axes)
-        norms.append(raised(squares, [size_of(gradient, axis) for axis in axes]))
+        norms.append(raise_for_rounding(squares, [size_of(gradient, axis) for axis in axes]))
     return tf.add_n(norms)
 
 
@@ -129,12 +131,12 @@ def squared_lengths(vectors):
     """Returns squared l2 norms of float32 vectors [..., d], never too small."""
     squares = tf.square(vectors)
     if not is_long(vectors):
-        return raised(tf.reduce_sum(squares, axis=-1), [vectors.shape[-1]])
-    squares = in_parts(squares)
-    return raised(sum_by_axis(squares, [-2, -1]), squares.shape[-2:])
+        return raise_for_rounding(tf.reduce_sum(squares, axis=-1), [vectors.shape[-1]])
+    squares = split_long(squares)
+    return raise_for_rounding(sum_by_axis(squares, [-2, -1]), squares.shape[-2:])
 
 
-def raised(squares, sizes):
+def raise_for_rounding(squares, sizes):
     """Returns sums of squares, raised by the bounds on rounding and underflow.
 
     Args:
@@ -160,7 +162,7 @@ def size_of(tensor, axis):
     return tf.cast(tf.shape(tensor)[axis], "float32") if static is None else static
 
 
-def in_line(gradients):
+def join_vectors(gradients):
     """Joins all vectors in a list of float32 [B, ...], because each tensor costs graph nodes.
 
     Returns:
@@ -174,11 +176,11 @@ def in_line(gradients):
         for g, flag in zip(gradients, small, strict=True)
         if flag
     ]
-    others = [g for g, flag in zip(gradients, small, strict=True) if not flag]
-    return small, tf.concat(vectors, axis=1) if vectors else None, others
+    other_gradients = [g for g, flag in zip(gradients, small, strict=True) if not flag]
+    return small, tf.concat(vectors, axis=1) if vectors else None, other_gradients
 
 
-def _in_rows(vectors):
+def _split_rows(vectors):
     """Splits vectors [B, length] into [B, n, m], padded, n near m, because such sums err less."""
     length = vectors.shape[1]
     width = math.isqrt(length)
@@ -221,34 +223,34 @@ def add_up(norms):
         norms: List of float32 [B] and of `Measured`. `Measured`s of one kind are handled together.
     """
     total, kinds = [], {}
-    for each in norms:
-        if isinstance(each, Measured):
-            kind = each.squares.shape[1], each.magnitudes is None
-            kinds.setdefault(kind, []).append(each)
+    for norm in norms:
+        if isinstance(norm, Measured):
+            kind = norm.squares.shape[1], norm.magnitudes is None
+            kinds.setdefault(kind, []).append(norm)
         else:
-            total.append(each)
-    return tf.add_n([*total, *map(_allowed, kinds.values())])
+            total.append(norm)
+    return tf.add_n([*total, *map(_allow_together, kinds.values())])
 
 
-def _allowed(measured):
+def _allow_together(measured):
     """Returns the sum over `Measured`s of one kind, float32 [B]."""
-    squares, removed = tf.stack([each.squares for each in measured]), None
+    squares, inner_squares = tf.stack([norm.squares for norm in measured]), None
     if squares.shape[2] > 1:
-        squares, removed = tf.split(squares, [1, 2], axis=2)  # [kernels, B, 1 or 2].
-    relative = [1.0 + each.relative for each in measured]
-    squares = squares * _column(relative) + _column([each.absolute for each in measured])
+        squares, inner_squares = tf.split(squares, [1, 2], axis=2)  # [kernels, B, 1 or 2].
+    relative = [1.0 + norm.relative for norm in measured]
+    squares = squares * _column(relative) + _column([norm.absolute for norm in measured])
     if measured[0].magnitudes is None:
         magnitudes = tf.sqrt(squares)
     else:
-        magnitudes = tf.stack([each.magnitudes for each in measured])
-    if removed is not None:
-        errors = magnitudes * np.array([[each.removed_errors] for each in measured])
-        slack = tf.reduce_sum(errors * (2.0 * tf.sqrt(removed) + errors), 2, keepdims=True)
-        slack += squares * _column([each.removed_relative for each in measured])
-        left = squares - tf.reduce_sum(removed, 2, keepdims=True)
-        squares = tf.maximum(left, 0.0) + slack
-    allowed = allow(squares, magnitudes, _column([each.terms for each in measured]))
-    return tf.reduce_sum(allowed, axis=[0, 2])
+        magnitudes = tf.stack([norm.magnitudes for norm in measured])
+    if inner_squares is not None:
+        errors = magnitudes * np.array([[norm.removed_errors] for norm in measured])
+        slack = tf.reduce_sum(errors * (2.0 * tf.sqrt(inner_squares) + errors), 2, keepdims=True)
+        slack += squares * _column([norm.removed_relative for norm in measured])
+        difference = squares - tf.reduce_sum(inner_squares, 2, keepdims=True)
+        squares = tf.maximum(difference, 0.0) + slack
+    bounds = allow(squares, magnitudes, _column([norm.terms for norm in measured]))
+    return tf.reduce_sum(bounds, axis=[0, 2])
 
 
 def _column(numbers):
@@ -273,9 +275,9 @@ def allow(squares, magnitudes, terms):
     else:
         largest = np.maximum(_LARGEST_CANCELLATION, 4.0 * np.sqrt(terms))
     norms = tf.sqrt(squares) + dot_error(terms) * magnitudes
-    least = magnitudes * (1.0 / largest)
+    lower = magnitudes * (1.0 / largest)
     # The maximum keeps values that are not finite.
-    return tf.square(tf.where(norms < least, least, norms))
+    return tf.square(tf.where(norms < lower, lower, norms))
 
 
 def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
@@ -296,22 +298,26 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
     """
     count = size_of(inputs, 2)
     # Five products underflow for each pair.
-    of_products = (2 * count + EXTRA) * UNIT, 5 * count**2 * _TINY
+    product_errors = (2 * count + EXTRA) * UNIT, 5 * count**2 * _TINY
     numbers = [n for fan in (fan_in, fan_out) for n in (fan * _SMALL, dot_error(fan))]
     return call_cached_trace(
-        _norms_of_products, (), inputs, output_gradients, tf.stack([*numbers, *of_products])
+        _square_norms_of_products,
+        (),
+        inputs,
+        output_gradients,
+        tf.stack([*numbers, *product_errors]),
     )
 
 
-def _norms_of_products(inputs, output_gradients, numbers):
+def _square_norms_of_products(inputs, output_gradients, numbers):
     """Does `squared_norms_of_products` with the errors in `numbers`."""
-    *of_grams, rounded, absolute = tf.unstack(numbers)
+    *gram_errors, relative_error, absolute_error = tf.unstack(numbers)
     sizes, slack = [], []
-    for gram, least, error in (inputs, *of_grams[:2]), (output_gradients, *of_grams[2:]):
+    for gram, least, error in (inputs, *gram_errors[:2]), (output_gradients, *gram_errors[2:]):
         sizes.append(tf.sqrt(tf.linalg.diag_part(gram) + least))
         slack.append(tf.expand_dims(error * sizes[-1], -1) * tf.expand_dims(sizes[-1], -2))
     absolute_in, absolute_out = tf.abs(inputs), tf.abs(output_gradients)
-    slack = absolute_out * (slack[0] + rounded * absolute_in) + absolute_in * slack[1]
+    slack = absolute_out * (slack[0] + relative_error * absolute_in) + absolute_in * slack[1]
     total = sum_by_axis(inputs * output_gradients, [2, 3])
-    squares = tf.maximum(total, 0.0) + (tf.reduce_sum(slack, [2, 3]) + absolute)
+    squares = tf.maximum(total, 0.0) + (tf.reduce_sum(slack, [2, 3]) + absolute_error)
     return squares, tf.reduce_sum(sizes[0] * sizes[1], axis=2)

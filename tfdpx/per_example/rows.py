@@ -31,9 +31,9 @@ class Rows:
             tensors: Iterable of tensors.
             keep_others: Bool. Whether tensors without a batch axis stay, or become None.
         """
-        new = iter(tensors)
+        replacements = iter(tensors)
         leaves = [
-            next(new) if flag else leaf if keep_others or not tf.is_tensor(leaf) else None
+            next(replacements) if flag else leaf if keep_others or not tf.is_tensor(leaf) else None
             for leaf, flag in zip(self._leaves, self._batched, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._nest, leaves)
@@ -52,12 +52,12 @@ class Rows:
 def split_views(tensor, num_views):
     """Reshapes [B * K, ...] to [B, K, ...], for example [6, 5] to [3, 2, 5]; keeps static axes."""
     rows, *rest = tensor.shape
-    static = [None if rows is None else rows // num_views, num_views, *rest]
-    if static.count(None) <= 1:
-        return tf.reshape(tensor, [-1 if size is None else size for size in static])
+    static_shape = [None if rows is None else rows // num_views, num_views, *rest]
+    if static_shape.count(None) <= 1:
+        return tf.reshape(tensor, [-1 if size is None else size for size in static_shape])
     shape = tf.shape(tensor)
     split = tf.reshape(tensor, tf.concat([[shape[0] // num_views, num_views], shape[1:]], axis=0))
-    split.set_shape(static)
+    split.set_shape(static_shape)
     return split
 
 
@@ -113,21 +113,25 @@ class Outputs:
 
     def rebuild(self, tensors):
         """The nest around `tensors`, which stand for `self.tensors` in order."""
-        new, leaves = iter(tensors), []
+        replacements, leaves = iter(tensors), []
         for leaf, (is_tensor, has_mask, has_logits) in zip(
             tf.nest.flatten(self._nest), self._attached, strict=True
         ):
             # A fresh tensor each time: attributes must not leak onto the original.
-            leaf = tf.identity(next(new)) if is_tensor else leaf
-            mask = next(new) if has_mask else None
-            logits = next(new) if has_logits else None
+            leaf = tf.identity(next(replacements)) if is_tensor else leaf
+            mask = next(replacements) if has_mask else None
+            logits = next(replacements) if has_logits else None
             layer_internals.set_side_channels(leaf, mask, logits)
             leaves.append(leaf)
         return tf.nest.pack_sequence_as(self._nest, leaves)
 
     def select(self, tensors):
         """Those of `tensors` (ordered as `self.tensors`) that a gradient can reach."""
-        return [t for t, wanted in zip(tensors, self.differentiable, strict=True) if wanted]
+        return [
+            t
+            for t, is_differentiable in zip(tensors, self.differentiable, strict=True)
+            if is_differentiable
+        ]
 
 
 def positions(tensor, num_views, groups=False):
@@ -155,8 +159,8 @@ def sum_examples(tensor, factors):
 
 def sum_each(tensors, factors):
     """`sum_examples` of each of a list of tensors: a list."""
-    small, vectors, others = rounding.in_line(tensors)
-    sums = iter([sum_examples(tensor, factors) for tensor in others])
+    small, vectors, other_tensors = rounding.join_vectors(tensors)
+    sums = iter([sum_examples(tensor, factors) for tensor in other_tensors])
     if vectors is None:
         return list(sums)
     shapes = [t.shape[1:] for t, flag in zip(tensors, small, strict=True) if flag]
@@ -181,7 +185,7 @@ def zero_excluded(tensors, factors, finite=None):
             where that is not known, which only costs time.
     """
 
-    def zeroed():
+    def mask_tensors():
         flags = tf.cast(factors > 0, "float32")[:, tf.newaxis]
         flat = tf.stack([tf.shape(factors)[0], -1])
         return [
@@ -190,8 +194,8 @@ def zero_excluded(tensors, factors, finite=None):
         ]
 
     if finite is None or not tensors:
-        return zeroed()
-    kept = tf.cond(finite, lambda: list(tensors), zeroed)
-    for tensor, same in zip(tensors, kept, strict=True):
-        same.set_shape(tensor.shape)
-    return kept
+        return mask_tensors()
+    masked = tf.cond(finite, lambda: list(tensors), mask_tensors)
+    for tensor, masked_tensor in zip(tensors, masked, strict=True):
+        masked_tensor.set_shape(tensor.shape)
+    return masked

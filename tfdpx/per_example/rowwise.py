@@ -35,8 +35,8 @@ def find_obstacle(model):
             "of known inputs nor a functional one"
         )
     for part in {id(m): m for m in (model, graph)}.values():
-        if replaced := layer_internals.replaced_methods(part):
-            return f"model '{model.name}' overrides `{replaced[0]}`"
+        if methods := layer_internals.replaced_methods(part):
+            return f"model '{model.name}' overrides `{methods[0]}`"
     layers, operations = _known_layers(), _known_operations()
     for operation in graph.operations:
         if isinstance(operation, keras.Model):
@@ -46,7 +46,7 @@ def find_obstacle(model):
         elif type(operation) in layers:
             problem = _problem_of_layer(operation, layers[type(operation)])
         else:
-            problem = f"{_described(operation)} is not known to treat each row by itself"
+            problem = f"{_describe(operation)} is not known to treat each row by itself"
         if problem:
             return problem
     return None
@@ -55,7 +55,7 @@ def find_obstacle(model):
 def _known_layers():
     """Dict by class: a function of a layer and the rank of its input to a problem, or None."""
     layers = keras.layers
-    known = dict.fromkeys(
+    problems = dict.fromkeys(
         (
             layers.InputLayer, layers.Activation, layers.AveragePooling1D, layers.AveragePooling2D,
             layers.Conv2D, layers.Cropping2D, layers.Dense, layers.DepthwiseConv2D,
@@ -65,27 +65,31 @@ def _known_layers():
             layers.Reshape, layers.ZeroPadding2D,
         )
     )  # fmt: skip
-    known.update(dict.fromkeys((layers.Add, layers.Average, layers.Multiply, layers.Subtract)))
+    problems.update(dict.fromkeys((layers.Add, layers.Average, layers.Multiply, layers.Subtract)))
     along_axis = (layers.Concatenate, layers.GroupNormalization, layers.LayerNormalization)
-    known.update(dict.fromkeys(along_axis, _over_rows))
-    known[layers.BatchNormalization] = _unfrozen
-    known.update(dict.fromkeys(_RECURRENT, _unknown_cells))
-    known[layers.Bidirectional] = _unknown_directions
-    known[layers.Dropout] = _shared_noise
-    known[layers.Masking] = _masked_by_row
-    known[layers.Rescaling] = _scaled_by_row
-    known[layers.Resizing] = _not_images
-    own = sys.modules.get("tfdpx.layers")  # Which imports this package.
-    if own is not None:
-        known[own.GroupNorm] = _over_rows
-        known.update(dict.fromkeys((own.SkipInit, own.UnitNormWithConstant, own.WSConv2D)))
-    return known
+    problems.update(dict.fromkeys(along_axis, _over_rows))
+    problems[layers.BatchNormalization] = _unfrozen
+    problems.update(dict.fromkeys(_RECURRENT, _unknown_cells))
+    problems[layers.Bidirectional] = _unknown_directions
+    problems[layers.Dropout] = _shared_noise
+    problems[layers.Masking] = _masked_by_row
+    problems[layers.Rescaling] = _scaled_by_row
+    problems[layers.Resizing] = _not_images
+    tfdpx_layers = sys.modules.get("tfdpx.layers")  # Which imports this package.
+    if tfdpx_layers is not None:
+        problems[tfdpx_layers.GroupNorm] = _over_rows
+        problems.update(
+            dict.fromkeys(
+                (tfdpx_layers.SkipInit, tfdpx_layers.UnitNormWithConstant, tfdpx_layers.WSConv2D)
+            )
+        )
+    return problems
 
 
 def _known_operations():
     """Returns a dict by class, like `_known_layers`, of arithmetic and operations on masks."""
-    known = dict.fromkeys((*model_internals.ARITHMETIC, model_internals.NOT_EQUAL))
-    return {**known, model_internals.ANY: _over_all}
+    problems = dict.fromkeys((*model_internals.ARITHMETIC, model_internals.NOT_EQUAL))
+    return {**problems, model_internals.ANY: _over_all}
 
 
 def has_plain_cells(layer):
@@ -120,8 +124,8 @@ def _unknown_cells(layer, rank):
 
 
 def _unknown_directions(layer, rank):
-    both = layer.forward_layer, layer.backward_layer
-    is_known = all(has_plain_cells(part) and part.activity_regularizer is None for part in both)
+    parts = layer.forward_layer, layer.backward_layer
+    is_known = all(has_plain_cells(part) and part.activity_regularizer is None for part in parts)
     return None if is_known else "has other layers than Keras's"
 
 
@@ -148,9 +152,9 @@ def _shared_noise(layer, rank):
 
 def _scaled_by_row(layer, rank):
     # Of channels first, Keras makes an array of three axes of a scale that has any.
-    padded = np.ndim(layer.scale) > 0 and keras.config.image_data_format() == "channels_first"
-    axes = max(np.ndim(layer.scale), np.ndim(layer.offset), 3 if padded else 0)
-    return None if axes < rank else "may scale each row in another way"
+    is_padded = np.ndim(layer.scale) > 0 and keras.config.image_data_format() == "channels_first"
+    num_axes = max(np.ndim(layer.scale), np.ndim(layer.offset), 3 if is_padded else 0)
+    return None if num_axes < rank else "may scale each row in another way"
 
 
 def _not_images(layer, rank):
@@ -160,9 +164,9 @@ def _not_images(layer, rank):
 def _problem_of_layer(layer, check):
     """Str, a clause, or None."""
     problem = None
-    replaced = layer_internals.replaced_methods(layer)
-    if replaced:
-        problem = f"overrides `{replaced[0]}`"
+    methods = layer_internals.replaced_methods(layer)
+    if methods:
+        problem = f"overrides `{methods[0]}`"
     elif not _has_plain_activations(layer):
         problem = "has an activation that is none of keras.activations"
     elif layer.activity_regularizer is not None:
@@ -175,16 +179,18 @@ def _problem_of_layer(layer, check):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
         problem = problem or _problem_of_shapes(tensors)
         problem = problem or (tensors and check and check(layer, len(tensors[0].shape)))
-    return f"{_described(layer)} {problem}" if problem else _problem_of_arguments(layer)
+    return f"{_describe(layer)} {problem}" if problem else _problem_of_arguments(layer)
 
 
 def _problem_of_arguments(layer):
     """Str, a clause, or None."""
     for args, kwargs in _calls(layer):
         inputs = keras.tree.flatten(args[:1])
-        others = [value for value in keras.tree.flatten((args[1:], kwargs)) if value is not None]
-        if any(not _is_tensor(t) for t in inputs) or any(not isinstance(v, bool) for v in others):
-            return f"{_described(layer)} is called with more than its inputs"
+        arguments = [value for value in keras.tree.flatten((args[1:], kwargs)) if value is not None]
+        if any(not _is_tensor(t) for t in inputs) or any(
+            not isinstance(v, bool) for v in arguments
+        ):
+            return f"{_describe(layer)} is called with more than its inputs"
     return None
 
 
@@ -210,7 +216,7 @@ def _problem_of_operands(operation, check):
         if any(np.ndim(value) >= rank for value in values if not _is_tensor(value)):
             problem = problem or "has a constant with an axis for the batch"
         problem = problem or (check and check(operation, rank))
-    return f"{_described(operation)} {problem}" if problem else None
+    return f"{_describe(operation)} {problem}" if problem else None
 
 
 def _problem_of_shapes(tensors):
@@ -229,5 +235,5 @@ def _is_tensor(value):
     return isinstance(value, keras.KerasTensor)
 
 
-def _described(operation):
+def _describe(operation):
     return f"'{operation.name}' (of type {type(operation).__name__})"

@@ -128,10 +128,10 @@ class Call:
             outputs = Outputs(nest)
             # An identity separates the effect of the loss on a tensor from the layer's own.
             tensors = [tf.identity(t) for t in outputs.tensors]
-            watched = outputs.select(tensors)
-            for tensor in watched:
+            differentiable = outputs.select(tensors)
+            for tensor in differentiable:
                 tape.watch(tensor)
-            self.outputs.extend(watched)
+            self.outputs.extend(differentiable)
             return outputs.rebuild(tensors)
 
         return self.rule.forward(self, watch)
@@ -189,12 +189,14 @@ class Rule:
             layer: The `keras.Layer`.
             registered_class: The class that the rule was registered for.
         """
-        mine = type(layer)
-        changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None)
-        own = {id(v) for v in layer_internals.own_trainable_variables(layer)}
-        changed = changed or any(id(v) not in own for v in layer.trainable_variables)
-        return not changed and all(
-            getattr(mine, name, None) is getattr(registered_class, name, None)
+        layer_class = type(layer)
+        is_changed = getattr(layer, "lora_enabled", False) or getattr(
+            layer, "quantization_mode", None
+        )
+        own_ids = {id(v) for v in layer_internals.own_trainable_variables(layer)}
+        is_changed = is_changed or any(id(v) not in own_ids for v in layer.trainable_variables)
+        return not is_changed and all(
+            getattr(layer_class, name, None) is getattr(registered_class, name, None)
             for name in cls.assumes
         )
 
@@ -373,8 +375,8 @@ class Rule:
     @functools.cached_property
     def instances(self) -> list[tf.Tensor]:
         """`per_example_gradients` of `large_variables`, computed once for norm and sum."""
-        made = zip(self.variables, self.per_example_gradients(), strict=True)
-        return [g for v, g in made if any(v is w for w in self.large_variables)]
+        pairs = zip(self.variables, self.per_example_gradients(), strict=True)
+        return [g for v, g in pairs if any(v is w for w in self.large_variables)]
 
     def explains(self, variable: Any) -> bool:
         """Returns whether a variable is trained through this call.

@@ -44,7 +44,7 @@ class TakesBatch(ValueError):
 
 
 def vectorized_map(
-    function, elements, what="The function", jit_compile=False, loop=False, shared=()
+    function, elements, name="The function", jit_compile=False, loop=False, shared=()
 ):
     """Does `tf.vectorized_map` for functions of one example that read nothing else of the batch.
 
@@ -54,7 +54,7 @@ def vectorized_map(
     Args:
         function: As in `tf.vectorized_map`. It may also read variables and constants.
         elements: Nest of tensors [n, ...].
-        what: String for the error: whose function it is.
+        name: String for the error: whose function it is.
         jit_compile: Whether XLA is to compile it later, where it does not already.
         loop: Whether to run the whole function for one example after the other. By default only
             where TensorFlow fails to vectorize it.
@@ -68,71 +68,73 @@ def vectorized_map(
         ValueError: If `function` loops and XLA is to compile it.
     """
     under_xla = jit_compile or tensorflow_internals.is_under_xla()
-    tensors, traced, given, taking = tf.nest.flatten(elements), [], set(), []
+    tensors, traces, argument_ids, names = tf.nest.flatten(elements), [], set(), []
     allowed, failures = list(shared), []
 
-    def one(element):
+    def run_one(element):
         try:
             result = function(element)
         except Exception as error:
             failures.append(error)
             raise
         graph = tf.compat.v1.get_default_graph()
-        if under_xla and _loops(graph):
+        if under_xla and _has_loop(graph):
             raise ValueError(
-                f"{what} runs a loop (as recurrent layers do) under `jit_compile=True`, which "
+                f"{name} runs a loop (as recurrent layers do) under `jit_compile=True`, which "
                 'Keras may also have chosen by "auto". XLA cannot compile such a loop for each '
                 "example. Use `model.compile(..., jit_compile=False)`, or build a recurrent layer "
                 "with `unroll=True`, which compiles slowly for long sequences."
             )
-        for taken, _ in graph.captures:
+        for outer_tensor, _ in graph.captures:
             # Under XLA also what is mapped.
-            if id(taken) not in given and _source(taken, allowed) is not None:
-                taking.append(taken.name)
-        traced.append(True)
+            if id(outer_tensor) not in argument_ids and _source(outer_tensor, allowed) is not None:
+                names.append(outer_tensor.name)
+        traces.append(True)
         if not loop and not _ANY_LENGTH.isdisjoint(
-            _types_for(filter(tf.is_tensor, tf.nest.flatten(result)))
+            _operation_types(filter(tf.is_tensor, tf.nest.flatten(result)))
         ):
             raise ValueError("The shapes of an example's tensors depend on its values.")
         return result
 
-    def mapped(*tensors):
-        given.update(map(id, tensors))
-        elements_here = tf.nest.pack_sequence_as(elements, tensors)
+    def map_examples(*tensors):
+        argument_ids.update(map(id, tensors))
+        example_elements = tf.nest.pack_sequence_as(elements, tensors)
         # In a scope, because TensorFlow mixes up the names of one map inside another.
         with (
             tensorflow_internals.vectorizing_by(SAFE_TO_VECTORIZE, _multiply),
             tf.name_scope("map"),
         ):
-            return tf.vectorized_map(one, elements_here, warn=False)
+            return tf.vectorized_map(run_one, example_elements, warn=False)
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     try:
         # A separate graph, which shows its captures, and which is dropped if this fails.
-        each = tf.function(_looped(one, elements) if loop else mapped, autograph=False)
-        each = each.get_concrete_function(*specs)
-        if not taking:
-            return each(*tensors)
+        traced_map = tf.function(
+            _make_loop(run_one, elements) if loop else map_examples, autograph=False
+        )
+        traced_map = traced_map.get_concrete_function(*specs)
+        if not names:
+            return traced_map(*tensors)
     except Exception:
         if failures:  # Under XLA, TensorFlow raises another error in its place.
             raise failures[-1] from None
-        if not traced or loop:
+        if not traces or loop:
             raise
-    if taking:
+    if names:
         raise TakesBatch(
-            f"{what} reads '{taking[0]}', which was computed from other examples too, or was kept "
+            f"{name} reads '{names[0]}', which was computed from other examples too, or was kept "
             "from elsewhere. Compute it from the inputs, and keep no tensor as an attribute."
         )
-    return vectorized_map(function, elements, what, jit_compile, True, allowed)
+    return vectorized_map(function, elements, name, jit_compile, True, allowed)
 
 
-def _looped(one, elements):
+def _make_loop(run_one, elements):
     """As `mapped` there, by a loop over the examples."""
 
-    def mapped(*tensors):
+    def map_examples(*tensors):
         specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in tensors]
         specs = tf.nest.pack_sequence_as(elements, specs)
-        body = tf.function(one, autograph=False).get_concrete_function(specs)
+        body = tf.function(run_one, autograph=False).get_concrete_function(specs)
         nest = body.structured_outputs
 
         def flat(rows):
@@ -142,7 +144,7 @@ def _looped(one, elements):
         results = tf.map_fn(flat, list(tensors), fn_output_signature=signature)
         return tf.nest.pack_sequence_as(nest, results)
 
-    return mapped
+    return map_examples
 
 
 def _source(tensor, allowed):
@@ -151,17 +153,19 @@ def _source(tensor, allowed):
     Variables and tables are resources, and constants depend on no argument. Tensors in the list
     `allowed` are skipped.
     """
-    seen, waiting = {id(t) for t in allowed}, [tensor]
+    visited, waiting = {id(t) for t in allowed}, [tensor]
     while waiting:
         tensor = waiting.pop()
         # What is known while a graph is traced is a constant in it.
         if not tf.is_symbolic_tensor(tensor) or tensor.dtype == tf.resource:
             continue
-        if id(tensor) in seen:
+        if id(tensor) in visited:
             continue
-        seen.add(id(tensor))
+        visited.add(id(tensor))
         if tensor.op.type == "Placeholder":
-            outer = {id(inner): taken for taken, inner in tensor.graph.captures}.get(id(tensor))
+            outer = {id(inner): outer_tensor for outer_tensor, inner in tensor.graph.captures}.get(
+                id(tensor)
+            )
             if outer is None:
                 return tensor
             waiting.append(outer)
@@ -169,29 +173,27 @@ def _source(tensor, allowed):
     return None
 
 
-def _loops(graph):
+def _has_loop(graph):
     """Whether a loop is among the operations of `graph` and of the functions that it calls."""
     definition = graph.as_graph_def()
-    nodes = [definition.node, *(called.node_def for called in definition.library.function)]
+    nodes = [definition.node, *(function.node_def for function in definition.library.function)]
     return any(node.op in _LOOPS for part in nodes for node in part)
 
 
-def _types_for(tensors):
+def _operation_types(tensors):
     """Set of the types of operations that tensors are computed with, in functions and loops too."""
-    seen, waiting, types = set(), [t.op for t in tensors], set()
+    visited, waiting, types = set(), [t.op for t in tensors], set()
     while waiting:
         operation = waiting.pop()
-        if operation in seen:
+        if operation in visited:
             continue
-        seen.add(operation)
+        visited.add(operation)
         waiting.extend(t.op for t in operation.inputs)
         types.add(operation.type)
         for attribute in operation.node_def.attr.values():
-            for called in filter(
-                None, [attribute.func.name, *(f.name for f in attribute.list.func)]
-            ):
-                body = tensorflow_internals.called_graph(operation.graph, called)
-                types.update(each.type for each in body.get_operations())
+            for name in filter(None, [attribute.func.name, *(f.name for f in attribute.list.func)]):
+                body = tensorflow_internals.called_graph(operation.graph, name)
+                types.update(inner.type for inner in body.get_operations())
     return types
 
 
@@ -200,8 +202,8 @@ def _multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b):
     adjoint = {"adjoint_a": adjoint_a, "adjoint_b": adjoint_b}
     if x_stacked and y_stacked:
         return tf.matmul(x, y, **adjoint)
-    one_for_all = y if x_stacked else x
-    if one_for_all.shape.rank is None or any(size != 1 for size in one_for_all.shape[:-2]):
+    matrix = y if x_stacked else x
+    if matrix.shape.rank is None or any(size != 1 for size in matrix.shape[:-2]):
         batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
         x, y = (tf.broadcast_to(t, tf.concat([batch, tf.shape(t)[-2:]], 0)) for t in (x, y))
         return tf.matmul(x, y, **adjoint)

@@ -37,10 +37,10 @@ Settings = collections.namedtuple(
 
 def refuse(keras_arguments):
     """Raises ValueError if a dict of arguments for Keras has one that `REFUSED` lists."""
-    for argument, instead in REFUSED.items():
+    for argument, remedy in REFUSED.items():
         if keras_arguments.get(argument) is not None:
             raise ValueError(
-                f"Argument `{argument}` would change the privacy mechanism; {instead}. "
+                f"Argument `{argument}` would change the privacy mechanism; {remedy}. "
                 f"Received: {argument}={keras_arguments[argument]}"
             )
 
@@ -54,18 +54,19 @@ def refuse_epsilon(optimizer_class, arguments):
     """
     epsilon, name = arguments.get("epsilon"), optimizer_class.__name__
     signatures = [inspect.signature(c.__init__).parameters for c in optimizer_class.__mro__]
-    takes = any("epsilon" in parameters for parameters in signatures)
-    if not is_number(epsilon) or takes and epsilon <= _MOST_EPSILON_OF_ADAM:
+    takes_epsilon = any("epsilon" in parameters for parameters in signatures)
+    if not is_number(epsilon) or takes_epsilon and epsilon <= _MOST_EPSILON_OF_ADAM:
         return
-    here = f"; for {name} `epsilon` is the small constant in a denominator, such as 1e-7" * takes
+    hint = f"; for {name} `epsilon` is the small constant in a denominator, such as 1e-7"
+    hint *= takes_epsilon
     raise ValueError(
         "A privacy budget is an argument of the plan: "
-        f"`{name}(..., plan=tfdpx.PrivacyPlan(..., epsilon={epsilon}, delta=...))`{here}. "
+        f"`{name}(..., plan=tfdpx.PrivacyPlan(..., epsilon={epsilon}, delta=...))`{hint}. "
         f"Received: {name}(epsilon={epsilon})."
     )
 
 
-def checked(**arguments):
+def check_settings(**arguments):
     """Returns the `Settings` of arguments of `tfdpx.DPSGD`, given by name; all are needed.
 
     Warns if there is no noise.
@@ -73,61 +74,62 @@ def checked(**arguments):
     Raises:
         ValueError: If one is out of range, or contradicts `plan`.
     """
-    given = Settings(**arguments)
-    policy = AutomaticClip() if given.l2_norm_clip == AUTOMATIC else given.l2_norm_clip
+    settings = Settings(**arguments)
+    policy = AutomaticClip() if settings.l2_norm_clip == AUTOMATIC else settings.l2_norm_clip
     if isinstance(policy, ClipPolicy):
-        if given.individual is not None:
+        if settings.individual is not None:
             raise ValueError(
                 "Argument `individual` makes a clip policy, and `l2_norm_clip` is one. Received: "
                 f"l2_norm_clip={type(policy).__name__}. Leave one of them out."
             )
-        given = given._replace(l2_norm_clip=policy.l2_norm_clip, policy=given.l2_norm_clip)
-    batch_size = agreed("batch_size", given.batch_size, given.plan)
+        settings = settings._replace(l2_norm_clip=policy.l2_norm_clip, policy=settings.l2_norm_clip)
+    batch_size = agreed("batch_size", settings.batch_size, settings.plan)
     require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
-    noise_multiplier = agreed("noise_multiplier", given.noise_multiplier, given.plan)
+    noise_multiplier = agreed("noise_multiplier", settings.noise_multiplier, settings.plan)
     check_noise_multiplier(noise_multiplier)
-    clip, rows, views = given.l2_norm_clip, given.microbatch_size, given.augmult
-    fits = rows is None or is_integer(rows, 1)
-    require(fits, "microbatch_size", rows, "be an int >= 1 or None")
-    must = f'be a float > 0, "{AUTOMATIC}" or a clip policy'
-    require(is_number(clip) and clip > 0, "l2_norm_clip", clip, must)
+    clip, augmult = settings.l2_norm_clip, settings.augmult
+    microbatch_size = settings.microbatch_size
+    is_valid = microbatch_size is None or is_integer(microbatch_size, 1)
+    require(is_valid, "microbatch_size", microbatch_size, "be an int >= 1 or None")
+    requirement = f'be a float > 0, "{AUTOMATIC}" or a clip policy'
+    require(is_number(clip) and clip > 0, "l2_norm_clip", clip, requirement)
     if clip == math.inf and noise_multiplier:
         raise ValueError(
             "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
             f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
             "takes noise_multiplier=0."
         )
-    require(is_integer(views, 0), "augmult", views, "be an int >= 0 (0: no augmentation)")
-    noise.make_seed(given.seed)  # Raises an error unless it fits.
-    declared = given.public_validation
-    require(isinstance(declared, bool), "public_validation", declared, "be True or False")
-    if given.plan is not None and given.plan.unit == USER:
-        if given.individual is not None:
+    require(is_integer(augmult, 0), "augmult", augmult, "be an int >= 0 (0: no augmentation)")
+    noise.make_seed(settings.seed)  # Raises an error unless it fits.
+    is_public = settings.public_validation
+    require(isinstance(is_public, bool), "public_validation", is_public, "be True or False")
+    if settings.plan is not None and settings.plan.unit == USER:
+        if settings.individual is not None:
             raise ValueError(
                 "Argument `individual` accounts for single examples, and the plan for people. "
                 f'Received: plan.unit="{USER}". Leave it out, or make a plan of examples.'
             )
-    if given.individual is not None:
-        _check_individual(given.individual, given.plan, clip)
+    if settings.individual is not None:
+        _check_individual(settings.individual, settings.plan, clip)
     if noise_multiplier == 0:
         warn(
             f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={clip}`). There is no privacy "
             "guarantee; epsilon is infinite.",
         )
-    if given.seed is not None:
+    if settings.seed is not None:
         warn(
             "The optimizer is made with a `seed`: whoever knows it can take the noise away, so its "
             "weights are for experiments and must not be released. Leave `seed` out for private "
             "training."
         )
-    return given._replace(
+    return settings._replace(
         # NumPy's integers do not go into a config.
         batch_size=int(batch_size),
         noise_multiplier=float(noise_multiplier),
         l2_norm_clip=float(clip),
-        microbatch_size=None if rows is None else int(rows),
-        augment=as_views(given.augment),
-        augmult=int(views),
+        microbatch_size=None if microbatch_size is None else int(microbatch_size),
+        augment=as_views(settings.augment),
+        augmult=int(augmult),
     )
 
 
@@ -148,8 +150,8 @@ def clip_policy(settings, account):
 
 
 def _check_individual(individual, plan, l2_norm_clip):
-    must = "be a tfdpx.accounting.IndividualAccountant"
-    require(isinstance(individual, IndividualAccountant), "individual", individual, must)
+    requirement = "be a tfdpx.accounting.IndividualAccountant"
+    require(isinstance(individual, IndividualAccountant), "individual", individual, requirement)
     if individual.plan != plan:
         raise ValueError(
             "Argument `individual` accounts for another plan than the optimizer's. Received: "

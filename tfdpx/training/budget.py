@@ -35,22 +35,22 @@ def updates_left(optimizer, plan, sampling_probability=None):
         plan: A `PrivacyPlan`.
         sampling_probability: Optional float, of the updates to come if it is above the plan's.
     """
-    rest = _not_before(optimizer, plan)
+    ledger = _ledger_without_spent(optimizer, plan)
     rate = max(sampling_probability or 0.0, plan.sampling_probability)
-    left = plan.steps - rest.of(plan).steps
-    others = rest.steps - rest.of(plan).steps
-    if left <= 0 or not others and math.isclose(rate, plan.sampling_probability):
+    left = plan.steps - ledger.of(plan).steps
+    other_updates = ledger.steps - ledger.of(plan).steps
+    if left <= 0 or not other_updates and math.isclose(rate, plan.sampling_probability):
         return left
     spent = plan.spent + optimizer.ledger.assuming(plan.sampling_probability)
-    return _affordable(plan, Ledger(spent.entries), others, left, rate)
+    return _count_affordable(plan, Ledger(spent.entries), other_updates, left, rate)
 
 
 @functools.lru_cache(maxsize=64)
-def _affordable(plan, spent, others, left, rate):
+def _count_affordable(plan, spent, other_updates, left, rate):
     """Int: how many of `left` updates at `rate` keep the epsilon of all within the plan's."""
-    if others:
+    if other_updates:
         warn(
-            f"{others} updates of the model's weights are not this plan's. They count: "
+            f"{other_updates} updates of the model's weights are not this plan's. They count: "
             f"epsilon is {spent.composed_epsilon(plan.delta, plan.accountant):.4g} now, and "
             "composes with the plan's steps."
         )
@@ -63,13 +63,13 @@ def _affordable(plan, spent, others, left, rate):
     return bisect.bisect_left(range(1, left + 1), True, key=exceeds)
 
 
-def _not_before(optimizer, plan):
+def _ledger_without_spent(optimizer, plan):
     """Returns the `Ledger` of the weights without the entries that the plan counts as `spent`."""
-    before = {entry.key: entry.steps for entry in plan.spent.entries}
+    steps_before = {entry.key: entry.steps for entry in plan.spent.entries}
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
-    steps = [entry.steps - before.get(entry.key, 0) for entry in ledger.entries]
-    rest = zip(ledger.entries, steps, strict=True)
-    return Ledger(tuple(dataclasses.replace(e, steps=n) for e, n in rest if n > 0))
+    steps = [entry.steps - steps_before.get(entry.key, 0) for entry in ledger.entries]
+    pairs = zip(ledger.entries, steps, strict=True)
+    return Ledger(tuple(dataclasses.replace(e, steps=n) for e, n in pairs if n > 0))
 
 
 def steps_taken(optimizer, plan=None):
@@ -79,25 +79,29 @@ def steps_taken(optimizer, plan=None):
         optimizer: A tfdpx optimizer.
         plan: Optional `PrivacyPlan`: only its own updates, by their noise and sampling.
     """
-    return optimizer.ledger.steps if plan is None else _not_before(optimizer, plan).of(plan).steps
+    return (
+        optimizer.ledger.steps
+        if plan is None
+        else _ledger_without_spent(optimizer, plan).of(plan).steps
+    )
 
 
-def used_up(optimizer, plan):
+def make_budget_error(optimizer, plan):
     """Returns the `BudgetExceeded` with a message that names how much of a plan was spent.
 
     Args:
         optimizer: A tfdpx optimizer.
         plan: A `PrivacyPlan`.
     """
-    taken = steps_taken(optimizer, plan)
-    longer = f"a longer one, `tfdpx.PrivacyPlan(..., steps={taken + 1})` or more, or of other "
-    longer = f"{longer}data or noise, " if taken else ""
+    steps = steps_taken(optimizer, plan)
+    advice = f"a longer one, `tfdpx.PrivacyPlan(..., steps={steps + 1})` or more, or of other "
+    advice = f"{advice}data or noise, " if steps else ""
     return BudgetExceeded(
-        f"The privacy budget is used up: {taken} of {plan.steps} steps were taken, at "
+        f"The privacy budget is used up: {steps} of {plan.steps} steps were taken, at "
         f"epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}; the plan's is "
         f"{plan.epsilon:.4g}. Updates on all data sets add up in one ledger, an upper bound where "
         "no person is in two. To train on, compile with an optimizer of a plan that has room for "
-        f"them: {longer}`tfdpx.PrivacyPlan(..., spent=model.optimizer.ledger)`."
+        f"them: {advice}`tfdpx.PrivacyPlan(..., spent=model.optimizer.ledger)`."
     )
 
 
@@ -140,10 +144,10 @@ class StopAtBudget(keras.callbacks.Callback):
         if session.has_room(execution):
             return
         if not session.left:
-            raise used_up(self._optimizer, session.plan)
-        taken = steps_taken(self._optimizer, session.plan)
+            raise make_budget_error(self._optimizer, session.plan)
+        steps = steps_taken(self._optimizer, session.plan)
         raise BudgetExceeded(
-            f"An execution of {execution} steps does not fit into the budget: {taken} of "
+            f"An execution of {execution} steps does not fit into the budget: {steps} of "
             f"{session.plan.steps} steps were taken. Compile with a smaller `steps_per_execution`."
         )
 
@@ -172,12 +176,12 @@ class StopAtBudget(keras.callbacks.Callback):
             return
         session, optimizer = self._session, self._optimizer
         [(name, epsilon)] = epsilon_log(session.plan, optimizer).items()
-        taken, left = steps_taken(optimizer), session.left
-        text = f"Privacy budget used up after {taken} updates"
+        steps, left = steps_taken(optimizer), session.left
+        text = f"Privacy budget used up after {steps} updates"
         if left:
             execution = self.model.steps_per_execution
             text = (
-                f"Training ended after {taken} updates, {left} before the end of the plan, since "
+                f"Training ended after {steps} updates, {left} before the end of the plan, since "
                 f"`steps_per_execution={execution}` of them do not fit"
             )
         print(f"{text}: {name}={epsilon:.4g} at delta={session.plan.delta:g}.")

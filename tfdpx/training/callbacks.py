@@ -107,11 +107,12 @@ class PrivacyBudget(keras.callbacks.Callback):
                 )
             return
         for name in ("num_examples", "batch_size", "sampling"):
-            planned, actual = getattr(self.plan, name), getattr(draws.plan, name)
-            if planned != actual:
+            expected, actual = getattr(self.plan, name), getattr(draws.plan, name)
+            if expected != actual:
                 raise ValueError(
                     f"The batches are of another plan than the budget's. Received: plan.{name}="
-                    f"{planned}, and batches of a plan with {name}={actual}. Use one plan for both."
+                    f"{expected}, and batches of a plan with {name}={actual}. Use one plan for "
+                    "both."
                 )
 
 
@@ -175,7 +176,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             self._budget_writer = tf.summary.create_file_writer(
                 os.path.join(self.log_dir, "budget")
             )
-            self._write_epsilon(self._epsilon(optimizer), _updates(optimizer))
+            self._write_epsilon(self._epsilon(optimizer), _count_updates(optimizer))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the batch's numbers, if `update_freq` asks for it."""
@@ -197,16 +198,16 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the validation metrics."""
         super().on_test_end({})
-        logs, step = dict(logs or {}), _scalar(self.model.optimizer.iterations, int)
-        covered = self._is_covered("val_loss")
-        if not covered:
+        logs, step = dict(logs or {}), _to_number(self.model.optimizer.iterations, int)
+        is_public = self._is_covered("val_loss")
+        if not is_public:
             warn(
                 f"{type(self).__name__} leaves the validation metrics out, which the privacy "
                 f"guarantee does not cover. {IF_PUBLIC} In `tfdpx classify` this is --public_test."
             )
 
         def write():
-            if not covered:
+            if not is_public:
                 return self._write_private("evaluation_", logs, step)
             with model_internals.writing(self, validation=True):
                 for name, value in logs.items():
@@ -217,22 +218,22 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the epoch's numbers."""
         logs = dict(logs or {})
-        covered = {name: value for name, value in logs.items() if self._is_covered(name)}
-        private = {name: value for name, value in logs.items() if name not in covered}
+        covered_logs = {name: value for name, value in logs.items() if self._is_covered(name)}
+        private_logs = {name: value for name, value in logs.items() if name not in covered_logs}
         optimizer = model_internals.innermost(self.model.optimizer)
         if self.plan is not None and hasattr(optimizer, "ledger"):
-            covered.update(epsilon_log(self.plan, optimizer, self._before))
+            covered_logs.update(epsilon_log(self.plan, optimizer, self._before))
         if hasattr(optimizer, "noise_multiplier"):
-            covered["noise_multiplier"] = optimizer.noise_multiplier
-        covered.update(self._gradient_norm())
-        step, spent = _updates(optimizer), self._epsilon(optimizer)
+            covered_logs["noise_multiplier"] = optimizer.noise_multiplier
+        covered_logs.update(self._gradient_norm())
+        step, epsilons = _count_updates(optimizer), self._epsilon(optimizer)
         norms = self._gradient_norms(optimizer)
 
         def write():
             super(TensorBoard, self).on_epoch_end(epoch, {})
-            model_internals.write_epoch(self, step, covered)
-            self._write_epsilon(spent, step)
-            self._write_private("epoch_", private, step)
+            model_internals.write_epoch(self, step, covered_logs)
+            self._write_epsilon(epsilons, step)
+            self._write_private("epoch_", private_logs, step)
             if norms is not None:
                 with self._private_writer.as_default():
                     tf.summary.histogram("not_private/gradient_norms", norms, step=step)
@@ -243,11 +244,11 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Closes the writers."""
         optimizer = model_internals.innermost(self.model.optimizer)
         if self.plan is not None and hasattr(optimizer, "ledger"):
-            [(name, spent)] = epsilon_log(self.plan, optimizer, self._before).items()
+            [(name, epsilon)] = epsilon_log(self.plan, optimizer, self._before).items()
             with model_internals.writing(self):
                 self._describe(
-                    f"Spent: {name}={spent:.4g} at delta={self.plan.delta:g}, in "
-                    f"{_updates(optimizer)} updates, under adding or removing one example.",
+                    f"Spent: {name}={epsilon:.4g} at delta={self.plan.delta:g}, in "
+                    f"{_count_updates(optimizer)} updates, under adding or removing one example.",
                     optimizer,
                 )
         super().on_train_end(logs)
@@ -259,16 +260,16 @@ class TensorBoard(keras.callbacks.TensorBoard):
         return is_covered(name, model_internals.innermost(self.model.optimizer))
 
     def _describe(self, text, optimizer):
-        tf.summary.text("privacy_statement", text, step=_updates(optimizer))
+        tf.summary.text("privacy_statement", text, step=_count_updates(optimizer))
 
     def _after_save(self, write):
         """Calls `write` once a `Checkpoint` holds its update; at once without one."""
 
-        def recorded():
+        def write_records():
             with tf.summary.record_if(True):
                 write()
 
-        after_save(self.model, recorded)
+        after_save(self.model, write_records)
 
     def _epsilon(self, optimizer):
         """The epsilon spent by its name, a dict; empty where no budget is shown."""
@@ -276,9 +277,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
             return {}
         return epsilon_log(self.plan, optimizer, self._before)
 
-    def _write_epsilon(self, spent, step):
+    def _write_epsilon(self, epsilons, step):
         """Epsilon and, as another run, its budget: two lines in one chart."""
-        for name, value in spent.items():
+        for name, value in epsilons.items():
             with model_internals.writing(self):
                 tf.summary.scalar(name, value, step=step)
             with self._budget_writer.as_default():
@@ -287,7 +288,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def _gradient_norm(self):
         optimizer = model_internals.innermost(self.model.optimizer)
         norm = getattr(optimizer, "privatized_gradient_norm", None)
-        return {} if norm is None else {"privatized_gradient_norm": _scalar(norm, float)}
+        return {} if norm is None else {"privatized_gradient_norm": _to_number(norm, float)}
 
     def _gradient_norms(self, optimizer):
         """float32 [n]: before clipping, of some examples; None where they are not wanted or known.
@@ -301,10 +302,10 @@ class TensorBoard(keras.callbacks.TensorBoard):
             return None
         examples = session.draws.examples
         if self._norms is None:
-            known = optimizer.prepared[self.model]
-            [size, *_] = known.sizes.values()
+            cache = optimizer.prepared[self.model]
+            [size, *_] = cache.sizes.values()
             self._norms = GradientNorms(
-                self.model, examples, size.examples, lambda *_: known.engine
+                self.model, examples, size.examples, lambda *_: cache.engine
             )
         count = min(_NORMS, examples.count)
         norms = self._norms(np.linspace(0, examples.count, count, endpoint=False).astype(int))
@@ -318,11 +319,11 @@ class TensorBoard(keras.callbacks.TensorBoard):
                 tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
 
 
-def _updates(optimizer):
+def _count_updates(optimizer):
     """Int: the updates behind the weights, or of another optimizer, its own."""
     if hasattr(optimizer, "ledger"):
         return steps_taken(optimizer)
-    return _scalar(optimizer.iterations, int)
+    return _to_number(optimizer.iterations, int)
 
 
 def _hyperparameters(optimizer):
@@ -338,6 +339,6 @@ def _hyperparameters(optimizer):
     }
 
 
-def _scalar(value, number):
+def _to_number(value, number_type):
     # convert_to_numpy, since int() refuses the variables of a distribution strategy.
-    return number(keras.ops.convert_to_numpy(value))
+    return number_type(keras.ops.convert_to_numpy(value))

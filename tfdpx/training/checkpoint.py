@@ -65,15 +65,15 @@ class Checkpoint(keras.callbacks.Callback):
         self, directory: str | os.PathLike, save_freq: int | str = "epoch", write: bool = True
     ) -> None:
         super().__init__()
-        fits = save_freq == "epoch" or is_integer(save_freq, 1)
-        require(fits, "save_freq", save_freq, 'be "epoch" or an int >= 1')
+        is_valid = save_freq == "epoch" or is_integer(save_freq, 1)
+        require(is_valid, "save_freq", save_freq, 'be "epoch" or an int >= 1')
         self.directory = pathlib.Path(directory)
         self.save_freq = save_freq
         self._write = write
         self._session: Any = None
         self._facts: dict[str, Any] | None = None
         self._states = None
-        self._others = []
+        self._callbacks = []
         self._epoch = self._saved = 0
 
     @property
@@ -88,7 +88,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def within(
-        self, model: keras.Model, session: Any, num_examples: int | None, others: Any
+        self, model: keras.Model, session: Any, num_examples: int | None, callbacks: Any
     ) -> Any:
         """Context manager around a `fit` that restores a saved run, if there is one, and saves.
 
@@ -96,14 +96,14 @@ class Checkpoint(keras.callbacks.Callback):
             model: The compiled, built model.
             session: The `tfdpx.training.session.Session` of the `fit`.
             num_examples: Int, that `fit` trains on, or None where unknown.
-            others: List of the callbacks of the `fit`.
+            callbacks: List of the callbacks of the `fit`.
 
         Raises:
             ValueError: If the folder holds the run of another plan, optimizer or model.
         """
         optimizer = model_internals.innermost(model.optimizer)
         plan = optimizer.plan or (session.draws and session.draws.plan)
-        self._session, self._others, self._states = session, others, None
+        self._session, self._callbacks, self._states = session, callbacks, None
         self._facts = {
             "plan": plan and plan.get_config(),
             "number of examples": num_examples,
@@ -125,11 +125,11 @@ class Checkpoint(keras.callbacks.Callback):
                     "before 0.2, whose resumes repeat noise. Give this run another folder: what "
                     "that run spent on the data was still spent."
                 )
-            session.saved()
+            session.call_after_save()
             try:
                 yield
             finally:
-                self._session, self._others = None, []
+                self._session, self._callbacks = None, []
 
     def _restore(self, model, optimizer):
         record, content = self._read()
@@ -162,9 +162,9 @@ class Checkpoint(keras.callbacks.Callback):
                     f"model: {error} Go on with that model, or give the new run another folder."
                 ) from error
         if _FACTORS in content:
-            saved = _arrays(content[_FACTORS])
-            for variable, name in zip(lora.factors_of(model), saved, strict=True):
-                variable.assign(saved[name])
+            arrays = _arrays(content[_FACTORS])
+            for variable, name in zip(lora.factors_of(model), arrays, strict=True):
+                variable.assign(arrays[name])
         if _NORMS in content:
             optimizer.clip_policy.restore(_arrays(content[_NORMS]))
 
@@ -180,7 +180,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Restores the callbacks, because Keras has reset each of them by then."""
         if self._states is not None:
-            restore_states(self._others, self._states)
+            restore_states(self._callbacks, self._states)
             self._states = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -221,7 +221,7 @@ class Checkpoint(keras.callbacks.Callback):
                     f"The run could not be saved in {os.fspath(self.directory)!r}: {error}. The "
                     "save before is whole: make room, and call `fit` again to resume from it",
                 ) from error
-        self._session.saved()
+        self._session.call_after_save()
 
     def _content(self):
         """Returns the bytes of the file: a record, and the parts that it names."""
@@ -231,7 +231,7 @@ class Checkpoint(keras.callbacks.Callback):
         factors = [keras.ops.convert_to_numpy(v) for v in lora.factors_of(self.model)]
         if factors:
             content[_FACTORS] = _npz(*factors)
-        states = saved_states(self._others)
+        states = serialize_states(self._callbacks)
         if states is not None:
             content[_CALLBACKS] = states
         if optimizer.individual is not None:
@@ -244,12 +244,12 @@ class Checkpoint(keras.callbacks.Callback):
             "run": optimizer.account.run,
             "digests": {name: files.digest_of(part) for name, part in content.items()},
         }
-        made = io.BytesIO()
-        with zipfile.ZipFile(made, "w") as archive:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr(_RECORD, files.sealed(record))
             for name, part in content.items():
                 archive.writestr(name, part)
-        return made.getvalue()
+        return buffer.getvalue()
 
     def _read(self):
         """The record, and the other parts by name."""
@@ -269,19 +269,19 @@ class Checkpoint(keras.callbacks.Callback):
         return record, content
 
 
-def _npz(*arrays, **named):
-    made = io.BytesIO()
-    np.savez(made, *arrays, **named)
-    return made.getvalue()
+def _npz(*arrays, **named_arrays):
+    buffer = io.BytesIO()
+    np.savez(buffer, *arrays, **named_arrays)
+    return buffer.getvalue()
 
 
 def _arrays(content):
-    with np.load(io.BytesIO(content), allow_pickle=False) as saved:
-        return dict(saved)
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        return dict(file)
 
 
 @contextlib.contextmanager
-def kept(model, callbacks, session, num_examples, build):
+def checkpointing(model, callbacks, session, num_examples, build):
     """Context manager in which the `Checkpoint` among the callbacks of `fit` restores and saves.
 
     Args:
@@ -309,19 +309,19 @@ def kept(model, callbacks, session, num_examples, build):
         yield
 
 
-def in_order(callbacks):
+def place_checkpoint(callbacks):
     """The callbacks, with a `Checkpoint` where `place_of_save` says.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
     """
-    saving = [each for each in callbacks if isinstance(each, Checkpoint)]
-    if not saving:
+    checkpoints = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    if not checkpoints:
         return callbacks
-    others = [each for each in callbacks if each is not saving[0]]
-    least, last = place_of_save(others)
-    place = min(max(callbacks.index(saving[0]), least), last)
-    return [*others[:place], saving[0], *others[place:]]
+    other_callbacks = [callback for callback in callbacks if callback is not checkpoints[0]]
+    least, last = place_of_save(other_callbacks)
+    place = min(max(callbacks.index(checkpoints[0]), least), last)
+    return [*other_callbacks[:place], checkpoints[0], *other_callbacks[place:]]
 
 
 @contextlib.contextmanager
@@ -338,22 +338,22 @@ def _unchanged_on_error(model):
         raise
 
 
-def saved_states(callbacks):
+def serialize_states(callbacks):
     """The bytes of a file with the states of callbacks of Keras; None if none has any.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
     """
-    content, arrays = io.BytesIO(), {}
-    for prefix, callback in _by_name(callbacks).items():
+    buffer, arrays = io.BytesIO(), {}
+    for prefix, callback in _callbacks_by_name(callbacks).items():
         for name in _NUMBERS:
             value = getattr(callback, name, None)
             if value is not None:
                 arrays[f"{prefix}/{name}"] = np.asarray(value)
         for place, array in enumerate(getattr(callback, _ARRAYS, None) or ()):
             arrays[f"{prefix}/{_ARRAYS}/{place}"] = array
-    np.savez(content, **arrays)
-    return content.getvalue() if arrays else None
+    np.savez(buffer, **arrays)
+    return buffer.getvalue() if arrays else None
 
 
 def restore_states(callbacks, content):
@@ -365,16 +365,16 @@ def restore_states(callbacks, content):
     """
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         arrays = dict(file)
-    for prefix, callback in _by_name(callbacks).items():
-        mine = {
+    for prefix, callback in _callbacks_by_name(callbacks).items():
+        state = {
             k.removeprefix(f"{prefix}/"): v for k, v in arrays.items() if k.startswith(f"{prefix}/")
         }
         for name in _NUMBERS:
-            if name in mine:
-                setattr(callback, name, mine[name].item())
-        count = sum(name.startswith(_ARRAYS) for name in mine)
+            if name in state:
+                setattr(callback, name, state[name].item())
+        count = sum(name.startswith(_ARRAYS) for name in state)
         if count:
-            callback.best_weights = [mine[f"{_ARRAYS}/{place}"] for place in range(count)]
+            callback.best_weights = [state[f"{_ARRAYS}/{place}"] for place in range(count)]
 
 
 def place_of_save(callbacks):
@@ -386,17 +386,17 @@ def place_of_save(callbacks):
     Args:
         callbacks: List of callbacks, without the one that saves.
     """
-    swaps = [isinstance(each, keras.callbacks.SwapEMAWeights) for each in callbacks]
-    end = swaps.index(True) if any(swaps) else len(callbacks)
-    counting = [i for i, each in enumerate(callbacks[:end]) if isinstance(each, _COUNTING)]
-    return counting[-1] + 1 if counting else 0, end
+    are_swaps = [isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in callbacks]
+    end = are_swaps.index(True) if any(are_swaps) else len(callbacks)
+    places = [i for i, callback in enumerate(callbacks[:end]) if isinstance(callback, _COUNTING)]
+    return places[-1] + 1 if places else 0, end
 
 
-def _by_name(callbacks):
+def _callbacks_by_name(callbacks):
     """Returns a dict of the callbacks with a state, by type and number within the type."""
-    found = {}
+    by_name = {}
     for callback in callbacks:
         if isinstance(callback, (*_COUNTING, keras.callbacks.ModelCheckpoint)):
             name = type(callback).__name__
-            found[f"{name}-{sum(key.startswith(f'{name}-') for key in found)}"] = callback
-    return found
+            by_name[f"{name}-{sum(key.startswith(f'{name}-') for key in by_name)}"] = callback
+    return by_name

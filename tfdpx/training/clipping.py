@@ -151,8 +151,8 @@ class AutomaticClip(ClipPolicy):
 
     def __init__(self, stability: float = 0.01) -> None:
         super().__init__(1.0)
-        fits = is_number(stability) and SMALLEST_CLIP <= stability < math.inf
-        require(fits, "stability", stability, f"be a finite float >= {SMALLEST_CLIP}")
+        is_valid = is_number(stability) and SMALLEST_CLIP <= stability < math.inf
+        require(is_valid, "stability", stability, f"be a finite float >= {SMALLEST_CLIP}")
         self.stability = float(stability)
 
     def clip(self, squared_norms, present, batch_size, clips):
@@ -203,15 +203,15 @@ class AdaptiveClip(ClipPolicy):
         learning_rate: float = 0.2,
         noise_multiplier: float | None = None,
     ) -> None:
-        fits = is_number(initial) and SMALLEST_CLIP <= initial <= _LARGEST_CLIP
-        require(fits, "initial", initial, f"lie in [{SMALLEST_CLIP}, {_LARGEST_CLIP:g}]")
-        fits = is_number(quantile) and 0 < quantile < 1
-        require(fits, "quantile", quantile, "lie strictly between 0 and 1")
-        fits = is_number(learning_rate) and 0 < learning_rate < math.inf
-        require(fits, "learning_rate", learning_rate, "be a finite float > 0")
+        is_valid = is_number(initial) and SMALLEST_CLIP <= initial <= _LARGEST_CLIP
+        require(is_valid, "initial", initial, f"lie in [{SMALLEST_CLIP}, {_LARGEST_CLIP:g}]")
+        is_valid = is_number(quantile) and 0 < quantile < 1
+        require(is_valid, "quantile", quantile, "lie strictly between 0 and 1")
+        is_valid = is_number(learning_rate) and 0 < learning_rate < math.inf
+        require(is_valid, "learning_rate", learning_rate, "be a finite float > 0")
         noise = noise_multiplier
-        fits = noise is None or is_number(noise) and 0 <= noise <= _LARGEST_NOISE
-        require(fits, "noise_multiplier", noise, f"lie in [0, {_LARGEST_NOISE:g}], or be None")
+        is_valid = noise is None or is_number(noise) and 0 <= noise <= _LARGEST_NOISE
+        require(is_valid, "noise_multiplier", noise, f"lie in [0, {_LARGEST_NOISE:g}], or be None")
         self.initial, self.quantile = float(initial), float(quantile)
         self.learning_rate = float(learning_rate)
         self.noise_multiplier = None if noise is None else float(noise)
@@ -222,8 +222,8 @@ class AdaptiveClip(ClipPolicy):
         """Float, the current clip; the initial one before an optimizer uses the policy."""
         if self._clip is None:
             return self.initial
-        now = float(keras.ops.convert_to_numpy(self._clip))
-        return min(max(now, SMALLEST_CLIP), _LARGEST_CLIP)
+        clip = float(keras.ops.convert_to_numpy(self._clip))
+        return min(max(clip, SMALLEST_CLIP), _LARGEST_CLIP)
 
     def init(self, optimizer: Any) -> None:
         """Adds the clip to the optimizer's variables, and divides its noise between releases."""
@@ -241,12 +241,12 @@ class AdaptiveClip(ClipPolicy):
         self.gradient_noise_multiplier = sigma / math.sqrt(1 - ratio**2)
         self._weight = self.gradient_noise_multiplier / noise if sigma else 1.0
         self._batch_size = optimizer.batch_size
-        start = keras.initializers.Constant(self.initial)
-        self._clip = optimizer.add_variable([], start, "float32", name="l2_norm_clip")
+        initializer = keras.initializers.Constant(self.initial)
+        self._clip = optimizer.add_variable([], initializer, "float32", name="l2_norm_clip")
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
         """The clip of the update, the same for each example."""
-        return tf.fill([count], self._now())
+        return tf.fill([count], self._bounded_clip())
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
         """`mechanism.clip_factors` at the clip of the update."""
@@ -255,16 +255,18 @@ class AdaptiveClip(ClipPolicy):
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
         """Returns the sum of (indicator - 1/2), scaled so that the gradients' noise is sigma_b."""
         excess = tf.sqrt(squared_norms) / clips - 1.0
-        below = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
+        indicators = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
         # A norm that is not finite counts as above the clip.
-        below = tf.where(tf.math.is_finite(excess), below, 0.0)
-        total = tf.reduce_sum(tf.where(present, below - 0.5, 0.0))
+        indicators = tf.where(tf.math.is_finite(excess), indicators, 0.0)
+        total = tf.reduce_sum(tf.where(present, indicators - 0.5, 0.0))
         return Measured(noisy=[total * (self._weight / self._batch_size)])
 
     def update(self, measured: Measured) -> None:
         """The geometric update of the clip."""
         share = 0.5 + measured.noisy[0] / self._weight
-        self._clip.assign(self._now() * tf.exp(-self.learning_rate * (share - self.quantile)))
+        self._clip.assign(
+            self._bounded_clip() * tf.exp(-self.learning_rate * (share - self.quantile))
+        )
 
     def released(self) -> dict[str, float]:
         """The clip now, by its name in the logs."""
@@ -275,10 +277,10 @@ class AdaptiveClip(ClipPolicy):
         names = ("initial", "quantile", "learning_rate", "noise_multiplier")
         return {name: getattr(self, name) for name in names}
 
-    def _now(self):
+    def _bounded_clip(self):
         """Returns the clip, a float32 scalar, limited to the range in which float32 can clip."""
-        now = tf.convert_to_tensor(self._clip.value)
-        return tf.clip_by_value(now, SMALLEST_CLIP, _LARGEST_CLIP)
+        clip = tf.convert_to_tensor(self._clip.value)
+        return tf.clip_by_value(clip, SMALLEST_CLIP, _LARGEST_CLIP)
 
 
 class IndividualClip(ClipPolicy):
@@ -303,14 +305,14 @@ class IndividualClip(ClipPolicy):
         self.plan, self._account = accountant.plan, account
         self._fractions = accountant.fractions
         # Not above what is accounted, so that the clip is not.
-        exact = self._fractions.astype("float32")
-        below = np.where(exact > self._fractions, np.nextafter(exact, np.float32(0)), exact)
-        self._clips = tf.constant(below)
+        rounded = self._fractions.astype("float32")
+        clips = np.where(rounded > self._fractions, np.nextafter(rounded, np.float32(0)), rounded)
+        self._clips = tf.constant(clips)
         self._count, count = self.plan.num_examples, self.plan.num_examples + 1
         # The last row is for absent examples. Counts are small integers in float32, because
         # TensorFlow keeps int32 off GPUs.
         worst = len(self._fractions)
-        self._held = {
+        self._variables = {
             "levels": variable(np.full([count], worst), "int64"),
             "since": variable(np.zeros([count]), "int64"),
             "counts": variable(np.zeros([count, worst]), "float32"),
@@ -333,18 +335,18 @@ class IndividualClip(ClipPolicy):
         """Returns each example's clip as a fraction of C, float32 [count]; 1 for padding."""
         if ids is None:
             return tf.ones([count])
-        return tf.gather(self._clips, tf.gather(self._held["levels"], ids) - 1)
+        return tf.gather(self._clips, tf.gather(self._variables["levels"], ids) - 1)
 
     def before_weights(self, clips, weights):
         """Returns larger fractions for smaller weights, with products of at most `clips`."""
-        larger = tf.minimum(clips * _ROUNDED / weights, 1.0)
-        return tf.where(weights < 1, larger, clips)
+        fractions = tf.minimum(clips * _ROUNDED / weights, 1.0)
+        return tf.where(weights < 1, fractions, clips)
 
     def after_weights(self, squared_norms, weights):
         """Returns squared norms of gradients as they are added up: clipped at C and weighted."""
         norms = tf.minimum(tf.sqrt(squared_norms), self.l2_norm_clip) * weights
-        is_less = tf.math.is_finite(squared_norms) & (weights < 1)
-        return tf.where(is_less, tf.square(norms), squared_norms)
+        is_reduced = tf.math.is_finite(squared_norms) & (weights < 1)
+        return tf.where(is_reduced, tf.square(norms), squared_norms)
 
     def clip(self, squared_norms, present, batch_size, clips):
         """`mechanism.clip_factors` at the fractions."""
@@ -359,8 +361,12 @@ class IndividualClip(ClipPolicy):
 
     def measure(self, ids, present, squared_norms, clips):
         """Returns one tensor of ids, presence and norms, with separate columns for each replica."""
-        rows = [tf.cast(ids, "float32"), tf.cast(present, "float32"), self.over_clip(squared_norms)]
-        return Measured(exact=[replicas.scatter_to_replica_slot(tf.stack(rows))])
+        columns = [
+            tf.cast(ids, "float32"),
+            tf.cast(present, "float32"),
+            self.over_clip(squared_norms),
+        ]
+        return Measured(exact=[replicas.scatter_to_replica_slot(tf.stack(columns))])
 
     def update(self, measured):
         """Charges the examples of an update, then stores their norms."""
@@ -369,35 +375,42 @@ class IndividualClip(ClipPolicy):
 
     def count_update(self, ids, present, norms):
         """Updates by int32, bool and float32 tensors [n]; norms are finite, over the clip."""
-        step = tf.convert_to_tensor(self._held["steps"])
-        self._learn(ids, present, norms, step + 1)
-        self._held["steps"].assign_add(1)
+        step = tf.convert_to_tensor(self._variables["steps"])
+        self._store_norms(ids, present, norms, step + 1)
+        self._variables["steps"].assign_add(1)
 
     def refresh(self, norms):
         """Stores the norms of all examples, float32 [num_examples], between two updates."""
-        ids, step = tf.range(self._count), tf.convert_to_tensor(self._held["steps"])
-        self._learn(ids, tf.fill([self._count], True), self.over_clip(norms**2), step)
+        ids, step = tf.range(self._count), tf.convert_to_tensor(self._variables["steps"])
+        self._store_norms(ids, tf.fill([self._count], True), self.over_clip(norms**2), step)
 
-    def _learn(self, ids, present, norms, upto):
-        """Counts the steps before `upto` at the levels so far, and changes these."""
-        held = self._held
-        rows = tf.where(present, tf.cast(ids, "int64"), self._count)
-        levels = tf.gather(held["levels"], rows)
-        steps = upto - tf.gather(held["since"], rows)
-        places = tf.stack([rows, levels - 1], axis=1)
-        _scatter(held["counts"], "add", places, tf.cast(steps, "float32"))
-        _scatter(held["since"], "update", rows[:, tf.newaxis], tf.fill(tf.shape(rows), upto))
+    def _store_norms(self, ids, present, norms, until_step):
+        """Counts the steps before `until_step` at the levels so far, and changes these."""
+        variables = self._variables
+        entries = tf.where(present, tf.cast(ids, "int64"), self._count)
+        levels = tf.gather(variables["levels"], entries)
+        steps = until_step - tf.gather(variables["since"], entries)
+        places = tf.stack([entries, levels - 1], axis=1)
+        _scatter(variables["counts"], "add", places, tf.cast(steps, "float32"))
+        _scatter(
+            variables["since"],
+            "update",
+            entries[:, tf.newaxis],
+            tf.fill(tf.shape(entries), until_step),
+        )
         # The lowest level with a clip of at least the norm.
         levels = 1 + tf.searchsorted(self._clips, norms, side="left", out_type=tf.int64)
         levels = tf.minimum(levels, len(self._fractions))
-        _scatter(held["levels"], "update", rows[:, tf.newaxis], levels)
+        _scatter(variables["levels"], "update", entries[:, tf.newaxis], levels)
 
     def refresh_is_due(self):
         """Returns whether a refresh is due, and then counts it as done."""
-        steps, done = int(self._array("steps")), int(self._array("refreshes"))
-        due = int(steps * self.plan.sampling_probability * self.refreshes_per_epoch + 1e-9)
-        self._held["refreshes"].assign(due)
-        return due > done
+        steps, refreshes = int(self._array("steps")), int(self._array("refreshes"))
+        due_refreshes = int(
+            steps * self.plan.sampling_probability * self.refreshes_per_epoch + 1e-9
+        )
+        self._variables["refreshes"].assign(due_refreshes)
+        return due_refreshes > refreshes
 
     def counts(self):
         """int64 array [num_examples, levels], each example's steps at each level."""
@@ -420,20 +433,22 @@ class IndividualClip(ClipPolicy):
 
     def state(self):
         """The dict of arrays that `tfdpx.callbacks.Checkpoint` saves. Private."""
-        arrays = {name: value_of(held) for name, held in self._held.items()}
+        arrays = {
+            name: value_of(state_variable) for name, state_variable in self._variables.items()
+        }
         return {"examples": np.array(self._examples or ""), **arrays}
 
     def restore(self, state):
         """Continues from a `state()`; raises ValueError for other examples or another rounding."""
-        for name, held in self._held.items():
-            if name not in state or state[name].shape != held.shape:
+        for name, state_variable in self._variables.items():
+            if name not in state or state[name].shape != state_variable.shape:
                 raise ValueError(
                     f"The saved norms of individual accounting lack {name!r} of shape "
-                    f"{tuple(held.shape)}. Go on with the accountant that saved them."
+                    f"{tuple(state_variable.shape)}. Go on with the accountant that saved them."
                 )
         self._check_fingerprint(str(state["examples"]))
-        for name, held in self._held.items():
-            held.assign(state[name])
+        for name, state_variable in self._variables.items():
+            state_variable.assign(state[name])
 
     def _check_fingerprint(self, fingerprint):
         if self._examples not in (None, fingerprint):
@@ -445,7 +460,7 @@ class IndividualClip(ClipPolicy):
         self._examples = fingerprint
 
     def _array(self, name):
-        return value_of(self._held[name])
+        return value_of(self._variables[name])
 
 
 def split_ids(optimizer, data):
@@ -467,11 +482,11 @@ def split_ids(optimizer, data):
     return data[:3], data[3]
 
 
-def _scatter(held, kind, places, values):
+def _scatter(target, kind, places, values):
     """Adds `values` [n] to a variable at `places` [n, rank], or puts them there."""
-    if not isinstance(held, tf.distribute.DistributedValues):
-        getattr(held, f"scatter_nd_{kind}")(places, values)
+    if not isinstance(target, tf.distribute.DistributedValues):
+        getattr(target, f"scatter_nd_{kind}")(places, values)
         return
     # A variable with a copy on each replica has no scatter.
     function = tf.tensor_scatter_nd_add if kind == "add" else tf.tensor_scatter_nd_update
-    held.assign(function(tf.convert_to_tensor(held), places, values))
+    target.assign(function(tf.convert_to_tensor(target), places, values))

@@ -122,31 +122,31 @@ def fit(
         verbose=1 if verbose == "auto" else verbose, epochs=epochs,
         steps=steps_per_epoch or max(optimizer.updates_left(plan), 1),
     )  # fmt: skip
-    given = dict(
+    batch_arguments = dict(
         class_weight=class_weight,
         user_ids=user_ids,
         examples_per_user=examples_per_user,
         optimizer=optimizer,
     )
-    planned = plan.batches(x, y, sample_weight, seed=seed, **given)
-    arrays = tf.nest.map_structure(_zeros, planned.element_spec)
+    plan_batches = plan.batches(x, y, sample_weight, seed=seed, **batch_arguments)
+    arrays = tf.nest.map_structure(_zeros, plan_batches.element_spec)
     with strategy.scope():
         build_model(model, *arrays)
-    request = Request(planned, callbacks=callbacks, epochs=epochs, initial_epoch=initial_epoch)
+    request = Request(plan_batches, callbacks=callbacks, epochs=epochs, initial_epoch=initial_epoch)
     with (
         step_context.driving(model, "tfdpx"),
         training(optimizer, model, request) as (session, _),
     ):
-        ours = [*norm_refreshes(model, session), StopAtBudget()]
-        for callback in ours:
+        first_callbacks = [*norm_refreshes(model, session), StopAtBudget()]
+        for callback in first_callbacks:
             callback.set_model(model)
             callback.set_params(callbacks.params)
-        callbacks.callbacks[:0] = ours
+        callbacks.callbacks[:0] = first_callbacks
         model.stop_training = False
         callbacks.on_train_begin()
         # After the callbacks, which may have restored a checkpoint.
         initial_epoch = model_internals.initial_epoch(model) or initial_epoch
-        run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
+        run_arguments = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
         seed = share_secret(
             strategy,
             session,
@@ -160,31 +160,32 @@ def fit(
                 "plans": plan.get_config(),
                 "optimizers": keras.saving.serialize_keras_object(optimizer),
                 "weights or optimizer states": [*model.weights, *optimizer.variables],
-                "arguments of `fit` or `compile`": run,
+                "arguments of `fit` or `compile`": run_arguments,
                 "seeds of optimizers": optimizer.seed,
             },
         )  # fmt: skip
         draw_seed = tuple(session.draw_seed()) if seed is None else seed
 
-        def share(context):
+        def make_share(context):
             batches = plan.batches(
                 x, y, sample_weight, seed=draw_seed,
-                pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context, **given,
+                pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
+                **batch_arguments,
             )  # fmt: skip
             draws = sampler_of(batches)
             return draws.fitted if optimizer.individual is None else draws.with_ids
 
-        batches = iter(strategy.distribute_datasets_from_function(share))
-        execute = _execution(model, strategy)
-        measure = validation_data and _Measuring(
+        batches = iter(strategy.distribute_datasets_from_function(make_share))
+        execute = _make_execute(model, strategy)
+        evaluate = validation_data and _Evaluator(
             model, strategy, validation_data, validation_batch_size
         )
         logs = {}
         for epoch in range(initial_epoch, epochs):
             callbacks.on_epoch_begin(epoch)
             logs = _epoch(model, execute, batches, session, steps_per_epoch, callbacks)
-            if measure:
-                logs.update({f"val_{name}": value for name, value in measure(callbacks).items()})
+            if evaluate:
+                logs.update({f"val_{name}": value for name, value in evaluate(callbacks).items()})
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training or not session.left:
                 break
@@ -195,8 +196,8 @@ def fit(
 
 def _zeros(spec):
     """Returns a tensor of one row for the spec of a batch; None for a spec of None."""
-    known = isinstance(spec, tf.TensorSpec)
-    return tf.zeros([1, *spec.shape[1:]], spec.dtype) if known else None
+    is_spec = isinstance(spec, tf.TensorSpec)
+    return tf.zeros([1, *spec.shape[1:]], spec.dtype) if is_spec else None
 
 
 def _epoch(model, execute, batches, session, steps, callbacks):
@@ -211,16 +212,16 @@ def _epoch(model, execute, batches, session, steps, callbacks):
         callbacks.on_train_batch_end(step + count - 1, logs)
         if model.stop_training:
             break
-    return _numbers(model.get_metrics_result())
+    return _to_numbers(model.get_metrics_result())
 
 
-def _numbers(logs):
+def _to_numbers(logs):
     """Returns metrics of all replicas as Python numbers or arrays; called on all hosts together."""
     arrays = {name: keras.ops.convert_to_numpy(value) for name, value in logs.items()}
     return {name: array if array.ndim else array.item() for name, array in arrays.items()}
 
 
-def _execution(model, strategy):
+def _make_execute(model, strategy):
     """Returns a function of (iterator, number of updates) that makes them and returns logs."""
 
     def execute(batches, count):
@@ -243,19 +244,21 @@ def _execution(model, strategy):
     return execute if model.run_eagerly else tf.function(execute, autograph=False)
 
 
-class _Measuring:
+class _Evaluator:
     """`model.evaluate` on all replicas: losses and metrics of batches without their padding."""
 
     def __init__(self, model, strategy, data, batch_size):
         self._model, self._strategy = model, strategy
-        self._examples, replicas = as_examples(*data), strategy.num_replicas_in_sync
-        self._capacity = math.ceil(min(batch_size, self._examples.count) / replicas) * replicas
+        self._examples, num_replicas = as_examples(*data), strategy.num_replicas_in_sync
+        self._capacity = (
+            math.ceil(min(batch_size, self._examples.count) / num_replicas) * num_replicas
+        )
 
         @tf.function(autograph=False)
-        def run(batches):
+        def evaluate_step(batches):
             strategy.run(self._step, args=(next(batches),))
 
-        self._run = run
+        self._run = evaluate_step
 
     def __call__(self, callbacks):
         """Returns a dict of Python floats by name."""
@@ -273,7 +276,7 @@ class _Measuring:
             callbacks.on_test_batch_begin(step)
             self._run(batches)
             callbacks.on_test_batch_end(step)
-        logs = _numbers(self._model.get_metrics_result())
+        logs = _to_numbers(self._model.get_metrics_result())
         callbacks.on_test_end(logs)
         return logs
 
@@ -286,12 +289,12 @@ class _Measuring:
         rows = row_losses(model, x, y, y_pred, sample_weight)
         count = tf.reduce_sum(tf.cast(present, "float32"))
 
-        def total(each):
-            return tf.reduce_sum(tf.where(present, each, 0.0))
+        def total(losses):
+            return tf.reduce_sum(tf.where(present, losses, 0.0))
 
         penalty, _ = regularization(model.trainable_variables)
-        each = [total(losses) for losses in rows.tracked]
-        show_losses(model, total(rows.losses), each, count, penalty)
+        tracked = [total(losses) for losses in rows.tracked]
+        show_losses(model, total(rows.losses), tracked, count, penalty)
         metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
 
 
@@ -316,8 +319,8 @@ def agree(strategy, seed, parts):
     """
     if seed is None:
         seed = secrets.randbits(128)
-    talks = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if not talks or replicas.hosts(strategy) == 1:
+    is_multi_host = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if not is_multi_host or replicas.hosts(strategy) == 1:
         return seed
     words = [seed >> shift & (2**32 - 1) for shift in range(0, 128, 32)]
     digests = [int.from_bytes(_digest(part)[:7], "big") for part in parts.values()]
@@ -352,9 +355,9 @@ def share_secret(strategy, session, seed, parts):
     """
     if replicas.hosts(strategy) == 1:
         return seed
-    chiefs = agree(strategy, seed, {**parts, "arguments `seed`": seed is None})
+    chief_seed = agree(strategy, seed, {**parts, "arguments `seed`": seed is None})
     session.share(agree(strategy, None, {}))
-    return None if seed is None else chiefs
+    return None if seed is None else chief_seed
 
 
 def _gather(strategy, vector):
@@ -375,8 +378,8 @@ def _digest(part):
         if isinstance(leaf, keras.Variable) or hasattr(leaf, "dtype"):
             array = np.ascontiguousarray(keras.ops.convert_to_numpy(leaf))
             digest.update(f"{array.dtype}{array.shape}".encode())
-            strings = array.dtype == object
-            digest.update(repr(array.tolist()).encode() if strings else array.view("uint8").data)
+            is_text = array.dtype == object
+            digest.update(repr(array.tolist()).encode() if is_text else array.view("uint8").data)
         else:
             digest.update(json.dumps(leaf, default=str).encode())
     return digest.digest()

@@ -1,12 +1,12 @@
 """The stages of a private `model.fit`, in order.
 
-1. `read`      the arguments, as a frozen `Request`;
-2. `drawn`     arrays become the batches that the optimizer's plan draws;
-3. `checked`   callbacks, data and batches that break the account's assumptions are refused;
-4. `Session`   one training begins;
-5. `kept`      a `Checkpoint` restores and saves;
-6. `laid_out`  the remaining updates are divided into epochs, and the model is built;
-7. `followed`  the callbacks that end, show and measure the training are added.
+1. `read_request` makes a frozen `Request` of the arguments;
+2. `draw_batches` turns arrays into the batches that the optimizer's plan draws;
+3. `check_request` refuses callbacks, data and batches that break the account's assumptions;
+4. `Session` begins one training;
+5. `checkpointing` lets a `Checkpoint` restore and save;
+6. `divide_into_epochs` divides the remaining updates into epochs, and builds the model;
+7. `adding_callbacks` adds the callbacks that end, show and measure the training.
 
 Epsilon is exact for arrays and for an unchanged data set of `plan.batches`, because each draw is
 used once. If a plan needs Poisson sampling, other data are refused unless the user accepts an
@@ -35,7 +35,7 @@ from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.sampled_batches import plan_sampler
 from tfdpx.training import checkpoint, replicas
-from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, used_up
+from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, make_budget_error
 from tfdpx.training.clipping import split_ids
 from tfdpx.training.norms import norm_refreshes
 from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unmanaged_step
@@ -50,7 +50,7 @@ _OF_BATCHES = ("y", "sample_weight", "class_weight", "validation_split")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The arguments of one `fit`; `others` are those that nothing here reads."""
+    """The arguments of one `fit`; `keras_arguments` are those that nothing here reads."""
 
     x: Any = None
     y: Any = None
@@ -68,7 +68,7 @@ class Request:
     validation_data: Any = None
     validation_split: float | None = 0.0
     validation_batch_size: int | None = None
-    others: dict[str, Any] = dataclasses.field(default_factory=dict)
+    keras_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_(self, **changes):
         """The request with other arguments."""
@@ -76,8 +76,8 @@ class Request:
 
     def for_keras(self):
         """Dict of arguments of `keras.Model.fit`."""
-        names = {field.name for field in dataclasses.fields(self)} - {"others", *ARGUMENTS}
-        return {**self.others, **{name: getattr(self, name) for name in names}}
+        names = {field.name for field in dataclasses.fields(self)} - {"keras_arguments", *ARGUMENTS}
+        return {**self.keras_arguments, **{name: getattr(self, name) for name in names}}
 
     def list_of_callbacks(self):
         """List of the callbacks, whatever holds them."""
@@ -85,11 +85,13 @@ class Request:
         return [callback for callback in tf.nest.flatten(callbacks) if callback is not None]
 
 
-def read(arguments):
+def read_request(arguments):
     """The `Request` of a dict of arguments of `fit`."""
-    names = {field.name for field in dataclasses.fields(Request)} - {"others"}
-    others = {name: value for name, value in arguments.items() if name not in names}
-    return Request(**{k: v for k, v in arguments.items() if k in names}, others=others)
+    names = {field.name for field in dataclasses.fields(Request)} - {"keras_arguments"}
+    keras_arguments = {name: value for name, value in arguments.items() if name not in names}
+    return Request(
+        **{k: v for k, v in arguments.items() if k in names}, keras_arguments=keras_arguments
+    )
 
 
 @contextlib.contextmanager
@@ -105,14 +107,14 @@ def fitting(optimizer, model, arguments):
         ValueError: If an argument does not fit the plan, or would void the guarantee.
         BudgetExceeded: If nothing is left of the plan.
     """
-    request = read(arguments)
+    request = read_request(arguments)
     check_validation_data(request.validation_data, request.x, optimizer)
     check_callbacks(request.callbacks, optimizer)
-    request = drawn(optimizer, model, request)
+    request = draw_batches(optimizer, model, request)
     replicas.check_keras_fit(model, request.x)
     with training(optimizer, model, request) as (session, request):
-        request = request.with_(x=replicas.interleaved(model, session, request.x))
-        with followed(model, session, request) as request:
+        request = request.with_(x=replicas.interleave_batches(model, session, request.x))
+        with adding_callbacks(model, session, request) as request:
             yield request.for_keras()
 
 
@@ -137,7 +139,7 @@ def training(optimizer, model, request):
         draws = None
     if optimizer.individual is not None:
         optimizer.clip_policy.check_examples(draws)
-    count, probability = checked(optimizer, request, draws)
+    count, probability = check_request(optimizer, request, draws)
     callbacks = request.list_of_callbacks()
     class_weight = read_class_weight(request.class_weight) if draws is None else draws.class_weight
     request = request.with_(class_weight=None)
@@ -146,10 +148,10 @@ def training(optimizer, model, request):
         Session(optimizer, draws, probability, is_seeded(request.x), callbacks) as session,
         weighing(optimizer, model, class_weight),
         model_internals.keeping_first_epoch(model),
-        checkpoint.kept(model, callbacks, session, count, lambda: build(model, request)),
+        checkpoint.checkpointing(model, callbacks, session, count, lambda: build(model, request)),
     ):
         if draws is not None:
-            request = laid_out(optimizer, model, session, request)
+            request = divide_into_epochs(optimizer, model, session, request)
         plan = optimizer.plan
         optimizer.account.warn_of_unknown(() if plan is None else plan.spent.entries)
         yield session, request
@@ -167,20 +169,20 @@ def weighing(optimizer, model, class_weight):
         model: The `keras.Model`.
         class_weight: `tfdpx.sampling.class_weights.ClassWeights`, or None.
     """
-    before = optimizer.class_weight
-    if class_weight is None and before is None:
+    former_weight = optimizer.class_weight
+    if class_weight is None and former_weight is None:
         yield
         return
     traced_for = model_internals.compilation(model), class_weight
-    *last, function = optimizer.train_functions.get(model, (None, None, None))
+    *key_of_function, former_function = optimizer.train_functions.get(model, (None, None, None))
     other_function = model.train_function
     optimizer.class_weight = class_weight
-    model.train_function = function if tuple(last) == traced_for else None
+    model.train_function = former_function if tuple(key_of_function) == traced_for else None
     try:
         yield
     finally:
         optimizer.train_functions[model] = *traced_for, model.train_function
-        optimizer.class_weight, model.train_function = before, other_function
+        optimizer.class_weight, model.train_function = former_weight, other_function
 
 
 @contextlib.contextmanager
@@ -211,19 +213,19 @@ def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
         else:
             start_unmanaged_step(optimizer)
         if optimizer.state.updates >= optimizer.state.end:
-            raise used_up(optimizer, (session or optimizer).plan)
-        probability, seeded = _guess_probability(optimizer, None), optimizer.seed is not None
-        usual = account.open(probability, poisson_sampled=False, seeded=seeded)
+            raise make_budget_error(optimizer, (session or optimizer).plan)
+        probability, has_seed = _guess_probability(optimizer, None), optimizer.seed is not None
+        former_entry = account.open(probability, poisson_sampled=False, seeded=has_seed)
         try:
             with optimizing_graphs_once(), weighing(optimizer, model, class_weight):
                 yield
         finally:
-            account.open(**usual)
+            account.open(**former_entry)
             if session is not None:
                 session.begin()
 
 
-def drawn(optimizer, model, request):
+def draw_batches(optimizer, model, request):
     """Returns the request with batches that the optimizer's plan draws from its data.
 
     An epoch has as many updates as Keras would make on the same arrays.
@@ -233,15 +235,15 @@ def drawn(optimizer, model, request):
             people come without a plan that draws them.
     """
     plan, data = optimizer.plan, request.x
-    is_held = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
-    if not is_held or plan is None:
+    is_in_memory = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
+    if not is_in_memory or plan is None:
         _refuse_data_beside(request, ARGUMENTS)
     if plan is None and isinstance(data, RandomAccess):
         raise ValueError(
             "A `tfdpx.RandomAccess` is drawn from by the optimizer's plan. Received: an optimizer "
             "with plan=None. Make it with `plan=`, or pass `x=plan.batches(...)`."
         )
-    if plan is None or not is_held:
+    if plan is None or not is_in_memory:
         return request
     if request.batch_size not in (None, plan.batch_size):
         raise ValueError(
@@ -274,7 +276,7 @@ def drawn(optimizer, model, request):
     )
 
 
-def checked(optimizer, request, draws):
+def check_request(optimizer, request, draws):
     """Refuses batches that break the optimizer's assumptions.
 
     Args:
@@ -297,40 +299,42 @@ def checked(optimizer, request, draws):
     return draws.plan.num_examples, draws.plan.sampling_probability
 
 
-def laid_out(optimizer, model, session, request):
+def divide_into_epochs(optimizer, model, session, request):
     """Returns the request with the plan's remaining updates divided among its epochs."""
     draws = session.draws
-    restored = model_internals.initial_epoch(model)
-    first = restored or request.initial_epoch
-    if restored and not session.left:
-        request = request.with_(epochs=restored)  # The run was finished.
-    elif first < request.epochs:
+    restored_epoch = model_internals.initial_epoch(model)
+    first_epoch = restored_epoch or request.initial_epoch
+    if restored_epoch and not session.left:
+        request = request.with_(epochs=restored_epoch)  # The run was finished.
+    elif first_epoch < request.epochs:
         if not session.left:
-            raise used_up(optimizer, session.plan)
+            raise make_budget_error(optimizer, session.plan)
         # Keras would make one pass an epoch, and no draw may be used twice: the first epoch would
         # have all of them.
         if request.steps_per_epoch is None:
             # A resumed run has epochs as long as they were.
-            whole = math.ceil(draws.plan.steps / request.epochs) if restored is not None else 0
-            steps = max(whole, math.ceil(session.left / (request.epochs - first)))
+            epoch_steps = (
+                math.ceil(draws.plan.steps / request.epochs) if restored_epoch is not None else 0
+            )
+            steps = max(epoch_steps, math.ceil(session.left / (request.epochs - first_epoch)))
             request = request.with_(steps_per_epoch=steps)
     # Keras's own build would mistake flags for weights, and ids for a part of the batch.
     build(model, request.with_(x=draws.fitted))
     per_user = getattr(draws.examples, "per_user", None)
     if per_user != optimizer.per_user:  # TensorFlow would trace a step for any number.
         optimizer.per_user, model.train_function = per_user, None
-    held_out = request.validation_data is None and draws.held_out is not None
+    has_held_out = request.validation_data is None and draws.held_out is not None
     return request.with_(
         x=draws.fitted if optimizer.individual is None else draws.with_ids,
         shuffle=False,  # Keras would warn that it does not shuffle a data set.
-        validation_data=draws.held_out if held_out else request.validation_data,
+        validation_data=draws.held_out if has_held_out else request.validation_data,
     )
 
 
 @contextlib.contextmanager
-def followed(model, session, request):
+def adding_callbacks(model, session, request):
     """Context manager that yields the request with the callbacks of a private training."""
-    callbacks = checkpoint.in_order(request.list_of_callbacks())
+    callbacks = checkpoint.place_checkpoint(request.list_of_callbacks())
     if isinstance(request.callbacks, keras.callbacks.CallbackList):
         # It has its model and its bar already.
         for callback in norm_refreshes(model, session):
@@ -340,12 +344,12 @@ def followed(model, session, request):
         return
     has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
     bar = [] if has_bar or request.verbose == 0 else [BudgetProgressBar()]
-    first = [FirstUpdate()] if model.train_function is None else []
-    ours = [*first, *norm_refreshes(model, session), StopAtBudget()]
+    first_update = [FirstUpdate()] if model.train_function is None else []
+    first_callbacks = [*first_update, *norm_refreshes(model, session), StopAtBudget()]
     try:
-        yield request.with_(callbacks=[*ours, *callbacks, *bar])
+        yield request.with_(callbacks=[*first_callbacks, *callbacks, *bar])
     finally:
-        for callback in first:
+        for callback in first_update:
             callback.end()
 
 
@@ -375,8 +379,8 @@ def build(model, request):
         return
 
     def example(leaf):
-        has_shape = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        return tf.zeros([1, *(n or 1 for n in leaf.shape[1:])], leaf.dtype) if has_shape else None
+        is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        return tf.zeros([1, *(n or 1 for n in leaf.shape[1:])], leaf.dtype) if is_array else None
 
     data = tf.nest.map_structure(example, data)
     check_batch(model, data)
@@ -400,17 +404,17 @@ def check_draws(optimizer, draws):
             "optimizer with plan=None."
         )
     for name in ("num_examples", "batch_size", "noise_multiplier", "sampling", "unit"):
-        theirs = getattr(draws.plan, name)
-        of_optimizer = name in ("batch_size", "noise_multiplier")
-        ours = getattr(optimizer if of_optimizer else plan, name)
+        plan_value = getattr(draws.plan, name)
+        is_of_optimizer = name in ("batch_size", "noise_multiplier")
+        value = getattr(optimizer if is_of_optimizer else plan, name)
         # A checkpoint or a config may have kept float32.
-        if theirs != ours and not (
-            isinstance(ours, float) and math.isclose(theirs, ours, rel_tol=1e-6)
+        if plan_value != value and not (
+            isinstance(value, float) and math.isclose(plan_value, value, rel_tol=1e-6)
         ):
             raise ValueError(
-                f"These batches are of a plan with {name}={theirs}, and the optimizer counts on "
-                f"{name}={ours}: its epsilon would not be theirs. Train on `plan.batches(...)` of "
-                "the plan that the optimizer was given."
+                f"These batches are of a plan with {name}={plan_value}, and the optimizer counts "
+                f"on {name}={value}: its epsilon would not be theirs. Train on `plan.batches(...)` "
+                "of the plan that the optimizer was given."
             )
     if draws.optimizer is not None and draws.optimizer is not optimizer:
         raise ValueError(
@@ -432,13 +436,19 @@ def check_unplanned(optimizer, request):
     data, rows = request.x, None
     if isinstance(data, tf.data.Dataset):
         leaves = tf.nest.flatten(data.element_spec)
-        weighted = isinstance(data.element_spec, tuple) and len(data.element_spec) > 2
-        rows = None if weighted or not leaves[0].shape.rank else leaves[0].shape[0]
+        has_weights = isinstance(data.element_spec, tuple) and len(data.element_spec) > 2
+        rows = None if has_weights or not leaves[0].shape.rank else leaves[0].shape[0]
     elif count := _examples_of(request):
         rows = min(request.batch_size or _KERAS_BATCH_SIZE, count)
     _check_size(optimizer, rows)
-    agreed = any(getattr(c, "allow_approximate", False) for c in request.list_of_callbacks())
-    if optimizer.plan is not None and not optimizer.plan.is_approximate and not agreed:
+    accepts_approximation = any(
+        getattr(c, "allow_approximate", False) for c in request.list_of_callbacks()
+    )
+    if (
+        optimizer.plan is not None
+        and not optimizer.plan.is_approximate
+        and not accepts_approximation
+    ):
         raise ValueError(
             "The plan counts on Poisson sampling, and `fit` was given batches that the plan did "
             f"not draw, or that were changed (by `take`, `cache`, `map`, ...). Received: x of type "
@@ -453,10 +463,10 @@ def _refuse_data_beside(request, names):
     for name in names:
         value = getattr(request, name)
         if value is not None and not (name == "validation_split" and value == 0):
-            there = "x, y" if name == "y" else f"x, y, {name}={name}"
+            arguments = "x, y" if name == "y" else f"x, y, {name}={name}"
             raise ValueError(
                 f"Argument `{name}` of `fit` cannot change batches that are drawn by a plan. Give "
-                f"it where they are made: `plan.batches({there})`. Received: {name} of type "
+                f"it where they are made: `plan.batches({arguments})`. Received: {name} of type "
                 f"{type(value).__name__}."
             )
 
@@ -472,8 +482,8 @@ def _refuse_unknown_people(optimizer):
 def _check_size(optimizer, rows, exactly=True):
     if rows is None:
         return
-    other = rows != optimizer.batch_size and exactly and optimizer.plan is not None
-    if other or rows > optimizer.batch_size:
+    is_other_size = rows != optimizer.batch_size and exactly and optimizer.plan is not None
+    if is_other_size or rows > optimizer.batch_size:
         raise ValueError(
             f"These batches have {rows} examples, and the optimizer counts on "
             f"batch_size={optimizer.batch_size}: epsilon would not hold for these batches. Train "
@@ -488,9 +498,16 @@ def _guess_probability(optimizer, count):
         optimizer: The tfdpx optimizer.
         count: Int, the examples that are trained on, or None.
     """
-    of_plan = optimizer.plan and optimizer.plan.sampling_probability
-    of_data = min(1.0, optimizer.batch_size / count) if count else None
-    return max((p for p in (of_plan, of_data) if p is not None), default=None)
+    plan_probability = optimizer.plan and optimizer.plan.sampling_probability
+    data_probability = min(1.0, optimizer.batch_size / count) if count else None
+    return max(
+        (
+            probability
+            for probability in (plan_probability, data_probability)
+            if probability is not None
+        ),
+        default=None,
+    )
 
 
 def _examples_of(request):

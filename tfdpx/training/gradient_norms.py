@@ -70,8 +70,8 @@ def gradient_norms(
         )
 
     def make_engine(views, data):
-        x, *others = Rows(data).map(tf.convert_to_tensor)
-        model_internals.build(model, (views.example_rows(x), *others))
+        x, *targets = Rows(data).map(tf.convert_to_tensor)
+        model_internals.build(model, (views.example_rows(x), *targets))
         optimizer = model_internals.innermost(model.optimizer)
         # A separate optimizer, so that the preparation of the model's own stays as it is.
         stand_in = DPSGD(
@@ -82,7 +82,7 @@ def gradient_norms(
             augment=getattr(optimizer, "augment", None),
             augmult=getattr(optimizer, "augmult", 0),
         )
-        microbatch, _ = prepare(stand_in, model, Batch(views, (x, *others), may_be_absent=False))
+        microbatch, _ = prepare(stand_in, model, Batch(views, (x, *targets), may_be_absent=False))
         return microbatch.engine
 
     return GradientNorms(model, examples, batch_size, make_engine)(np.arange(examples.count))

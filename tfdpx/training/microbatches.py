@@ -54,10 +54,10 @@ class MicrobatchSize(typing.NamedTuple):
         """Whether the last microbatch may be smaller than the others."""
         return self.multiple < self.examples
 
-    def fits(self, count):
+    def holds_exactly(self, count):
         """Whether microbatches hold `count` rows, an int or a tensor, without any padding."""
-        known = isinstance(count, int) and not self.varies
-        return known and (0 < count <= self.examples or count % self.examples == 0)
+        is_constant = isinstance(count, int) and not self.varies
+        return is_constant and (0 < count <= self.examples or count % self.examples == 0)
 
     def rows(self, count):
         """The rows of all microbatches for `count` examples, padding included; ints or arrays."""
@@ -65,12 +65,12 @@ class MicrobatchSize(typing.NamedTuple):
         return count - rest + np.minimum(-(-rest // self.multiple) * self.multiple, self.examples)
 
 
-def of_examples(examples, varies):
+def make_size(examples, varies):
     """The `MicrobatchSize` for an int, the examples of a full microbatch."""
     return MicrobatchSize(examples, -(-examples // _PARTS_OF_PASS) if varies else examples)
 
 
-def choose_size(optimizer, work, num_views, count, weighted, varies=False):
+def choose_size(optimizer, work, num_views, count, has_padding, varies=False):
     """Returns the `MicrobatchSize` that the user gave, or the one of least expected time.
 
     Small microbatches are less efficient, large ones have more padding. If activations are large, a
@@ -82,16 +82,17 @@ def choose_size(optimizer, work, num_views, count, weighted, varies=False):
         work: `tfdpx.per_example.cost_model.Work` of a row.
         num_views: Int K, rows an example.
         count: Int, rows of a replica's batch, or None if unknown.
-        weighted: Bool, whether the batch may hold padding.
+        has_padding: Bool, whether the batch may hold padding.
         varies: Bool, whether the last microbatch may take fewer examples than the others.
 
     Returns:
         `MicrobatchSize`.
     """
-    return of_examples(_examples(optimizer, work, num_views, count, weighted, varies), varies)
+    examples = _choose_examples(optimizer, work, num_views, count, has_padding, varies)
+    return make_size(examples, varies)
 
 
-def _examples(optimizer, work, num_views, count, weighted, varies):
+def _choose_examples(optimizer, work, num_views, count, has_padding, varies):
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     mean = -(-optimizer.batch_size // replicas)
     if count is None:
@@ -100,7 +101,7 @@ def _examples(optimizer, work, num_views, count, weighted, varies):
     if size is not None:
         return min(count, size)
     deviation = 0.0
-    if not weighted:  # All microbatches full, so that Keras counts metrics as it always does.
+    if not has_padding:  # All microbatches full, so that Keras counts metrics as it always does.
         mean = count
     elif optimizer.plan is None or optimizer.plan.sampling == "poisson":
         probability = optimizer.plan.sampling_probability if optimizer.plan else 0.0
@@ -108,51 +109,58 @@ def _examples(optimizer, work, num_views, count, weighted, varies):
     largest = min(count, mean + math.ceil(4 * deviation))
     if 8 * work.elements * num_views * mean > _LARGE:
         # Large enough for nearly all draws, if that costs no padding.
-        usual = min(largest, mean + math.ceil(2 * deviation)) if varies else mean
-        largest = min(largest, -(-usual // 2))
-    seconds = _seconds(work, num_views)
+        probable_count = min(largest, mean + math.ceil(2 * deviation)) if varies else mean
+        largest = min(largest, -(-probable_count // 2))
+    seconds = _predict_seconds(work, num_views)
     size = least_time(*seconds, mean, deviation, max(largest, 1), count, varies)
-    if weighted or varies or count % size == 0:
+    if has_padding or varies or count % size == 0:
         return size
     return next((n for n in range(largest, largest // 2, -1) if count % n == 0), count)
 
 
 def chosen_sizes(model):
     """The `MicrobatchSize`s of a model's private steps so far, a list."""
-    prepared = model_internals.innermost(model.optimizer).prepared
-    return list(prepared[model].sizes.values()) if model in prepared else []
+    caches = model_internals.innermost(model.optimizer).prepared
+    return list(caches[model].sizes.values()) if model in caches else []
 
 
-def least_time(each, every, mean, deviation, largest, most, varies=False):
+def least_time(
+    seconds_per_example, seconds_per_microbatch, mean, deviation, largest, max_count, varies=False
+):
     """Returns the microbatch size, an int up to `largest`, with the least expected time.
 
     Args:
-        each: Float, seconds of an example.
-        every: Float, seconds of a microbatch besides.
+        seconds_per_example: Float, seconds of an example.
+        seconds_per_microbatch: Float, seconds of a microbatch besides.
         mean: Float, expected examples of an update, normally distributed.
         deviation: Float, their standard deviation.
         largest: Int.
-        most: Int, the most examples that an update can have.
+        max_count: Int, the most examples that an update can have.
         varies: Bool, whether the last microbatch may take fewer examples than the others.
     """
-    drawn = np.clip(mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0, most)
+    counts = np.clip(
+        mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0, max_count
+    )
     # Odd sizes divide badly among threads; the largest may save a microbatch, a divisor padding.
     sizes = np.arange(1, largest + 1)
     sizes = sizes[(sizes < 16) | (sizes % 4 == 0) | (sizes == largest) | (mean % sizes == 0)]
-    drawn = np.ceil(drawn)
-    expected = [
-        np.mean(-(-drawn // size)) * every + np.mean(of_examples(size, varies).rows(drawn)) * each
+    counts = np.ceil(counts)
+    expected_seconds = [
+        np.mean(-(-counts // size)) * seconds_per_microbatch
+        + np.mean(make_size(size, varies).rows(counts)) * seconds_per_example
         for size in map(int, sizes)
     ]
-    return int(sizes[np.argmin(expected)])
+    return int(sizes[np.argmin(expected_seconds)])
 
 
-def _seconds(work, num_views):
+def _predict_seconds(work, num_views):
     """Predicted seconds of an example and of a microbatch besides."""
     device = device_kind()
-    row = Cost(_BACKWARD * work.flops, _FLOAT * _TRAFFIC * work.elements)
-    every = Cost(bytes=_FLOAT * _WEIGHT_TRAFFIC * work.weights, calls=_CALLS[device] * work.calls)
-    return num_views * row.seconds(device), every.seconds(device)
+    row_cost = Cost(_BACKWARD * work.flops, _FLOAT * _TRAFFIC * work.elements)
+    microbatch = Cost(
+        bytes=_FLOAT * _WEIGHT_TRAFFIC * work.weights, calls=_CALLS[device] * work.calls
+    )
+    return num_views * row_cost.seconds(device), microbatch.seconds(device)
 
 
 class Inputs(typing.NamedTuple):
@@ -205,16 +213,16 @@ def compute(optimizer, engine, update, inputs):
         update: The `Update` that microbatches share.
         inputs: `Inputs`.
     """
-    found = engine(*inputs.rows, update, inputs.key, inputs.shares)
-    norms = tf.where(tf.math.is_nan(inputs.weights), inputs.weights, found.squared_norms)
+    output = engine(*inputs.rows, update, inputs.key, inputs.shares)
+    norms = tf.where(tf.math.is_nan(inputs.weights), inputs.weights, output.squared_norms)
     present = inputs.present
     if present is None:
         present = tf.ones_like(norms, tf.bool)
     factors = optimizer.clip_policy.clip(norms, present, optimizer.batch_size, inputs.clips)
     if optimizer.noise_multiplier:
         factors = mechanism.cap_to_sensitivity(factors, norms, optimizer.batch_size)
-    sums = found.clipped_sums(mechanism.zero_invalid(factors * inputs.weights, norms, present))
-    return dataclasses.replace(found, squared_norms=norms), sums
+    sums = output.clipped_sums(mechanism.zero_invalid(factors * inputs.weights, norms, present))
+    return dataclasses.replace(output, squared_norms=norms), sums
 
 
 class Microbatch:
@@ -230,65 +238,69 @@ class Microbatch:
         update: The `Update` that the microbatches of the update at hand share.
         graph: The `tf.Graph`.
         inputs: `Inputs` of tensors of `graph`.
-        found: The `EngineOutput` there.
+        output: The `EngineOutput` there.
     """
 
     def __init__(self, optimizer, engine, specs):
         self.engine, self.update = engine, engine.update()
         specs = specs._replace(shared=[_spec(t) for t in self.update.tensors])
 
-        def traced(*tensors):
-            self.inputs = _packed(specs, tensors)
-            update = self.update.of(self.inputs.shared)
-            self.found, sums = compute(optimizer, engine, update, self.inputs)
-            found = self.found
-            self._predictions = Outputs(found.y_pred)
+        def trace(*tensors):
+            self.inputs = _pack(specs, tensors)
+            update = self.update.with_tensors(self.inputs.shared)
+            self.output, sums = compute(optimizer, engine, update, self.inputs)
+            output = self.output
+            self._predictions = Outputs(output.y_pred)
             tensors = self._predictions.tensors
-            return found.losses, list(found.tracked), tensors, found.squared_norms, sums
+            return output.losses, list(output.tracked), tensors, output.squared_norms, sums
 
-        function = tf.function(traced, autograph=False)
-        self._function = function.get_concrete_function(*_flat(specs))
+        function = tf.function(trace, autograph=False)
+        self._function = function.get_concrete_function(*_flatten(specs))
         self.graph = self._function.graph
 
     @property
     def draws(self):
         """Whether the output depends on the key, because some layer draws random numbers."""
-        return self.inputs.key.op in _needed(self.graph)
+        return self.inputs.key.op in _dependencies_of(self.graph)
 
-    def renewed(self):
+    def renew(self):
         """Returns the same function for another update, with the current weights."""
         twin = copy.copy(self)
-        twin.update = self.update.of(self.engine.update().tensors)
+        twin.update = self.update.with_tensors(self.engine.update().tensors)
         return twin
 
     def __call__(self, inputs):
         """The `Outcome` for `Inputs` like those that were traced."""
-        losses, tracked, tensors, norms, sums = self._function(*_flat(inputs))
+        losses, tracked, tensors, norms, sums = self._function(*_flatten(inputs))
         return Outcome(losses, tracked, self._predictions.rebuild(tensors), norms, sums)
 
 
-def _needed(graph):
+def _dependencies_of(graph):
     """Returns the set of operations that the outputs of a graph depend on."""
-    left, needed = [t.op for t in graph.outputs], set()
-    while left:
-        operation = left.pop()
-        if operation in needed:
+    waiting, dependencies = [t.op for t in graph.outputs], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation in dependencies:
             continue
-        needed.add(operation)
+        dependencies.add(operation)
         inputs = operation.inputs
         if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
             [(_, body)] = tensorflow_internals.called(operation)
-            of_body = _needed(body)
-            inputs = [t for t, own in zip(inputs, body.inputs, strict=True) if own.op in of_body]
-        left += [t.op for t in inputs]
-    return needed
+            inner_dependencies = _dependencies_of(body)
+            inputs = [
+                t
+                for t, inner in zip(inputs, body.inputs, strict=True)
+                if inner.op in inner_dependencies
+            ]
+        waiting += [t.op for t in inputs]
+    return dependencies
 
 
-def _flat(inputs):
+def _flatten(inputs):
     return [t for t in tf.nest.flatten(inputs) if t is not None]
 
 
-def _packed(inputs, tensors):
+def _pack(inputs, tensors):
     tensors = iter(tensors)
     leaves = [None if leaf is None else next(tensors) for leaf in tf.nest.flatten(inputs)]
     return tf.nest.pack_sequence_as(inputs, leaves)
@@ -333,8 +345,8 @@ def run(one_microbatch, data, choices, present, size, zero):
     count = Rows(data).count
     # If all microbatches are full, no row is left out. Microbatches of any number of rows are not
     # treated as full, because the checks must see that the number is unknown.
-    full = present is None and size.fits(count)
-    if full and 0 < count <= size.examples:
+    are_full = present is None and size.holds_exactly(count)
+    if are_full and 0 < count <= size.examples:
         return one_microbatch(data, choices, None, 0)
     rows = Rows((data, choices))
     examples = count
@@ -344,22 +356,24 @@ def run(one_microbatch, data, choices, present, size, zero):
     def body(index, totals):
         start, length = index * size.examples, size.examples
         if size.varies:
-            left = -(-(examples - start) // size.multiple) * size.multiple
-            length = tf.minimum(length, left)
+            remaining = -(-(examples - start) // size.multiple) * size.multiple
+            length = tf.minimum(length, remaining)
         places = start + tf.range(length)
-        inside = places < examples
+        is_real = places < examples
         # The last microbatch is filled up with the first row, marked absent.
-        part = tf.where(inside, places, 0)
-        (x, y, weights), drawn = rows.map(lambda t: tf.gather(t, part))
+        part = tf.where(is_real, places, 0)
+        (x, y, weights), part_choices = rows.map(lambda t: tf.gather(t, part))
         if present is not None:
-            inside &= tf.gather(present, part)
+            is_real &= tf.gather(present, part)
         if weights is not None:
-            weights = Rows(weights).map(lambda w: tf.where(along(inside, w), w, tf.zeros_like(w)))
-        more, _ = one_microbatch((x, y, weights), drawn, None if full else inside, index)
-        return index + 1, tf.nest.map_structure(tf.add, totals, more)
+            weights = Rows(weights).map(lambda w: tf.where(along(is_real, w), w, tf.zeros_like(w)))
+        microbatch_totals, _ = one_microbatch(
+            (x, y, weights), part_choices, None if are_full else is_real, index
+        )
+        return index + 1, tf.nest.map_structure(tf.add, totals, microbatch_totals)
 
-    def is_left(index, _):
+    def has_rows_left(index, _):
         return index * size.examples < examples
 
-    loop = tf.while_loop(is_left, body, (tf.constant(0), zero), parallel_iterations=1)
+    loop = tf.while_loop(has_rows_left, body, (tf.constant(0), zero), parallel_iterations=1)
     return loop[1], None

@@ -41,8 +41,8 @@ class GradientNorms:
         norms, size = [np.zeros([0], np.float32)], self._batch_size
         for number, first in enumerate(range(0, len(rows), size)):
             part = rows[first : first + size]
-            measured = self._measure(self._batch(part), tf.constant(number, tf.int64))
-            norms.append(measured.numpy()[: len(part)])
+            part_norms = self._measure(self._batch(part), tf.constant(number, tf.int64))
+            norms.append(part_norms.numpy()[: len(part)])
         return np.concatenate(norms)
 
     def _batch(self, rows):
@@ -53,9 +53,9 @@ class GradientNorms:
     def _norms(self, data, number):
         x, y, weights = data
         choices = self._views.draw(self._batch_size, tf.stack([_VIEWS, number]))
-        of_rows = self._views.repeat((y, weights))
+        targets = self._views.repeat((y, weights))
         key = tf.stack([_MASKS, number])
-        output = self._engine(self._views.rows(x, choices), *of_rows, key=key)
+        output = self._engine(self._views.rows(x, choices), *targets, key=key)
         return self._finish(output.squared_norms, y, output.y_pred)
 
 

@@ -147,8 +147,8 @@ class BiasCorrected(PrivateOptimizer):
     ) -> None:
         check_choice("bias_correction", bias_correction, (None, "noise"))
         least = least_second_moment
-        fits = is_number(least) and 0 < least < math.inf
-        require(fits, "least_second_moment", least, "be a finite float > 0")
+        is_valid = is_number(least) and 0 < least < math.inf
+        require(is_valid, "least_second_moment", least, "be a finite float > 0")
         super().__init__(*args, **kwargs)
         self.bias_correction, self.least_second_moment = bias_correction, float(least)
         if bias_correction is not None and self.amsgrad:
@@ -163,7 +163,7 @@ class BiasCorrected(PrivateOptimizer):
         if not is_corrected and (self.amsgrad or variable.dtype != tf.float32):
             super().update_step(gradient, variable, learning_rate)
             return
-        gradient = self.opened(gradient)
+        gradient = self.check_gradient(gradient)
         first, second = model_internals.adam_moments(self, variable)
         # In float32, because 1 - beta_2 would be zero in 16 bits.
         step = tf.cast(self.iterations + 1, "float32")
@@ -342,7 +342,9 @@ class DPAdamW(BiasCorrected, keras.optimizers.AdamW):
         )
 
 
-_made = {base: private for private in (DPSGD, DPAdam, DPAdamW) for base in [private.__bases__[1]]}
+_private_classes = {
+    base: private for private in (DPSGD, DPAdam, DPAdamW) for base in [private.__bases__[1]]
+}
 
 
 def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
@@ -372,10 +374,10 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
             "`make_private` takes an optimizer class of Keras that wraps no other, such as "
             f"keras.optimizers.Lion. Received: {optimizer_class!r}"
         )
-    if optimizer_class not in _made:
+    if optimizer_class not in _private_classes:
         name = optimizer_class.__name__
-        about = f"`keras.optimizers.{name}` on privatized gradients; see `tfdpx.DPSGD`."
-        contents = {"__doc__": about, "__module__": __name__}
+        docstring = f"`keras.optimizers.{name}` on privatized gradients; see `tfdpx.DPSGD`."
+        contents = {"__doc__": docstring, "__module__": __name__}
         private = type(f"DP{name}", (PrivateOptimizer, optimizer_class), contents)
-        _made[optimizer_class] = _register(private)
-    return _made[optimizer_class]
+        _private_classes[optimizer_class] = _register(private)
+    return _private_classes[optimizer_class]

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx.checks.augmentation import problems_of_augment
-from tfdpx.checks.batches_of_one import problems_of_microbatch, undisturbed
+from tfdpx.checks.batches_of_one import preserving_state, problems_of_microbatch
 from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.state import (
-    Found,
+    StatefulOperations,
     check_metrics_unread,
     problems_of_metrics,
     problems_of_raising,
@@ -36,7 +36,7 @@ class _Kind(typing.NamedTuple):
 
     num_rows: int | None  # where it is static
     weights: tuple  # `_specs` of the sample weights, or a word that rows may be absent; or empty
-    way: str  # "eager", "compiled" or "graph"
+    mode: str  # "eager", "compiled" or "graph"
 
 
 class Batch(typing.NamedTuple):
@@ -90,9 +90,9 @@ def prepare(optimizer, model, batch):
     """
     try:
         preparation = _Preparation(optimizer, model, batch)
-        if tf.executing_eagerly() and (kept := preparation.kept()):
-            return kept
-        microbatch, size = preparation.traced()
+        if tf.executing_eagerly() and (traced_step := preparation.reuse_trace()):
+            return traced_step
+        microbatch, size = preparation.trace()
         try:
             preparation.check(microbatch, size)
         except tf.errors.ResourceExhaustedError as error:
@@ -107,7 +107,7 @@ def prepare(optimizer, model, batch):
                 raise
             # TensorFlow shows what it cannot vectorize when it runs.
             microbatch.engine.loops = True
-            microbatch, size = preparation.traced()
+            microbatch, size = preparation.trace()
             preparation.check(microbatch, size)
     except (UnmappedState, TakesBatch) as error:
         raise UnfitForPrivacy(str(error)) from error
@@ -117,25 +117,25 @@ def prepare(optimizer, model, batch):
 class _Preparation:
     def __init__(self, optimizer, model, batch):
         self._optimizer, self._model, self._batch = optimizer, model, batch
-        self._known = _known(optimizer, model, batch)
+        self._cache = _find_cache(optimizer, model, batch)
         x, _, sample_weight = batch.data
         count = Rows(x).count
-        way = "compiled" if tensorflow_internals.is_for_xla(model) else "graph"
-        way = "eager" if tf.executing_eagerly() else way
+        mode = "compiled" if tensorflow_internals.is_for_xla(model) else "graph"
+        mode = "eager" if tf.executing_eagerly() else mode
         count = count if isinstance(count, int) else None
-        flags = ("present",) if batch.may_be_absent and count is not None else ()
-        self._kind = _Kind(count, _specs(sample_weight) or flags, way)
+        absence = ("present",) if batch.may_be_absent and count is not None else ()
+        self._kind = _Kind(count, _specs(sample_weight) or absence, mode)
 
-    def kept(self):
+    def reuse_trace(self):
         """Returns the pair of the last eager step with such batches; None if there was none."""
-        microbatch, size = self._known.eager.get(self._kind, (None, None))
-        return microbatch and (microbatch.renewed(), size)
+        microbatch, size = self._cache.eager.get(self._kind, (None, None))
+        return microbatch and (microbatch.renew(), size)
 
-    def traced(self):
+    def trace(self):
         """Pair of a `Microbatch`, for any number of rows where that can be traced, and its size."""
         for size in self._sizes():
             try:
-                return self._traced(size), size
+                return self._trace(size), size
             except Exception as error:
                 # A layer or a loss may ask for the number of rows.
                 if not size.varies or isinstance(error, UnmappedState | TakesBatch):
@@ -144,79 +144,80 @@ class _Preparation:
 
     def check(self, microbatch, size):
         """Raises UnfitForPrivacy for state or errors of a microbatch, or marks it as checked."""
-        known, model = self._known, self._model
+        cache, model = self._cache, self._model
         with refusing() as problems:
-            state, name = Found(microbatch.graph, model, []), f"The training pass of '{model.name}'"
-            problems += state.problems(name)
+            operations = StatefulOperations(microbatch.graph, model, [])
+            name = f"The training pass of '{model.name}'"
+            problems += operations.problems(name)
             problems += problems_of_raising(microbatch.graph, name)
             check_metrics_unread(microbatch.graph, model, name)
-            what = (self._kind, size, microbatch.engine.obstacle, microbatch.engine.loops)
-            if not problems and what not in known.checked:
-                data, absent = microbatch.inputs.rows, microbatch.inputs.present is not None
-                y_pred, rows = microbatch.found.y_pred, self._rows(size)
-                problems += problems_of_metrics(model, data, y_pred, rows, absent)
-                problems += step_context.eagerly(self._compared, microbatch, size)
-        known.checked.add(what)
-        known.sizes[self._kind] = size
+            check_key = (self._kind, size, microbatch.engine.obstacle, microbatch.engine.loops)
+            if not problems and check_key not in cache.checked:
+                data, may_be_absent = microbatch.inputs.rows, microbatch.inputs.present is not None
+                y_pred, rows = microbatch.output.y_pred, self._rows(size)
+                problems += problems_of_metrics(model, data, y_pred, rows, may_be_absent)
+                problems += step_context.eagerly(self._compare, microbatch, size)
+        cache.checked.add(check_key)
+        cache.sizes[self._kind] = size
         if tf.executing_eagerly():
-            known.eager[self._kind] = microbatch, size
+            cache.eager[self._kind] = microbatch, size
 
-    def _compared(self, microbatch, size):
+    def _compare(self, microbatch, size):
         """Texts of how the microbatch differs from batches of one example, a list."""
-        model, views, specs = self._model, self._batch.views.count, microbatch.inputs
+        model, num_views, specs = self._model, self._batch.views.count, microbatch.inputs
         policy = self._optimizer.clip_policy
         draws = microbatch.draws
-        drawn, key = microbatch, tf.zeros([2], tf.int64)
-        examples = None if size.varies else self._rows(size) // views
-        still = step_context.freeze_rng() if draws else contextlib.nullcontext()
-        with undisturbed(model), still:
+        original, key = microbatch, tf.zeros([2], tf.int64)
+        examples = None if size.varies else self._rows(size) // num_views
+        freezing = step_context.freeze_rng() if draws else contextlib.nullcontext()
+        with preserving_state(model), freezing:
             if draws:  # Random layers hold still for the comparison, as batches of one cannot draw.
-                given = specs._replace(shared=())
+                inputs = specs._replace(shared=())
                 microbatch = Microbatch(
-                    self._optimizer, microbatch.engine, tf.nest.map_structure(_spec, given)
+                    self._optimizer, microbatch.engine, tf.nest.map_structure(_spec, inputs)
                 )
             update = microbatch.engine.update()
 
             def run(rows):
-                count = Rows(rows).count // views
-                given = Inputs(
+                count = Rows(rows).count // num_views
+                inputs = Inputs(
                     rows,
                     None if specs.present is None else tf.ones([count], tf.bool),
                     key,
                     tf.ones([count]),
                     None if specs.clips is None else policy.clips(None, count),
                     update.tensors,
-                    None if specs.shares is None else tf.fill([count * views], 1.0 / views),
+                    None if specs.shares is None else tf.fill([count * num_views], 1.0 / num_views),
                 )
                 # Which branches run in vectorization is drawn.
-                for number in range(_KEYS if drawn is not microbatch else 0):
-                    drawn(given._replace(key=tf.constant([0, number], tf.int64)))
-                found = microbatch(given)
-                sums = microbatch.update.of(update.tensors).finished(
-                    model.trainable_variables, found.sums
+                for number in range(_KEYS if original is not microbatch else 0):
+                    original(inputs._replace(key=tf.constant([0, number], tf.int64)))
+                output = microbatch(inputs)
+                sums = microbatch.update.with_tensors(update.tensors).apply_transforms(
+                    model.trainable_variables, output.sums
                 )
-                return found.squared_norms.numpy(), [np.asarray(total) for total in sums]
+                return output.squared_norms.numpy(), [np.asarray(total) for total in sums]
 
             def factors_of(squared_norms):
                 return factors_of_policy(self._optimizer, squared_norms)
 
             rows = specs.rows
             # A loop is for a graph.
-            trace = any("While" in op.type for op in drawn.graph.get_operations())
+            trace = any("While" in op.type for op in original.graph.get_operations())
             return list(
-                problems_of_microbatch(model, run, factors_of, rows, views, examples, trace)
+                problems_of_microbatch(model, run, factors_of, rows, num_views, examples, trace)
             )
 
-    def _traced(self, size):
+    def _trace(self, size):
         """The `Microbatch` of a `MicrobatchSize`."""
         views, (x, y, sample_weight) = self._batch.views, self._batch.data
         rows = self._rows(size)
         examples = None if rows is None else rows // views.count
 
-        behind = 2 if views.per_user else 1
+        row_axis = 2 if views.per_user else 1
 
         def spec(t):
-            return None if t is None else tf.TensorSpec([rows, *t.shape[behind:]], t.dtype)
+            return None if t is None else tf.TensorSpec([rows, *t.shape[row_axis:]], t.dtype)
 
         targets = tf.nest.map_structure(spec, (y, sample_weight))
 
@@ -228,28 +229,30 @@ class _Preparation:
             tf.TensorSpec([examples], tf.float32) if self._batch.has_clips else None,
             shares=tf.TensorSpec([rows], tf.float32) if views.per_user else None,
         )
-        return Microbatch(self._optimizer, self._known.engine, specs)
+        return Microbatch(self._optimizer, self._cache.engine, specs)
 
     def _is_full(self, size):
-        return not self._batch.may_be_absent and size.fits(self._kind.num_rows)
+        return not self._batch.may_be_absent and size.holds_exactly(self._kind.num_rows)
 
     def _rows(self, size):
         """The rows of a microbatch, an int; None for any number."""
         if size.varies:
             return None
         count = self._kind.num_rows
-        whole = self._is_full(size) and count <= size.examples
-        return (count if whole else size.examples) * self._batch.views.count
+        is_whole = self._is_full(size) and count <= size.examples
+        return (count if is_whole else size.examples) * self._batch.views.count
 
     def _sizes(self):
         """Yields `MicrobatchSize`s to try, the best first; the last does not vary."""
-        optimizer, kind, known = self._optimizer, self._kind, self._known
+        optimizer, kind, cache = self._optimizer, self._kind, self._cache
         # XLA needs microbatches that are alike; and where no example can be missing, nothing is
         # gained.
-        may_vary = (bool(kind.weights) or kind.num_rows is None) and kind.way != "compiled"
-        for varies in [True, False] if may_vary and known.engine.suits_any_number else [False]:
-            views, weighted = self._batch.views.count, bool(kind.weights)
-            yield choose_size(optimizer, known.engine.work, views, kind.num_rows, weighted, varies)
+        may_vary = (bool(kind.weights) or kind.num_rows is None) and kind.mode != "compiled"
+        for varies in [True, False] if may_vary and cache.engine.suits_any_number else [False]:
+            num_views, has_padding = self._batch.views.count, bool(kind.weights)
+            yield choose_size(
+                optimizer, cache.engine.work, num_views, kind.num_rows, has_padding, varies
+            )
 
 
 def factors_of_policy(optimizer, squared_norms):
@@ -267,22 +270,22 @@ def factors_of_policy(optimizer, squared_norms):
         return tf.broadcast_to(policy.clip(norms, present, batch_size, clips), [count])
 
     factors = factors_of(squared_norms)
-    alone = tf.concat([factors_of(norm[tf.newaxis]) for norm in squared_norms], axis=0)
-    if not np.allclose(factors, alone, rtol=_ROUNDING, atol=0, equal_nan=True):
+    single_factors = tf.concat([factors_of(norm[tf.newaxis]) for norm in squared_norms], axis=0)
+    if not np.allclose(factors, single_factors, rtol=_ROUNDING, atol=0, equal_nan=True):
         raise UnfitForPrivacy(
             f"The clip policy {type(policy).__name__} decides on an example by the norms of others "
             "too, so one example changes what the others add. Let `clip` decide by each norm alone."
         )
-    longest = float(tf.reduce_max(tf.abs(factors) * tf.sqrt(squared_norms)) * batch_size)
-    if policy.l2_norm_clip < math.inf and not longest <= 1 + _ROUNDING:
+    longest_norm = float(tf.reduce_max(tf.abs(factors) * tf.sqrt(squared_norms)) * batch_size)
+    if policy.l2_norm_clip < math.inf and not longest_norm <= 1 + _ROUNDING:
         raise UnfitForPrivacy(
-            f"The clip policy {type(policy).__name__} lets an example add {longest:.4g} / "
+            f"The clip policy {type(policy).__name__} lets an example add {longest_norm:.4g} / "
             "batch_size to the sum, and noise hides 1 / batch_size. Return smaller factors."
         )
     return factors
 
 
-def _known(optimizer, model, batch):
+def _find_cache(optimizer, model, batch):
     """The `ModelCache` for a model and the shapes of its batches."""
     x, y, _ = batch.data
     # A model may be compiled again with the same optimizer, and another loss or other metrics.
@@ -292,15 +295,15 @@ def _known(optimizer, model, batch):
         # The data's too: what has another length in each batch is made up of one.
         _specs((batch.views.example_rows(x), x, y)),
     )
-    known = optimizer.prepared.get(model)
-    if known is None or known.key != key:
+    cache = optimizer.prepared.get(model)
+    if cache is None or cache.key != key:
         check_declared(model)
         with refusing() as problems:
             problems += problems_of_augment(batch.views.augment)
         views = batch.views
         engine = Engine(model, views.example_rows(x), views.count)
-        known = optimizer.prepared[model] = ModelCache(key, engine)
-    return known
+        cache = optimizer.prepared[model] = ModelCache(key, engine)
+    return cache
 
 
 def _specs(nest):

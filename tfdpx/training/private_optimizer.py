@@ -88,7 +88,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         arguments.refuse_epsilon(type(self), kwargs)
         super().__init__(*args, **kwargs)
         arguments.refuse_epsilon(type(self), vars(self))
-        self._settings = arguments.checked(
+        self._settings = arguments.check_settings(
             plan=plan,
             batch_size=batch_size,
             noise_multiplier=noise_multiplier,
@@ -178,8 +178,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         ledger, `ledger.is_complete` is False.
         """
         ledger, plan = self.account.ledger(), self.plan
-        about = {"delta": float(plan.delta), "num_examples": plan.num_examples} if plan else {}
-        return dataclasses.replace(ledger, **about)
+        facts = {"delta": float(plan.delta), "num_examples": plan.num_examples} if plan else {}
+        return dataclasses.replace(ledger, **facts)
 
     @property
     def epsilon_is_approximate(self) -> bool:
@@ -193,7 +193,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         "mapped" if each example is computed by a function of that example alone, "batched" if
         every layer is known to treat each example by itself; with the reason.
         """
-        return tuple(dict.fromkeys(known.engine.mode for known in self.prepared.values()))
+        return tuple(dict.fromkeys(cache.engine.mode for cache in self.prepared.values()))
 
     def record(self, gradient_norm: Any, nonfinite: Any) -> None:
         """Counts an update and keeps what it measured; called by the private step."""
@@ -246,9 +246,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Makes the base optimizer's update with the tensor inside a `PrivateGradient`."""
-        return super().update_step(self.opened(gradient).tensor, variable, learning_rate)
+        return super().update_step(self.check_gradient(gradient).tensor, variable, learning_rate)
 
-    def opened(self, gradient: Any) -> Any:
+    def check_gradient(self, gradient: Any) -> Any:
         """A `PrivateGradient` that nothing but the private step has touched; raises for others."""
         check_private([gradient])
         if not gradient.all_reduce_passed:
@@ -271,8 +271,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         # Keras' averages start from zero: the first update must not count that.
         decay = tf.where(step == 0, 0.0, decay)
         for variable, average in pairs:
-            kept = tf.cast(decay, average.dtype)
-            average.assign(kept * average.value + (1 - kept) * variable.value)
+            share = tf.cast(decay, average.dtype)
+            average.assign(share * average.value + (1 - share) * variable.value)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration as a JSON-serialisable dict."""
@@ -303,8 +303,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     ) -> PrivateOptimizer:
         """Builds the optimizer from `get_config()`."""
         config = dict(config)
-        for former in ("per_example_engine", "require_proof"):
-            config.pop(former, None)
+        for old_argument in ("per_example_engine", "require_proof"):
+            config.pop(old_argument, None)
         if config.get("microbatch_size") == "auto":  # Of tfdpx 0.2.
             config["microbatch_size"] = None
         for name in ("plan", "augment", "individual", "l2_norm_clip"):

@@ -49,23 +49,23 @@ def check_keras_fit(model, data):
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1 and hosts(strategy) == 1:
         return
-    use = "Train with `tfdpx.distributed.fit(model, plan, x, y)`"
+    remedy = "Train with `tfdpx.distributed.fit(model, plan, x, y)`"
     if isinstance(data, tf.distribute.DistributedDataset):
         raise UnfitForPrivacy(
             "`fit` received a distributed dataset. Its replicas may hold batches of different "
-            f"steps, so that an example counts twice in an update. {use}, or give `fit` "
+            f"steps, so that an example counts twice in an update. {remedy}, or give `fit` "
             "`plan.batches(x, y, pad_to_multiple_of=replicas)` as it is."
         )
     if hosts(strategy) > 1:
         raise UnfitForPrivacy(
-            f"Keras's `fit` cannot share one Poisson sample over {hosts(strategy)} hosts. {use}."
+            f"Keras's `fit` cannot share one Poisson sample over {hosts(strategy)} hosts. {remedy}."
         )
-    compiled = model.jit_compile and not is_tpu(strategy)
-    if compiled or model.steps_per_execution > 1:
+    is_compiled = model.jit_compile and not is_tpu(strategy)
+    if is_compiled or model.steps_per_execution > 1:
         raise UnfitForPrivacy(
             "Keras's `fit` fails under a strategy of several replicas with `jit_compile=True` or "
             f"`steps_per_execution` > 1. Received: jit_compile={model.jit_compile}, "
-            f"steps_per_execution={model.steps_per_execution}. {use}, or compile without them."
+            f"steps_per_execution={model.steps_per_execution}. {remedy}, or compile without them."
         )
     if isinstance(data, tf.data.Dataset):
         # With uneven shares, views would depend on the replica.
@@ -131,7 +131,7 @@ def compile_per_replica(model):
     return step_context.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
-def interleaved(model, session, batches):
+def interleave_batches(model, session, batches):
     """Reorders a plan's batches so that Keras's split gives all replicas equally many examples.
 
     Args:
@@ -153,30 +153,30 @@ def interleaved(model, session, batches):
 
 def is_interleaved(model, session):
     """Whether replicas have the shares of `shares` and not the rows that Keras would give them."""
-    drawn = session is not None and session.draws is not None
-    return step_context.driver(model) == "tfdpx" or drawn
+    is_drawn = session is not None and session.draws is not None
+    return step_context.driver(model) == "tfdpx" or is_drawn
 
 
-def own_rows(nest, count, context, in_shards):
+def select_replica_rows(nest, count, context, in_shards):
     """Returns this replica's rows of a nest of tensors [replicas * count, ...].
 
     Args:
         nest: Nest of tensors in the order of the draw, or None.
         count: Int or scalar tensor, rows of a replica.
         context: `tf.distribute.ReplicaContext`.
-        in_shards: As `is_interleaved` says.
+        in_shards: The result of `is_interleaved`.
     """
     if context.num_replicas_in_sync == 1:
         return nest
 
-    def own(tensor):
+    def select(tensor):
         if in_shards:
             tensor = shards.interleave_shards(tensor, context.num_replicas_in_sync)
         # Not a slice, because XLA must know its start at compile time.
         parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
         return tf.gather(parts, context.replica_id_in_sync_group)
 
-    return tf.nest.map_structure(lambda t: t if t is None else own(t), nest)
+    return tf.nest.map_structure(lambda t: t if t is None else select(t), nest)
 
 
 def scatter_to_replica_slot(tensor):
@@ -185,8 +185,8 @@ def scatter_to_replica_slot(tensor):
     The sum over replicas then holds the tensors of all.
     """
     context = tf.distribute.get_replica_context()
-    mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
-    spread = tensor[..., tf.newaxis, :] * mine[:, tf.newaxis]
+    slot = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    spread = tensor[..., tf.newaxis, :] * slot[:, tf.newaxis]
     return tf.reshape(spread, [*tensor.shape[:-1], -1])
 
 
@@ -203,8 +203,8 @@ def sum_over_replicas(nest, context):
     if context.num_replicas_in_sync == 1:
         return nest
     tensors = tf.nest.flatten(nest)
-    packed = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
-    packed = context.all_reduce(tf.distribute.ReduceOp.SUM, packed)
-    pieces = tf.split(packed, [math.prod(t.shape) for t in tensors])
+    vector = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+    vector = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+    pieces = tf.split(vector, [math.prod(t.shape) for t in tensors])
     sums = [tf.reshape(p, t.shape) for p, t in zip(pieces, tensors, strict=True)]
     return tf.nest.pack_sequence_as(nest, sums)

@@ -102,19 +102,22 @@ class StepState:
             Nest of tensors.
         """
         is_paid = self._updates < self._end
-        fits = tf.cast(examples, "int64") <= (self._most if most is None else most)
+        is_small_enough = tf.cast(examples, "int64") <= (self._most if most is None else most)
         checks = [
             tf.debugging.Assert(
                 is_paid, ["The privacy budget of the optimizer's plan is used up."]
             ),
             tf.debugging.Assert(
-                fits, ["This batch is too large: the optimizer counts on fewer examples.", examples]
+                is_small_enough,
+                ["This batch is too large: the optimizer counts on fewer examples.", examples],
             ),
         ]
-        counts = is_paid & fits
+        is_counted = is_paid & is_small_enough
         with tf.control_dependencies([check for check in checks if check is not None]):
             # No copy of the sums, unlike a choice value by value.
-            return tf.cond(counts, lambda: sums, lambda: tf.nest.map_structure(tf.zeros_like, sums))
+            return tf.cond(
+                is_counted, lambda: sums, lambda: tf.nest.map_structure(tf.zeros_like, sums)
+            )
 
     def count(self, nonfinite):
         """Counts an update.
@@ -210,10 +213,10 @@ class Session:
         """Two ints: the seed of the draws."""
         return self._secret("draws")
 
-    def _secret(self, use):
+    def _secret(self, purpose):
         # With a seed, the number of the update alone distinguishes updates.
         entropy = (self._entropy, self._renewals) if self._seed is None else self._seed
-        return secret_of(entropy, use)
+        return secret_of(entropy, purpose)
 
     def best_weights(self):
         """Lists of arrays that Keras's `EarlyStopping` took from the model in this training."""
@@ -247,9 +250,9 @@ class Session:
     def find_end(self):
         """Computes the end again from everything that was spent."""
         rate = self._probability
-        counts = [updates_left(self._optimizer, plan, rate) for plan in self._plans]
-        least = min(counts, default=None)
-        self.plan = None if least is None else self._plans[counts.index(least)]
+        updates_of_plans = [updates_left(self._optimizer, plan, rate) for plan in self._plans]
+        least = min(updates_of_plans, default=None)
+        self.plan = None if least is None else self._plans[updates_of_plans.index(least)]
         self._state.end_after(least)
 
     def has_room(self, updates):
@@ -263,10 +266,10 @@ class Session:
         else:
             self._unsaved.append(write)
 
-    def saved(self):
+    def call_after_save(self):
         """Calls the functions that waited for a save of the updates made so far."""
-        self._saved, waiting, self._unsaved = self.updates, self._unsaved, []
-        for write in waiting:
+        self._saved, functions, self._unsaved = self.updates, self._unsaved, []
+        for write in functions:
             write()
 
 
@@ -277,8 +280,8 @@ def reset_between_fits(optimizer):
         optimizer: The tfdpx optimizer.
     """
     start_unmanaged_step(optimizer)
-    ends = optimizer.plan is not None and optimizer.noise_multiplier
-    optimizer.state.end_after(updates_left(optimizer, optimizer.plan) if ends else None)
+    has_end = optimizer.plan is not None and optimizer.noise_multiplier
+    optimizer.state.end_after(updates_left(optimizer, optimizer.plan) if has_end else None)
 
 
 def start_unmanaged_step(optimizer):
@@ -316,11 +319,11 @@ def after_save(model, write):
         session.after_save(write)
 
 
-def secret_of(entropy, use):
+def secret_of(entropy, purpose):
     """Returns two ints, int64: 128 bits derived from an int or a tuple, different for each use.
 
     Args:
         entropy: Int or tuple of ints.
-        use: Str.
+        purpose: Str.
     """
-    return noise.make_seed(int.from_bytes(f"{use} {entropy}".encode(), "big"))
+    return noise.make_seed(int.from_bytes(f"{purpose} {entropy}".encode(), "big"))

@@ -16,7 +16,7 @@ from tfdpx import mechanism, noise
 from tfdpx._keras import metric_internals, model_internals, step_context
 from tfdpx.augment.each_alone import CustomViews, is_built_in
 from tfdpx.checks.callbacks import check_log_names
-from tfdpx.checks.state import check_update, without_metrics
+from tfdpx.checks.state import call_without_metrics, check_update
 from tfdpx.per_example.layout import probe_batch
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.sampling import inputs
@@ -50,7 +50,7 @@ class _ByExample(typing.NamedTuple):
     factors: tf.Tensor
 
 
-class _Released(typing.NamedTuple):
+class _BatchSums(typing.NamedTuple):
     """Sums over the batch, and then over all replicas, that an update is made of.
 
     Attributes:
@@ -95,7 +95,7 @@ def _step(optimizer, model, data, ids):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     count = Rows(x).count
     present = inputs.present_rows(sample_weight, count)
-    of_users = inputs.present_of_users(sample_weight) if optimizer.of_users else None
+    present_of_users = inputs.present_of_users(sample_weight) if optimizer.of_users else None
     sample_weight = inputs.without_flags(sample_weight)
     data = x, y, sample_weight
     views = build_model(model, x, y, sample_weight)
@@ -105,44 +105,46 @@ def _step(optimizer, model, data, ids):
     # Drawn for the rows of all replicas, so that an example's views do not depend on its replica.
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
     in_shards = replicas.is_interleaved(model, optimizer.session)
-    choices = replicas.own_rows(choices, count, context, in_shards)
+    choices = replicas.select_replica_rows(choices, count, context, in_shards)
     clips = policy.clips(ids, count)
     # Microbatches are counted over all replicas: no two have the same masks.
     masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
     batch = Batch(views, data, present is not None, clips is not None)
     microbatch, size = prepare(optimizer, model, batch)
-    weights, factors = class_factors(optimizer, y, microbatch.found.y_pred)
+    weights, factors = class_factors(optimizer, y, microbatch.output.y_pred)
     if weights is None:
         factors = tf.ones([count])
     clips = policy.before_weights(clips, factors)
-    by_example = _ByExample(tf.range(count), choices, clips, of_users, weights, factors)
+    by_example = _ByExample(tf.range(count), choices, clips, present_of_users, weights, factors)
     one_microbatch = _OneMicrobatch(optimizer, model, views, microbatch, count, masks)
 
-    def all_passes(data, by_example, present):
+    def run_microbatches(data, by_example, present):
         totals, logs = microbatches.run(
             one_microbatch, data, by_example, present, size, one_microbatch.zero()
         )
-        return totals._replace(sums=microbatch.update.finished(variables, totals.sums)), logs
+        return totals._replace(
+            sums=microbatch.update.apply_transforms(variables, totals.sums)
+        ), logs
 
     if replicas.compile_per_replica(model):
         # XLA cannot compile the communication of replicas on CPUs.
-        all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
-    totals, logs = all_passes(data, by_example, present)
+        run_microbatches = tf.function(run_microbatches, jit_compile=True, autograph=False)
+    totals, logs = run_microbatches(data, by_example, present)
 
-    every = tf.ones([count], tf.bool) if present is None else present
+    all_present = tf.ones([count], tf.bool) if present is None else present
     squared_norms = policy.after_weights(totals.squared_norms, factors)
-    measured = policy.measure(ids, every, squared_norms, clips)
-    released = _Released(totals.sums, measured, totals.examples, totals.nonfinite)
-    released = replicas.sum_over_replicas(released, context)
+    measured = policy.measure(ids, all_present, squared_norms, clips)
+    batch_sums = _BatchSums(totals.sums, measured, totals.examples, totals.nonfinite)
+    batch_sums = replicas.sum_over_replicas(batch_sums, context)
     # Without weights every row is an example, and the number of them is what was declared.
-    most = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
-    released = optimizer.state.mask_after_budget(released, released.examples, most)
-    sums = [*released.gradients, *released.measured.noisy]
+    max_examples = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
+    batch_sums = optimizer.state.mask_after_budget(batch_sums, batch_sums.examples, max_examples)
+    sums = [*batch_sums.gradients, *batch_sums.measured.noisy]
     sigma, key = policy.gradient_noise_multiplier, noise.fold_in(seed, _NOISE)
     noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, key)
     gradients, queries = noisy[: len(variables)], noisy[len(variables) :]
-    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), released.nonfinite)
-    policy.update(released.measured._replace(noisy=[query.tensor for query in queries]))
+    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), batch_sums.nonfinite)
+    policy.update(batch_sums.measured._replace(noisy=[query.tensor for query in queries]))
 
     def apply():
         penalty, penalty_gradients = regularization(variables)
@@ -151,7 +153,9 @@ def _step(optimizer, model, data, ids):
         return penalty
 
     if tf.executing_eagerly():
-        penalty = without_metrics(model, "The update", apply, optimizer.prepared[model].checked)
+        penalty = call_without_metrics(
+            model, "The update", apply, optimizer.prepared[model].checked
+        )
     else:
         penalty = apply()
 
@@ -193,11 +197,11 @@ def show_losses(model, loss, tracked, examples, penalty):
     """
     count = tf.maximum(examples, 1.0)
     model_internals.update_loss_tracker(model, loss / count + penalty, examples)
-    outputs = model_internals.output_loss_trackers(model)
-    for tracker, total in zip(outputs, tracked, strict=False):
+    output_trackers = model_internals.output_loss_trackers(model)
+    for tracker, total in zip(output_trackers, tracked, strict=False):
         tracker.update_state(total / count, sample_weight=examples)
-    own = [v for t in model_internals.own_trackers(model) for v in (t.total, t.count)]
-    for variable, total in zip(own, tracked[len(outputs) :], strict=True):
+    variables = [v for t in model_internals.own_trackers(model) for v in (t.total, t.count)]
+    for variable, total in zip(variables, tracked[len(output_trackers) :], strict=True):
         variable.assign_add(tf.cast(total, variable.dtype))
 
 
@@ -213,18 +217,22 @@ class _OneMicrobatch:
 
         Its number `index` keys its random layers' draws.
         """
-        model, views, of_users = self._model, self._views, by_example.present_of_users
+        model, views, present_of_users = self._model, self._views, by_example.present_of_users
         x, y, sample_weight = data
-        checked = self._optimizer.prepared[model].checked
+        subjects = self._optimizer.prepared[model].checked
         choices = by_example.views
-        x = without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
+        x = call_without_metrics(
+            model, "The augmentation", lambda: views.rows(x, choices), subjects
+        )
         # If every row is present, Keras's metrics see the whole batch.
-        counted = present if of_users is None else of_users
+        is_counted = present if present_of_users is None else present_of_users
         weights = by_example.class_weights
         if weights is not None and present is not None:
             weights = tf.where(present, weights, 0.0)
-        y, sample_weight, counted, weights = views.repeat((y, sample_weight, counted, weights))
-        shares = views.shares(of_users)
+        y, sample_weight, is_counted, weights = views.repeat(
+            (y, sample_weight, is_counted, weights)
+        )
+        shares = views.shares(present_of_users)
         result = self._microbatch(
             Inputs(
                 rows=(x, y, sample_weight),
@@ -239,12 +247,14 @@ class _OneMicrobatch:
         losses, norms = result.losses, result.squared_norms
         if weights is not None:
             losses, sample_weight = losses * weights, multiply(sample_weight, weights)
-        logs = metric_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
+        logs = metric_internals.compute_metrics(
+            model, x, y, result.y_pred, sample_weight, is_counted
+        )
         if present is None:
             present = tf.ones([Rows(data).count], tf.bool)
 
         def total(losses):
-            losses = losses if counted is None else tf.where(counted, losses, 0.0)
+            losses = losses if is_counted is None else tf.where(is_counted, losses, 0.0)
             return tf.reduce_sum(losses * (1 / views.count if shares is None else shares))
 
         places = by_example.number[:, tf.newaxis]
@@ -298,20 +308,20 @@ class Views:
             self.augment = CustomViews(augment, augmult)
         self._augmult = augmult or 1
         self.count = self._augmult * (self.per_user or 1)
-        self._given = bool(augmult) and augment is None
+        self._has_views = bool(augmult) and augment is None
         if self.augment is not None and len(tf.nest.flatten(x)) != 1:
             raise ValueError(
                 "`augment` works on models of a single input. Received inputs: "
                 f"{tf.nest.map_structure(lambda t: t.shape, x)}. Put the views into the data, of "
                 "shape [batch, augmult, ...], and leave `augment` out."
             )
-        if self._given:
-            behind = slice(2, 3) if of_users else slice(1, 2)
-            wrong = [t.shape for t in tf.nest.flatten(x) if t.shape[behind] != [augmult]]
-            if wrong:
+        if self._has_views:
+            view_axis = slice(2, 3) if of_users else slice(1, 2)
+            shapes = [t.shape for t in tf.nest.flatten(x) if t.shape[view_axis] != [augmult]]
+            if shapes:
                 raise ValueError(
                     f"With `augmult={augmult}` and no `augment`, inputs must have shape "
-                    f"[batch, {augmult}, ...]. Received: shape={wrong[0]}. Give the optimizer "
+                    f"[batch, {augmult}, ...]. Received: shape={shapes[0]}. Give the optimizer "
                     "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
                 )
 
@@ -331,7 +341,7 @@ class Views:
             x, choices = self.examples(x), self.examples(choices)
         if self.augment is not None:
             x = tf.nest.map_structure(lambda t: self.augment.apply(t, choices), x)
-        elif not self._given:
+        elif not self._has_views:
             return x
         return tf.nest.map_structure(merge_views, x)
 
@@ -353,10 +363,10 @@ class Views:
         if all(t.shape[1:].is_fully_defined() for t in tf.nest.flatten(x)):
             rows = self.example_rows(x)
         else:
-            traced = tf.function(self._rows_of_one, autograph=False)
+            function = tf.function(self._rows_of_one, autograph=False)
             specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in tf.nest.flatten(x)]
             specs = tf.nest.pack_sequence_as(x, specs)
-            rows = step_context.eagerly(traced.get_concrete_function, specs).structured_outputs
+            rows = step_context.eagerly(function.get_concrete_function, specs).structured_outputs
         return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
 
     def _rows_of_one(self, x):
@@ -369,21 +379,21 @@ class Views:
             return nest
         return Rows(nest).map(lambda t: tf.repeat(t, self._augmult, axis=0))
 
-    def shares(self, given):
+    def shares(self, present):
         """Returns the weight of each row in its person's mean gradient, float32 [B * k * K].
 
         Args:
-            given: bool [B, k], which examples of each person are there; None where there are no
+            present: bool [B, k], which examples of each person are there; None where there are no
                 people, and each row weighs 1 / K.
 
         Returns:
             The weights, None without people.
         """
-        if given is None:
+        if present is None:
             return None
-        each = tf.cast(given, "float32")
-        each /= self._augmult * tf.maximum(tf.reduce_sum(each, axis=1, keepdims=True), 1.0)
-        return self.repeat(each)
+        weights = tf.cast(present, "float32")
+        weights /= self._augmult * tf.maximum(tf.reduce_sum(weights, axis=1, keepdims=True), 1.0)
+        return self.repeat(weights)
 
 
 def build_model(model, x, y, sample_weight):

@@ -223,7 +223,7 @@ def test_a_dropped_layer_is_caught(monkeypatch, rng):
     from tfdpx.per_example import engine
 
     model = keras.Sequential([layers.Dense(3), layers.Dense(2)])
-    original = engine._joined
-    monkeypatch.setattr(engine, "_joined", lambda rules: original(rules)[1:])
+    original = engine._join_shared
+    monkeypatch.setattr(engine, "_join_shared", lambda rules: original(rules)[1:])
     with pytest.raises(AssertionError, match="Not equal"):
         assert_matches_batches_of_one(model, *vectors_and_targets(rng))

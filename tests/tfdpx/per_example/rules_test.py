@@ -216,7 +216,7 @@ def _drops_the_last_step(self):
 
 
 of_kernel = recurrent._KernelRule.inputs_by_position.func
-side_by_side = convolution._side_by_side
+side_by_side = convolution._join_as_channels
 
 
 PLANTED = [
@@ -227,7 +227,7 @@ PLANTED = [
     (WSConv2DRule, "measured", lambda s, units: units._replace(squares=units.squares[:, :1]),
      "ws_conv2d"),
     (WSConv2DRule, "post_sum_transforms", rule.Rule.post_sum_transforms, "ws_conv2d"),
-    (convolution, "_side_by_side", lambda *a: tf.reverse(side_by_side(*a), [-1]), "depthwise"),
+    (convolution, "_join_as_channels", lambda *a: tf.reverse(side_by_side(*a), [-1]), "depthwise"),
     (normalization.GroupNormalizationRule, "scale_gradients",
      lambda s: s.offset_gradients(), "group_norm"),
     (normalization.LayerNormalizationRule, "scale_gradients", lambda s: s.offset_gradients(),

@@ -66,14 +66,14 @@ def test_without_the_correction_the_variance_is_left():
     pytest.param(1.0, 1.0, lambda d: d * 16, id="the sum's"),
 ])  # fmt: skip
 def test_another_variance_is_noticed(monkeypatch, clip, times, planted):
-    original = tfdpx.DPAdam.opened
+    original = tfdpx.DPAdam.check_gradient
 
-    def opened(self, gradient):
+    def check_gradient(self, gradient):
         result = original(self, gradient)
         result.deviation = planted(result.deviation)
         return result
 
-    monkeypatch.setattr(tfdpx.DPAdam, "opened", opened)
+    monkeypatch.setattr(tfdpx.DPAdam, "check_gradient", check_gradient)
     with pytest.raises(AssertionError):
         test_pure_noise_leaves_nothing(tfdpx.DPAdam, clip, times)
 

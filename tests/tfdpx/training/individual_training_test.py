@@ -40,12 +40,12 @@ def weight_alone(self, clips, weights):
     return tf.ones_like(clips)
 
 
-def charge_what_comes_next(self, ids, present, norms, original=IndividualClip._learn):
-    original(self, ids, present, norms, tf.convert_to_tensor(self._held["steps"]))
-    self._held["steps"].assign_add(1)
+def charge_what_comes_next(self, ids, present, norms, original=IndividualClip._store_norms):
+    original(self, ids, present, norms, tf.convert_to_tensor(self._variables["steps"]))
+    self._variables["steps"].assign_add(1)
 
 
-def forget_padding(self, ids, present, norms, upto, original=IndividualClip._learn):
+def forget_padding(self, ids, present, norms, upto, original=IndividualClip._store_norms):
     original(self, ids, tf.ones_like(present), tf.maximum(norms, 0.0), upto)
 
 
@@ -56,7 +56,7 @@ BUGS = [
     (mechanism, "clip_factors", factors_not_scaled),
     (IndividualClip, "before_weights", weight_alone),
     (IndividualClip, "count_update", charge_what_comes_next),
-    (IndividualClip, "_learn", forget_padding),
+    (IndividualClip, "_store_norms", forget_padding),
 ]
 
 
@@ -83,7 +83,7 @@ def test_one_example_moves_an_update_by_its_own_clip(weight):
     for present in (np.ones(replay.COUNT), np.arange(replay.COUNT) != 17):
         accountant = IndividualAccountant(plan, rounding=0.1)
         model = replay.make_model(plan, accountant)
-        accountant._record._held["levels"].assign(np.append(level, 10))
+        accountant._record._variables["levels"].assign(np.append(level, 10))
         batches = plan.batches(
             50 * x, y, present.astype(float), class_weight=weight and {y[17]: weight},
             optimizer=model.optimizer, seed=replay.SEED,

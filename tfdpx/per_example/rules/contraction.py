@@ -191,13 +191,13 @@ class DenseRule(ProductRule):
     @classmethod
     def joined(cls, rules):
         """See `Rule.joined`: the calls' positions in line."""
-        joined = copy.copy(rules[0])
-        joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
-        joined.inputs_by_position = tf.concat([r.inputs_by_position for r in rules], axis=2)
-        joined.output_gradients_by_position = tf.concat(
+        joined_rule = copy.copy(rules[0])
+        joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
+        joined_rule.inputs_by_position = tf.concat([r.inputs_by_position for r in rules], axis=2)
+        joined_rule.output_gradients_by_position = tf.concat(
             [r.output_gradients_by_position for r in rules], axis=2
         )
-        return joined
+        return joined_rule
 
     @functools.cached_property
     def inputs_by_position(self):
@@ -230,7 +230,7 @@ class EinsumDenseRule(ProductRule):
     def handles(cls, layer, registered_class):
         """See `Rule.handles`: the first axis is the batch; no ellipsis, repeats or lone axes."""
         inputs, kernel, outputs = letters(layer)
-        fits = (
+        is_valid = (
             "." not in layer.equation
             and inputs[:1] == outputs[:1]
             and inputs[:1] not in kernel
@@ -239,7 +239,7 @@ class EinsumDenseRule(ProductRule):
             and set(inputs) <= set(kernel) | set(outputs)
             and set(outputs) <= set(kernel) | set(inputs)
         )
-        return fits and super().handles(layer, registered_class)
+        return is_valid and super().handles(layer, registered_class)
 
     @functools.cached_property
     def inputs_by_position(self):
@@ -283,9 +283,9 @@ class EinsumDenseRule(ProductRule):
         tensor = split_views(tf.cast(tensor, "float32"), self.num_views)
         view = next(a for a in string.ascii_letters if a not in self.layer.equation)
         axes = axes[0] + view + axes[1:]
-        wanted = axes[0] + groups + view + positions + features
-        tensor = tf.transpose(tensor, [axes.index(a) for a in wanted])
-        sizes = dict(zip(wanted, tensor.shape, strict=True))
+        new_axes = axes[0] + groups + view + positions + features
+        tensor = tf.transpose(tensor, [axes.index(a) for a in new_axes])
+        sizes = dict(zip(new_axes, tensor.shape, strict=True))
 
         def product(names):
             lengths = [sizes[a] for a in names]
@@ -298,11 +298,11 @@ def bias_gradients(output_gradients, shape, num_views):
     """Returns gradients [B, *shape] of a broadcast bias from output gradients [B * K, ...]."""
     # Views are one more axis to sum over, next to those along which the bias was broadcast.
     gradients = tf.reduce_sum(split_views(output_gradients, num_views), axis=1)
-    extra = gradients.shape.rank - 1 - len(shape)
-    if extra:
-        gradients = tf.reduce_sum(gradients, axis=list(range(1, 1 + extra)))
-    ones = [1 + i for i, size in enumerate(shape) if size == 1]
-    return tf.reduce_sum(gradients, axis=ones, keepdims=True) if ones else gradients
+    num_extra = gradients.shape.rank - 1 - len(shape)
+    if num_extra:
+        gradients = tf.reduce_sum(gradients, axis=list(range(1, 1 + num_extra)))
+    unit_axes = [1 + i for i, size in enumerate(shape) if size == 1]
+    return tf.reduce_sum(gradients, axis=unit_axes, keepdims=True) if unit_axes else gradients
 
 
 def letters(layer):

@@ -53,7 +53,7 @@ class Conv2DRule(BeforeActivation):
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)
-        self.window = Window.of(self.layer)
+        self.window = Window.from_layer(self.layer)
         self.inputs = channels_last(tf.cast(call.args[0], "float32"), self.layer)
         self.convolved_gradients = channels_last(self.output_gradients[0], self.layer)
         if self.window.taps == 1 and max(self.window.strides) > 1:
@@ -85,7 +85,7 @@ class Conv2DRule(BeforeActivation):
     @functools.cached_property
     def kernel_instances(self):
         """float32 [B, *kernel_shape]: each example's gradient at the convolution's kernel."""
-        return self._in_a_loop[0] if self._by_calls else self._by_matmul()
+        return self._loop_results[0] if self._by_calls else self._multiply_patches()
 
     @property
     def statistics(self):
@@ -94,7 +94,7 @@ class Conv2DRule(BeforeActivation):
         With `unit`, also the squares of sums, and of inner products with it.
         """
         if self._by_calls:
-            return self._in_a_loop[1]
+            return self._loop_results[1]
         return _statistics(self.kernel_instances, self.unit)
 
     def instance_costs(self):
@@ -120,14 +120,14 @@ class Conv2DRule(BeforeActivation):
         return cheapest(by_calls, by_patches) is by_calls
 
     @functools.cached_property
-    def _in_a_loop(self):
+    def _loop_results(self):
         """`kernel_instances` and `statistics`, example by example."""
         tensors = self.inputs, self.convolved_gradients, self.unit
         tensors = [t for t in tensors if t is not None]
         kind = self.window, tuple(self.kernel_shape), self.num_views
-        return call_cached_trace(_of_examples, kind, *tensors)
+        return call_cached_trace(_loop_over_examples, kind, *tensors)
 
-    def _by_matmul(self):
+    def _multiply_patches(self):
         # Slices put together are the fastest patches, but not with strides outside of XLA.
         contiguous = self.call.jit_compile or max(self.window.strides) == 1
         patches = self.window.patches(self.inputs, contiguous)
@@ -145,9 +145,9 @@ class Conv2DRule(BeforeActivation):
             return positions(images, self.num_views, groups=True)
         pixels = positions(images, self.num_views)
         channels = pixels.shape[-1] // self.groups
-        split = [tf.shape(pixels)[0], tf.shape(pixels)[1], taps, self.groups, channels // taps]
-        pixels = tf.transpose(tf.reshape(pixels, split), [0, 3, 1, 2, 4])
-        return tf.reshape(pixels, [split[0], self.groups, split[1], channels])
+        shape = [tf.shape(pixels)[0], tf.shape(pixels)[1], taps, self.groups, channels // taps]
+        pixels = tf.transpose(tf.reshape(pixels, shape), [0, 3, 1, 2, 4])
+        return tf.reshape(pixels, [shape[0], self.groups, shape[1], channels])
 
     def to_kernel(self, gradients):
         """Carries gradients at the convolution's kernel to the trained kernel; linear.
@@ -170,14 +170,14 @@ class Conv2DRule(BeforeActivation):
         """Carries a sum over examples at the convolution's kernel to the sum of `clipped_sum`."""
         return self.to_kernel(total)
 
-    def measured(self, found):
+    def measured(self, norms):
         """Returns the `rounding.Measured` at the trained kernel from that at the convolution's.
 
         Args:
-            found: `rounding.Measured`, of gradients times `filter_scale`. Its `squares` are the
+            norms: `rounding.Measured`, of gradients times `filter_scale`. Its `squares` are the
                 weighted sums over filters of `statistics`, or the squared norm alone.
         """
-        return found
+        return norms
 
     @functools.cached_property
     def small_gradients(self):
@@ -196,11 +196,11 @@ class Conv2DRule(BeforeActivation):
 
     def instantiated_squared_norms(self):
         """See `Rule.instantiated_squared_norms`."""
-        return self.measured(self._of_instances())
+        return self.measured(self._measure_instances())
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
-        return self.measured(self._of_inner_products())
+        return self.measured(self._measure_inner_products())
 
     @property
     def inputs_to_mask(self):
@@ -216,9 +216,9 @@ class Conv2DRule(BeforeActivation):
 
     def ordinary_clipped_sum(self, factors, masked):
         """See `Rule.ordinary_clipped_sum`."""
-        of_rows = repeat_views(factors, self.num_views)
-        scaled = scale_examples(self.convolved_gradients, of_rows)
-        return [self.to_sum(self.kernel_gradient(*masked, scaled))]
+        row_factors = repeat_views(factors, self.num_views)
+        gradients = scale_examples(self.convolved_gradients, row_factors)
+        return [self.to_sum(self.kernel_gradient(*masked, gradients))]
 
     def costs(self):
         """See `Rule.costs`."""
@@ -240,7 +240,7 @@ class Conv2DRule(BeforeActivation):
             )
         return costs
 
-    def _of_instances(self):
+    def _measure_instances(self):
         statistics = self.statistics
         if self.weights is not None:
             statistics *= self.weights
@@ -270,12 +270,12 @@ class Conv2DRule(BeforeActivation):
         lengths = tf.sqrt(patches) * tf.sqrt(gradients) * (1.0 + 1e-3)
         return self.sum_positions(lengths)
 
-    def _of_inner_products(self):
+    def _measure_inner_products(self):
         gradients, images = self.by_group(self.scaled_gradients), self.inputs
         if self.groups > 1:  # Each group of channels is a separate image here.
             _, *area, channels = images.shape
-            split = [-1, self.num_views, *area, self.groups, channels // self.groups]
-            images = tf.transpose(tf.reshape(images, split), [0, 4, 1, 2, 3, 5])
+            shape = [-1, self.num_views, *area, self.groups, channels // self.groups]
+            images = tf.transpose(tf.reshape(images, shape), [0, 4, 1, 2, 3, 5])
             images = tf.reshape(images, [-1, *area, channels // self.groups])
         products = self.window.gram(images, self.num_views, self.call.jit_compile)
         squares, magnitudes = rounding.squared_norms_of_products(
@@ -327,9 +327,9 @@ class DepthwiseConv2DRule(Conv2DRule):
     def kernel_instances(self):
         """See `Conv2DRule.kernel_instances`."""
         if not self._is_plain:
-            return self._by_matmul()
+            return self._multiply_patches()
         tensors = self.inputs, self.convolved_gradients
-        gradients = self.kernel_gradient(*(_side_by_side(t, self.num_views) for t in tensors))
+        gradients = self.kernel_gradient(*(_join_as_channels(t, self.num_views) for t in tensors))
         height, width, _, out = self.kernel_shape
         gradients = tf.reshape(gradients, [height, width, 1, -1, out])
         return tf.transpose(gradients, [3, 0, 1, 2, 4])
@@ -351,29 +351,32 @@ class DepthwiseConv2DRule(Conv2DRule):
         return max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
 
 
-def _side_by_side(images, num_views):
+def _join_as_channels(images, num_views):
     """Reshapes [B * K, H, W, C] to [K, H, W, B * C]."""
-    joined = tf.transpose(split_views(images, num_views), [1, 2, 3, 0, 4])
-    return tf.reshape(joined, tf.concat([tf.shape(joined)[:3], [-1]], axis=0))
+    channels = tf.transpose(split_views(images, num_views), [1, 2, 3, 0, 4])
+    return tf.reshape(channels, tf.concat([tf.shape(channels)[:3], [-1]], axis=0))
 
 
-def _of_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):
+def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):
     """Returns kernel gradients and statistics, from one call an example."""
     count = Rows(inputs).count // num_views
 
-    def one(index, instances, statistics):
+    def compute_next(index, instances, statistics):
         rows = slice(index * num_views, (index + 1) * num_views)
         gradient = window.kernel_gradient(inputs[rows], output_gradients[rows], kernel_shape)
         # Here, so that products and squares never need memory for all examples at once.
-        found = _statistics(gradient[tf.newaxis], unit)[0]
-        return index + 1, instances.write(index, gradient), statistics.write(index, found)
+        values = _statistics(gradient[tf.newaxis], unit)[0]
+        return index + 1, instances.write(index, gradient), statistics.write(index, values)
 
     # A graph with a node for each example would be slow to make, and for one number alone.
-    empty = [tf.TensorArray("float32", count) for _ in range(2)]
-    _, *found = tf.while_loop(
-        lambda index, *_: index < count, one, (tf.constant(0), *empty), parallel_iterations=2
+    arrays = [tf.TensorArray("float32", count) for _ in range(2)]
+    _, *values = tf.while_loop(
+        lambda index, *_: index < count,
+        compute_next,
+        (tf.constant(0), *arrays),
+        parallel_iterations=2,
     )
-    return [array.stack() for array in found]
+    return [array.stack() for array in values]
 
 
 def _statistics(gradients, unit):
@@ -381,8 +384,8 @@ def _statistics(gradients, unit):
     filters = [1, 2, 3]
     squares = [tf.reduce_sum(tf.square(gradients), filters)]
     if unit is not None:
-        for each in gradients, gradients * unit:
-            squares.append(tf.square(tf.reduce_sum(each, filters)))
+        for tensor in gradients, gradients * unit:
+            squares.append(tf.square(tf.reduce_sum(tensor, filters)))
     return tf.stack(squares, axis=1)
 
 

@@ -26,11 +26,11 @@ class EmbeddingRule(Rule):
     @classmethod
     def joined(cls, rules):
         """See `Rule.joined`: the calls' tokens in line."""
-        joined = copy.copy(rules[0])
-        joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
-        joined._gradients = tf.concat([rule._gradients for rule in rules], axis=1)
-        joined._tokens = tf.concat([rule._tokens for rule in rules], axis=1)
-        return joined
+        joined_rule = copy.copy(rules[0])
+        joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
+        joined_rule._gradients = tf.concat([rule._gradients for rule in rules], axis=1)
+        joined_rule._tokens = tf.concat([rule._tokens for rule in rules], axis=1)
+        return joined_rule
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)
@@ -58,26 +58,26 @@ class EmbeddingRule(Rule):
         count, length = tf.unstack(tf.shape(self._tokens))
         order = tf.argsort(self._tokens, axis=1)
         tokens = tf.gather(self._tokens, order, batch_dims=1)
-        fresh = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
-        entries = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
+        is_new = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
+        entries = tf.pad(tf.cumsum(is_new, axis=1), [[1, 0], [1, 0]])[1:]
         entries = tf.add(entries, length * tf.range(count)[:, tf.newaxis])
         # Next to each gradient, the sum of the sizes of its terms, and their number.
         sizes = tf.sqrt(rounding.squared_lengths(self._gradients))[:, :, tf.newaxis]
-        added = tf.concat([self._gradients, sizes, tf.ones_like(sizes)], axis=-1)
+        columns = tf.concat([self._gradients, sizes, tf.ones_like(sizes)], axis=-1)
         sums = tf.math.unsorted_segment_sum(
-            tf.gather(added, order, batch_dims=1), entries, count * length
+            tf.gather(columns, order, batch_dims=1), entries, count * length
         )
         width = self._gradients.shape[-1]
         squares = rounding.squared_lengths(sums[:, :width])
         # Once for this sum, once for the one that is released.
-        allowed = rounding.allow(squares, sums[:, width], 2.0 * sums[:, width + 1])
-        return tf.reduce_sum(tf.reshape(allowed, [count, length]), axis=1)
+        squared_norms = rounding.allow(squares, sums[:, width], 2.0 * sums[:, width + 1])
+        return tf.reduce_sum(tf.reshape(squared_norms, [count, length]), axis=1)
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`: the sum of <g_s, g_t> over positions of one token."""
-        same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
+        is_same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
         # Positions of one token have equal inputs, of length one.
-        inputs = tf.cast(same, "float32")
+        inputs = tf.cast(is_same, "float32")
         squares, _ = rounding.squared_norms_of_products(
             inputs[:, tf.newaxis],
             gram(self._gradients)[:, tf.newaxis],
@@ -87,7 +87,7 @@ class EmbeddingRule(Rule):
         sizes = tf.sqrt(rounding.squared_lengths(self._gradients))
         pairs = sizes[:, :, tf.newaxis] * sizes[:, tf.newaxis, :]
         magnitudes = tf.sqrt(tf.reduce_sum(inputs * pairs, axis=[1, 2]))
-        return rounding.allow(squares[:, 0], magnitudes, rounding.size_of(same, 1))
+        return rounding.allow(squares[:, 0], magnitudes, rounding.size_of(is_same, 1))
 
     def ordinary_clipped_sum(self, factors, masked):
         """See `Rule.ordinary_clipped_sum`."""
@@ -101,12 +101,12 @@ class EmbeddingRule(Rule):
         """See `Rule.costs`: sorting and scattering against all pairs."""
         count, length, width = self._gradients.shape
         count, length = count or 32, length or 1024
-        read = FLOAT * count * length * width
+        bytes_read = FLOAT * count * length * width
         pairs = count * length**2
         return {
-            "instantiate": Cost(bytes=4 * read + 16 * FLOAT * count * length, calls=1),
+            "instantiate": Cost(bytes=4 * bytes_read + 16 * FLOAT * count * length, calls=1),
             "ghost": Cost(2.0 * pairs * width, bytes=3 * FLOAT * pairs),
-            "ordinary": Cost(bytes=2 * read),
+            "ordinary": Cost(bytes=2 * bytes_read),
         }
 
 
@@ -121,8 +121,8 @@ class ReversibleEmbeddingRule(EmbeddingRule):
     @classmethod
     def handles(cls, layer, registered_class):
         """See `Rule.handles`: a subclass must not override the `call` of these classes."""
-        own = next(filter(_is_reversible, type(layer).__mro__), None)
-        return own is not None and super().handles(layer, own)
+        keras_class = next(filter(_is_reversible, type(layer).__mro__), None)
+        return keras_class is not None and super().handles(layer, keras_class)
 
     @classmethod
     def forward(cls, call, watch):
@@ -137,14 +137,14 @@ class ReversibleEmbeddingRule(EmbeddingRule):
     @classmethod
     def joined(cls, rules):
         """See `Rule.joined`: the calls' positions in line."""
-        joined = copy.copy(rules[0])
-        joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
+        joined_rule = copy.copy(rules[0])
+        joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         for name in ("_tokens", "_gradients", "_hidden", "_logits"):
             tensors = [getattr(rule, name) for rule in rules]
             # Most are empty, and to join one with them would copy it.
             tensors = [t for t in tensors if t.shape[1] != 0] or tensors[:1]
-            setattr(joined, name, tf.concat(tensors, axis=1))
-        return joined
+            setattr(joined_rule, name, tf.concat(tensors, axis=1))
+        return joined_rule
 
     def __init__(self, call, output_gradients, num_views, variables):
         if _is_reverse(call):
@@ -162,7 +162,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`; dense."""
         of_tokens = super().per_example_gradients()[0]
-        return self._both(of_tokens, tf.matmul(self._logits, self._hidden, transpose_a=True))
+        return self._by_variable(of_tokens, tf.matmul(self._logits, self._hidden, transpose_a=True))
 
     def instantiated_squared_norms(self):
         """See `Rule.instantiated_squared_norms`."""
@@ -204,9 +204,9 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         if self._only_embeds and self.layer.tie_weights:
             return [of_tokens]
         if self._only_embeds:
-            return self._both(of_tokens, tf.zeros_like(of_tokens))
+            return self._by_variable(of_tokens, tf.zeros_like(of_tokens))
         hidden = scale_examples(self._hidden, factors)[:, tf.newaxis]
-        return self._both(of_tokens, sum_of_products(masked[0][:, tf.newaxis], hidden)[0])
+        return self._by_variable(of_tokens, sum_of_products(masked[0][:, tf.newaxis], hidden)[0])
 
     def costs(self):
         """See `Rule.costs`: those of a `Dense` layer at the positions of both calls."""
@@ -230,7 +230,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
     def _only_embeds(self):
         return self._logits.shape[1] == 0
 
-    def _both(self, of_tokens, of_logits):
+    def _by_variable(self, of_tokens, of_logits):
         """Gradients [..., vocabulary, d] of the two kinds of calls, by variable."""
         layer = self.layer
         if layer.tie_weights:
@@ -241,19 +241,19 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
     def _rows_in_pairs(self):
         """Inner products of the rows of O and L: float32 [B, 1, T + S, T + S]."""
-        same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
+        is_same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
         across = tf.gather(self._logits, self._tokens, axis=2, batch_dims=1)  # [B, S, T].
-        above = [tf.cast(same, "float32"), tf.transpose(across, [0, 2, 1])]
-        below = [across, gram(self._logits)]
-        rows = [tf.concat(parts, axis=2) for parts in (above, below)]
+        upper = [tf.cast(is_same, "float32"), tf.transpose(across, [0, 2, 1])]
+        lower = [across, gram(self._logits)]
+        rows = [tf.concat(parts, axis=2) for parts in (upper, lower)]
         return tf.concat(rows, axis=1)[:, tf.newaxis]
 
 
 def _is_reversible(layer_class):
     """Returns whether it is the class of Keras, or KerasHub's, which came before Keras's."""
-    ours = getattr(keras.layers, "ReversibleEmbedding", None)
+    keras_class = getattr(keras.layers, "ReversibleEmbedding", None)
     name = keras.saving.get_registered_name(layer_class)
-    return layer_class is ours or name == "keras_hub>ReversibleEmbedding"
+    return layer_class is keras_class or name == "keras_hub>ReversibleEmbedding"
 
 
 def _is_reverse(call):

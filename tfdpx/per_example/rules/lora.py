@@ -21,10 +21,12 @@ _QUANTIZED = (None, "int8", "int4")
 
 def _has_lora(layer, registered_class, assumes):
     """Returns whether a layer is exactly Keras's, except for LoRA and quantized frozen weights."""
-    known = getattr(layer, "quantization_mode", None) in _QUANTIZED
-    mine = type(layer)
-    same = all(getattr(mine, name) is getattr(registered_class, name) for name in assumes)
-    return getattr(layer, "lora_enabled", False) and known and same
+    is_supported = getattr(layer, "quantization_mode", None) in _QUANTIZED
+    layer_class = type(layer)
+    is_unchanged = all(
+        getattr(layer_class, name) is getattr(registered_class, name) for name in assumes
+    )
+    return getattr(layer, "lora_enabled", False) and is_supported and is_unchanged
 
 
 def _scale(layer):
@@ -45,11 +47,17 @@ class _Thin(BeforeActivation):
         """See `Rule.per_example_gradients`."""
         layer = self.layer
         a, b = (tf.cast(v.value, "float32") for v in (layer.lora_kernel_a, layer.lora_kernel_b))
-        pairs = [*zip((layer.lora_kernel_a, layer.lora_kernel_b), self.of(a, b), strict=True)]
-        wanted = [pair for pair in pairs if self.explains(pair[0])]
-        return self.in_order([*wanted, *self.small_gradients])
+        pairs = [
+            *zip(
+                (layer.lora_kernel_a, layer.lora_kernel_b),
+                self.compute_gradients(a, b),
+                strict=True,
+            )
+        ]
+        trained_pairs = [pair for pair in pairs if self.explains(pair[0])]
+        return self.in_order([*trained_pairs, *self.small_gradients])
 
-    def of(self, a, b):
+    def compute_gradients(self, a, b):
         """Returns the gradients at A and B, float32 [B, *shape] each."""
         raise NotImplementedError
 
@@ -58,8 +66,8 @@ class _Thin(BeforeActivation):
 class LoraDenseRule(_Thin):
     """A [in, r] and B [r, out] of a `Dense`."""
 
-    def of(self, a, b):
-        """See `_Thin.of`."""
+    def compute_gradients(self, a, b):
+        """See `_Thin.compute_gradients`."""
         x = positions(self.call.args[0], self.num_views)
         g = _scale(self.layer) * positions(self.output_gradients[0], self.num_views)
         behind = tf.tensordot(g, b, [[2], [1]])
@@ -86,16 +94,16 @@ class LoraEinsumDenseRule(_Thin):
         if "." in layer.equation:
             return False
         inputs, kernel, outputs = letters(layer)
-        distinct = all(len(set(axes)) == len(axes) for axes in (inputs, kernel, outputs))
-        of_batch = inputs[0] == outputs[0] and inputs[0] not in kernel
-        known = set(outputs) <= set(kernel + inputs) and set(inputs) <= set(kernel + outputs)
-        known = known and set(kernel) <= set(inputs + outputs)
-        new = kernel[-1] in outputs and kernel[-1] not in inputs
-        fits = distinct and of_batch and known and new
-        return fits and super().handles(layer, registered_class)
+        is_distinct = all(len(set(axes)) == len(axes) for axes in (inputs, kernel, outputs))
+        starts_with_batch = inputs[0] == outputs[0] and inputs[0] not in kernel
+        is_supported = set(outputs) <= set(kernel + inputs) and set(inputs) <= set(kernel + outputs)
+        is_supported = is_supported and set(kernel) <= set(inputs + outputs)
+        is_new_axis = kernel[-1] in outputs and kernel[-1] not in inputs
+        is_valid = is_distinct and starts_with_batch and is_supported and is_new_axis
+        return is_valid and super().handles(layer, registered_class)
 
-    def of(self, a, b):
-        """See `_Thin.of`."""
+    def compute_gradients(self, a, b):
+        """See `_Thin.compute_gradients`."""
         inputs, kernel, outputs = letters(self.layer)
         last = kernel[-1]
         rank, view = [c for c in string.ascii_letters if c not in self.layer.equation][:2]
@@ -137,9 +145,9 @@ class LoraEmbeddingRule(EmbeddingRule):
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)
-        self._of_outputs = _scale(self.layer) * self._gradients
+        self._scaled_gradients = _scale(self.layer) * self._gradients
         b = tf.cast(self.layer.lora_embeddings_b.value, "float32")
-        self._gradients = tf.tensordot(self._of_outputs, b, [[2], [1]])
+        self._gradients = tf.tensordot(self._scaled_gradients, b, [[2], [1]])
 
     @property
     def small_gradients(self):
@@ -149,7 +157,7 @@ class LoraEmbeddingRule(EmbeddingRule):
             return []
         entries = tf.gather(self.layer.lora_embeddings_a.value, self._tokens)
         entries = tf.cast(entries, "float32")
-        return [(b, tf.matmul(entries, self._of_outputs, transpose_a=True))]
+        return [(b, tf.matmul(entries, self._scaled_gradients, transpose_a=True))]
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""

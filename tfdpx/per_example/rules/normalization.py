@@ -28,8 +28,8 @@ class ScaleAndOffsetRule(Rule):
     def small_gradients(self):
         """See `Rule.small_gradients`: everything."""
         layer = self.layer
-        ways = (layer.beta, self.offset_gradients), (layer.gamma, self.scale_gradients)
-        return [(v, gradients()) for v, gradients in ways if self.explains(v)]
+        functions = (layer.beta, self.offset_gradients), (layer.gamma, self.scale_gradients)
+        return [(v, gradients()) for v, gradients in functions if self.explains(v)]
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
@@ -44,19 +44,19 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
     def handles(cls, layer, registered_class):
         """See `Rule.handles`: feature axes must rise, like the axes of the weights."""
         axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-        same_sign = all(a < 0 for a in axes) or all(a >= 0 for a in axes)
-        rising = list(axes) == sorted(axes)
-        return same_sign and rising and super().handles(layer, registered_class)
+        has_one_sign = all(a < 0 for a in axes) or all(a >= 0 for a in axes)
+        is_rising = list(axes) == sorted(axes)
+        return has_one_sign and is_rising and super().handles(layer, registered_class)
 
     def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        return self._of_normalized(gamma=None, beta=None)
+        return self._sum_normalized(gamma=None, beta=None)
 
     def offset_gradients(self):
         """See `ScaleAndOffsetRule`."""
         return self._sum_positions(self.output_gradients[0])
 
-    def _of_normalized(self, **without):
+    def _sum_normalized(self, **without):
         """sum(G * z), with z the output of the layer `without` its weights."""
         # In float32, also where the layer computes in bfloat16.
         plain = layer_internals.in_float32(self.layer, **without)
@@ -68,8 +68,8 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         axes = [axes] if isinstance(axes, int) else list(axes)
         rank = tensor.shape.rank
         features = {axis % rank for axis in axes}
-        summed = [axis for axis in range(1, rank) if axis not in features]
-        return sum_rows(tensor, self.num_views, summed)
+        sum_axes = [axis for axis in range(1, rank) if axis not in features]
+        return sum_rows(tensor, self.num_views, sum_axes)
 
 
 @register(keras.layers.RMSNormalization)
@@ -83,7 +83,7 @@ class RMSNormalizationRule(LayerNormalizationRule):
 
     def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        return self._of_normalized(scale=None)
+        return self._sum_normalized(scale=None)
 
 
 @register(keras.layers.GroupNormalization)
@@ -105,20 +105,22 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
     @classmethod
     def forward(cls, call, watch):
         """See `Rule.forward`."""
-        layer, kept = call.layer, call.kept
+        layer, tensors = call.layer, call.kept
 
         def normalize(inputs):
-            kind = (_Kind.of(layer, inputs),)
+            kind = (_Kind.from_layer(layer, inputs),)
             weights = [w for w in (layer.gamma, layer.beta) if w is not None]
             weights = [tf.convert_to_tensor(weight.value) for weight in weights]
 
             def function(inputs):
-                outputs, *kept["statistics"] = call_cached_trace(_forward, kind, inputs, *weights)
+                outputs, *tensors["statistics"] = call_cached_trace(
+                    _forward, kind, inputs, *weights
+                )
                 return [outputs]
 
-            def gradient(given):
-                input_gradients, kept["sums"] = call_cached_trace(
-                    _backward, kind, given, inputs, *kept["statistics"]
+            def gradient(output_gradients):
+                input_gradients, tensors["sums"] = call_cached_trace(
+                    _backward, kind, output_gradients, inputs, *tensors["statistics"]
                 )
                 return [input_gradients]
 
@@ -137,12 +139,12 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
 
     @property
     def _sums(self):
-        kept = self.call.kept
-        if "sums" not in kept:  # The layer's input needs no gradient.
-            kind, inputs = (_Kind.of(self.layer, self.call.args[0]),), self.call.args[0]
-            given = self.output_gradients[0], inputs, *kept["statistics"]
-            _, kept["sums"] = call_cached_trace(_backward, kind, *given)
-        return kept["sums"]
+        tensors = self.call.kept
+        if "sums" not in tensors:  # The layer's input needs no gradient.
+            kind, inputs = (_Kind.from_layer(self.layer, self.call.args[0]),), self.call.args[0]
+            arguments = self.output_gradients[0], inputs, *tensors["statistics"]
+            _, tensors["sums"] = call_cached_trace(_backward, kind, *arguments)
+        return tensors["sums"]
 
 
 class _Kind(typing.NamedTuple):
@@ -170,12 +172,12 @@ class _Kind(typing.NamedTuple):
     output_dtype: str
 
     @classmethod
-    def of(cls, layer, inputs):
+    def from_layer(cls, layer, inputs):
         """Returns the kind of a `keras.layers.GroupNormalization` called with a tensor."""
         axis = layer.axis % inputs.shape.rank
         channels = inputs.shape[axis] // layer.groups
-        own = layer.epsilon, layer.scale, layer.center, layer.compute_dtype
-        return cls(axis, layer.groups, channels, *own)
+        settings = layer.epsilon, layer.scale, layer.center, layer.compute_dtype
+        return cls(axis, layer.groups, channels, *settings)
 
     def split(self, tensor):
         """A tensor like the inputs as an array."""
@@ -216,7 +218,7 @@ def _backward(kind, output_gradients, inputs, mean, inverse, scale):
     products = tf.reduce_sum(gradients * images, [1, 4], keepdims=True)
     sums = total, (products - mean * total) * inverse
     count = tf.cast(tf.reduce_prod(tf.shape(images)[1:]) // kind.groups, images.dtype)
-    a, b = (tf.reduce_sum(each * scale, 3, keepdims=True) / count for each in sums)
+    a, b = (tf.reduce_sum(image_sums * scale, 3, keepdims=True) / count for image_sums in sums)
     slope = inverse * b
     input_gradients = gradients * scale - images * slope + (slope * mean - a)
     sums = [tf.reshape(tf.cast(s, "float32"), [-1, kind.groups * kind.channels]) for s in sums]

@@ -37,7 +37,7 @@ class RecurrentRule(Rule):
     @classmethod
     def forward(cls, call, watch):
         """See `Rule.forward`: the gates are watched, before their activations."""
-        inner_loop = functools.partial(_run, call, watch)
+        inner_loop = functools.partial(_run_layer, call, watch)
         layer = layer_internals.without(call.layer, inner_loop=inner_loop)
         return layer_internals.call_operation(layer, call.args, call.kwargs)
 
@@ -45,18 +45,18 @@ class RecurrentRule(Rule):
         super().__init__(call, output_gradients, num_views, variables)
         self._kernels, self._biases = [], []
         gradients = iter(self.output_gradients)
-        for cell, kept in zip(cells_of(self.layer), call.kept["cells"], strict=True):
+        for cell, tensors in zip(cells_of(self.layer), call.kept["cells"], strict=True):
             at_inputs = next(gradients)
-            at_states = next(gradients) if _kind_of_step(cell) is _GRUStep else at_inputs
+            at_states = next(gradients) if _step_class(cell) is _GRUStep else at_inputs
             for kernel, operands, gradient in (
-                (cell.kernel, kept["inputs"], at_inputs),
-                (cell.recurrent_kernel, kept["states"], at_states),
+                (cell.kernel, tensors["inputs"], at_inputs),
+                (cell.recurrent_kernel, tensors["states"], at_states),
             ):
                 if self.explains(kernel):
                     self._kernels.append(_KernelRule(self, kernel, operands, gradient))
             if self.explains(cell.bias):
-                both = [at_inputs, at_states] if len(cell.bias.shape) > 1 else [at_inputs]
-                self._biases.append((cell.bias, both))
+                gate_gradients = [at_inputs, at_states] if len(cell.bias.shape) > 1 else [at_inputs]
+                self._biases.append((cell.bias, gate_gradients))
 
     @functools.cached_property
     def small_gradients(self):
@@ -108,7 +108,7 @@ class _KernelRule(ProductRule):
     Args:
         rule: The `RecurrentRule`.
         kernel: The `keras.Variable`, [in, gates * units].
-        operands: Dict of arguments of `_of_gates`.
+        operands: Dict of arguments of `_gate_operands`.
         gradients: Gradients behind it, float32 [B * K, T, gates * units].
     """
 
@@ -121,13 +121,13 @@ class _KernelRule(ProductRule):
     @functools.cached_property
     def inputs_by_position(self):
         """See `ProductRule`: the groups are gates, if these have separate operands."""
-        groups = _of_gates(**self._operands)
+        groups = _gate_operands(**self._operands)
         return tf.concat([positions(x, self.num_views, groups=True) for x in groups], axis=1)
 
     @functools.cached_property
     def output_gradients_by_position(self):
         """See `ProductRule`."""
-        groups = tf.split(self.output_gradients[0], len(_of_gates(**self._operands)), axis=2)
+        groups = tf.split(self.output_gradients[0], len(_gate_operands(**self._operands)), axis=2)
         return tf.concat([positions(g, self.num_views, groups=True) for g in groups], axis=1)
 
     def to_kernel(self, products):
@@ -141,7 +141,7 @@ class _KernelRule(ProductRule):
         return [self._kernel_instances]
 
 
-def _of_gates(vectors, masks, last=None):
+def _gate_operands(vectors, masks, last=None):
     """Returns the operands of a kernel's gates, a list: one for each gate, or one for all.
 
     Args:
@@ -158,9 +158,9 @@ def _of_gates(vectors, masks, last=None):
     return operands
 
 
-def _product(kernel, vectors, masks):
+def _multiply_by_kernel(kernel, vectors, masks):
     """Multiplies `vectors` [N, ..., d], after dropout, by a kernel [d, out]."""
-    operands = _of_gates(vectors, masks)
+    operands = _gate_operands(vectors, masks)
     kernels = tf.split(kernel, len(operands), axis=1)
     products = [
         tf.matmul(x, k) if x.shape.rank == 2 else tf.tensordot(x, k, 1)
@@ -187,7 +187,7 @@ class _Step:
 
     def multiply(self, state):
         """The product of the first state [N, units] and the kernel."""
-        product = _product(self.kernel, state, self.masks)
+        product = _multiply_by_kernel(self.kernel, state, self.masks)
         return product if self.bias is None else product + self.bias
 
     def advance(self, x, product, states):
@@ -231,21 +231,21 @@ class _GRUStepThatResetsBefore(_GRUStep):
     """A GRU step that multiplies the state by the reset gate before the last gate's kernel."""
 
     def multiply(self, state):
-        return _product(self.kernel[:, : -self.cell.units], state, self.masks[:2])
+        return _multiply_by_kernel(self.kernel[:, : -self.cell.units], state, self.masks[:2])
 
     def candidate(self, product, state, reset):
         return tf.matmul(
-            _of_gates(state, self.masks)[-1] * reset, self.kernel[:, -self.cell.units :]
+            _gate_operands(state, self.masks)[-1] * reset, self.kernel[:, -self.cell.units :]
         )
 
 
-def _kind_of_step(cell):
+def _step_class(cell):
     if isinstance(cell, keras.layers.GRUCell):
         return _GRUStep if cell.reset_after else _GRUStepThatResetsBefore
     return _LSTMStep if isinstance(cell, keras.layers.LSTMCell) else _Step
 
 
-def _run(call, watch, sequences, initial_state, mask, training):
+def _run_layer(call, watch, sequences, initial_state, mask, training):
     """Does `inner_loop` of a `keras.layers.RNN`: last outputs, all outputs, and states."""
     layer, cells = call.layer, cells_of(call.layer)
     is_stacked = cells[0] is not layer.cell
@@ -254,14 +254,14 @@ def _run(call, watch, sequences, initial_state, mask, training):
         flags = tf.cast(flags if flags.shape.rank == 2 else flags[:, :, 0], "bool")
     if layer.go_backwards:
         sequences, flags = (t if t is None else tf.reverse(t, [1]) for t in (sequences, flags))
-    call.kept["cells"], final = [], []
+    call.kept["cells"], final_states = [], []
     for cell, states in zip(cells, initial_state if is_stacked else [initial_state], strict=True):
-        kept, ends = _run_cell(cell, watch, sequences, tf.nest.flatten(states), flags, training)
-        call.kept["cells"].append(kept)
-        final.append(tf.nest.pack_sequence_as(states, ends))
+        tensors, ends = _run_cell(cell, watch, sequences, tf.nest.flatten(states), flags, training)
+        call.kept["cells"].append(tensors)
+        final_states.append(tf.nest.pack_sequence_as(states, ends))
         last = ends[0]
         if layer.return_sequences or cell is not cells[-1]:
-            before = kept["states"]["vectors"]
+            before = tensors["states"]["vectors"]
             sequences = tf.concat([before[:, 1:], last[:, tf.newaxis]], axis=1)
     outputs = sequences if layer.return_sequences else last[:, tf.newaxis]
     if flags is not None:
@@ -269,7 +269,7 @@ def _run(call, watch, sequences, initial_state, mask, training):
             flags = tf.cumsum(tf.cast(flags, "int32"), axis=1) > 0
         flags = flags if layer.return_sequences else flags[:, -1:]
         outputs = tf.where(flags[:, :, tf.newaxis], outputs, tf.zeros_like(outputs))
-    return outputs[:, -1], outputs, final if is_stacked else final[0]
+    return outputs[:, -1], outputs, final_states if is_stacked else final_states[0]
 
 
 def _run_cell(cell, watch, sequences, states, flags, training):
@@ -297,8 +297,8 @@ def _run_cell(cell, watch, sequences, states, flags, training):
     recurrent_bias = None
     if bias is not None and bias.shape.rank == 2:
         bias, recurrent_bias = tf.unstack(bias)
-    step = _kind_of_step(cell)(cell, recurrent_kernel, recurrent_bias, masks[1])
-    x = _product(kernel, sequences, masks[0])
+    step = _step_class(cell)(cell, recurrent_kernel, recurrent_bias, masks[1])
+    x = _multiply_by_kernel(kernel, sequences, masks[0])
     x = watch(x if bias is None else x + bias)
     # The gradients behind both kernels are the same, but where one product is multiplied alone.
     probes = [watch(tf.zeros_like(x))] if type(step) is _GRUStep else []
@@ -320,29 +320,29 @@ def _recurrence(step, flags, x, probes, states):
             kernel; empty where these are the gradients at `x`.
         states: List of [N, units], at the start.
     """
-    length, kept = x.shape[1] or tf.shape(x)[1], []
+    length, state_arrays = x.shape[1] or tf.shape(x)[1], []
 
-    def at(t, tensor):
+    def select_step(t, tensor):
         return tf.gather(tensor, t, axis=1)
 
     def advance(t, x, product, states):
-        new = step.advance(x, product, states)
+        new_states = step.advance(x, product, states)
         if flags is None:
-            return new
-        counts = at(t, flags)[:, tf.newaxis]
-        return [tf.where(counts, *pair) for pair in zip(new, states, strict=True)]
+            return new_states
+        is_counted = select_step(t, flags)[:, tf.newaxis]
+        return [tf.where(is_counted, *pair) for pair in zip(new_states, states, strict=True)]
 
     def loop(body, values, dtypes, backwards=False):
         """Runs `body(t, values)` for each t; returns the last values and arrays of outputs."""
         arrays = [tf.TensorArray(d, length, clear_after_read=False) for d in dtypes]
 
-        def go_on(count, values, arrays):
+        def run_step(count, values, arrays):
             t = length - 1 - count if backwards else count
             values, rows = body(t, values)
             return count + 1, values, [a.write(t, r) for a, r in zip(arrays, rows, strict=True)]
 
         start = tf.constant(0), list(values), arrays
-        return tf.while_loop(lambda count, *_: count < length, go_on, start)[1:]
+        return tf.while_loop(lambda count, *_: count < length, run_step, start)[1:]
 
     def stack(array, like):
         """Returns the entries of an array, [N, T, ...], with the static shape of a tensor."""
@@ -353,27 +353,27 @@ def _recurrence(step, flags, x, probes, states):
     def forward(x, *tensors):
         def body(t, states):
             product = step.multiply(states[0])
-            return advance(t, at(t, x), product, states), [*states, product]
+            return advance(t, select_step(t, x), product, states), [*states, product]
 
         states = tensors[len(probes) :]
         ends, arrays = loop(body, states, [x.dtype] * (1 + len(states)))
-        kept.extend(arrays)
+        state_arrays.extend(arrays)
         return [stack(arrays[0], states[0]), *ends]
 
     def backward(at_first, *at_ends):
         def body(t, at_states):
-            *states, product = (array.read(t) for array in kept)
-            row = at(t, x)
+            *states, product = (array.read(t) for array in state_arrays)
+            row = select_step(t, x)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([row, product, states])
-                new = advance(t, row, product, states)
+                new_states = advance(t, row, product, states)
             at_row, at_product, at_before = tape.gradient(
-                new, (row, product, states), at_states, tf.UnconnectedGradients.ZERO
+                new_states, (row, product, states), at_states, tf.UnconnectedGradients.ZERO
             )
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(states[0])
                 product = step.multiply(states[0])
-            at_before[0] += tape.gradient(product, states[0], at_product) + at(t, at_first)
+            at_before[0] += tape.gradient(product, states[0], at_product) + select_step(t, at_first)
             return at_before, [at_row, at_product][: 1 + len(probes)]
 
         at_start, arrays = loop(body, at_ends, [x.dtype] * (1 + len(probes)), backwards=True)

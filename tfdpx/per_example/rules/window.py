@@ -25,7 +25,7 @@ class Window:
     padding: str
 
     @classmethod
-    def of(cls, layer):
+    def from_layer(cls, layer):
         """Returns the window of a two-dimensional convolution layer."""
         return cls(layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding)
 
@@ -78,11 +78,11 @@ class Window:
         padding = self.padding.upper()
         # Without oneDNN, TensorFlow's gradient supports neither dilation nor groups on CPUs.
         if max(self.dilation) > 1:
-            inputs, output_gradients = self.by_phase(inputs, output_gradients)
+            inputs, output_gradients = self.split_phases(inputs, output_gradients)
             padding = "VALID"
         groups = inputs.shape[-1] // kernel_shape[2]
-        both = (tf.split(images, groups, axis=-1) for images in (inputs, output_gradients))
-        of_groups = [
+        pairs = (tf.split(images, groups, axis=-1) for images in (inputs, output_gradients))
+        group_gradients = [
             tf.raw_ops.Conv2DBackpropFilter(
                 input=part,
                 filter_sizes=[*kernel_shape[:3], kernel_shape[3] // groups],
@@ -90,11 +90,11 @@ class Window:
                 strides=[1, *self.strides, 1],
                 padding=padding,
             )
-            for part, gradients in zip(*both, strict=True)
+            for part, gradients in zip(*pairs, strict=True)
         ]
-        return of_groups[0] if groups == 1 else tf.concat(of_groups, axis=-1)
+        return group_gradients[0] if groups == 1 else tf.concat(group_gradients, axis=-1)
 
-    def by_phase(self, images, gradients):
+    def split_phases(self, images, gradients):
         """Splits both into the phases of the dilation, so that each phase needs none.
 
         A kernel without dilation or padding that sees the phases has the same gradient.
@@ -181,12 +181,12 @@ class Window:
 
     def _slices(self, size):
         """Returns, for each axis, the slice of the padded image for each tap."""
-        taken = []
+        slices = []
         for axis, length in enumerate(size):
             stride, last = self.strides[axis], self._count(axis, length) - 1
             starts = [tap * self.dilation[axis] for tap in range(self.size[axis])]
-            taken.append([slice(s, s + stride * last + 1, stride) for s in starts])
-        return taken
+            slices.append([slice(s, s + stride * last + 1, stride) for s in starts])
+        return slices
 
     def _extent(self, axis):
         return (self.size[axis] - 1) * self.dilation[axis] + 1
