@@ -289,7 +289,7 @@ def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path)
     tfdpx.checks.mark_public(model)
     assert is_complete(model) and model.optimizer.ledger.steps == 2
     file_of_weights(model, tmp_path)
-    with pytest.warns(UserWarning, match="no ledger could be seen"):
+    with pytest.warns(UserWarning, match="source without a ledger"):
         model.train_on_batch(*small.data(B))
 
 
