@@ -193,14 +193,17 @@ class _PrivateEstimator(base.BaseEstimator):
     def __getstate__(self):
         state = super().__getstate__()
         if "model_" in state:
-            state = {**state, "model_": _to_bytes(state["model_"])}
+            model = state["model_"]
+            # Its account, because `model_` may have been trained since the `fit` of `ledger_`.
+            state = {**state, "model_": (_to_bytes(model), account.ledger_of(model.variables))}
         return state
 
     def __setstate__(self, state):
         if "model_" in state:
-            model = _from_bytes(state["model_"])
-            account.attach(state["ledger_"], model.variables)
+            content, ledger = state["model_"]
+            model = _from_bytes(content)
             account.mark_known(model.variables)  # The ledger belongs to exactly these weights.
+            account.attach(ledger, model.variables)  # Makes them unknown again if it is incomplete.
             state = {**state, "model_": model}
         super().__setstate__(state)
 

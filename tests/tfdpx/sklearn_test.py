@@ -11,7 +11,7 @@ from sklearn import base, compose, model_selection, pipeline, preprocessing
 from sklearn.utils import estimator_checks
 
 import tfdpx.sklearn
-from tfdpx import table_rules
+from tfdpx import account, table_rules
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.heads.features import clip_factors
 from tfdpx.sklearn import PrivateClassifier, PrivateRegressor, cross_validate
@@ -163,6 +163,26 @@ def test_pickles_hold_the_model_and_the_ledger(with_layers, data):
     assert base.clone(loaded).get_params() == with_layers.get_params()
     with pytest.raises(AttributeError):
         base.clone(loaded).ledger_.epsilon(1e-5)
+
+
+def test_a_pickle_does_not_hide_later_training_of_its_model(data):
+    x, _, labels = data
+    classifier = linear_classifier().fit(x, labels)
+    assert account.ledger_of(classifier.model_.variables).is_complete
+    before = account.ledger_of(classifier.model_.variables)
+    plan = tfdpx.PrivacyPlan(300, 300, 2, noise_multiplier=9.0, delta=1e-5, spent=before)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    rows = x.astype("float32"), (labels == "yes").astype("int32")
+    classifier.model_.compile(tfdpx.DPSGD(0.1, plan=plan), loss)
+    classifier.model_.train_on_batch(*rows)
+    spent = account.ledger_of(classifier.model_.variables)
+    assert spent.steps == classifier.ledger_.steps + 1
+    loaded = pickle.loads(pickle.dumps(classifier))
+    assert account.ledger_of(loaded.model_.variables).entries == spent.entries
+    loaded.model_.compile("sgd", loss)
+    loaded.model_.fit(*rows, verbose=0)
+    again = pickle.loads(pickle.dumps(loaded))
+    assert not account.ledger_of(again.model_.variables).is_complete
 
 
 def test_a_pipeline_of_a_data_frame_in_all_but_name(data):
