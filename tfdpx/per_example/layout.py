@@ -194,7 +194,7 @@ def _compare(sightings):
     batched = tuple(map(_grows, zip(*(sighting.arguments for sighting in sightings), strict=True)))
     grows = [_grows(shapes) for shapes in zip(*(s.outputs for s in sightings), strict=True)]
     # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
-    # random numbers gives others to whoever would run it again.
+    # random numbers draws others when it is run again.
     is_captured = not issubclass(first.rule, GenericRule) and all(grows) and batched[:1] == (True,)
     is_captured = is_captured and first.is_dense and (first.rule.keeps_draws or not draws)
     return CallLayout(first.layer, first.rule, batched, is_captured)
