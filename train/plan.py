@@ -149,9 +149,9 @@ def _problems(values):
     count, size = values.num_examples, values.batch_size
     if count is None or count < 1:
         yield f"Flag --num_examples must be at least 1. Received: --num_examples={count}."
-    elif size is not None and not 1 <= size <= count:
+    if size is not None and not 1 <= size <= max(count or 0, 1):
         yield (
-            f"Flag --batch_size must lie between 1 and --num_examples={count}. Received: "
+            "Flag --batch_size must lie between 1 and --num_examples. Received: "
             f"--batch_size={size}."
         )
     lengths = ("steps", "epochs", "noise_multiplier")
