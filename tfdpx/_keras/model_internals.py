@@ -24,6 +24,8 @@ LOSS_SCALINGS = (
 LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
 
 
+# The class of Keras's losses that call a function, which is also that of a function in `compile`.
+FUNCTION_LOSS = keras.losses.MeanSquaredError.__base__
 # Operations on two operands, entry by entry.
 ARITHMETIC = (arithmetic.Add, arithmetic.Subtract, arithmetic.Multiply, arithmetic.Divide)
 # Operations that make masks.
@@ -180,6 +182,24 @@ def _build_compiled(model, x, y, sample_weight):
 def has_own_loss(model):
     """Returns whether the class of a model overrides `compute_loss`."""
     return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def single_loss(model):
+    """Returns the only loss of a model, unweighted, of all that its gradients come from; or None.
+
+    Args:
+        model: A compiled `keras.Model` with its losses built.
+
+    Returns:
+        Triple of a loss of `FUNCTION_LOSS`, its function, and a dict of further arguments.
+    """
+    losses = [] if model._compile_loss is None else list(model._compile_loss._flat_losses or [])
+    if has_own_loss(model) or len(losses) != 1 or losses[0].loss_weights is not None:
+        return None
+    loss = losses[0].loss
+    if not isinstance(loss, FUNCTION_LOSS):
+        return None
+    return loss, loss.fn, loss._fn_kwargs
 
 
 def call_model(model, x):

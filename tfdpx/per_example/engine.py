@@ -241,7 +241,7 @@ class Engine:
             if has_loss:
                 losses = row_losses(
                     *(model, x, y, y_pred, sample_weight, loss_states),
-                    *(self._layout.whole, update.tensors),
+                    *(self._layout.whole, update.tensors, self.obstacle is None),
                 )
             else:
                 losses = sum_of_outputs(y_pred, self._layout.whole)

@@ -111,6 +111,11 @@ class Outputs:
                     self.tensors.append(tensor)
                     self.differentiable.append(tensor.dtype.is_floating and not is_mask)
 
+    @property
+    def has_masks(self):
+        """Whether an output has a mask."""
+        return any(has_mask for _, has_mask, _ in self._attached)
+
     def rebuild(self, tensors):
         """The nest around `tensors`, which stand for `self.tensors` in order."""
         replacements, leaves = iter(tensors), []

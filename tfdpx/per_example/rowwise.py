@@ -1,4 +1,4 @@
-"""The models that treat each row by itself, so that their examples need not be mapped.
+"""The models and losses that treat each row by itself, so that examples need not be mapped.
 
 The list fails closed: a model with an unlisted layer, operation or argument is mapped. Classes are
 compared by identity, never by name, and no method may be replaced on the object.
@@ -17,6 +17,21 @@ _ACTIVATIONS = {id(f) for f in vars(keras.activations).values() if callable(f)}
 _RECURRENT = keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN, keras.layers.RNN
 _MASKED = *_RECURRENT, keras.layers.Bidirectional, keras.layers.GlobalAveragePooling1D
 _CELLS = keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell
+
+_LOSS_CLASSES = {
+    model_internals.FUNCTION_LOSS,
+    keras.losses.BinaryCrossentropy, keras.losses.CategoricalCrossentropy, keras.losses.Huber,
+    keras.losses.MeanAbsoluteError, keras.losses.MeanSquaredError,
+    keras.losses.SparseCategoricalCrossentropy,
+}  # fmt: skip
+_LOSSES = {
+    id(function)
+    for function in (
+        keras.losses.binary_crossentropy, keras.losses.categorical_crossentropy,
+        keras.losses.huber, keras.losses.mean_absolute_error, keras.losses.mean_squared_error,
+        keras.losses.sparse_categorical_crossentropy,
+    )
+}  # fmt: skip
 
 
 def find_obstacle(model):
@@ -50,6 +65,32 @@ def find_obstacle(model):
         if problem:
             return problem
     return None
+
+
+def find_loss(model, y, y_pred):
+    """Returns the loss of a model if it is known to treat each row by itself; or None.
+
+    Args:
+        model: A compiled `keras.Model` in which `find_obstacle` finds none, with its losses built.
+        y: Nest of tensors [rows, ...], or None.
+        y_pred: The model's output, likewise.
+    """
+    loss, function, arguments = model_internals.single_loss(model) or (None, None, {})
+    if type(loss) not in _LOSS_CLASSES or id(function) not in _LOSSES:
+        return None
+    if layer_internals.replaced_methods(loss) or layer_internals.adding_losses(model):
+        return None
+    # An array may have an axis for the batch, and a class to ignore makes a mask.
+    has_numbers = all(np.ndim(v) == 0 and not tf.is_tensor(v) for v in arguments.values())
+    if not has_numbers or arguments.get("axis", -1) != -1 or arguments.get("ignore_class"):
+        return None
+    if not tf.is_tensor(y) or not tf.is_tensor(y_pred) or y_pred.shape.rank < 2:
+        return None
+    # Operands of other ranks would be aligned from behind, with one's rows beside another axis.
+    is_sparse = function is keras.losses.sparse_categorical_crossentropy
+    lacks_axis = is_sparse or y_pred.shape[-1] == 1
+    ranks = {y_pred.shape.rank, y_pred.shape.rank - 1 if lacks_axis else y_pred.shape.rank}
+    return loss if y.shape.rank in ranks else None
 
 
 def _known_layers():

@@ -103,12 +103,12 @@ def _step(optimizer, model, data, ids):
     optimizer.trains(model)
     seed, policy = optimizer.step_key(), optimizer.clip_policy
     # Drawn for the rows of all replicas, so that an example's views do not depend on its replica.
-    choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
+    choices = None
+    if views.augment is not None:
+        choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
     in_shards = replicas.is_interleaved(model, optimizer.session)
     choices = replicas.select_replica_rows(choices, count, context, in_shards)
     clips = policy.clips(ids, count)
-    # Microbatches are counted over all replicas: no two have the same masks.
-    masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
     batch = Batch(views, data, present is not None, clips is not None)
     microbatch, size = prepare(optimizer, model, batch)
     weights, factors = class_factors(optimizer, y, microbatch.output.y_pred)
@@ -116,6 +116,10 @@ def _step(optimizer, model, data, ids):
         factors = tf.ones([count])
     clips = policy.before_weights(clips, factors)
     by_example = _ByExample(tf.range(count), choices, clips, present_of_users, weights, factors)
+    # Microbatches are counted over all replicas: no two have the same masks.
+    masks = None
+    if microbatch.draws:
+        masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
     one_microbatch = _OneMicrobatch(optimizer, model, views, microbatch, count, masks)
 
     def run_microbatches(data, by_example, present):
@@ -237,7 +241,7 @@ class _OneMicrobatch:
             Inputs(
                 rows=(x, y, sample_weight),
                 present=present,
-                key=noise.fold_in(self._masks, index),
+                key=self._key(index),
                 weights=by_example.factors,
                 clips=by_example.clips,
                 shared=self._microbatch.update.tensors,
@@ -267,6 +271,12 @@ class _OneMicrobatch:
             squared_norms=tf.scatter_nd(places, tf.where(present, norms, 0.0), [self._count]),
         )
         return totals, logs
+
+    def _key(self, index):
+        """The key of a microbatch's draws; zeros where it draws nothing."""
+        if self._masks is None:
+            return tf.zeros([2], tf.int64)
+        return noise.fold_in(self._masks, index)
 
     def zero(self):
         """Returns the zero element of `BatchTotals`, for summing over microbatches."""
