@@ -97,7 +97,7 @@ def plan_sampler(
         raise ValueError(
             "Arguments `x` and `y` must hold the plan's `num_examples`, because epsilon depends on "
             f"it. Received: {examples.count} examples{split}, num_examples="
-            f"{plan.num_examples}."
+            f"{plan.num_examples}. Make the plan for {examples.count}."
         )
     arguments = {
         "capacity": math.ceil(plan.capacity / pad_to_multiple_of) * pad_to_multiple_of,
