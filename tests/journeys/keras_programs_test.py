@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import slow_but
+from cases import nightly, slow
 
 import tfdpx
 
@@ -242,7 +242,11 @@ WITH_PUBLIC_VALIDATION = (timeseries_transformer, segmentation)
 
 @pytest.mark.parametrize(
     "program",
-    slow_but(PROGRAMS, tabular),
+    [
+        tabular,
+        *map(slow, (image_classification, text_classification)),
+        *map(nightly, (timeseries_transformer, autoencoder, segmentation, character_model)),
+    ],
     ids=lambda program: program.__name__,
 )
 @pytest.mark.filterwarnings("error:.*approximat")

@@ -72,7 +72,7 @@ def test_the_last_layer_is_trained_first_and_both_phases_are_on_one_account(
     assert rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"] == record["epsilon"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_in_each_phase_and_a_second_one_that_does_not_wait(
     shared_flags, head_first, run, tmp_path, capsys
 ):

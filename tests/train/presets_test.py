@@ -249,8 +249,8 @@ UPDATES = [
 SCRIPT = pathlib.Path(__file__).parents[1] / "support" / "preset_update.py"
 
 
-@pytest.mark.parametrize("preset", in_ci(UPDATES, "table12/eps8"))  # The quickest model.
-@pytest.mark.slow
+@pytest.mark.parametrize("preset", UPDATES)
+@pytest.mark.nightly
 def test_one_update_of_the_model_at_full_image_size(preset):
     process = subprocess.run(
         [sys.executable, str(SCRIPT), preset], capture_output=True, text=True, check=False

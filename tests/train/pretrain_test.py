@@ -24,7 +24,7 @@ def finished(run, tmp_path_factory):
     return workdir, run(pretrain, workdir=workdir, **SHORT)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     finished, run, refusal, tmp_path, capsys
 ):

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import small
-from cases import slow
+from cases import nightly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,7 +118,7 @@ def test_rough_bounds_are_narrowed():
 @pytest.mark.parametrize(
     "noise, honest",
     [
-        slow(0.7, True),
+        nightly(0.7, True),
         pytest.param(0.35, False, marks=pytest.mark.planted("statistics with half the noise")),
     ],
 )

@@ -30,8 +30,13 @@ def test_hosts_update_like_one_device_and_stop_if_they_hold_different_things():
 def test_more_on_two_devices():
     processes.run_alone(
         "replica_cases.masks_are_drawn_for_each_replica",
-        "replica_cases.augmented_updates_agree",
         "replica_cases.keras_fit_agrees_with_ours",
-        "replica_cases.updates_on_people_agree",
         "replica_cases.batches_that_void_the_guarantee_are_refused",
+    )
+
+
+@pytest.mark.nightly
+def test_views_and_people_on_two_devices():
+    processes.run_alone(
+        "replica_cases.augmented_updates_agree", "replica_cases.updates_on_people_agree"
     )

@@ -228,7 +228,7 @@ def test_a_release_is_added_to_the_ledger_of_the_weights():
     assert statistics.total_epsilon > bound
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_individual_and_adaptive_clips_on_two_devices():
     processes.run_alone(
         "individual_replica_cases.replicas_agree", "replica_cases.adaptive_updates_agree"
