@@ -86,8 +86,10 @@ def find_loss(model, y, y_pred):
         return None
     if not tf.is_tensor(y) or not tf.is_tensor(y_pred) or y_pred.shape.rank < 2:
         return None
-    # Operands of other ranks would be aligned from behind, with one's rows beside another axis.
     is_sparse = function is keras.losses.sparse_categorical_crossentropy
+    if is_sparse and y_pred.shape.rank > 2:
+        return None  # TensorFlow asserts shapes that are not static.
+    # Operands of other ranks would be aligned from behind, with one's rows beside another axis.
     lacks_axis = is_sparse or y_pred.shape[-1] == 1
     ranks = {y_pred.shape.rank, y_pred.shape.rank - 1 if lacks_axis else y_pred.shape.rank}
     return loss if y.shape.rank in ranks else None
