@@ -82,7 +82,8 @@ def find_loss(model, y, y_pred):
         return None
     # An array may have an axis for the batch, and a class to ignore makes a mask.
     has_numbers = all(np.ndim(v) == 0 and not tf.is_tensor(v) for v in arguments.values())
-    if not has_numbers or arguments.get("axis", -1) != -1 or arguments.get("ignore_class"):
+    is_masked = arguments.get("ignore_class") is not None
+    if not has_numbers or is_masked or arguments.get("axis", -1) != -1:
         return None
     if not tf.is_tensor(y) or not tf.is_tensor(y_pred) or y_pred.shape.rank < 2:
         return None

@@ -124,5 +124,7 @@ def test_weights_and_other_ranks_are_mapped(monkeypatch):
     for y, shape, weight in cases:
         with pytest.raises(Stop):
             both(L.MeanSquaredError(), y, shape, weight)
-    with pytest.raises(Stop):
-        both(L.SparseCategoricalCrossentropy(), 3, (6, 3))
+    sparse = L.SparseCategoricalCrossentropy
+    for loss, shape in ((sparse(), (6, 3)), (sparse(ignore_class=0), (3,))):
+        with pytest.raises(Stop):
+            both(loss, 3, shape)
