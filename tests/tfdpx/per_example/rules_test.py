@@ -9,7 +9,7 @@ from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d import WSConv2DRule
-from tfdpx.per_example import cost_model, rounding, rule
+from tfdpx.per_example import cost_model, explain, rounding, rule
 from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules import contraction, convolution, embedding, normalization, recurrent
 
@@ -26,6 +26,9 @@ def check_layers(cases, views, norms=FORCED, **kwargs):
         views: Int, rows of an example.
         norms: As for `assert_matches_batches_of_one`.
         **kwargs: As for `assert_matches_batches_of_one`.
+
+    Returns:
+        Dict from the name of a layer to the rule that served it, as `explain` lists them.
     """
     rng = np.random.default_rng(0)
     inputs, x, outputs = [], [], []
@@ -45,6 +48,7 @@ def check_layers(cases, views, norms=FORCED, **kwargs):
         variable.assign(variable + rng.normal(scale=0.1, size=variable.shape))
     y = rng.normal(size=(3 * views, 2)).astype("float32")
     assert_matches_batches_of_one(model, x, y, views=views, norms=norms, **kwargs)
+    return {choice.layer: choice.rule for choice in explain(model, x, views)}
 
 
 # The oracle, TensorFlow's own gradient, destroys memory with one pixel and strides.
@@ -130,7 +134,8 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_rules(name):
-    check_layers(RULES[name](), 2, tolerance=1e-3 if name == "embedding" else 1e-5)
+    rules = check_layers(RULES[name](), 2, tolerance=1e-3 if name == "embedding" else 1e-5)
+    assert "GenericRule" not in rules.values(), rules  # With which every layer would pass.
 
 
 def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
@@ -170,8 +175,10 @@ def generic():
 
 
 def test_layers_without_a_rule_of_their_own():
-    check_layers(generic()[:3], 2, norms=["auto"])
-    check_layers(generic()[3:], 1, norms=["auto"])
+    cases = generic()
+    rules = check_layers(cases[:3], 2, norms=["auto"]) | check_layers(cases[3:], 1, norms=["auto"])
+    served = {rules[layer.name] for layer, _ in cases if layer.trainable_variables}
+    assert served == {"GenericRule"}, rules
 
 
 def test_convolutions_by_one_call_an_example(monkeypatch):
