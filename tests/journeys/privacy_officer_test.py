@@ -11,7 +11,7 @@ from tfdpx.accounting import record as records
 from tfdpx.train import account
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_numbers_before_anything_is_trained(run, tmp_path):
     # Is the team's proposal within epsilon 3?
     team = dict(num_examples=5000, batch_size=250, epochs=20, delta=1e-5)

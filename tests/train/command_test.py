@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import nightly, slow
 
 import tfdpx
 from tfdpx.train import command
@@ -48,8 +49,10 @@ def test_other_names_are_refused_in_one_line():
     assert "'clasify'" in line and "Did you mean 'classify'?" in line and "pretrain" in line
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("program", command.PROGRAMS)
+# The others of these run in other tests.
+@pytest.mark.parametrize(
+    "program", [slow(p) if p in ("predict", "sweep") else nightly(p) for p in command.PROGRAMS]
+)
 def test_every_program_starts_and_lists_its_flags(program):
     process = run(PROGRAM, program, "--help")
     assert process.returncode == 1 and "--" in process.stdout, process.stderr[-2000:]

@@ -109,13 +109,13 @@ def assert_same_run(workdir, single, is_killed=False):
         np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_two_devices_train_like_one(single, data_dir, tmp_path):
     finish([start(tmp_path / "run", data_dir, "--cpu_devices=2")])
     assert_same_run(tmp_path / "run", single)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_workers_train_like_one_and_only_the_chief_writes(single, data_dir, tmp_path):
     outputs = finish(workers(tmp_path / "run", data_dir))
     assert_same_run(tmp_path / "run", single)

@@ -109,7 +109,7 @@ def test_other_images_and_releases_are_refused_by_name(refusal, tmp_path):
         assert not (tmp_path / "tuned").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_tunes_the_digits(tmp_path, run, monkeypatch):
     monkeypatch.setattr(selection, "draw_runs", lambda mean: 1)  # Takes always the same time.
     arguments = dict(private_tuning=1.5, grid="learning_rate=10,20", workdir=tmp_path / "tuned")

@@ -8,7 +8,7 @@ import oracle
 import pytest
 import seeds
 import tensorflow as tf
-from cases import slow, slow_but
+from cases import nightly, slow, slow_but
 
 import tfdpx
 from tfdpx.per_example import explain
@@ -99,11 +99,16 @@ def perturbed(name, what):
     return model, make_data(model, 3)
 
 
-CASES = [(name, "all") for name in MODELS]
+# Built like BERT or Gemma.
+ALIKE = ("roberta", "distil_bert", "mistral", "qwen")
+CASES = [(name, "all") for name in MODELS if name not in ALIKE]
 CASES += [(name, "lora") for name in ("bert", "bert_masked", "gpt2", "gemma3")]
 
 
-@pytest.mark.parametrize("name, what", slow_but(CASES, ("bert", "lora")))
+@pytest.mark.parametrize(
+    "name, what",
+    slow_but(CASES, ("bert", "lora")) + [nightly(name, "all") for name in ALIKE],
+)
 def test_a_model_is_served_by_rules_and_exact(name, what):
     model, (x, y, weights) = perturbed(name, what)
     model.compile(loss=make_loss())
