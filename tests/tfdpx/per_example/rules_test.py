@@ -67,7 +67,6 @@ EINSUMS = [
     ("ab,bc->ac", (4,), None, (5,)),
     ("abc,bcd->abd", (3, 4), "bd", (3, 4)),
     ("abc,cd->abd", (3, 4), "bd", (3, 4)),
-    ("...x,xy->...y", (4,), "y", (5,)),
 ]
 # Layers for each rule, which are compared in one model.
 RULES = {
@@ -171,6 +170,7 @@ def generic():
         (layers.Conv3D(2, 2), (3, 3, 3, 2)),
         (layers.PReLU(), (4, 3)),
         (layers.UnitNormalization(), (4, 3)),
+        (layers.EinsumDense("...x,xy->...y", 4, bias_axes="y"), (5,)),
     ]
 
 
