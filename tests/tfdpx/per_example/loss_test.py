@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdpx._keras import layer_internals
 from tfdpx.per_example import loss as losses
 from tfdpx.per_example.loss import row_losses
 
@@ -45,6 +46,7 @@ KNOWN = [
     (L.SparseCategoricalCrossentropy, {"from_logits": True}, 3, (3,)),
     (L.SparseCategoricalCrossentropy, {}, 3, (3,)),
     (L.CategoricalCrossentropy, {"label_smoothing": 0.1}, (5, 3), (3,)),
+    (L.MeanSquaredError, {}, (5, 1), (2, 1)),
     (L.BinaryCrossentropy, {}, (5, 3), (3,)),
     (L.BinaryCrossentropy, {"from_logits": True}, 2, (1,)),
     (L.MeanSquaredError, {}, (5, 2, 3), (2, 3)),
@@ -93,7 +95,7 @@ def replaced(loss):
 MAPPED = {
     "a subclass": (Own(), {}),
     "a replaced method": (replaced(L.MeanSquaredError()), {}),
-    "a function of one's own": (lambda y, p: keras.ops.mean(y - p, axis=-1), {}),
+    "another function": (lambda y, p: keras.ops.mean(y - p, axis=-1), {}),
     "a weighted loss": (L.MeanSquaredError(), {"loss_weights": 2.0}),
     "an axis": (L.CategoricalCrossentropy(axis=0), {}),
     "an array": (L.Huber(delta=np.full((5, 3), 0.1)), {}),
@@ -116,6 +118,15 @@ class Stop(Exception):
 
 def STOP():
     raise Stop
+
+
+def test_a_masked_output_is_mapped(monkeypatch):
+    model, (x, targets, predictions) = model_of(L.MeanSquaredError()), inputs((5, 2, 3), (2, 3))
+    model.compute_loss(x, targets, predictions)
+    layer_internals.set_side_channels(predictions, tf.ones([5, 2], tf.bool), None)
+    monkeypatch.setattr(losses, "vectorized_map", lambda *a, **k: STOP())
+    with pytest.raises(Stop):
+        row_losses(model, x, targets, predictions, None, is_rowwise=True)
 
 
 def test_weights_and_other_ranks_are_mapped(monkeypatch):
