@@ -5,9 +5,10 @@ trained by another optimizer, saved, or copied by `copy_weights`. An account lis
 of one run are the same updates, recorded earlier and later, so the larger count is kept; other runs
 compose.
 
-A variable is of known or of unknown origin. It becomes unknown when values are loaded without a
-ledger, set by `set_weights`, or trained by an ordinary optimizer, and known again by
-`tfdpx.checks.mark_public`. `variable.assign` and training loops without `fit` cannot be detected.
+A variable is of known or of unknown origin (`tfdpx._keras.origins`). Known is one that an
+initializer of Keras has filled since `import tfdpx`, or whose values came with a ledger. It becomes
+unknown when values are loaded without a ledger, set by `set_weights`, or trained by an ordinary
+optimizer, and known again by `tfdpx.checks.mark_public`. `variable.assign` cannot be detected.
 """
 
 from __future__ import annotations
@@ -24,20 +25,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import hook, layer_internals, model_internals, step_context
+from tfdpx._keras.origins import mark_known, mark_of, mark_unknown
 from tfdpx._keras.variables import value_of
 from tfdpx._keras.variables import variable as shared_variable
 from tfdpx._warnings import warn
 from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
 
-# By the id of a keras.Variable, which cannot be hashed, during its lifetime.
-_accounts: dict[int, set] = {}
-_of_optimizers: weakref.WeakSet = weakref.WeakSet()
-_unknown: set[int] = set()
-
-# From a layer to the ledger of its statistics, empty if they are public, and their values.
-_statistics: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# Statistics of `private_adapt` that neither a model nor a plan has counted yet.
+# Layers with statistics of `private_adapt` that neither a model nor a plan has counted yet.
 uncounted: weakref.WeakSet = weakref.WeakSet()
 
 # Part of the number of every run of this process.
@@ -83,13 +78,13 @@ class Account(_PrivacySpend):
     def __init__(self, state, noise_multiplier, unit=EXAMPLE):
         super().__init__(Ledger())
         self.on_spent = lambda: None  # Called when others have spent on the weights it follows.
-        _of_optimizers.add(self)
         self._state, self._noise_multiplier, self._unit = state, float(noise_multiplier), unit
         self._open = None  # The arguments of the entry in which updates are counted.
         self._counted = state.updates
         self._runs = set()
-        self._followed = {}  # Weak references by id, because weights must not outlive their model.
-        self._trained = {}
+        # Marks, weakly, because weights must not outlive their model.
+        self._followed, self._trained = weakref.WeakSet(), weakref.WeakSet()
+        self.restored = None  # The number of a `tf.train.Checkpoint` with a whole ledger.
         self._warned = False
         self._adapted = weakref.WeakSet()  # Layers with noisy statistics.
         # The table that version 0.2 stored in files of tf.train.Checkpoint.
@@ -154,11 +149,10 @@ class Account(_PrivacySpend):
             entry = dataclasses.replace(entry, steps=earlier.steps + new_updates)
         self._entries[entry.key] = entry
         self._counted += new_updates
-        references = [reference() for reference in self._trained.values()]
-        trained = [variable for variable in references if variable is not None]
-        if any(id(v) in _unknown for v in self.variables()):
-            mark_unknown(trained)  # They are computed from weights of unknown origin.
-        _tell_others(self)
+        if not _is_complete(self._followed):
+            for mark in self._trained:
+                mark.is_known = False  # They are computed from weights of unknown origin.
+        _tell_others(self, self._trained)
 
     def entries(self):
         """Returns a tuple of `Entry`, including the current updates."""
@@ -169,19 +163,17 @@ class Account(_PrivacySpend):
         """Joins the past and future costs of the weights of a model, by any optimizer."""
         for layer in layer_internals.flatten_layers(model):
             uncounted.discard(layer)
-            ledger = ledger_of_statistics(layer) if layer in _statistics else None
+            ledger = ledger_of_statistics(layer)
             if ledger is not None and ledger.entries:
-                attach(ledger, model.variables)
+                attach(ledger, model.weights)
                 self._adapted.add(layer)
-            # A SavedModel does not tell the cost of its weights.
-            if isinstance(layer, keras.layers.TFSMLayer) and layer not in _seen_layers:
-                _seen_layers.add(layer)
-                mark_unknown(layer.variables)
-        self._followed.update((id(v), weakref.ref(v)) for v in model.variables)
+        for mark in map(mark_of, model.weights):
+            mark.followers.add(self)
+            self._followed.add(mark)
 
     def variables(self):
         """Returns the `keras.Variable`s that are followed and alive, a list."""
-        return [v for reference in self._followed.values() if (v := reference()) is not None]
+        return [v for mark in self._followed if (v := mark.owner()) is not None]
 
     def trains(self, variables):
         """Tells other accounts that the updates of this one count for these weights.
@@ -189,8 +181,9 @@ class Account(_PrivacySpend):
         Args:
             variables: List of `keras.Variable` that updates change.
         """
-        self._trained.update((id(v), weakref.ref(v)) for v in variables)
-        _add(self, variables)
+        for mark in map(mark_of, variables):
+            mark.accounts.add(self)
+            self._trained.add(mark)
 
     def arrays(self):
         """Returns a dict of the uint8 arrays that Keras saves with the optimizer."""
@@ -210,7 +203,7 @@ class Account(_PrivacySpend):
             mark_unknown(self.variables())
         self.renew()
         self.on_spent()
-        _tell_others(self)
+        _tell_others(self, self._trained)
 
     def ledger(self):
         """Returns all that was spent on the weights, a `tfdpx.accounting.Ledger`."""
@@ -220,10 +213,9 @@ class Account(_PrivacySpend):
             for part in self.old_table:
                 part.assign(np.zeros_like(value_of(part)))
             self.join(saved.of_table(facts, steps))
-        variables = self.variables()
-        for account in _accounts_of(variables) - {self}:
+        for account in _accounts_of(self._followed) - {self}:
             self._join(Ledger(account.entries()))
-        is_complete = not any(id(v) in _unknown for v in variables)
+        is_complete = _is_complete(self._followed)
         self._warned = self._warned and not is_complete
         return Ledger(self.entries(), is_complete)
 
@@ -236,7 +228,7 @@ class Account(_PrivacySpend):
         runs = {entry.run for entry in (*spent, *self.entries())}
         for layer in list(uncounted):
             uncounted.discard(layer)
-            if not runs.issuperset(entry.run for entry in _statistics[layer][0].entries):
+            if not runs.issuperset(entry.run for entry in mark_of(layer).statistics[0].entries):
                 warn(
                     f"Layer '{layer.name}' was adapted by `tfdpx.private_adapt`, but neither the "
                     "model nor the plan counts it. If the data went through it, pass its ledger to "
@@ -244,17 +236,19 @@ class Account(_PrivacySpend):
                 )
         if not self.ledger().is_complete and self._noise_multiplier and not self._warned:
             self._warned = True
+            path = min(v.path for v in self.variables() if not mark_of(v).is_known)
             warn(
-                "Weights of this model came from a source without a ledger: a file without "
-                "one, `set_weights`, or training with an ordinary optimizer. So epsilon is a lower "
-                "bound, and `ledger.is_complete` is False. If no private data are in these "
-                "weights, call `tfdpx.checks.mark_public(model)`; if they were trained privately, "
-                "load the `.keras` file of that model, or copy them by `tfdpx.copy_weights`."
+                f"Weights of this model, such as '{path}', came from a source without a ledger: "
+                "a file without one, `set_weights`, training with an ordinary optimizer, an "
+                "initializer of your own, or a model that was made before `import tfdpx`. So "
+                "epsilon is a lower bound, and `ledger.is_complete` is False. Import tfdpx first, "
+                "and make the model again. If no private data are in these weights, call "
+                "`tfdpx.checks.mark_public(model)`; if they were trained privately, load the "
+                "`.keras` file of that model, or copy them by `tfdpx.copy_weights`."
             )
 
 
 _OPENED = ("sampling_probability", "poisson_sampled", "seeded")
-_seen_layers: weakref.WeakSet = weakref.WeakSet()
 
 
 class SavedLedger(tf.train.experimental.PythonState):
@@ -274,7 +268,10 @@ class SavedLedger(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value):
         """Joins a saved ledger."""
-        self._optimizer().account.join(Ledger.from_json(tf.compat.as_str(string_value)))
+        account = self._optimizer().account
+        ledger = Ledger.from_json(tf.compat.as_str(string_value))
+        account.join(ledger)
+        account.restored = layer_internals.checkpoint_of(self) if ledger.is_complete else None
 
 
 def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.Layer) -> None:
@@ -315,16 +312,16 @@ def attach(ledger, variables):
         variables: List of `keras.Variable`.
     """
     spent = _PrivacySpend(ledger)
-    for variable in variables:
-        accounts = _accounts.get(id(variable), set())
-        for other in [account for account in accounts if type(account) is _PrivacySpend]:
+    for mark in map(mark_of, variables):
+        for other in [account for account in mark.accounts if type(account) is _PrivacySpend]:
             if (ledger + Ledger(other.entries())).entries == ledger.entries:
-                accounts.discard(other)
+                mark.accounts.discard(other)
+        if ledger.entries:
+            mark.accounts.add(spent)
+        if not ledger.is_complete:
+            mark.is_known = False
     if ledger.entries:
-        _add(spent, variables)
-        _tell_others(spent)
-    if not ledger.is_complete:
-        mark_unknown(variables)
+        _tell_others(spent, map(mark_of, variables))
 
 
 def pass_on(source, target):
@@ -334,11 +331,13 @@ def pass_on(source, target):
         source: List of `keras.Variable`.
         target: List of `keras.Variable`.
     """
-    for account in _accounts_of(source):
-        _add(account, target)
-        _tell_others(account)
-    if any(id(v) in _unknown for v in source):
-        mark_unknown(target)
+    marks = [mark_of(variable) for variable in source]
+    accounts, is_known = _accounts_of(marks), _is_complete(marks)
+    for mark in map(mark_of, target):
+        mark.accounts |= accounts
+        mark.is_known = is_known
+    for account in accounts:
+        _tell_others(account, map(mark_of, target))
 
 
 def ledger_of(variables):
@@ -350,8 +349,9 @@ def ledger_of(variables):
     Returns:
         `tfdpx.accounting.Ledger`.
     """
-    spent = [Ledger(a.entries(), **a.defaults) for a in _accounts_of(variables)]
-    return sum(spent, Ledger((), not any(id(v) in _unknown for v in variables)))
+    marks = [mark_of(variable) for variable in variables]
+    spent = [Ledger(a.entries(), **a.defaults) for a in _accounts_of(marks)]
+    return sum(spent, Ledger((), _is_complete(marks)))
 
 
 def declare_statistics(layer, ledger):
@@ -361,7 +361,7 @@ def declare_statistics(layer, ledger):
         layer: A `keras.Layer` with an `adapt`.
         ledger: `tfdpx.accounting.Ledger`; empty if they are public.
     """
-    _statistics[layer] = ledger, layer_internals.adapted_statistics(layer)
+    mark_of(layer).statistics = ledger, layer_internals.adapted_statistics(layer)
 
 
 def ledger_of_statistics(layer):
@@ -370,7 +370,9 @@ def ledger_of_statistics(layer):
     Args:
         layer: A `keras.Layer`.
     """
-    ledger, values = _statistics.get(layer, (None, None))
+    ledger, values = mark_of(layer).statistics or (None, None)
+    if ledger is None:
+        return None
     present = step_context.eagerly(layer_internals.adapted_statistics, layer)
     same = values is not None and present is not None
     same = same and all(np.array_equal(a, b) for a, b in zip(values, present, strict=True))
@@ -388,54 +390,32 @@ def _digest(layer):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def mark_unknown(variables):
-    """Records that the cost of the values of weights is unknown."""
-    for variable in variables:
-        if id(variable) not in _unknown:
-            weakref.finalize(variable, _unknown.discard, id(variable))
-            _unknown.add(id(variable))
+def _accounts_of(marks):
+    return set().union(*(mark.accounts for mark in marks))
 
 
-def mark_known(variables):
-    """Records that the values of weights contain no private data except as in their accounts."""
-    _unknown.difference_update(map(id, variables))
+def _is_complete(marks):
+    return all(mark.is_known for mark in marks if mark.owner() is not None)
 
 
-def _accounts_of(variables):
-    return set().union(*(_accounts.get(id(variable), ()) for variable in variables))
-
-
-def _add(account, variables):
-    for variable in variables:
-        if id(variable) not in _accounts:
-            weakref.finalize(variable, _accounts.pop, id(variable), None)
-            _accounts[id(variable)] = set()
-        _accounts[id(variable)].add(account)
-
-
-def _tell_others(account):
+def _tell_others(account, marks):
     """Tells optimizers that follow weights of this account that more was spent on these."""
-    for other in list(_of_optimizers):
-        if other is not account and account in _accounts_of(other.variables()):
-            step_context.eagerly(other.on_spent)  # A plan's `spent` joins while a step is traced.
+    for other in set().union(*(mark.followers for mark in marks)) - {account}:
+        step_context.eagerly(other.on_spent)  # A plan's `spent` joins while a step is traced.
 
 
-def _loaded(model, arrays):
+def _loaded(model, arrays, known):
     ledger = saved.read(arrays)
     if ledger is None:
-        mark_unknown(model.weights)
-    else:
-        # All, because a file does not tell which were trained; some may be frozen or hold LoRA.
-        attach(ledger, model.variables)
-        adapted = saved.adapted(arrays)
-        for layer in layer_internals.flatten_layers(model):
-            # The name alone is not enough, because a layer may have been adapted without noise.
-            if layer.name in adapted and adapted[layer.name] == _digest(layer):
-                declare_statistics(layer, ledger)  # It has the releases.
-
-
-def _changed(layer, variables):
-    mark_unknown(variables)
+        return
+    mark_known(known)
+    # All, because a file does not tell which were trained; some may be frozen or hold LoRA.
+    attach(ledger, model.weights)  # Makes them unknown again if it is incomplete.
+    adapted = saved.adapted(arrays)
+    for layer in layer_internals.flatten_layers(model):
+        # The name alone is not enough, because a layer may have been adapted without noise.
+        if layer.name in adapted and adapted[layer.name] == _digest(layer):
+            declare_statistics(layer, ledger)  # It has the releases.
 
 
 def _set(layer, values):
@@ -451,4 +431,4 @@ def _replaced(old, new):
     pass_on(old, [variable for variable in new if id(variable) not in old_ids])
 
 
-hook.watch_weights(_loaded, _changed, _set, _replaced)
+hook.watch_weights(_loaded, _set, _replaced)

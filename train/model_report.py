@@ -119,7 +119,7 @@ def report(
 
 def _ledger(model: keras.Model, optimizer: Any, plan: PrivacyPlan | None) -> Ledger:
     """Returns the ledger of the weights of a model, with a delta."""
-    ledger = optimizer.ledger if optimizer else account.ledger_of(model.variables)
+    ledger = optimizer.ledger if optimizer else account.ledger_of(model.weights)
     if plan:
         ledger = ledger.assuming(plan.sampling_probability)
     if not ledger.entries:

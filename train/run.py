@@ -103,7 +103,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     if strategy.num_replicas_in_sync == 1:
         model, examples = fitting.head_and_features(settings, whole, data)
     with checking_flags():
-        plan = _counting(plan, account.ledger_of(whole.variables))
+        plan = _counting(plan, account.ledger_of(whole.weights))
     trainer = fitting.Trainer(settings, strategy, plan, examples, folder, write=is_chief)
     first_step = trainer.steps_saved
     if is_chief:

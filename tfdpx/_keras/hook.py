@@ -14,9 +14,9 @@ extension point for these, so we wrap the following methods:
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` gets the weights.
 - The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer, because it
   passes a data set of preprocessed batches to Keras, while a plan draws from arrays.
-- Files, `set_weights`, `quantize` of models and layers, and `fit` and `train_on_batch` with any
-  other optimizer: the functions of `watch_weights` record the origin of values. A file cannot be
-  HDF5 if an optimizer defines `refuse_hdf5()`.
+- Values of variables: initializers, files, `set_weights`, `quantize`, and `fit`, `train_on_batch`
+  and `apply` of any other optimizer. `origins` and the functions of `watch_weights` record where
+  they come from. A file cannot be HDF5 if an optimizer defines `refuse_hdf5()`.
 - Names of classes in files: "tfdpx>..." is imported when Keras first looks for it.
 - Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` prevents
   that.
@@ -32,7 +32,6 @@ extension point for these, so we wrap the following methods:
 all methods.
 """
 
-import contextlib
 import functools
 import inspect
 import types
@@ -44,6 +43,7 @@ from tfdpx._keras import (
     hub_internals,
     layer_internals,
     model_internals,
+    origins,
     saving_internals,
     step_context,
 )
@@ -70,6 +70,9 @@ def install(load=None):
     # On the class that defines it, because Keras treats a model with another `compile` as custom.
     _wrap(model_internals.compile_owner(), "compile", _compile)
     _wrap(keras.Operation, "__call__", _call)
+    _wrap(*layer_internals.FILLING, _fill)
+    _wrap(*layer_internals.RESTORING, _restore)
+    _wrap(*model_internals.APPLYING, _apply)
     _wrap(keras.Layer, "set_weights", _set_weights)
     _wrap(keras.Model, "set_state_tree", _set_state_tree)
     for quantized in (keras.Model, *layer_internals.QUANTIZED):
@@ -78,8 +81,8 @@ def install(load=None):
     _wrap(*saving_internals.LOADING, _load_state)
     for module, name in saving_internals.LOADING_HDF5:
         _wrap(module, name, _load_hdf5)
-    _wrap(*saving_internals.LOADING_HDF5_MODEL, _load_hdf5_model)
-    _wrap(*saving_internals.SAVING_HDF5_MODEL, _save_hdf5_model)
+    _wrap(*saving_internals.LOADING_HDF5_MODEL, _convert_hdf5)
+    _wrap(*saving_internals.SAVING_HDF5_MODEL, _convert_hdf5)
     for module, name in model_internals.LOSS_SCALINGS:
         _wrap(module, name, _scaling)
     _wrap(*model_internals.LABELLED_LOSS, _labelled)
@@ -106,24 +109,19 @@ def is_installed():
     return bool(_installed)
 
 
-def watch_weights(on_load, on_change, on_set_weights, on_replace):
+def watch_weights(on_load, on_set_weights, on_replace):
     """Sets the functions that record where the values of weights come from, for all models.
 
     Args:
-        on_load: Function of a model or layer that has loaded a file, and the arrays, a dict by
-            name, of the optimizer's state in the file, with any optimizer; None without one.
-        on_change: Function of a model or layer, and a list of its `keras.Variable`s that have other
-            values from elsewhere.
-        on_set_weights: Function of a layer and the arrays passed to its `set_weights`.
+        on_load: Function of a model or layer that has loaded a file, the arrays, a dict by name, of
+            the optimizer's state in the file, with any optimizer, None without one, and a list of
+            the weights that are known if the file has a ledger.
+        on_set_weights: Function of a layer and the arrays passed to its `set_weights`, called
+            before it.
         on_replace: Function of the lists of a model's or layer's `keras.Variable`s before and after
             some were replaced by others computed from them.
     """
-    vars(_watch).update(
-        on_load=on_load,
-        on_change=on_change,
-        on_set_weights=on_set_weights,
-        on_replace=on_replace,
-    )
+    vars(_watch).update(on_load=on_load, on_set_weights=on_set_weights, on_replace=on_replace)
 
 
 def _listeners():
@@ -158,7 +156,7 @@ def _fit(original):
     def fit(self, x=None, *args, **kwargs):
         fitting = _method(self, "fitting")
         if fitting is None:
-            with _changing_weights_of(self):
+            with origins.changing(self):
                 return original(self, x, *args, **kwargs)
         more = {name: kwargs.pop(name) for name in _method(self, "fit_arguments") if name in kwargs}
         bound = inspect.signature(original).bind(self, x, *args, **kwargs)
@@ -174,7 +172,7 @@ def _train_on_batch(original):
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, *args, **kwargs):
         unplanned_step = _method(self, "unplanned_step")
         if unplanned_step is None:
-            with _changing_weights_of(self):
+            with origins.changing(self):
                 return original(self, x, y, sample_weight, class_weight, *args, **kwargs)
         shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
         with unplanned_step(self, shape[0] if shape else None, sample_weight, class_weight):
@@ -234,38 +232,33 @@ def _registered_object(original):
 
 def _load_state(original):
     def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
+        if inner_path or not (isinstance(saveable, keras.Layer) and weights_store):
+            return original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
+        known = [v for v in saveable.weights if origins.mark_of(v).is_known]
+        origins.mark_unknown(saveable.weights)
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
-        if inner_path == "" and isinstance(saveable, keras.Layer) and weights_store:
-            _listeners().on_load(saveable, saving_internals.saved_optimizer(weights_store))
+        known = known if kwargs.get("error_msgs") else saveable.weights
+        _listeners().on_load(saveable, saving_internals.saved_optimizer(weights_store), known)
 
     return load_state
 
 
 def _load_hdf5(original):
     def load(group, model, *args, **kwargs):
-        try:
-            return original(group, model, *args, **kwargs)
-        finally:
-            _listeners().on_change(model, model.weights)
+        origins.mark_unknown(model.weights)
+        return original(group, model, *args, **kwargs)
 
     return load
 
 
-def _load_hdf5_model(original):
-    def load(*args, **kwargs):
-        model = original(*args, **kwargs)
-        _refuse_hdf5(model)
-        return model
+def _convert_hdf5(original):
+    def convert(source, *args, **kwargs):
+        _refuse_hdf5(source)  # A model that is saved.
+        result = original(source, *args, **kwargs)
+        _refuse_hdf5(result)  # A model that was loaded.
+        return result
 
-    return load
-
-
-def _save_hdf5_model(original):
-    def save(model, *args, **kwargs):
-        _refuse_hdf5(model)
-        return original(model, *args, **kwargs)
-
-    return save
+    return convert
 
 
 def _refuse_hdf5(model):
@@ -274,21 +267,38 @@ def _refuse_hdf5(model):
         refuse()
 
 
-@contextlib.contextmanager
-def _changing_weights_of(model):
-    """Records that the weights change by a training on data without an account."""
-    try:
-        yield
-    finally:
-        _listeners().on_change(model, model.trainable_variables)
+def _fill(original):
+    def initialize(self, initializer):
+        original(self, initializer)
+        origins.mark_of(self).is_known = origins.holds_no_data(initializer)
+
+    return initialize
+
+
+def _restore(original):
+    def restore_from_tensors(self, *args, **kwargs):
+        mark, restore = origins.mark_of(self), layer_internals.checkpoint_of(self)
+        # The ledger of the same checkpoint comes first.
+        mark.is_known = any(account.restored == restore for account in mark.followers)
+        return original(self, *args, **kwargs)
+
+    return restore_from_tensors
+
+
+def _apply(original):
+    def apply(self, grads, trainable_variables=None):
+        trainable_variables = trainable_variables and list(trainable_variables)  # Or a generator.
+        if not hasattr(self, "private_train_step"):
+            origins.mark_unknown(trainable_variables or getattr(self, "_trainable_variables", ()))
+        return original(self, grads, trainable_variables)
+
+    return apply
 
 
 def _set_state_tree(original):
     def set_state_tree(self, state_tree):
-        try:
-            original(self, state_tree)
-        finally:
-            _listeners().on_change(self, self.weights)
+        origins.mark_unknown(self.weights)
+        original(self, state_tree)
 
     return set_state_tree
 
@@ -315,12 +325,8 @@ def _follow_quantize(layer):
 
 def _set_weights(original):
     def set_weights(self, weights):
-        try:
-            original(self, weights)
-        except Exception:  # Some weights may have been set.
-            _listeners().on_change(self, self.weights)
-            raise
         _listeners().on_set_weights(self, weights)
+        original(self, weights)
 
     return set_weights
 

@@ -20,6 +20,9 @@ DRAWS = tuple(
 )
 DROPPING = (keras_backend.random, "dropout")
 TAKING = (keras_backend.numpy, "take")
+_VARIABLE = next(c for c in keras.Variable.__mro__ if "_restore_from_tensors" in vars(c))
+FILLING = (_VARIABLE, "_initialize_with_initializer")
+RESTORING = (_VARIABLE, "_restore_from_tensors")
 # Layers that replace their weights by quantized ones.
 QUANTIZED = {
     layer
@@ -76,6 +79,11 @@ def handles(variable):
     """Returns the resources that hold a `keras.Variable`: one, or one per replica."""
     value = variable.value
     return [part.handle for part in getattr(value, "values", [value])]
+
+
+def checkpoint_of(trackable):
+    """Returns the number of the last `tf.train.Checkpoint.restore` that restored an object."""
+    return trackable._update_uid
 
 
 def replaced_methods(layer):

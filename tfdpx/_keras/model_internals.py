@@ -22,6 +22,10 @@ LOSS_SCALINGS = (
     (loss_module, "unscale_loss_for_distribution"),
 )
 LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
+APPLYING = (
+    next(base for base in keras.optimizers.Optimizer.__mro__ if "apply" in vars(base)),
+    "apply",
+)
 
 
 # The class of Keras's losses that call a function, which is also that of a function in `compile`.
