@@ -188,8 +188,7 @@ class Account(_PrivacySpend):
     def arrays(self):
         """Returns a dict of the uint8 arrays that Keras saves with the optimizer."""
         adapted = {layer.name: _digest(layer) for layer in self._adapted if _is_declared(layer)}
-        texts = {saved.LEDGER: self.ledger().to_json(), saved.ADAPTED: json.dumps(adapted)}
-        return {name: np.frombuffer(text.encode(), "uint8") for name, text in texts.items()}
+        return arrays_of(self.ledger(), adapted)
 
     def join(self, ledger):
         """Joins a saved ledger of weights that this optimizer trains in a new run.
@@ -302,6 +301,17 @@ def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.
     for variable, other in zip(source.weights, target.weights, strict=True):
         other.assign(variable)
     pass_on(source.weights, target.weights)
+
+
+def arrays_of(ledger, adapted=()):
+    """Returns a dict of the uint8 arrays by which a file of Keras has a ledger.
+
+    Args:
+        ledger: `tfdpx.accounting.Ledger`.
+        adapted: Dict from names of layers to the digests of their statistics.
+    """
+    texts = {saved.LEDGER: ledger.to_json(), saved.ADAPTED: json.dumps(dict(adapted))}
+    return {name: np.frombuffer(text.encode(), "uint8") for name, text in texts.items()}
 
 
 def attach(ledger, variables):

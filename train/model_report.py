@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,7 +13,7 @@ import tensorflow as tf
 from scipy import special
 
 from tfdpx import account
-from tfdpx._keras import model_internals
+from tfdpx._keras import model_internals, saving_internals
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
@@ -40,7 +38,7 @@ def report(
 ) -> dict[str, Any]:
     """Writes a report of a model's privacy loss and results, for the people who receive the model.
 
-    The files are those of the program `tfdpx classify`: `model.keras` without its optimizer,
+    The files are those of the program `tfdpx classify`: `model.keras` with its ledger, without the optimizer,
     `record.json`, `privacy_statement.txt`, `report.html`, `model_card.md` and pictures. The command
     `tfdpx verify FOLDER` checks that they agree. Call it after the last `fit`.
 
@@ -108,7 +106,7 @@ def report(
         },
     )
     folder.mkdir(parents=True, exist_ok=True)
-    with _without_optimizer(model):
+    with saving_internals.saving_arrays(model, account.arrays_of(ledger)):
         files_of_run.save_model(model, record, folder)
     files_of_run.write_record(record, folder)
     if measured:
@@ -130,9 +128,10 @@ def _ledger(model: keras.Model, optimizer: Any, plan: PrivacyPlan | None) -> Led
     if not ledger.is_complete:
         raise ValueError(
             "A part of what the weights of this model have spent is unknown: values came from a "
-            "file without a ledger, `set_weights`, or an ordinary `fit`. If no private data are in "
-            "the weights that it began with, say `tfdpx.checks.mark_public(model)` on these "
-            "layers; else load the `.keras` file that has the ledger, or use `tfdpx.copy_weights`."
+            "file without a ledger, `set_weights`, an ordinary `fit`, an initializer of your own, "
+            "or from before `import tfdpx`. If no private data are in the weights that it began "
+            "with, say `tfdpx.checks.mark_public(model)` on these layers; else load the `.keras` "
+            "file that has the ledger, or use `tfdpx.copy_weights`."
         )
     if ledger.delta is None:
         raise ValueError(
@@ -220,14 +219,3 @@ def _evaluate(model: keras.Model, test: tuple) -> dict[str, Any]:
     scores = model.evaluate(*test, return_dict=True, verbose=0) if model.compiled else {}
     results = {f"test_{name}": float(score) for name, score in scores.items()}
     return records.plain(results | {"measured_on": "test", "not_protected": measure.NOT_PROTECTED})
-
-
-@contextlib.contextmanager
-def _without_optimizer(model: keras.Model) -> Iterator[None]:
-    """Context manager in which Keras saves the model as if it was never compiled."""
-    optimizer, compiled = getattr(model, "optimizer", None), model.compiled
-    model.optimizer, model.compiled = None, False
-    try:
-        yield
-    finally:
-        model.optimizer, model.compiled = optimizer, compiled

@@ -86,8 +86,10 @@ def _is_plain(value):
 
 
 def _has_plain_initializers(layer):
-    initializers = (v for v in vars(layer).values() if isinstance(v, keras.Initializer))
-    return isinstance(layer, keras.Layer) and all(map(holds_no_data, initializers))
+    if not isinstance(layer, keras.Layer):
+        return False
+    initializers = (v for name, v in vars(layer).items() if name.endswith("initializer"))
+    return all(_is_plain(v) or holds_no_data(v) for v in initializers)
 
 
 @contextlib.contextmanager

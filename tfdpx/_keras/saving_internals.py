@@ -1,11 +1,13 @@
 """Private names of Keras's files: where it loads and saves, and the content of a file."""
 
+import contextlib
 import io
 import zipfile
 
 import numpy as np
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import object_registration, saving_lib
+from keras.src.saving.keras_saveable import KerasSaveable
 
 # Functions that `hook` wraps: pairs of a module and a name in it.
 LOOKING_UP = (object_registration, "get_registered_object")
@@ -25,6 +27,36 @@ def saved_optimizer(weights_store):
         return {name: np.array(store[name]) for name in store.keys()}
     except KeyError:
         return None
+
+
+class _Arrays(KerasSaveable):
+    """Stands for an optimizer in a file of weights."""
+
+    def __init__(self, arrays):
+        self._arrays = arrays
+
+    def save_own_variables(self, store):
+        for name, array in self._arrays.items():
+            store[name] = array
+
+    def _obj_type(self):
+        return "Optimizer"
+
+
+@contextlib.contextmanager
+def saving_arrays(model, arrays):
+    """Context manager in which Keras saves a model as if never compiled, with arrays.
+
+    Args:
+        model: `keras.Model`.
+        arrays: Dict of arrays by name, which `saved_optimizer` finds in the file.
+    """
+    optimizer, compiled = getattr(model, "optimizer", None), model.compiled
+    model.optimizer, model.compiled = _Arrays(arrays), False
+    try:
+        yield
+    finally:
+        model.optimizer, model.compiled = optimizer, compiled
 
 
 def weights_file(model):

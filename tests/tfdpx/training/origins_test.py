@@ -1,6 +1,8 @@
 """The ledger reports weights of an unknown origin, and only those."""
 
+import contextlib
 import copy
+import functools
 import pickle
 import warnings
 
@@ -11,7 +13,7 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx._keras import hook
+from tfdpx._keras import hook, origins
 from tfdpx.accounting import Ledger
 
 N, B = 60, 20
@@ -104,6 +106,26 @@ def ordinary_batch(model, folder):
         compiled(model, optimizer)
 
 
+def ordinary_loop(model, folder):
+    optimizer, (x, y) = keras.optimizers.SGD(0.1), small.data(8)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x, training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+
+def checkpoint_without_optimizer(model, folder):
+    path = tf.train.Checkpoint(model=bare()).save(str(folder / "c"))
+    tf.train.Checkpoint(model=model).restore(path)
+
+
+def file_that_does_not_fit(model, folder):
+    other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(4)])
+    other.save_weights(folder / "m.weights.h5")
+    with pytest.raises(ValueError, match="shape"):
+        model.load_weights(folder / "m.weights.h5")
+
+
 UNSEEN = [
     file_of_weights,
     file_with_another_optimizer,
@@ -114,6 +136,9 @@ UNSEEN = [
     tree_of_states,
     ordinary_fit,
     ordinary_batch,
+    ordinary_loop,
+    checkpoint_without_optimizer,
+    file_that_does_not_fit,
 ]
 
 
@@ -132,6 +157,152 @@ def test_weights_of_unseen_origin_leave_the_ledger_incomplete(way, tmp_path):
     way(model, tmp_path)
     if way is not ordinary_batch:
         assert not is_complete(compiled(model))
+
+
+@contextlib.contextmanager
+def before_import():
+    """Context manager in which Keras is as it is before `import tfdpx`."""
+    hook.uninstall()
+    try:
+        yield
+    finally:
+        hook.install()
+
+
+@pytest.mark.parametrize("way", [file_of_weights, file_of_arrays, ordinary_fit, None])
+def test_a_model_made_before_the_import_is_of_unseen_origin(way, tmp_path):
+    with before_import():
+        model = bare()
+        if way is not None:
+            way(model, tmp_path)
+    compiled(model)
+    with pytest.warns(UserWarning, match="Import tfdpx first, and make the model again"):
+        train(model)
+    with pytest.raises(ValueError, match="or from before `import tfdpx`"):
+        tfdpx.report(model, tmp_path / "report", data="rows")
+    tfdpx.checks.mark_public(model)
+    assert is_complete(model) and model.optimizer.ledger.steps == 1
+
+
+def test_a_file_that_was_loaded_before_the_import_is_of_unseen_origin(tmp_path):
+    bare().save(tmp_path / "m.keras")
+    with before_import():
+        model = keras.saving.load_model(tmp_path / "m.keras")
+    assert not is_complete(compiled(model))
+
+
+class MyInitializer(keras.initializers.Zeros):
+    """May return anything."""
+
+
+FOUND = np.ones([6, 3], "float32")  # In private data, perhaps.
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        keras.initializers.Constant(FOUND),
+        keras.initializers.get(FOUND),
+        keras.initializers.Constant(FOUND[0].tolist()),
+        lambda shape, dtype=None: FOUND,
+        functools.partial(np.full, fill_value=0.5),
+        MyInitializer(),
+    ],
+    ids=["Constant", "array", "list", "lambda", "partial", "subclass"],
+)
+def test_an_initializer_that_may_hold_data_is_of_unseen_origin(initializer):
+    layer = keras.layers.Dense(3, kernel_initializer=initializer)
+    assert not is_complete(compiled(keras.Sequential([keras.Input((6,)), layer])))
+
+
+def test_a_variable_made_of_an_array_is_of_unseen_origin():
+    class Shift(keras.layers.Layer):
+        def build(self, shape):
+            self.shift = keras.Variable(FOUND[0], trainable=False)
+
+        def call(self, x):
+            return x + self.shift
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), Shift()])
+    assert not is_complete(compiled(model))
+
+
+@pytest.mark.parametrize(
+    "initializer", [keras.initializers.Constant(FOUND[0, :1]), lambda shape, dtype=None: FOUND[0]]
+)
+def test_an_initializer_that_keras_joins_to_its_own_is_of_unseen_origin(initializer):
+    layer = keras.layers.LSTM(3, bias_initializer=initializer)
+    assert not is_complete(compiled(keras.Sequential([keras.Input((None, 6)), layer])))
+
+
+def test_initializers_of_keras_are_of_known_origin():
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((4, 6)),
+            layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+            layers.BatchNormalization(renorm=True),
+            layers.Conv1D(2, 3, kernel_initializer=keras.initializers.Orthogonal(0.5, seed=1)),
+            layers.Flatten(),
+            layers.Dropout(0.1),
+            layers.Dense(3, bias_initializer=keras.initializers.Constant(0.5)),
+        ]
+    )
+    assert is_complete(compiled(model))
+
+
+class Freezing(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        for layer in self.model.layers:
+            layer.trainable = False
+
+
+class Thawing(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.model.layers[0].trainable = True
+        self.model.layers[0].kernel.assign_add(tf.ones([6, 5]))
+        self.model.layers[0].trainable = False
+
+
+def test_an_ordinary_fit_leaves_no_state_known_that_it_changed():
+    def normalized():
+        layers = [keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+        return keras.Sequential([keras.Input((6,)), *layers])
+
+    def features_of(model):
+        """Returns a model of other weights after the first two layers of `model`, frozen."""
+        body = keras.Model(model.inputs, model.layers[1].output)
+        body.trainable = False
+        return compiled(keras.Sequential([body, keras.layers.Dense(3)]))
+
+    for callback in (Freezing(), None):
+        model = normalized()
+        compiled(model, "sgd").fit(*small.data(8), verbose=0, callbacks=callback)
+        tfdpx.checks.mark_public(model.layers[0])  # The moving statistics know the data, too.
+        assert not is_complete(features_of(model))
+    for callback, known in ((None, True), (Thawing(), False)):
+        model = normalized()
+        model.layers[0].trainable = model.layers[1].trainable = False
+        compiled(model, "sgd").fit(*small.data(8), verbose=0, callbacks=callback)
+        assert is_complete(features_of(model)) == known  # Frozen layers keep their values.
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v.numpy()))]
+)
+def test_no_copy_of_a_variable_has_its_mark(duplicate):
+    kernel = bare().weights[0]
+    assert origins.mark_of(kernel).is_known
+    other = duplicate(kernel)
+    other = other if isinstance(other, keras.Variable) else keras.Variable(other)
+    assert not origins.mark_of(other).is_known and origins.mark_of(kernel).is_known
+    assert pickle.loads(pickle.dumps(origins.mark_of(kernel))) is None
+
+
+def test_the_model_of_a_report_brings_its_ledger_to_keras(trained, tmp_path):
+    tfdpx.report(trained, tmp_path / "report", data="rows")
+    loaded = compiled(keras.saving.load_model(tmp_path / "report" / "model.keras"))
+    assert loaded.optimizer.ledger == trained.optimizer.ledger and is_complete(loaded)
 
 
 def test_an_old_file_that_is_loaded_by_name_is_of_unseen_origin(tmp_path):
