@@ -70,7 +70,8 @@ def holds_no_data(initializer):
             example, counts by the initializers of the layer that it refers to.
     """
     if type(initializer) in _INITIALIZERS:
-        return all(map(_is_plain, vars(initializer).values()))
+        attributes = vars(initializer).items()
+        return all(_is_plain(v) or name.endswith("_axes") and _is_axes(v) for name, v in attributes)
     if not isinstance(initializer, types.FunctionType):
         return False
     name = str(initializer.__globals__.get("__name__"))
@@ -83,6 +84,10 @@ def holds_no_data(initializer):
 
 def _is_plain(value):
     return isinstance(value, _NUMBERS) or type(value) is keras.random.SeedGenerator
+
+
+def _is_axes(value):
+    return isinstance(value, list | tuple) and all(isinstance(axis, int) for axis in value)
 
 
 def _has_plain_initializers(layer):

@@ -243,6 +243,7 @@ def test_initializers_of_keras_are_of_known_origin():
             layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
             layers.BatchNormalization(renorm=True),
             layers.Conv1D(2, 3, kernel_initializer=keras.initializers.Orthogonal(0.5, seed=1)),
+            layers.EinsumDense("abc,cd->abd", [None, 4]),  # Its initializer knows axes.
             layers.Flatten(),
             layers.Dropout(0.1),
             layers.Dense(3, bias_initializer=keras.initializers.Constant(0.5)),
