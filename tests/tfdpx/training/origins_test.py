@@ -107,7 +107,7 @@ def ordinary_batch(model, folder):
 
 
 def ordinary_loop(model, folder):
-    optimizer, (x, y) = keras.optimizers.SGD(0.1), small.data(8)
+    optimizer, (x, _) = keras.optimizers.SGD(0.1), small.data(8)
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(model(x, training=True))
     gradients = tape.gradient(loss, model.trainable_variables)
@@ -243,7 +243,7 @@ def test_initializers_of_keras_are_of_known_origin():
             layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
             layers.BatchNormalization(renorm=True),
             layers.Conv1D(2, 3, kernel_initializer=keras.initializers.Orthogonal(0.5, seed=1)),
-            layers.EinsumDense("abc,cd->abd", [None, 4]),  # Its initializer knows axes.
+            layers.EinsumDense("abc,cd->abd", [2, 4]),  # Its initializer knows axes.
             layers.Flatten(),
             layers.Dropout(0.1),
             layers.Dense(3, bias_initializer=keras.initializers.Constant(0.5)),
