@@ -349,9 +349,9 @@ class PrivacyPlan:
         if steps == 0:
             return self.spent
         run = self.noise_multiplier, self.sampling_probability, steps
-        return self.spent + Ledger(
-            (Entry(*run, poisson_sampled=not self.is_approximate, unit=self.unit),)
-        )
+        shuffled = self.is_approximate
+        entry = Entry(*run, poisson_sampled=not shuffled, unit=self.unit, shuffled=shuffled)
+        return self.spent + Ledger((entry,))
 
     def attack_bounds(self) -> AttackBounds:
         """Returns bounds on finding out whether an example, or person, was in the data.
