@@ -31,7 +31,6 @@ import math
 import pathlib
 import re
 import sys
-import textwrap
 
 from absl import app, flags
 
@@ -44,7 +43,7 @@ from tfdpx.accounting.statement import rounded_up, why_unknown
 from tfdpx.accounting.statement import steps as describe_steps
 from tfdpx.train import account_question as question
 from tfdpx.train.errors import checking_flags, in_one_line
-from tfdpx.train.output import print_table, to_json
+from tfdpx.train.output import print_paragraphs, print_table, to_json
 from tfdpx.train.spent import (
     MODEL,
     UNFINISHED,
@@ -162,9 +161,7 @@ def _of_runs(values):
     lines += [f"- {path}: {_about(record)}." for path, record in runs]
     lines += ["", *_claims(runs, together, answer["neighbours"])]
     lines += [f"Not releasable: {problem}." for problem in problems]
-    for line in lines:
-        print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
-    print()
+    print_paragraphs([*lines, ""])
     print_table(answer, title="what was spent")
     return answer | question.print_attack_bounds(together.attack_bounds(), answer["neighbours"])
 

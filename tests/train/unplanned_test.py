@@ -4,7 +4,6 @@ import math
 import re
 
 import keras
-import numpy as np
 import pytest
 import small
 import tensorflow as tf

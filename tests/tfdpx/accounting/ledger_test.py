@@ -135,3 +135,34 @@ def test_a_page_or_a_text_is_no_damaged_ledger(tmp_path):
         (tmp_path / "page").write_text(content)
         with pytest.raises(ValueError, match=r"it is no JSON.*Pass a file of `Ledger.save`, or"):
             Ledger.load(tmp_path / "page")
+
+
+def test_a_ledger_with_an_entry_twice_is_refused(ledger):
+    """JSON readers take the last of both, so people and programs would read different ledgers."""
+    text = ledger.to_json()
+    for name in ("steps", "noise_multiplier", "entries", "format", "is_complete"):
+        at = text.index(f'"{name}"')
+        value = "[]" if name == "entries" else "1"
+        with pytest.raises(ValueError, match="entry twice"):
+            Ledger.from_json(f'{text[:at]}"{name}": {value}, {text[at:]}')
+
+
+def test_an_entry_of_a_later_version_is_refused_by_name(ledger):
+    content = json.loads(ledger.to_json())
+    release = {"kind": "mechanism", "epsilon": 0.5, "delta": 1e-6, "unit": "example", "name": "x"}
+    for entry in (release, content["entries"][0] | {"kind": "mechanism"},
+                  content["entries"][0] | {"order": 2}):  # fmt: skip
+        text = json.dumps(content | {"entries": [entry, *content["entries"]]})
+        with pytest.raises(ValueError, match="does not know its entry .*Read it with the version"):
+            Ledger.from_json(text)
+
+
+def test_shuffled_entries_are_their_own_and_survive_files(ledger):
+    drawn, shuffled = (Entry(1.5, 0.05, 9, False, run=4, shuffled=s) for s in (False, True))
+    assert (Ledger((drawn,)) + Ledger((shuffled,))).steps == 18
+    whole = Ledger((drawn, shuffled, *ledger.entries))
+    assert Ledger.from_json(whole.to_json()) == whole
+    old = json.loads(whole.to_json()) | {"format": "tfdpx.Ledger/7"}
+    for entry in old["entries"]:
+        del entry["shuffled"]
+    assert not any(entry.shuffled for entry in Ledger.from_json(json.dumps(old)).entries)
