@@ -1,6 +1,6 @@
 """Prints the output of the programs: a table for people, and a line of JSON for programs.
 
-Names in a record that somebody else wrote may hold control characters of terminals. They are shown
+Names in a record of other people may hold control characters of terminals. They are shown
 as escapes.
 """
 

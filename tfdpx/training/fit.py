@@ -9,8 +9,8 @@
 7. `adding_callbacks` adds the callbacks that end, show and measure the training.
 
 Epsilon is exact for arrays and for an unchanged data set of `plan.batches`, because each draw is
-used once. If a plan needs Poisson sampling, other data are refused unless the user accepts an
-approximation, and the result is labelled approximate everywhere.
+used once. Other data are refused under a plan unless the user does without a limit to epsilon, and
+the result is labelled so everywhere.
 """
 
 from __future__ import annotations
