@@ -113,6 +113,7 @@ def test_nothing_promises_a_limit(case, run, tmp_path):
         model.optimizer.ledger.attack_bounds()
     with pytest.raises(ValueError, match="No bound on attacks is known.*no plan drew"):
         make_plan(spent=record.ledger).attack_bounds()
+    assert make_plan(spent=record.ledger).summary().startswith("no limit known, as if (")
 
 
 def test_batches_that_a_plan_shuffled_are_bounded_without_amplification(run, tmp_path):
@@ -167,16 +168,28 @@ def test_a_rate_belongs_to_the_optimizer_that_took_the_updates(tmp_path):
     assert epsilon_spent(model.optimizer, longer) == longer.epsilon_at(0)
 
 
-def test_the_optimizer_of_a_plan_has_no_updates_of_unknown_rate():
-    model = make(make_plan())
-    model.train_on_batch(X[:B], Y[:B])
+def test_a_plan_tells_the_rate_of_the_updates_that_it_ends():
     data = tf.data.Dataset.from_generator(
         lambda: iter([(X[:B], Y[:B])]),
         output_signature=(tf.TensorSpec((None, 6)), tf.TensorSpec((None,), "int64")),
     )
-    model.fit(data, callbacks=[anything_goes(model)], verbose=0)
-    rates = {entry.sampling_probability for entry in model.optimizer.ledger.entries}
-    assert rates == {B / N} and model.optimizer.ledger.steps == 2
+    planned, without = (
+        make(make_plan()),
+        small.model(
+            tfdpx.DPSGD(0.1, batch_size=B, noise_multiplier=NOISE),
+            compile_arguments={"run_eagerly": True},
+        ),
+    )
+    planned.train_on_batch(X[:B], Y[:B])
+    for model in (planned, without):
+        budget = tfdpx.PrivacyBudget(make_plan(), allow_approximate=True)
+        model.fit(data, callbacks=[budget], verbose=0)
+        rates = {entry.sampling_probability for entry in model.optimizer.ledger.entries}
+        assert rates == {B / N}  # Also when another process goes on with these weights.
+    without.train_on_batch(X[:B], Y[:B])
+    assert without.optimizer.ledger.entries[-1].sampling_probability is None
+    spent = epsilon_spent(without.optimizer, make_plan())
+    assert spent == make_plan().epsilon_at(2)  # By the optimizer itself.
 
 
 def test_an_old_record_of_a_shuffled_run_is_read_as_one_and_no_more():

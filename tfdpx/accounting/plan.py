@@ -394,6 +394,7 @@ class PrivacyPlan:
     def summary(self) -> str:
         """Returns the plan in a line of prose."""
         about = "about " if self.is_approximate else ""
+        about = "no limit known, as if " if statement.why_unknown(self.spent) else about
         return (
             f"{about}({self.epsilon:.4g}, {self.delta:.3g})-DP for {self.steps} steps of "
             f"{self.batch_size} out of {self.num_examples} {self.unit}s ({self.sampling} sampling, "

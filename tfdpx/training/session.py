@@ -246,6 +246,10 @@ class Session:
             plan: A `PrivacyPlan`.
         """
         self._plans.append(plan)
+        if self._probability is None:  # The user says by the plan how often an example is drawn.
+            self._probability = plan.sampling_probability
+            seeded = self._seed is not None or self._is_seeded
+            self._optimizer.account.open(self._probability, poisson_sampled=False, seeded=seeded)
         self.find_end()
 
     def find_end(self):
