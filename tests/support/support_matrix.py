@@ -12,8 +12,8 @@ import replica_cases
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.accounting.statement import why_unknown
 from tfdpx.accounting import IndividualAccountant
+from tfdpx.accounting.statement import why_unknown
 
 ROWS, STEPS = 40, 2
 

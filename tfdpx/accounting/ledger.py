@@ -162,13 +162,14 @@ class Ledger:
         Args:
             sampling_probability: Float in (0, 1].
         """
-        entries = (
-            dataclasses.replace(entry, sampling_probability=sampling_probability)
-            if entry.sampling_probability is None
-            else entry
-            for entry in self.entries
-        )
-        return dataclasses.replace(self, entries=tuple(entries))
+        entries: dict[tuple, Entry] = {}
+        for entry in self.entries:
+            if entry.sampling_probability is None:
+                entry = dataclasses.replace(entry, sampling_probability=sampling_probability)
+            # Other updates of the run may have this probability already. They add up.
+            steps = entry.steps + (entries[entry.key].steps if entry.key in entries else 0)
+            entries[entry.key] = dataclasses.replace(entry, steps=steps)
+        return dataclasses.replace(self, entries=tuple(entries.values()))
 
     def __add__(self, other: Ledger) -> Ledger:
         """Returns the ledger of both, on the same data, because their losses compose.

@@ -73,18 +73,20 @@ def ledger_at_rates(optimizer, plan):
         optimizer: A tfdpx optimizer.
         plan: A `PrivacyPlan`.
     """
-
-    def unknown(entry):
-        return dataclasses.replace(entry, sampling_probability=None)
-
-    def known(entry):
-        rate = plan.sampling_probability if optimizer.account.has_made(entry.run) else 1.0
-        return dataclasses.replace(entry, sampling_probability=declared.get(entry.key, rate))
-
-    declared = {unknown(entry).key: entry.sampling_probability for entry in plan.spent.entries}
-    ledger, joined = optimizer.ledger, EMPTY
+    unknown = {"sampling_probability": None}
+    declared = {dataclasses.replace(e, **unknown).key: e for e in plan.spent.entries}
+    ledger, others, of_spent = optimizer.ledger, [], []
     for entry in ledger.entries:
-        joined += Ledger((known(entry) if entry.sampling_probability is None else entry,))
+        if entry.sampling_probability is not None:
+            others.append(entry)
+        elif entry.key in declared:
+            of_spent.append(dataclasses.replace(declared[entry.key], steps=entry.steps))
+        else:
+            is_own = optimizer.account.has_made(entry.run)
+            rate = plan.sampling_probability if is_own else 1.0
+            others.append(dataclasses.replace(entry, sampling_probability=rate))
+    # `assuming` adds up equal entries. Those of `spent`, which the weights may have, are the same.
+    joined = Ledger(tuple(others)).assuming(1.0) + Ledger(tuple(of_spent))
     return dataclasses.replace(ledger, entries=joined.entries)
 
 

@@ -28,6 +28,10 @@ def test_unknown_sampling_has_no_epsilon_until_it_is_said():
     with pytest.raises(ValueError, match="7 steps whose sampling probability is unknown"):
         ledger.epsilon(1e-5)
     assert ledger.assuming(0.05).epsilon(1e-5) == epsilon(1.5, 0.05, 7, 1e-5)
+    # Others of the same run have that probability already, and none is lost when ledgers join.
+    parts = (Entry(1.5, p, n, poisson_sampled=False, run=3) for p, n in ((0.05, 4), (None, 7)))
+    said = Ledger(tuple(parts)).assuming(0.05)
+    assert (said + said).steps == said.steps == 11
 
 
 def test_ledgers_of_the_first_format_are_read():
