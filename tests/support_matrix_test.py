@@ -47,7 +47,7 @@ ALTERNATIVES = [
 
 
 def trains(cell):
-    return not cell.startswith("no ")
+    return not cell.startswith("no (")
 
 
 def check(cell, outcome, *context):
@@ -70,7 +70,7 @@ def together(one, other):
         return None
     if "arrays, Poisson sampling" in (one, other) or not WITH_COLUMN & {one, other}:
         cells = [WAYS[one, "`fit`"], WAYS[other, "`fit`"]]
-        return "approx." if "approx." in cells else "yes"
+        return next(outcome for outcome in ("no limit", "approx.", "yes") if outcome in cells)
     cells = [PAIRS[pair] for pair in ((one, other), (other, one)) if pair in PAIRS]
     return cells[0] if cells and all(map(trains, cells)) else None
 

@@ -128,7 +128,7 @@ def opened(content, form):
         ValueError: If the content differs, with the reason.
     """
     try:
-        record = json.loads(content, object_pairs_hook=_without_twins)
+        record = json.loads(content, object_pairs_hook=without_twins)
     except RecursionError:
         raise ValueError("it is no JSON that was saved here") from None
     file_format = record.get("format") if isinstance(record, dict) else type(record).__name__
@@ -139,8 +139,8 @@ def opened(content, form):
     return record
 
 
-def _without_twins(pairs):
-    """Returns a dict of JSON; refuses a repeated entry, because the digest ignores the first."""
+def without_twins(pairs):
+    """Returns a dict of JSON; refuses a repeated entry, because readers would differ on it."""
     if len(record := dict(pairs)) < len(pairs):
         raise ValueError("it has an entry twice")
     return record

@@ -113,13 +113,14 @@ class Account(_PrivacySpend):
         """Returns whether this optimizer has made the updates of the run with this number."""
         return run in self._runs
 
-    def open(self, sampling_probability, poisson_sampled, seeded):
+    def open(self, sampling_probability, poisson_sampled, seeded, shuffled=False):
         """Counts the next updates in an entry of such batches.
 
         Args:
             sampling_probability: Float in (0, 1], or None if unknown.
             poisson_sampled: Bool, whether the batches are drawn as the accountant assumes.
             seeded: Bool, whether the user chose a seed of draws or noise.
+            shuffled: Bool, whether a plan's own sampler cuts the batches from permutations.
 
         Returns:
             Dict of the arguments of the last call; None at first.
@@ -133,6 +134,7 @@ class Account(_PrivacySpend):
                 poisson_sampled=bool(poisson_sampled),
                 run=self.run,
                 seeded=bool(seeded),
+                shuffled=bool(shuffled),
                 unit=self._unit,
             ),
         )
@@ -247,7 +249,7 @@ class Account(_PrivacySpend):
             )
 
 
-_OPENED = ("sampling_probability", "poisson_sampled", "seeded")
+_OPENED = ("sampling_probability", "poisson_sampled", "seeded", "shuffled")
 
 
 class SavedLedger(tf.train.experimental.PythonState):

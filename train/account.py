@@ -26,11 +26,11 @@ import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
 
 # isort: split
 
+import dataclasses
 import math
 import pathlib
 import re
 import sys
-import textwrap
 
 from absl import app, flags
 
@@ -39,11 +39,11 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import SELECTION, Ledger
 from tfdpx.accounting.plan import plan_warnings
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.statement import rounded_up
+from tfdpx.accounting.statement import rounded_up, why_unknown
 from tfdpx.accounting.statement import steps as describe_steps
 from tfdpx.train import account_question as question
 from tfdpx.train.errors import checking_flags, in_one_line
-from tfdpx.train.output import print_table, to_json
+from tfdpx.train.output import print_paragraphs, print_table, to_json
 from tfdpx.train.spent import (
     MODEL,
     UNFINISHED,
@@ -132,7 +132,8 @@ def _of_runs(values):
     _refuse_others(values, "workdir", ("delta",))
     runs = [run for path in values.workdir for run in _read(path, "workdir").items()]
     read = [record for _, record in runs]
-    together = _together(read, values.delta, values.same_data)
+    spent = _together(read, values.delta, values.same_data)
+    together = dataclasses.replace(spent, ledger=spent.ledger_as_drawn())
     ledger, data = together.ledger, [record.data for record in read if record.data]
     try:
         by_rdp = ledger.composed_epsilon(together.delta, "rdp")
@@ -140,7 +141,6 @@ def _of_runs(values):
         by_rdp = None
     counts = sorted({one.num_examples for one in data} - {None})
     # With Poisson samples or full batches, emptying an example costs the same as removing it.
-    is_shuffled = any(record.is_shuffled for record in read)
     problems = list(dict.fromkeys(why for record in (*read, together) for why in record.problems))
     answer = {
         "solved": "epsilon",
@@ -152,7 +152,7 @@ def _of_runs(values):
         "epsilon": together.epsilon,
         "epsilon_pld": together.epsilon,
         "epsilon_rdp": by_rdp,
-        "neighbours": "zero_out" if is_shuffled else together.neighbours,
+        "neighbours": together.neighbours if ledger == spent.ledger else "zero_out",
         "epsilon_is_approximate": ledger.is_approximate,
         "epsilon_is_lower_bound": not ledger.is_complete,
         "releasable": together.epsilon < math.inf and not problems,
@@ -161,9 +161,7 @@ def _of_runs(values):
     lines += [f"- {path}: {_about(record)}." for path, record in runs]
     lines += ["", *_claims(runs, together, answer["neighbours"])]
     lines += [f"Not releasable: {problem}." for problem in problems]
-    for line in lines:
-        print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
-    print()
+    print_paragraphs([*lines, ""])
     print_table(answer, title="what was spent")
     return answer | question.print_attack_bounds(together.attack_bounds(), answer["neighbours"])
 
@@ -172,9 +170,8 @@ def _together(read, delta, same_data):
     """Returns one `Record` of the privacy loss of several runs on the same data.
 
     Gaussian updates compose, and the best of a random number of runs adds its own epsilon and
-    delta. Steps that are in several records count once. Shuffled batches are accounted for as
-    shuffled, and earlier trainings behind the weights count if they may have used the same
-    examples.
+    delta. Steps that are in several records count once. Earlier trainings behind the weights count
+    if they may have used the same examples.
     """
     data = [record.data for record in read if record.data]
     other = next((one for one in data if not _is_same(one, data[0])), None)
@@ -184,7 +181,7 @@ def _together(read, delta, same_data):
             "identifiers. Give a statement for each; or, if the same people are in both, "
             "--same_data, which adds up what all have spent."
         )
-    ledgers = [record.ledger_as_drawn() for record in read]
+    ledgers = [record.ledger for record in read]
     for record in read:
         behind = [training for training in record.seen if not record.counts(training)]
         ledgers += [b.ledger for b in behind if any(_overlap(b.data, one) for one in data)]
@@ -226,26 +223,23 @@ def _claims(runs, together, neighbours):
     ledger, spent, delta = together.ledger, together.epsilon, together.total_delta
     if spent == math.inf:
         return ["There is no differential privacy: epsilon is infinite."]
-    if not ledger.is_complete:
-        unknown = [str(path) for path, record in runs if not record.ledger.is_complete]
+    if why := why_unknown(ledger):
+        unknown = [str(path) for path, record in runs if why_unknown(record.ledger)]
         return [
-            f"No differential privacy can be stated: {', '.join(unknown) or 'an earlier training'} "
-            "has weights that came at some time from where no ledger could be seen. The steps that "
-            f"are known spend epsilon = {rounded_up(spent)} at delta = {delta or 0:.6g}."
+            f"No differential privacy can be stated. Of {', '.join(unknown) or 'earlier trainings'}"
+            f": {why}. The updates that are known spend epsilon = {rounded_up(spent)} at delta = "
+            f"{delta or 0:.6g}, as if all batches were Poisson samples; that is no limit."
         ]
     if not ledger.steps:
         return ["No record has an update on these data."]
-    about = "about " if ledger.is_approximate else ""
     claims = [
-        f"All together are {about}({rounded_up(spent)}, {delta:.6g})-differentially private under "
+        f"All together are ({rounded_up(spent)}, {delta:.6g})-differentially private under "
         f"{_NEIGHBOURS[neighbours]}: by privacy loss distributions of dp_accounting. The number of "
         "examples is public. What several of these files tell of counts once. Their digests find "
         "accidents and are no signature."
     ]
     if neighbours == "zero_out":
         claims.append(f"For shuffled batches this is {groups.Sampling('shuffle').about}.")
-    if ledger.is_approximate:
-        claims.append("Batches of unknown sampling count as Poisson samples: no theorem covers it.")
     if ledger.selections:
         claims.append("The best of several runs adds its own epsilon and delta (RDP).")
     if any(record.data is None for _, record in runs):

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich import console, table
-from rich.text import Text
 
 from tfdpx._arguments import exactly_one_missing
 from tfdpx.accounting import accountants, attack, calibration
@@ -20,7 +19,7 @@ from tfdpx.accounting.groups import Sampling, group_epsilon
 from tfdpx.accounting.ledger import EXAMPLE, USER, Entry, Ledger
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.train import pictures
-from tfdpx.train.output import print_table, readable
+from tfdpx.train.output import cell, print_table
 
 # Skips the other parts of tensorflow_privacy, because they fail to import on TensorFlow >= 2.16.
 sys.skip_tf_privacy_import = True
@@ -386,14 +385,14 @@ def print_comparison(compared: dict[str, Any]) -> None:
         compared: Dict that `compare` returned.
     """
     runs, columns = compared["runs"], table.Table(title="settings that differ, and results")
-    for name in ("", *(run["name"] for run in runs)):  # As text: a name may look like markup.
-        columns.add_column(Text(name), overflow="fold")
+    for name in ("", *(run["name"] for run in runs)):
+        columns.add_column(cell(name), overflow="fold")
     rows = {name: [run["settings"][name] for run in runs] for name in compared["differing"]}
     for name in _COMPARED:
         label = {"epsilon": "epsilon spent", "steps": "updates made"}.get(name, name)
         rows[label] = [run[name] for run in runs]
     for name, row in rows.items():
-        columns.add_row(name.replace("_", " "), *(Text(readable(value)) for value in row))
+        columns.add_row(*map(cell, (name.replace("_", " "), *row)))
     console.Console().print(columns)
     if not compared["differing"]:
         print("No recorded setting differs: seeds and noise are in no record.")

@@ -18,11 +18,13 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.accounting.record import DatasetId, Record
+from tfdpx.accounting.statement import why_unknown
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train import measure
 from tfdpx.train import report as files_of_run
 from tfdpx.train.measure import Measured
+from tfdpx.training.budget import ledger_at_rates
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
 _UNITS = {2: "row", 4: "image"}  # By the rank of the only input of a model.
@@ -86,13 +88,14 @@ def report(
         measured, results = _measure(model, test)
     settings = _settings(optimizer, plan)
     is_full_batch = all(entry.sampling_probability == 1 for entry in ledger.entries)
+    sampling = plan.sampling if plan else "full_batch" if is_full_batch else "poisson"
     record = Record(
         program="tfdpx.report",
         data=DatasetId(data, ledger.num_examples),
         ledger=ledger,
         delta=ledger.delta if ledger.has_noise else None,
         accountant=plan.accountant if plan else "pld",
-        sampling=plan.sampling if plan else "full_batch" if is_full_batch else "poisson",
+        sampling="unknown" if why_unknown(ledger) else sampling,
         independence="; ".join(map(str, optimizer.independence)) or None if optimizer else None,
         unit=unit,
         settings=settings,
@@ -119,7 +122,7 @@ def _ledger(model: keras.Model, optimizer: Any, plan: PrivacyPlan | None) -> Led
     """Returns the ledger of the weights of a model, with a delta."""
     ledger = optimizer.ledger if optimizer else account.ledger_of(model.weights)
     if plan:
-        ledger = ledger.assuming(plan.sampling_probability)
+        ledger = ledger_at_rates(optimizer, plan)
     if not ledger.entries:
         raise ValueError(
             "No private training of this model is known, so there is nothing to report. Compile it "

@@ -1,13 +1,20 @@
-"""Prints the output of the programs: a table for people, and a line of JSON for programs."""
+"""Prints the output of the programs: a table for people, and a line of JSON for programs.
+
+Names in a record of other people may hold control characters of terminals. They are shown
+as escapes.
+"""
 
 import json
+import textwrap
 
 from rich import console, table
 from rich.text import Text
 
 from tfdpx.accounting.record import plain
+from tfdpx.train.errors import printable
 
 _MOST_ENTRIES = 20
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_json(record):
@@ -31,13 +38,39 @@ def print_table(record, title, file=None):
         title: Heading.
         file: Where to print; None is the standard output.
     """
-    # As `Text`, because the name of a file or folder may look like markup.
-    rows = table.Table(title=Text(title), show_header=False)
+    rows = table.Table(title=cell(title), show_header=False)
     rows.add_column(style="bold")
     rows.add_column(overflow="fold")
     for key, value in record.items():
-        rows.add_row(key.replace("_", " "), Text(readable(plain(value))))
+        rows.add_row(cell(key.replace("_", " ")), cell(plain(value)))
     console.Console(file=file).print(rows)
+
+
+def print_paragraphs(paragraphs):
+    """Prints strings as paragraphs of lines of at most 88 characters."""
+    for text in paragraphs:
+        text = printable(" ".join(text.split()))
+        print(textwrap.fill(text, 88, subsequent_indent="  ", break_long_words=False))
+
+
+def cell(value):
+    """Returns a JSON value as the `Text` of a cell, because a name may look like markup."""
+    return Text(printable(readable(value)))
+
+
+def of_spreadsheet(text):
+    """Returns a string for a CSV file, with an apostrophe first if spreadsheets would run it.
+
+    Numbers stay as they are, because a spreadsheet only shows them.
+
+    Args:
+        text: String.
+    """
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(_FORMULA) else text
+    return text
 
 
 def readable(value):

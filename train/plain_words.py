@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.statement import rounded_up
+from tfdpx.accounting.statement import rounded_up, why_unknown
 
 # Texts call the protection weak from this share of right guesses.
 _WEAK = 0.75
@@ -38,7 +38,7 @@ def protected(record: Record) -> tuple[str, str]:
     name, unit = data_name(record), record.unit
     if record.epsilon == math.inf:
         return f"Not a single {unit} of {name} is protected.", record.statement()
-    if not record.ledger.is_complete:
+    if why_unknown(record.ledger):
         return f"It is unknown how well anyone in {name} is protected.", record.statement()
     if not record.ledger.steps:
         return f"No training on {name} is recorded.", record.statement()
@@ -134,7 +134,7 @@ def limits(record: Record) -> list[str]:
         texts = [f"Nothing is left to void: no {unit} is protected."]
     for training in record.seen:
         is_private = training.epsilon < math.inf
-        spent = f"epsilon {rounded_up(training.epsilon)}" if is_private else "without privacy"
+        spent = f"epsilon {training.epsilon_in_words}" if is_private else "without privacy"
         counted = ", which is counted here" * record.counts(training)
         texts.append(f"The training began with weights of {training.data.name}: {spent}{counted}.")
     if public := results.get("num_public"):

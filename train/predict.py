@@ -7,7 +7,9 @@ RUN is the working folder of `tfdpx.train.classify` (or `pretrain`), or a .keras
 PATH is an image, or a folder to search at any depth. Prints a table and writes a CSV file with the
 columns file, class and probability; with --all_classes also the probability of each class. The
 second command is for models of tables, and writes a line for each row of a CSV or Parquet file.
-Predictions for private images and rows are private.
+A name that begins with =, +, -, @, a tab or a carriage return, and is no number, gets an apostrophe
+in front, so that spreadsheets do not run it as a formula. Predictions for private images and rows
+are private.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -21,15 +23,15 @@ import pathlib
 
 import numpy as np
 from absl import app, flags
-from rich import console, table, text
+from rich import console, table
 
 from tfdpx import _files
 from tfdpx.train import measure, model_files, tables
 from tfdpx.train.data import inputs
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
-from tfdpx.train.errors import UserError, in_one_line, printable
-from tfdpx.train.output import to_json
+from tfdpx.train.errors import UserError, in_one_line
+from tfdpx.train.output import cell, of_spreadsheet, to_json
 
 _BATCH_SIZE = 256
 _MOST_ROWS = 50  # Rows of the table that is printed.
@@ -111,8 +113,7 @@ def print_table(files, names, shares, csv_path):
     for title in ("file", "class", "probability"):
         rows.add_column(title, overflow="fold")
     for file, name, share in list(zip(files, names, shares, strict=True))[:_MOST_ROWS]:
-        # As `Text`, because the name of a file or class may look like markup.
-        rows.add_row(text.Text(printable(file)), text.Text(name), f"{share:.3f}")
+        rows.add_row(cell(str(file)), cell(name), f"{share:.3f}")
     console.Console().print(rows)
     more = f"{len(files) - _MOST_ROWS:,} more are" if len(files) > _MOST_ROWS else "The same is"
     print(f"{more} in {csv_path}.")
@@ -134,10 +135,11 @@ def write(path, files, names, predicted, shares, class_names=()):
     """
     content = io.StringIO(newline="")
     writer = csv.writer(content)
-    writer.writerow(["file", "class", "probability", *class_names])
+    writer.writerow(["file", "class", "probability", *map(of_spreadsheet, class_names)])
     for file, name, share, row in zip(files, names, predicted, shares, strict=True):
         columns = [share, *(row if class_names else ())]
-        writer.writerow([file, name, *(f"{share:.6f}" for share in columns)])
+        texts = map(of_spreadsheet, (str(file), name))
+        writer.writerow([*texts, *(f"{share:.6f}" for share in columns)])
     try:
         # Names of files are written unchanged, even if they are not UTF-8.
         _files.write(path, content.getvalue().encode(errors="surrogateescape"), mode=0o644)

@@ -16,6 +16,7 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train import model_card, pictures
+from tfdpx.train.errors import printable
 from tfdpx.train.output import print_table, to_json
 from tfdpx.train.page import ATTACK, CALIBRATION, CONFUSION, CURVE, FILE, WRONG, page, pictures_of
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -143,7 +144,7 @@ def write_record(record, workdir):
 
 def print_record(record):
     """Prints the statement and the results of a record."""
-    print(record.statement())
+    print("\n".join(map(printable, record.statement().split("\n"))))
     print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
 
 

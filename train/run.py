@@ -20,7 +20,7 @@ from tfdpx.train.resume import RunFolder, facts
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
 from tfdpx.train.settings import HEADS, TABLES
 from tfdpx.train.start_from import Start, without_paths, without_secrets
-from tfdpx.training.budget import steps_taken
+from tfdpx.training.budget import ledger_at_rates, steps_taken
 
 
 def run(settings, preset, workdir, strategy, log_private_metrics=False):
@@ -140,7 +140,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     raw_measured = measure.measure(devices.on_one_device(model, raw.values), examples, *how)
 
     # Record: the privacy loss, the data, and the results.
-    ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
+    ledger = before + ledger_at_rates(optimizer, plan)
     epsilons, released, of_statistics = None, {}, Ledger()
     if settings.individual:
         epsilons, released, of_statistics = individual.release(
@@ -262,7 +262,7 @@ def _counting(plan, ledger):
     return tfdpx.PrivacyPlan(
         *(plan.num_examples, plan.batch_size, plan.steps),
         **{name: getattr(plan, name) for name in names},
-        spent=ledger.assuming(plan.sampling_probability),
+        spent=ledger.assuming(1.0),
     )
 
 

@@ -19,6 +19,7 @@ from tfdpx._keras import layer_internals, lora
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import UpstreamTraining
+from tfdpx.accounting.statement import why_unknown
 from tfdpx.layers import UnitNormWithConstant
 from tfdpx.layers.private_model import last_layer, trainable
 from tfdpx.models import LinearOnFeatures, backbone, transfer
@@ -222,7 +223,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
     for training in trainings:
         if not (training.ledger.steps and identity.overlap(training.data, dataset)):
             continue
-        is_known = training.epsilon < math.inf and training.ledger.is_complete
+        is_known = training.epsilon < math.inf and not why_unknown(training.ledger)
         if not is_known and not allow_unaccounted:
             raise UserError(
                 f"The weights to start from were trained on {training.data.name} already, without "

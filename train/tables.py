@@ -30,6 +30,7 @@ from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.measure import Measured, check_threshold, predicted_classes, probabilities
+from tfdpx.train.output import of_spreadsheet
 
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
@@ -268,6 +269,7 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=N
     outputs = predict(model_files.read(model_path, "model"), columns)
     target, names = recorded["target"], recorded["class_names"]
     if names:
+        names = [of_spreadsheet(name) for name in names]
         lines = [[target, "probability", *names]]
         classes = predicted_classes(outputs, threshold or recorded["threshold"])
         for index, row in zip(classes, probabilities(outputs), strict=True):
@@ -275,6 +277,7 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=N
         lines = lines if all_classes else [line[:2] for line in lines]
     else:
         lines = [[target], *([f"{value:.6g}"] for value in outputs[:, 0])]
+    lines[0][0] = of_spreadsheet(target)
     text = io.StringIO(newline="")
     csv.writer(text).writerows(lines)
     try:

@@ -22,7 +22,6 @@ import math
 import pathlib
 import re
 import sys
-import textwrap
 import zipfile
 
 from absl import app
@@ -33,7 +32,7 @@ from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.train import model_card, page, plain_words
 from tfdpx.train.errors import UserError, in_one_line, printable
-from tfdpx.train.output import to_json
+from tfdpx.train.output import print_paragraphs, to_json
 from tfdpx.train.report import STATEMENT
 from tfdpx.train.spent import MODEL, files_below, record_in
 
@@ -119,11 +118,9 @@ def main(argv):
             verdict = check(pathlib.Path(argv[1]).expanduser())
         except OSError as error:
             raise UserError(f"Cannot read {argv[1]}: {error}.") from error
-    # Names in a file may have line breaks and control characters of terminals.
-    texts = (printable(" ".join(text.split())) for text in verdict.sentences())
-    print(next(texts))
-    for text in texts:
-        print(textwrap.fill(text, 88, subsequent_indent="  ", break_long_words=False))
+    first, *others = verdict.sentences()
+    print(printable(" ".join(first.split())))
+    print_paragraphs(others)
     print(to_json(verdict.to_dict()), flush=True)
     if verdict.problems:
         sys.exit(1)

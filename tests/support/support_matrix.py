@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx.accounting import IndividualAccountant
+from tfdpx.accounting.statement import why_unknown
 
 ROWS, STEPS = 40, 2
 
@@ -54,7 +55,7 @@ FEATURES = {
 
 
 def outcome(way, *names):
-    """Returns the result of a training: "yes", "approx." or the text of the error.
+    """Returns the result of a training: "yes", "approx.", "no limit" or the text of the error.
 
     Args:
         way: String, the head of a column.
@@ -67,7 +68,8 @@ def outcome(way, *names):
         return str(error)
     assert optimizer.ledger.steps == (1 if way == "`train_on_batch`" else STEPS)
     assert 0 < optimizer.ledger.epsilon(1e-3) < np.inf
-    return "approx." if optimizer.epsilon_is_approximate else "yes"
+    approximate = "no limit" if why_unknown(optimizer.ledger) else "approx."
+    return approximate if optimizer.epsilon_is_approximate else "yes"
 
 
 def _train(way, features, folder):

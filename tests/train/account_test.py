@@ -168,7 +168,8 @@ def test_tensorflow_privacy_agrees_and_stands_beside(run, arguments, accountant,
 
 def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, **changes):
     """Writes the record of a run to a folder."""
-    entry = Entry(noise, 0.1, steps, poisson_sampled="sampling" not in changes, run=run)
+    shuffled = "sampling" in changes
+    entry = Entry(noise, 0.1, steps, poisson_sampled=not shuffled, run=run, shuffled=shuffled)
     defaults = dict(program="classify", data=data, ledger=Ledger((entry,)), delta=1e-5)
     folder.mkdir(parents=True, exist_ok=True)
     Record(**{**defaults, **changes}).save(folder / "record.json")
@@ -233,7 +234,7 @@ def test_different_data_or_deltas_do_not_compose_without_a_word(ask, refusal, tm
 
 
 DAMAGED = [
-    ("ledger.json", '{"format": "tfdpx.Ledger/7"', "ledger.json.*not a whole ledger"),
+    ("ledger.json", '{"format": "tfdpx.Ledger/8"', "ledger.json.*not a whole ledger"),
     ("record.json", "{}", "no whole record"),
     ("m.keras", "weights", "Cannot read"),
     *(

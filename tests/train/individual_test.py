@@ -26,7 +26,8 @@ def test_files_pictures_and_released_statistics_are_of_the_training_alone(
     assert epsilons.shape == arrays["labels"].shape == (1437,)
     assert arrays["norms"].shape == arrays["losses"].shape == (2, 1437)
     of_training = json.loads((tmp_path / "curve.jsonl").read_text().splitlines()[-1])["epsilon"]
-    assert 0 < epsilons.min() < epsilons.max() <= of_training < report["epsilon"]
+    # An image of the full clip has the epsilon of the training, by another sum.
+    assert 0 < epsilons.min() < epsilons.max() <= of_training * (1 + 1e-6) < report["epsilon"]
     assert report["individual_mean"] == pytest.approx(epsilons.mean(), abs=0.02)
     assert set(report["individual_quantiles"]) == {"0.1", "0.3", "0.5", "0.7", "0.9"}
     assert 0 < report["individual_release_epsilon"] < report["epsilon"]

@@ -204,4 +204,4 @@ def test_a_delta_is_asked_for_and_a_plan_without_training_gives_it(tmp_path):
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN), "mse")
     view = tfdpx.report(model, tmp_path, data="ward 7")
     assert view["steps"] == 1 and view["seeded"] and not view["releasable"]
-    assert verify.check(tmp_path).sentences()[0].startswith("NO: the run had a seed")
+    assert "the run had a seed" in " ".join(verify.check(tmp_path).problems)

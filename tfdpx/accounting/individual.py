@@ -293,7 +293,7 @@ class IndividualAccountant:
         return self._record
 
     def _ledger(self):
-        return self._read().ledger().assuming(self.plan.sampling_probability)
+        return self._read().ledger().assuming(1.0)  # Unknown are only those of other optimizers.
 
 
 def check_plan(plan):

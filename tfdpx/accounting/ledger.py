@@ -21,14 +21,16 @@ from tfdpx.accounting import accountants, attack, selection, statement
 if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
 
-_FORMAT = "tfdpx.Ledger/7"
-_READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (6, 5, 4, 3, 2, 1)))
+# A later version may add entries of kind "mechanism" with the fields epsilon, delta, unit and name,
+# for releases of other mechanisms. This one refuses kinds and fields that it does not know.
+_FORMAT = "tfdpx.Ledger/8"
+_READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (7, 6, 5, 4, 3, 2, 1)))
 # Files before version 4 do not tell whether a ledger was complete.
-_WITHOUT_COMPLETENESS = _READABLE[4:]
+_WITHOUT_COMPLETENESS = _READABLE[5:]
 
 EXAMPLE, USER = "example", "user"
 UNITS = (EXAMPLE, USER)
-UPDATE, RELEASE, SELECTION = "update", "release", "selection"
+_KINDS = UPDATE, RELEASE, SELECTION = "update", "release", "selection"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Entry:
             each run of a paid search (`selected`). Entries of one search share its `run`.
         mean_runs: Float > 1, of a selection: the mean number of runs.
         delta: Float in (0, 1), of a selection: the delta of its epsilon.
+        shuffled: Bool. Whether the sampler of a plan cut the batches from permutations. No limit is
+            known to the cost of other batches that are not Poisson samples.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -67,10 +71,11 @@ class Entry:
     kind: str = dataclasses.field(default=UPDATE, compare=False)
     mean_runs: float | None = None
     delta: float | None = None
+    shuffled: bool = False
 
     def __post_init__(self):
         check_choice("unit", self.unit, UNITS)
-        check_choice("kind", self.kind, (UPDATE, RELEASE, SELECTION))
+        check_choice("kind", self.kind, _KINDS)
         is_search = self.kind == SELECTION
         if is_search or self.mean_runs is not None:
             selection.check_mean(self.mean_runs)
@@ -78,7 +83,7 @@ class Entry:
             accountants.check_delta(self.delta)
         if is_search or self.run is not None:
             require(is_integer(self.run, is_search), "run", self.run, "be an integer, not negative")
-        for name in ("poisson_sampled", "seeded"):
+        for name in ("poisson_sampled", "shuffled", "seeded"):
             value = getattr(self, name)
             require(isinstance(value, bool | np.bool_), name, value, "be True or False")
         probability = 1.0 if self.sampling_probability is None else self.sampling_probability
@@ -91,8 +96,9 @@ class Entry:
     @property
     def key(self) -> tuple:
         """The values that entries of the same steps share."""
-        sampling = self.sampling_probability, self.poisson_sampled, self.unit, self.seeded
-        return self.run, self.noise_multiplier, *sampling, self.mean_runs, self.delta
+        sampling = self.sampling_probability, self.poisson_sampled, self.shuffled
+        of_run = self.run, self.noise_multiplier, self.unit, self.seeded
+        return *of_run, *sampling, self.mean_runs, self.delta
 
     @property
     def is_release(self) -> bool:
@@ -101,7 +107,7 @@ class Entry:
 
 
 _PLAIN = dict(noise_multiplier=float, sampling_probability=float, steps=int, run=int)
-_PLAIN |= dict(poisson_sampled=bool, seeded=bool)
+_PLAIN |= dict(poisson_sampled=bool, shuffled=bool, seeded=bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +115,8 @@ class Ledger:
     """The updates, releases and paid searches on one data set. Immutable.
 
     The accountant computes their cost as if all steps had drawn their examples by Poisson sampling;
-    `is_approximate` tells whether some did not.
+    `is_approximate` tells whether some did not. Of these, epsilon is no limit for batches that no
+    plan drew.
 
     Args:
         entries: Tuple of `Entry`, in order of time.
@@ -155,13 +162,14 @@ class Ledger:
         Args:
             sampling_probability: Float in (0, 1].
         """
-        entries = (
-            dataclasses.replace(entry, sampling_probability=sampling_probability)
-            if entry.sampling_probability is None
-            else entry
-            for entry in self.entries
-        )
-        return dataclasses.replace(self, entries=tuple(entries))
+        entries: dict[tuple, Entry] = {}
+        for entry in self.entries:
+            if entry.sampling_probability is None:
+                entry = dataclasses.replace(entry, sampling_probability=sampling_probability)
+            # Other updates of the run may have this probability already. They add up.
+            steps = entry.steps + (entries[entry.key].steps if entry.key in entries else 0)
+            entries[entry.key] = dataclasses.replace(entry, steps=steps)
+        return dataclasses.replace(self, entries=tuple(entries.values()))
 
     def __add__(self, other: Ledger) -> Ledger:
         """Returns the ledger of both, on the same data, because their losses compose.
@@ -301,14 +309,15 @@ class Ledger:
             ValueError: If an argument is out of range, or a sampling probability is unknown.
 
         Warns:
-            UserWarning: If the ledger `is_approximate`.
+            UserWarning: If the ledger `is_approximate`. The text tells if epsilon is no limit.
         """
         if self.is_approximate:
             steps = sum(entry.steps for entry in self.entries if not entry.poisson_sampled)
+            kind = "no limit" if statement.why_unknown(self) else "an approximation"
             warn(
-                f"This epsilon is an approximation: the batches of {steps} of {self.steps} updates "
-                "were not drawn by a plan with Poisson sampling, as the accountant assumes. Train "
-                "with `fit(x, y)` for an exact one."
+                f"This epsilon is {kind}: the batches of {steps} of {self.steps} updates were not "
+                "drawn by a plan with Poisson sampling, as the accountant assumes. Train with "
+                "`fit(x, y)` for an exact one."
             )
         return self.composed_epsilon(delta, accountant)
 
@@ -344,11 +353,10 @@ class Ledger:
         """
         delta = self.delta if delta is None else delta
         accountants.check_delta(delta)
-        if not self.is_complete:
+        if why := statement.why_unknown(self):
             raise ValueError(
                 "No bound on attacks is known, because part of what was spent on the weights is "
-                "unknown. "
-                "Train again from weights with a ledger."
+                f"unknown: {why}. Train again from weights with a ledger, with `fit(x, y)`."
             )
         if self.is_approximate:
             raise ValueError(
@@ -437,7 +445,7 @@ class Ledger:
                 "and other texts are for people."
             )
         try:
-            content = json.loads(text)
+            content = json.loads(text, object_pairs_hook=files.without_twins)
             if content["format"] not in _READABLE:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
             is_known = content.pop("format") not in _WITHOUT_COMPLETENESS
@@ -454,9 +462,15 @@ class Ledger:
         listed = saved["entries"]
         require(isinstance(listed, list), "entries", listed, "be a list")
         entries = [{**entry} for entry in listed]
+        names = {field.name for field in dataclasses.fields(Entry)}
         for entry in entries:
             if "exact" in entry:
                 entry["poisson_sampled"] = entry.pop("exact")
+            if entry.keys() - names or entry.get("kind", UPDATE) not in _KINDS:
+                raise ValueError(
+                    f"this version of tfdpx does not know its entry {entry}. Read it with the "
+                    "version that wrote it, or a later one"
+                )
         return cls(**saved | {"entries": tuple(Entry(**entry) for entry in entries)})
 
     def save(self, path: str | os.PathLike) -> None:

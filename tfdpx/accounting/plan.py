@@ -349,9 +349,9 @@ class PrivacyPlan:
         if steps == 0:
             return self.spent
         run = self.noise_multiplier, self.sampling_probability, steps
-        return self.spent + Ledger(
-            (Entry(*run, poisson_sampled=not self.is_approximate, unit=self.unit),)
-        )
+        shuffled = self.is_approximate
+        entry = Entry(*run, poisson_sampled=not shuffled, unit=self.unit, shuffled=shuffled)
+        return self.spent + Ledger((entry,))
 
     def attack_bounds(self) -> AttackBounds:
         """Returns bounds on finding out whether an example, or person, was in the data.
@@ -394,6 +394,7 @@ class PrivacyPlan:
     def summary(self) -> str:
         """Returns the plan in a line of prose."""
         about = "about " if self.is_approximate else ""
+        about = "no limit known, as if " if statement.why_unknown(self.spent) else about
         return (
             f"{about}({self.epsilon:.4g}, {self.delta:.3g})-DP for {self.steps} steps of "
             f"{self.batch_size} out of {self.num_examples} {self.unit}s ({self.sampling} sampling, "

@@ -71,6 +71,14 @@ class UpstreamTraining:
         """Float, at `delta`."""
         return self.ledger.composed_epsilon(self.delta)
 
+    @property
+    def epsilon_in_words(self) -> str:
+        """Epsilon rounded up, "infinite", or "unknown" if it is no limit."""
+        if self.epsilon == math.inf:
+            return "infinite"
+        is_unknown = statement.why_unknown(self.ledger)
+        return "unknown" if is_unknown else statement.rounded_up(self.epsilon)
+
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -82,7 +90,8 @@ class Record:
         ledger: `Ledger` of these data, by this run and by all runs behind its weights.
         delta: Float in (0, 1) for the ledger, or None.
         accountant: As for `Ledger.epsilon`.
-        sampling: String, the way of drawing batches: "poisson", "shuffle", or "full_batch".
+        sampling: String, the way of drawing batches: "poisson", "shuffle", "full_batch", or
+            "unknown" if no plan drew some of them.
         seen: Tuple of `UpstreamTraining`, for the weights that the run started from.
         independence: String, how examples are kept apart, or None.
         searched: String, how arguments were searched on the same data, or None. Paid for if
@@ -115,7 +124,7 @@ class Record:
 
     @property
     def epsilon(self) -> float:
-        """Float, at `total_delta`. Shuffled batches count as Poisson samples."""
+        """Float, at `total_delta`. All batches count as Poisson samples."""
         return self.ledger.composed_epsilon(self.delta, self.accountant)
 
     @property
@@ -142,14 +151,15 @@ class Record:
     def problems(self) -> list[str]:
         """Reasons not to release the weights, as parts of sentences."""
         without_account = (
-            training.epsilon == math.inf or not training.ledger.is_complete
+            training.epsilon == math.inf or statement.why_unknown(training.ledger)
             for training in self.seen
         )
+        why = statement.why_unknown(self.ledger)
         problems = {
             "its weights saw other data without an account": not self.ledger.steps
             and any(without_account),
             "epsilon is infinite": not self.ledger.has_noise,
-            "a part of what its weights have spent is unknown": not self.ledger.is_complete,
+            f"a part of what its weights have spent is unknown: {why}": why,
             "the run had a seed, by which the noise can be taken away": self.ledger.is_seeded,
             "arguments were searched on the same data, which nobody paid": not self.is_search_paid,
         }
@@ -161,29 +171,22 @@ class Record:
         earlier = {run for training in self.seen for run in training.ledger.selections}
         return self.searched is None or not earlier.issuperset(self.ledger.selections)
 
-    @property
-    def is_shuffled(self) -> bool:
-        """Whether any batches on its data were shuffled, the only inexact sampling of programs."""
-        return self.data is not None and self.is_approximate
-
     def ledger_as_drawn(self) -> Ledger:
         """Returns the ledger for an accountant of Poisson samples, with shuffled batches in full.
 
         They get no amplification, because each example is in one batch per epoch. An entry covers
         one `fit`, which may begin and end within an epoch, so it counts as one epoch more than its
-        length minus a step.
+        length minus a step. Batches that no plan drew stay as they are: nothing is known of them.
         """
-        if not self.is_shuffled:
-            return self.ledger
         entries = tuple(
-            entry if entry.poisson_sampled else _as_shuffled(entry) for entry in self.ledger.entries
+            _as_shuffled(entry) if entry.shuffled else entry for entry in self.ledger.entries
         )
         return dataclasses.replace(self.ledger, entries=entries)
 
     def attack_bounds(self) -> AttackBounds | None:
         """Returns bounds on attacks on one example, or person; None if no bound is known."""
         ledger = self.ledger_as_drawn()
-        if not ledger.is_complete or ledger.is_approximate:
+        if statement.why_unknown(ledger):
             return None
         # Without a delta nothing is private.
         return ledger.attack_bounds(self.delta or self.total_delta or 0.5)
@@ -237,14 +240,9 @@ class Record:
                 if self.counts(training)
                 else "on other data, as far as names and identifiers tell"
             )
-            epsilon = (
-                statement.rounded_up(training.epsilon)
-                if training.epsilon < math.inf
-                else "infinite"
-            )
             sentences.append(
                 f"The initial weights or features were trained on {training.data.name} (epsilon "
-                f"{epsilon}), {where}."
+                f"{training.epsilon_in_words}), {where}."
             )
         if not sentences:
             sentences.append("The initial weights and fixed features know no data.")
@@ -274,7 +272,8 @@ class Record:
             "independence": self.independence,
             "searched": self.searched,
             "seen": [
-                f"{training.data.name} at epsilon {training.epsilon:.4g}" for training in self.seen
+                f"{training.data.name} at epsilon {training.epsilon_in_words}"
+                for training in self.seen
             ],
             "seeded": self.ledger.is_seeded,
             "releasable": self.is_releasable,
@@ -299,6 +298,8 @@ class Record:
             is_old = f'"{_OLD_FORMAT}"'.encode() in content[:100]
             saved = files.opened(content, _OLD_FORMAT if is_old else _FORMAT)
             del saved["format"], saved["derived"]  # Derived values are for people.
+            if saved["sampling"] == "shuffle" and saved["program"] == "classify":
+                _mark_shuffled(saved)
             saved["seen"] = tuple(
                 UpstreamTraining(DatasetId(**training.pop("data")), _ledger(training), **training)
                 for training in saved["seen"]
@@ -386,6 +387,12 @@ def _as_shuffled(entry):
     return dataclasses.replace(
         entry, sampling_probability=1.0, steps=1 + later, poisson_sampled=True
     )
+
+
+def _mark_shuffled(saved):
+    """Marks shuffled entries of a program's own training in a record before Ledger/8."""
+    for entry in [] if saved["seen"] else saved.get("ledger", {}).get("entries", ()):
+        entry.setdefault("shuffled", not entry["poisson_sampled"])
 
 
 def _ledger(saved):

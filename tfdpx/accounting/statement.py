@@ -178,6 +178,21 @@ def _ceiling(number, digits):
     return context.create_decimal(repr(float(number)))
 
 
+def why_unknown(ledger: Ledger) -> str | None:
+    """Returns why no limit to what was spent is known, as part of a sentence; None if one is.
+
+    Args:
+        ledger: `Ledger`.
+    """
+    reasons = []
+    if not ledger.is_complete:
+        reasons.append("at some time the weights came from a source without a ledger")
+    drawn_by_none = (e.steps for e in ledger.entries if not (e.poisson_sampled or e.shuffled))
+    if steps := sum(drawn_by_none):
+        reasons.append(f"no plan drew the batches of {steps:,} of {ledger.steps:,} updates")
+    return ", and ".join(reasons) or None
+
+
 def _why_there_is_none(facts):
     """Returns why nothing is guaranteed or nothing was spent; None if there is a guarantee."""
     ledger, dataset = facts.ledger, facts.dataset
@@ -188,12 +203,12 @@ def _why_there_is_none(facts):
         if ledger.unit is None:
             why += " Some updates protect single examples and some people: nothing protects both."
         return f"There is no differential privacy for {dataset}: epsilon is infinite.{why}"
-    if not ledger.is_complete:
+    if why := why_unknown(ledger):
         return (
             f"What was spent on {dataset} is unknown, so no differential privacy can be stated: "
-            "at some time the weights came from a source without a ledger. The updates that "
-            f"are known spend epsilon = {rounded_up(facts.epsilon)} at delta = "
-            f"{facts.total_delta}."
+            f"{why}. The updates that are known spend epsilon = {rounded_up(facts.epsilon)} at "
+            f"delta = {facts.total_delta}, as if all batches were Poisson samples; that is no "
+            "limit."
         )
     if not ledger.entries:
         return f"Nothing was spent on {dataset}: no noisy update is in the ledger."

@@ -41,7 +41,7 @@ def updates_left(optimizer, plan, sampling_probability=None):
     other_updates = ledger.steps - ledger.of(plan).steps
     if left <= 0 or not other_updates and math.isclose(rate, plan.sampling_probability):
         return left
-    spent = plan.spent + optimizer.ledger.assuming(plan.sampling_probability)
+    spent = plan.spent + ledger_at_rates(optimizer, plan)
     return _count_affordable(plan, Ledger(spent.entries), other_updates, left, rate)
 
 
@@ -63,10 +63,37 @@ def _count_affordable(plan, spent, other_updates, left, rate):
     return bisect.bisect_left(range(1, left + 1), True, key=exceeds)
 
 
+def ledger_at_rates(optimizer, plan):
+    """Returns the `Ledger` of the weights without unknown sampling probabilities.
+
+    A rate belongs to the optimizer that took the updates: a plan tells it for its own optimizer and
+    for the entries of its `spent`. Updates of other optimizers count at 1.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`.
+    """
+    unknown = {"sampling_probability": None}
+    declared = {dataclasses.replace(e, **unknown).key: e for e in plan.spent.entries}
+    ledger, others, of_spent = optimizer.ledger, [], []
+    for entry in ledger.entries:
+        if entry.sampling_probability is not None:
+            others.append(entry)
+        elif entry.key in declared:
+            of_spent.append(dataclasses.replace(declared[entry.key], steps=entry.steps))
+        else:
+            is_own = optimizer.account.has_made(entry.run)
+            rate = plan.sampling_probability if is_own else 1.0
+            others.append(dataclasses.replace(entry, sampling_probability=rate))
+    # `assuming` adds up equal entries. Those of `spent`, which the weights may have, are the same.
+    joined = Ledger(tuple(others)).assuming(1.0) + Ledger(tuple(of_spent))
+    return dataclasses.replace(ledger, entries=joined.entries)
+
+
 def _ledger_without_spent(optimizer, plan):
     """Returns the `Ledger` of the weights without the entries that the plan counts as `spent`."""
     steps_before = {entry.key: entry.steps for entry in plan.spent.entries}
-    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    ledger = ledger_at_rates(optimizer, plan)
     steps = [entry.steps - steps_before.get(entry.key, 0) for entry in ledger.entries]
     pairs = zip(ledger.entries, steps, strict=True)
     return Ledger(tuple(dataclasses.replace(e, steps=n) for e, n in pairs if n > 0))
@@ -94,11 +121,12 @@ def make_budget_error(optimizer, plan):
         plan: A `PrivacyPlan`.
     """
     steps = steps_taken(optimizer, plan)
+    [(name, epsilon)] = epsilon_log(plan, optimizer).items()
     advice = f"a longer one, `tfdpx.PrivacyPlan(..., steps={steps + 1})` or more, or of other "
     advice = f"{advice}data or noise, " if steps else ""
     return BudgetExceeded(
         f"The privacy budget is used up: {steps} of {plan.steps} steps were taken, at "
-        f"epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}; the plan's is "
+        f"{name}={epsilon:.4g}, delta={plan.delta}; the plan's is "
         f"{plan.epsilon:.4g}. Updates on all data sets add up in one ledger, an upper bound where "
         "no person is in two. To train on, compile with an optimizer of a plan that has room for "
         f"them: {advice}`tfdpx.PrivacyPlan(..., spent=model.optimizer.ledger)`."
@@ -117,11 +145,11 @@ def epsilon_spent(optimizer, plan, before=EMPTY):
 
     Args:
         optimizer: A tfdpx optimizer.
-        plan: A `PrivacyPlan`: gives delta, the accountant, and a sampling probability for updates
-            where none is known.
+        plan: A `PrivacyPlan`: gives delta, the accountant, and a sampling probability for the
+            optimizer's own updates if none is known. Those of other optimizers count at 1.
         before: `Ledger` of the same data that the optimizer's does not hold.
     """
-    ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
+    ledger = before + ledger_at_rates(optimizer, plan)
     return ledger.composed_epsilon(plan.delta, plan.accountant)
 
 

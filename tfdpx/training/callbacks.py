@@ -56,13 +56,15 @@ class PrivacyBudget(keras.callbacks.Callback):
     unused.
 
     At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta. It is
-    called "epsilon_approximate" if the plan's sampling, or batches that no plan drew, make it an
-    approximation. Later callbacks, the progress bar and `History` see it.
+    called "epsilon_approximate" if the plan's sampling makes it an approximation, or if it is no
+    limit, because no plan drew some batches. Later callbacks, the progress bar and `History` see
+    it.
 
     Args:
         plan: A `PrivacyPlan`.
         allow_approximate: Bool. Whether to train on batches that no plan draws, for example of a
-            generator. Their epsilon is only an approximation.
+            generator. Their epsilon is as if they were Poisson samples, which is no limit: such
+            weights must not be released.
 
     Raises:
         TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
@@ -101,8 +103,8 @@ class PrivacyBudget(keras.callbacks.Callback):
                 raise ValueError(
                     "PrivacyBudget counts on the batches of its plan, and `fit` was given other "
                     "data, or batches that were changed (by `take`, `cache`, `map`, `prefetch`, "
-                    "...), for which epsilon would be an approximation. Give `fit` "
-                    "`plan.batches(x, y)` as it is, or say that an approximation will do: "
+                    "...), for which epsilon would be no limit. Give `fit` "
+                    "`plan.batches(x, y)` as it is, or say that you need no limit: "
                     "`PrivacyBudget(plan, allow_approximate=True)`."
                 )
             return

@@ -9,8 +9,8 @@
 7. `adding_callbacks` adds the callbacks that end, show and measure the training.
 
 Epsilon is exact for arrays and for an unchanged data set of `plan.batches`, because each draw is
-used once. If a plan needs Poisson sampling, other data are refused unless the user accepts an
-approximation, and the result is labelled approximate everywhere.
+used once. Other data are refused under a plan unless the user does without a limit to epsilon, and
+the result is labelled so everywhere.
 """
 
 from __future__ import annotations
@@ -444,16 +444,12 @@ def check_unplanned(optimizer, request):
     accepts_approximation = any(
         getattr(c, "allow_approximate", False) for c in request.list_of_callbacks()
     )
-    if (
-        optimizer.plan is not None
-        and not optimizer.plan.is_approximate
-        and not accepts_approximation
-    ):
+    if optimizer.plan is not None and not accepts_approximation:
         raise ValueError(
-            "The plan counts on Poisson sampling, and `fit` was given batches that the plan did "
+            "The plan counts on its own batches, and `fit` was given batches that the plan did "
             f"not draw, or that were changed (by `take`, `cache`, `map`, ...). Received: x of type "
             f"{type(data).__name__}. Give `fit` arrays, a `tfdpx.RandomAccess`, or "
-            "`plan.batches(...)` as it is; or say that an approximation will do: "
+            "`plan.batches(...)` as it is; or say that you need no limit to epsilon: "
             "`callbacks=[tfdpx.PrivacyBudget(plan, allow_approximate=True)]`."
         )
 

@@ -170,11 +170,12 @@ class Session:
                     "These batches are being trained on already, and each draw may be used once. "
                     "Make another data set: `plan.batches(...)`."
                 )
-            is_exact = draws is not None and not draws.plan.is_approximate
+            is_shuffled = draws is not None and draws.plan.is_approximate
+            is_exact = draws is not None and not is_shuffled
             seeded = self._seed is not None or self._is_seeded
             if not is_exact:  # Its permutations are its own, and so is its entry in the ledger.
                 optimizer.account.renew()
-            self._usual = optimizer.account.open(self._probability, is_exact, seeded)
+            self._usual = optimizer.account.open(self._probability, is_exact, seeded, is_shuffled)
             self.renew()
             optimizer.session, optimizer.account.on_spent = self, self.find_end
             if draws is not None:
@@ -245,6 +246,10 @@ class Session:
             plan: A `PrivacyPlan`.
         """
         self._plans.append(plan)
+        if self._probability is None:  # The user says by the plan how often an example is drawn.
+            self._probability = plan.sampling_probability
+            seeded = self._seed is not None or self._is_seeded
+            self._optimizer.account.open(self._probability, poisson_sampled=False, seeded=seeded)
         self.find_end()
 
     def find_end(self):

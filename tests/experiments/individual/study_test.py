@@ -20,6 +20,6 @@ def test_estimates_are_near_exact_epsilons(tmp_path, capsys):
         assert close["pearson"] == pytest.approx(np.corrcoef(exact, estimated)[0, 1])
         assert close["pearson"] > 0.5
         assert close["worst_error"] >= close["mean_error"] > 0
-        assert estimated.max() <= close["plan_epsilon"]
+        assert estimated.max() <= close["plan_epsilon"] * (1 + 1e-6)  # Equal at the full clip.
     assert record["refreshes_2"]["pearson"] > record["refreshes_0"]["pearson"]
     assert len(record["groups"]) == 5

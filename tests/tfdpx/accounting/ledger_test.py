@@ -28,6 +28,10 @@ def test_unknown_sampling_has_no_epsilon_until_it_is_said():
     with pytest.raises(ValueError, match="7 steps whose sampling probability is unknown"):
         ledger.epsilon(1e-5)
     assert ledger.assuming(0.05).epsilon(1e-5) == epsilon(1.5, 0.05, 7, 1e-5)
+    # Others of the same run have that probability already, and none is lost when ledgers join.
+    parts = (Entry(1.5, p, n, poisson_sampled=False, run=3) for p, n in ((0.05, 4), (None, 7)))
+    said = Ledger(tuple(parts)).assuming(0.05)
+    assert (said + said).steps == said.steps == 11
 
 
 def test_ledgers_of_the_first_format_are_read():
@@ -135,3 +139,34 @@ def test_a_page_or_a_text_is_no_damaged_ledger(tmp_path):
         (tmp_path / "page").write_text(content)
         with pytest.raises(ValueError, match=r"it is no JSON.*Pass a file of `Ledger.save`, or"):
             Ledger.load(tmp_path / "page")
+
+
+def test_a_ledger_with_an_entry_twice_is_refused(ledger):
+    """JSON readers take the last of both, so people and programs would read different ledgers."""
+    text = ledger.to_json()
+    for name in ("steps", "noise_multiplier", "entries", "format", "is_complete"):
+        at = text.index(f'"{name}"')
+        value = "[]" if name == "entries" else "1"
+        with pytest.raises(ValueError, match="entry twice"):
+            Ledger.from_json(f'{text[:at]}"{name}": {value}, {text[at:]}')
+
+
+def test_an_entry_of_a_later_version_is_refused_by_name(ledger):
+    content = json.loads(ledger.to_json())
+    release = {"kind": "mechanism", "epsilon": 0.5, "delta": 1e-6, "unit": "example", "name": "x"}
+    for entry in (release, content["entries"][0] | {"kind": "mechanism"},
+                  content["entries"][0] | {"order": 2}):  # fmt: skip
+        text = json.dumps(content | {"entries": [entry, *content["entries"]]})
+        with pytest.raises(ValueError, match="does not know its entry .*Read it with the version"):
+            Ledger.from_json(text)
+
+
+def test_shuffled_entries_are_their_own_and_survive_files(ledger):
+    drawn, shuffled = (Entry(1.5, 0.05, 9, False, run=4, shuffled=s) for s in (False, True))
+    assert (Ledger((drawn,)) + Ledger((shuffled,))).steps == 18
+    whole = Ledger((drawn, shuffled, *ledger.entries))
+    assert Ledger.from_json(whole.to_json()) == whole
+    old = json.loads(whole.to_json()) | {"format": "tfdpx.Ledger/7"}
+    for entry in old["entries"]:
+        del entry["shuffled"]
+    assert not any(entry.shuffled for entry in Ledger.from_json(json.dumps(old)).entries)

@@ -162,7 +162,7 @@ def test_which_runs_may_be_released(changes, is_releasable):
 
 def test_shuffled_batches_are_not_amplified():
     epochs, updates = (
-        Entry(4.0, 0.1, 60, poisson_sampled=False, run=8),
+        Entry(4.0, 0.1, 60, poisson_sampled=False, shuffled=True, run=8),
         Ledger((Entry(4.0, 1.0, 7),)),  # The first update may be the last of an epoch.
     )
     shuffled = record(ledger=Ledger((epochs,)), sampling="shuffle")

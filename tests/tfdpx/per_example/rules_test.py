@@ -271,7 +271,7 @@ def test_norms_of_long_rows_are_raised_by_little(length, views):
     exact = np.sqrt(np.sum(whole**2, axis=(1, 2)))
     ghost = rounding.add_up([contraction.ghost_product_norms(inputs, gradients)])
     formed = rounding.squared_norms([tf.constant(whole, tf.float32)])
-    for squares in (ghost, formed):
+    for squares in (ghost, formed):  # Never below: `rounding` raises norms by what it may lose.
         assert np.all((np.sqrt(squares) >= exact) & (np.sqrt(squares) < exact * (1 + 2e-4)))
 
 

@@ -68,7 +68,7 @@ class SpendsMeanwhile(keras.callbacks.Callback):
         if int(self.model.optimizer.iterations) == 4 and not self.spent:
             self.spent = True
             other = keras.Sequential(self.model.layers)
-            other.compile(tfdpx.DPSGD(0.1, batch_size=8, noise_multiplier=1.0), "mse")
+            other.compile(tfdpx.DPSGD(0.1, plan=make_plan(12)), "mse")
             for _ in range(6):
                 other.train_on_batch(X[:8], Y[:8])
 
