@@ -29,13 +29,14 @@ from tfdpx.sampling.repeated_rows import row_digests
 
 # Of one fit: those with the smallest digests, so that fits on the same rows keep the same ones.
 _MOST_ROWS = 20_000
-_GROWTH = 1.5  # A sum is said again when it has grown this much.
+# A sum is said again when its cost has grown this much, as from two fits to four.
+_GROWTH = 1.9
 _lock = threading.RLock()  # A search may end while the same thread counts a fit.
 
 
 @dataclasses.dataclass(eq=False)
 class _Fit:
-    """A private fit, and the last sum with it that was said."""
+    """A private fit, and the cost of the last sum with it that was said."""
 
     runs: tuple[accountants.Run, ...]
     delta: float
@@ -103,7 +104,7 @@ class Search:
                 )
             if text:
                 warn(
-                    f"{text}The scores that a search chooses by are exact, which no epsilon covers. "
+                    f"{text}The scores that a search chooses by are exact: no epsilon covers them. "
                     "Choose on public rows, or compare few settings by "
                     "`tfdpx.sklearn.cross_validate`, which has one ledger for all folds."
                 )
@@ -117,32 +118,55 @@ class Search:
         related = {fit for h in own if any(f in dearest for f, _ in h.fits) for fit, _ in h.fits}
         # A step of a pipeline may have changed the rows of the others, so these count as shared.
         others = tuple((fit, number) for fit, number in times.items() if fit not in related)
-        total, words, _ = _sum(own, others)
-        in_all, words_in_all, fits = _sum(_all_rows.histories(self.rows), others)
-        if len(fits) < 2 or in_all <= max(fit.said for fit in fits):
+        fits = _Sum(_all_rows.histories(self.rows), others)
+        if not fits.is_news(1.0, times):
             return ""
-        _remember(in_all, fits | set(times))
-        made = f"This search made {len(times)} private fit{'s' * (len(times) > 1)}"
-        with_others = f", and {words_in_all} with other fits on these rows" * (in_all > total)
-        return f"{made}: together {words}{with_others}. "
+        of_search, count = _Sum(own, others), len(times)
+        others_too = f", and {fits} with other fits on these rows" * (fits.cost > of_search.cost)
+        made = f"This search made {count} private fit{'s' * (count > 1)}"
+        return f"{made}: together {of_search}{others_too}. "
 
 
-def _sum(histories, others=()):
-    """Returns the epsilon of the dearest row, the same as text, and the fits in it."""
-    most, widest = (
-        max(histories, key=operator.attrgetter(cost)).fits + others
-        for cost in ("cost", "cost_if_once")
-    )
-    delta = max(fit.delta for fit, _ in most + widest)
-    if_once = _epsilon([(fit, 1) for fit, _ in widest], delta)
-    total = max(if_once, _epsilon(most, delta))
-    text = f"epsilon={rounded_up(total)} at delta={delta:g}"
-    if total > if_once:
-        text += f" ({rounded_up(if_once)} if equal rows in one fit are different people)"
-    return total, text, {fit for fit, _ in most + widest}
+class _Sum:
+    """The sum of the fits of the dearest row.
+
+    Args:
+        histories: List of `_History`.
+        others: Further pairs of a fit and a number of times.
+    """
+
+    def __init__(self, histories, others=()):
+        self._most, self._widest = (
+            max(histories, key=operator.attrgetter(cost)).fits + others
+            for cost in ("cost", "cost_if_once")
+        )
+        self.fits = {fit for fit, _ in self._most + self._widest}
+        self.cost = sum(times**2 * fit.cost for fit, times in self._most)
+        self._delta = max(fit.delta for fit in self.fits)
+
+    def is_news(self, growth, others=()):
+        """Returns whether it has grown since it was said, and is now."""
+        said = growth * max(fit.said for fit in self.fits)
+        if len(self.fits) < 2 or self.cost <= said:
+            return False
+        for fit in self.fits.union(others):
+            fit.said = self.cost
+        return True
+
+    def epsilon(self, growth=1.0):
+        """Returns the epsilon, or that of a cost that has grown."""
+        return _epsilon(self._most, self._delta, growth)
+
+    def __str__(self):
+        total = self.epsilon()
+        if_once = _epsilon([(fit, 1) for fit, _ in self._widest], self._delta, 1.0)
+        text = f"epsilon={rounded_up(total)} at delta={self._delta:g}"
+        if total > if_once:
+            text += f" ({rounded_up(if_once)} if equal rows in one fit are different people)"
+        return text
 
 
-def _epsilon(fits, delta):
+def _epsilon(fits, delta, growth):
     """Returns the epsilon of fits for a row that each has a number of times.
 
     Noise is a sum of equal parts, one for each time, as in `tfdpx.accounting.group_epsilon`.
@@ -151,12 +175,8 @@ def _epsilon(fits, delta):
     for fit, times in fits:
         for noise, rate, steps in fit.runs:
             runs[noise / math.sqrt(times), rate] += times * steps
-    return accountants.composed_epsilon(tuple((*run, n) for run, n in sorted(runs.items())), delta)
-
-
-def _remember(total, fits):
-    for fit in fits:
-        fit.said = total
+    grown = ((*run, math.ceil(growth * number)) for run, number in sorted(runs.items()))
+    return accountants.composed_epsilon(tuple(grown), delta)
 
 
 @dataclasses.dataclass
@@ -223,12 +243,12 @@ def on_fit(estimator: Any, x: np.ndarray, ledger: Ledger) -> None:
         if search is not None:
             search.rows.add(fit, rows)
             return
-        total, words, fits = _sum(_all_rows.histories(digests))
-        if len(fits) > 1 and total > _GROWTH * max(fit.said for fit in fits):
-            _remember(total, fits)
+        fits = _Sum(_all_rows.histories(digests))
+        if fits.is_news(_GROWTH):
             warn(
-                f"{len(fits)} private fits share rows: together {words} so far, and no ledger adds "
-                f"them up. The next warning comes above epsilon={rounded_up(_GROWTH * total)}."
+                f"{len(fits.fits)} private fits share rows: together {fits} so far, and no ledger "
+                "adds them up. The next warning comes above "
+                f"epsilon={rounded_up(fits.epsilon(_GROWTH))}."
             )
 
 
