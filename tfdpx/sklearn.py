@@ -51,7 +51,7 @@ _PREDICT_BATCH = 8192
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _PrivateEstimator(base.BaseEstimator):
-    """The base of both estimators: their arguments, training and pickling."""
+    """The base of both estimators: their arguments, training, copies and pickling."""
 
     epsilon: float = 3.0
     delta: float = 1e-5
@@ -79,7 +79,7 @@ class _PrivateEstimator(base.BaseEstimator):
         return tags
 
     def _train(self, x, y, num_classes):
-        """Fits `model_` and `ledger_`.
+        """Fits `model_`, with its ledger.
 
         Args:
             x: float64 `[rows, columns]`.
@@ -182,8 +182,8 @@ class _PrivateEstimator(base.BaseEstimator):
         return _outputs(self.model_, self._read(X, reset=False))
 
     def _epsilon_of(self, fits):
-        """Returns the epsilon of several fits on the same rows, by Gaussian composition."""
-        steps = self.steps or 60
+        """Returns the epsilon of several fits on the same rows, as if all had full batches."""
+        steps = self.steps or rules.FEW_STEPS
         plan = PrivacyPlan(1, 1, steps, epsilon=self.epsilon, delta=self.delta, accountant="gdp")
         run = plan.noise_multiplier, 1.0, fits * steps
         return accountants.composed_epsilon((run,), self.delta)
@@ -219,8 +219,10 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
     private under adding or removing one row of X and y. The numbers of rows and columns, `classes_`
     and all arguments count as public: do not read them off the data. Each fit on the same rows
-    spends its epsilon again, for example in a search over settings. Scores on private rows are
-    exact, without noise.
+    spends its epsilon again, for example in a search over settings; a warning adds the fits of this
+    process up. Scores on private rows are exact, without noise. So is a calibrator that scikit-learn
+    fits on them (`CalibratedClassifierCV`): for better probabilities give a float as
+    `l2_norm_clip` instead.
 
     Args:
         epsilon: Float > 0, the budget of one `fit`, preprocessing included.
@@ -246,7 +248,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
 
     Attributes:
         classes_: Array of the labels, sorted; public.
-        ledger_: `tfdpx.accounting.Ledger` of the last `fit`.
+        ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
         model_: `keras.Model` from float32 `[rows, columns]` to logits; it includes the scaling.
         n_features_in_: Int, columns of X.
 
@@ -331,7 +333,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         seed: Optional int for repeatable experiments.
 
     Attributes:
-        ledger_: `tfdpx.accounting.Ledger` of the last `fit`.
+        ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
         model_: `keras.Model` from float32 `[rows, columns]` to targets between -1 and 1, the two
             bounds.
         n_features_in_: Int, columns of X.
