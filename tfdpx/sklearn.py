@@ -71,7 +71,7 @@ class _PrivateEstimator(base.BaseEstimator):
         return copy
 
     def __sklearn_tags__(self):
-        shared_rows.lineage_of(self).is_used = True
+        shared_rows.on_use(self)
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.allow_nan = True  # A missing number is replaced by the mean.
@@ -219,10 +219,9 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
     private under adding or removing one row of X and y. The numbers of rows and columns, `classes_`
     and all arguments count as public: do not read them off the data. Each fit on the same rows
-    spends its epsilon again, for example in a search over settings; a warning adds the fits of this
-    process up. Scores on private rows are exact, without noise. So is a calibrator that scikit-learn
-    fits on them (`CalibratedClassifierCV`): for better probabilities give a float as
-    `l2_norm_clip` instead.
+    spends its epsilon again, for example in a search over settings; a warning tells the sum of this
+    process. Scores on private rows are exact, without noise, and so is a calibrator that is fitted
+    to them (`CalibratedClassifierCV`). Give a float as `l2_norm_clip` for better probabilities.
 
     Args:
         epsilon: Float > 0, the budget of one `fit`, preprocessing included.
@@ -426,7 +425,7 @@ def cross_validate(
     parts = [order[: math.ceil(cv * rows)]] if is_share else np.array_split(order, cv)
     splits = [(np.setdiff1d(order, part), np.sort(part)) for part in parts]
     fits = max(1, len(splits) - 1)
-    shared_rows.lineage_of(private).search = shared_rows.Search(is_told=True)
+    shared_rows.copies_of(private).role = "silent"  # Its ledger has all folds.
     print(
         f"{len(splits)} private fit{'s' * (len(splits) > 1)} at epsilon={private.epsilon:g}; a row "
         f"is in {fits} of them. Together: epsilon={private._epsilon_of(fits):.3g} at "

@@ -496,7 +496,7 @@ def test_fits_on_random_batches_are_added_up(rows):
 @pytest.mark.slow
 def test_fits_in_other_processes_are_told_there_and_named_here(rows, capfd):
     search = SEARCHES["without a refit"]().set_params(n_jobs=2)
-    with pytest.warns(UserWarning, match="sent to other processes.* no epsilon covers"):
+    with pytest.warns(UserWarning, match="Copies were sent to other processes.* no epsilon covers"):
         search.fit(*rows)
     assert "private fits share rows" in capfd.readouterr().err
 

@@ -1,8 +1,8 @@
 """The private fits of this process that share rows, and the epsilon that they have spent together.
 
-Estimators count their fits here, because each `fit` has a ledger of its own. Rows are recognised by
-keyed digests, which stay in memory like all counts: nothing is pickled or written to a file. Rows
-that a step before the estimator changes differently in each fit are not recognised.
+Estimators count their fits here, because a ledger is about one `fit`. Rows are recognised by keyed
+digests, which stay in memory like all counts: nothing is pickled or written to a file. Rows that a
+step before the estimator changes differently in each fit are not recognised.
 
 A search of scikit-learn is recognised by the lives of copies. It makes a copy of its estimator that
 it does not use, copies this for one candidate after the other, and drops it at its end.
@@ -13,10 +13,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,9 +50,8 @@ class _Fit:
 class _History(NamedTuple):
     """The fits of a row, each with the number of times that it has the row, and their cost."""
 
-    fits: tuple[tuple[_Fit, int], ...] = ()
     cost: float = 0.0
-    cost_if_once: float = 0.0
+    fits: tuple[tuple[_Fit, int], ...] = ()
 
 
 class _Rows(dict[int, _History]):
@@ -64,44 +61,74 @@ class _Rows(dict[int, _History]):
         """Adds a fit to rows, a list of pairs of a digest and the number of times."""
         added: dict[tuple, _History] = {}
         for row, times in rows:
-            old = self.get(row, _NEW)
+            cost, fits = old = self.get(row, _NEW)
             key = id(old), times
             if key not in added:
-                costs = old.cost + times**2 * fit.cost, old.cost_if_once + fit.cost
-                added[key] = _History((*old.fits, (fit, times)), *costs)
+                added[key] = _History(cost + times**2 * fit.cost, (*fits, (fit, times)))
             self[row] = added[key]
 
-    def histories(self, rows: Iterable[int]) -> list[_History]:
-        """Returns the different histories of rows."""
-        return list({id(self[row]): self[row] for row in rows}.values())
+    def histories(self, rows):
+        """Returns the different histories of rows, the dearest first."""
+        different = {id(self[row]): self[row] for row in rows}
+        return sorted(different.values(), key=lambda history: -history.cost)
 
 
 _NEW = _History()
 _all_rows = _Rows()
 
 
-class Search:
-    """The fits of copies of one estimator, which are added up at its end.
+def _is_news(history, growth=1.0):
+    """Returns whether the cost of several fits has grown since it was said."""
+    return len(history.fits) > 1 and history.cost > growth * max(f.said for f, _ in history.fits)
 
-    Args:
-        is_told: Bool, whether the caller tells the sum.
+
+def _remember(history):
+    """Records that a sum is said."""
+    for fit, _ in history.fits:
+        fit.said = history.cost
+
+
+def _epsilon(history, growth=1.0, *, once=False):
+    """Returns the epsilon for a row, which some fits have several times, and its delta.
+
+    Noise is a sum of equal parts, one for each time, as in `tfdpx.accounting.group_epsilon`.
+    """
+    steps: dict[tuple[float, float], float] = collections.Counter()
+    for fit, times in history.fits:
+        times = 1 if once else times
+        for noise, rate, number in fit.runs:
+            steps[noise / math.sqrt(times), rate] += growth * times * number
+    delta = max(fit.delta for fit, _ in history.fits)
+    runs = tuple((*run, math.ceil(number)) for run, number in sorted(steps.items()))
+    return accountants.composed_epsilon(runs, delta), delta
+
+
+def _text(history):
+    """Returns the epsilon for a row as text."""
+    (total, delta), (if_once, _) = _epsilon(history), _epsilon(history, once=True)
+    often = f" ({rounded_up(if_once)} if equal rows in one fit are different people)"
+    return f"epsilon={rounded_up(total)} at delta={delta:g}" + often * (total > if_once)
+
+
+class Copies:
+    """The copies of an estimator and their fits.
+
+    Attributes:
+        role: "search" if the estimator is the base of a search, which tells the sum of all fits;
+            "silent" if the caller does; otherwise "new", or "other" once it is in use.
     """
 
-    def __init__(self, is_told: bool = False):
-        self.is_told = is_told
-        self.copies: weakref.WeakSet = weakref.WeakSet()
-        self.has_sent = False  # Whether a copy was pickled, as for another process.
-        self.rows = _Rows()
+    def __init__(self, source: Any = lambda: None):
+        self.source, self.role = source, "new"
+        self.living: weakref.WeakSet = weakref.WeakSet()
+        self.rows, self.has_sent = _Rows(), False
 
     def end(self) -> None:
-        """Warns of the sum, unless it has been said."""
+        """Warns of the sum of a search, unless it has been said."""
         with _lock:
             text = self._sum() if self.rows else ""
             if self.has_sent:
-                text += (
-                    "Copies of the estimator were sent to other processes. Nothing here counts "
-                    "their fits; each process prints its own sum. "
-                )
+                text += "Copies were sent to other processes, which tell the sums of their fits. "
             if text:
                 warn(
                     f"{text}The scores that a search chooses by are exact: no epsilon covers them. "
@@ -110,113 +137,54 @@ class Search:
                 )
 
     def _sum(self):
-        own = self.rows.histories(self.rows)
-        times: dict[_Fit, int] = collections.defaultdict(int)
-        for fit, number in (pair for history in own for pair in history.fits):
-            times[fit] = max(times[fit], number)
-        dearest = dict(max(own, key=operator.attrgetter("cost")).fits)
-        related = {fit for h in own if any(f in dearest for f, _ in h.fits) for fit, _ in h.fits}
+        near, every = (rows.histories(self.rows) for rows in (self.rows, _all_rows))
+        times: dict[_Fit, int] = {}
+        for fit, number in (pair for history in near for pair in history.fits):
+            times[fit] = max(number, times.get(fit, 0))
+        dearest = dict(near[0].fits)
+        related = {fit for h in near if any(f in dearest for f, _ in h.fits) for fit, _ in h.fits}
         # A step of a pipeline may have changed the rows of the others, so these count as shared.
         others = tuple((fit, number) for fit, number in times.items() if fit not in related)
-        fits = _Sum(_all_rows.histories(self.rows), others)
-        if not fits.is_news(1.0, times):
+        cost = sum(number**2 * fit.cost for fit, number in others)
+        search, total = (_History(h[0].cost + cost, h[0].fits + others) for h in (near, every))
+        if not _is_news(total):
             return ""
-        of_search, count = _Sum(own, others), len(times)
-        others_too = f", and {fits} with other fits on these rows" * (fits.cost > of_search.cost)
-        made = f"This search made {count} private fit{'s' * (count > 1)}"
-        return f"{made}: together {of_search}{others_too}. "
+        for history in (*every, total):
+            _remember(history)
+        with_others = f", and {_text(total)} with other fits on these rows"
+        count = f"{len(times)} private fit{'s' * (len(times) > 1)}"
+        with_others *= total.cost > search.cost
+        return f"This search made {count}: together {_text(search)}{with_others}. "
 
 
-class _Sum:
-    """The sum of the fits of the dearest row.
-
-    Args:
-        histories: List of `_History`.
-        others: Further pairs of a fit and a number of times.
-    """
-
-    def __init__(self, histories, others=()):
-        self._most, self._widest = (
-            max(histories, key=operator.attrgetter(cost)).fits + others
-            for cost in ("cost", "cost_if_once")
-        )
-        self.fits = {fit for fit, _ in self._most + self._widest}
-        self.cost = sum(times**2 * fit.cost for fit, times in self._most)
-        self._delta = max(fit.delta for fit in self.fits)
-
-    def is_news(self, growth, others=()):
-        """Returns whether it has grown since it was said, and is now."""
-        said = growth * max(fit.said for fit in self.fits)
-        if len(self.fits) < 2 or self.cost <= said:
-            return False
-        for fit in self.fits.union(others):
-            fit.said = self.cost
-        return True
-
-    def epsilon(self, growth=1.0):
-        """Returns the epsilon, or that of a cost that has grown."""
-        return _epsilon(self._most, self._delta, growth)
-
-    def __str__(self):
-        total = self.epsilon()
-        if_once = _epsilon([(fit, 1) for fit, _ in self._widest], self._delta, 1.0)
-        text = f"epsilon={rounded_up(total)} at delta={self._delta:g}"
-        if total > if_once:
-            text += f" ({rounded_up(if_once)} if equal rows in one fit are different people)"
-        return text
+_copies: weakref.WeakKeyDictionary[Any, Copies] = weakref.WeakKeyDictionary()
 
 
-def _epsilon(fits, delta, growth):
-    """Returns the epsilon of fits for a row that each has a number of times.
-
-    Noise is a sum of equal parts, one for each time, as in `tfdpx.accounting.group_epsilon`.
-    """
-    runs: dict[tuple[float, float], int] = collections.Counter()
-    for fit, times in fits:
-        for noise, rate, steps in fit.runs:
-            runs[noise / math.sqrt(times), rate] += times * steps
-    grown = ((*run, math.ceil(growth * number)) for run, number in sorted(runs.items()))
-    return accountants.composed_epsilon(tuple(grown), delta)
+def copies_of(estimator: Any) -> Copies:
+    """Returns the `Copies` of an estimator."""
+    return _copies.setdefault(estimator, Copies())
 
 
-@dataclasses.dataclass
-class Lineage:
-    """The origin of an estimator, and the search whose fits its copies make.
-
-    Attributes:
-        source: Returns the estimator that it was cloned from, or None.
-        is_used: Bool, whether it was asked for anything but copies.
-        search: A `Search`, or None.
-    """
-
-    source: Callable[[], Any] = lambda: None
-    is_used: bool = False
-    search: Search | None = None
+def on_use(estimator: Any) -> None:
+    """Records that scikit-learn asked an estimator for more than a copy."""
+    if copies_of(estimator).role == "new":
+        copies_of(estimator).role = "other"
 
 
-_lineages: weakref.WeakKeyDictionary[Any, Lineage] = weakref.WeakKeyDictionary()
-
-
-def lineage_of(estimator: Any) -> Lineage:
-    """Returns the `Lineage` of an estimator."""
-    return _lineages.setdefault(estimator, Lineage())
-
-
-def on_clone(source: Any, copy: Any) -> None:
-    """Records that scikit-learn cloned an estimator."""
-    lineage = lineage_of(source)
-    if lineage.search is None and not lineage.is_used and lineage.source() is not None:
-        lineage.search = Search()
-        weakref.finalize(source, lineage.search.end)
-    if lineage.search is not None:
-        lineage.search.copies.add(copy)
-    _lineages[copy] = Lineage(weakref.ref(source))
+def on_clone(estimator: Any, copy: Any) -> None:
+    """Records a copy by scikit-learn."""
+    copies = copies_of(estimator)
+    if copies.role == "new" and copies.source() is not None:
+        copies.role = "search"
+        weakref.finalize(estimator, copies.end)
+    copies.living.add(copy)
+    _copies[copy] = Copies(weakref.ref(estimator))
 
 
 def on_pickle(estimator: Any) -> None:
-    """Records that an estimator was pickled before its fit."""
-    for lineage, _ in _searches_of(estimator):
-        lineage.search.has_sent = True
+    """Records that an estimator is pickled before its fit, as for another process."""
+    for copies, _ in _above(estimator):
+        copies.has_sent = True
 
 
 def on_fit(estimator: Any, x: np.ndarray, ledger: Ledger) -> None:
@@ -227,35 +195,32 @@ def on_fit(estimator: Any, x: np.ndarray, ledger: Ledger) -> None:
         x: Array of all rows.
         ledger: `tfdpx.accounting.Ledger` of the fit, with a delta.
     """
-    digests, times = np.unique(row_digests([x]), return_counts=True)
-    digests, times = digests[:_MOST_ROWS].tolist(), times[:_MOST_ROWS].tolist()
-    rows = list(zip(digests, times, strict=True))
-    fit = _Fit(ledger.runs, ledger.delta)
+    arrays = np.unique(row_digests([x]), return_counts=True)
+    rows = list(zip(*(array[:_MOST_ROWS].tolist() for array in arrays), strict=True))
+    fit, search = _Fit(ledger.runs, ledger.delta), None
     with _lock:
         _all_rows.add(fit, rows)
-        search = None
-        for lineage, copy in _searches_of(estimator):
-            if lineage.search.is_told or set(lineage.search.copies) == {copy}:
-                search = lineage.search
-            else:  # A search does not keep copies of its base, so this is no search.
-                lineage.search.rows.clear()
-                lineage.search, lineage.is_used = None, True
+        for copies, copy in _above(estimator):
+            if copies.role == "silent" or set(copies.living) == {copy}:
+                search = copies
+            else:  # A search keeps no copy of its base.
+                copies.role = "other"
+                copies.rows.clear()
+        history = _all_rows.histories(row for row, _ in rows)[0]
         if search is not None:
             search.rows.add(fit, rows)
-            return
-        fits = _Sum(_all_rows.histories(digests))
-        if fits.is_news(_GROWTH):
+        elif _is_news(history, _GROWTH):
+            _remember(history)
             warn(
-                f"{len(fits.fits)} private fits share rows: together {fits} so far, and no ledger "
-                "adds them up. The next warning comes above "
-                f"epsilon={rounded_up(fits.epsilon(_GROWTH))}."
+                f"{len(history.fits)} private fits share rows: together {_text(history)} so far, "
+                "and no ledger adds them up. The next warning comes above "
+                f"epsilon={rounded_up(_epsilon(history, _GROWTH)[0])}."
             )
 
 
-def _searches_of(estimator) -> Iterator[tuple[Any, Any]]:
-    """Yields the lineages with a search above an estimator, and the copy that leads to it."""
-    copy = estimator
-    while (source := lineage_of(copy).source()) is not None:
-        if lineage_of(source).search is not None:
-            yield lineage_of(source), copy
-        copy = source
+def _above(estimator):
+    """Yields the `Copies` above an estimator that may be of a search, and its copy in them."""
+    while (source := copies_of(estimator).source()) is not None:
+        if copies_of(source).role in ("search", "silent"):
+            yield copies_of(source), estimator
+        estimator = source
