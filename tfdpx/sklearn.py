@@ -92,7 +92,8 @@ class _PrivateEstimator(base.BaseEstimator):
         optional(check_positive_integer)("batch_size", self.batch_size)
         optional(check_positive_integer)("steps", self.steps)
         if self.l2_norm_clip != "automatic":
-            optional(norm_bound)("l2_norm_clip", self.l2_norm_clip)
+            for check in (positive, norm_bound):
+                optional(check)("l2_norm_clip", self.l2_norm_clip)
         rows, columns = x.shape
         lower, upper = self._limits(columns)
         is_rough = np.zeros(columns, bool)

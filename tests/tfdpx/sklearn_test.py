@@ -540,7 +540,7 @@ REFUSALS = [
     *((dict(steps=steps), "`steps` must be a positive integer") for steps in (0, -1, True, 2.5)),
     (dict(batch_size=0), "`batch_size` must be a positive integer"),
     *(
-        (dict(l2_norm_clip=clip), "`l2_norm_clip` must be a finite number")
+        (dict(l2_norm_clip=clip), "`l2_norm_clip` must be a positive, finite number")
         for clip in (np.inf, np.nan, 0, True)
     ),
 ]

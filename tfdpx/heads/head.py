@@ -44,8 +44,8 @@ def positive(name: str, value: Any) -> None:
 
 def norm_bound(name: str, value: Any) -> None:
     """Checks a bound on l2 norms."""
-    is_valid = is_number(value) and rounding.SMALLEST_CLIP <= value < math.inf
-    require(is_valid, name, value, f"be a finite number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
+    is_valid = is_number(value) and value >= rounding.SMALLEST_CLIP
+    require(is_valid, name, value, f"be a number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
 
 
 def _budget(name, value):
