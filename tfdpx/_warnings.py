@@ -5,7 +5,7 @@ import warnings
 
 # Packages with frames that are not the user's. `contextlib` is one because of context managers.
 _NOT_THE_USERS = {"tfdpx", "keras", "tensorflow", "sklearn", "joblib"}
-_NOT_THE_USERS |= {"contextlib", "threading", "concurrent"}
+_NOT_THE_USERS |= {"contextlib", "threading", "concurrent", "weakref"}
 
 
 def warn(message):

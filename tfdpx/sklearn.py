@@ -14,7 +14,6 @@ docs/data_scientists.md.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import pathlib
 import tempfile
@@ -32,21 +31,27 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tfdpx import account
 from tfdpx import table_rules as rules
-from tfdpx._arguments import check_choice, is_integer, is_number, require
-from tfdpx._warnings import warn
+from tfdpx._arguments import (
+    check_choice,
+    check_positive_integer,
+    is_integer,
+    is_number,
+    require,
+)
+from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.heads.head import norm_bound, optional, positive
+from tfdpx.sampling import shared_rows
 
 __all__ = ["PrivateClassifier", "PrivateRegressor", "cross_validate"]
 
 _PREDICT_BATCH = 8192
-_is_search_told = False
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _PrivateEstimator(base.BaseEstimator):
-    """The base of both estimators: their arguments, training and pickling."""
+    """The base of both estimators: their arguments, training, copies and pickling."""
 
     epsilon: float = 3.0
     delta: float = 1e-5
@@ -60,7 +65,13 @@ class _PrivateEstimator(base.BaseEstimator):
     l2_norm_clip: float | str | None = None
     seed: int | None = None
 
+    def __sklearn_clone__(self):
+        copy = super().__sklearn_clone__()
+        shared_rows.on_clone(self, copy)
+        return copy
+
     def __sklearn_tags__(self):
+        shared_rows.on_use(self)
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.allow_nan = True  # A missing number is replaced by the mean.
@@ -68,7 +79,7 @@ class _PrivateEstimator(base.BaseEstimator):
         return tags
 
     def _train(self, x, y, num_classes):
-        """Fits `model_` and `ledger_`.
+        """Fits `model_`, with its ledger.
 
         Args:
             x: float64 `[rows, columns]`.
@@ -78,9 +89,11 @@ class _PrivateEstimator(base.BaseEstimator):
         if not callable(self.model):
             check_choice("model", self.model, (None, "linear", "network"))
         optional(positive)("learning_rate", self.learning_rate)
+        optional(check_positive_integer)("batch_size", self.batch_size)
+        optional(check_positive_integer)("steps", self.steps)
         if self.l2_norm_clip != "automatic":
-            optional(norm_bound)("l2_norm_clip", self.l2_norm_clip)
-        self._warn_of_search()
+            for check in (positive, norm_bound):
+                optional(check)("l2_norm_clip", self.l2_norm_clip)
         rows, columns = x.shape
         lower, upper = self._limits(columns)
         is_rough = np.zeros(columns, bool)
@@ -118,10 +131,16 @@ class _PrivateEstimator(base.BaseEstimator):
             head, optimizer = rules.train_head(*data, hidden=hidden, seed=self.seed)
             ledger = optimizer.ledger
         self.model_ = keras.Model(inputs, head(scaled), name=f"{training.name}_on_table")
+        ledger = dataclasses.replace(ledger, delta=self.delta, num_examples=rows)
         account.attach(ledger, self.model_.variables)
         account.uncounted.discard(layer)
-        self.ledger_ = dataclasses.replace(ledger, delta=self.delta, num_examples=rows)
+        shared_rows.on_fit(self, x, ledger)
         return self
+
+    @property
+    def ledger_(self) -> Ledger:
+        """Ledger of the weights of `model_`."""
+        return account.ledger_of(self.model_.variables)
 
     def _limits(self, columns):
         """Returns `lower` and `upper` as float64 arrays `[columns]`, or None for both."""
@@ -163,39 +182,20 @@ class _PrivateEstimator(base.BaseEstimator):
         check_is_fitted(self)
         return _outputs(self.model_, self._read(X, reset=False))
 
-    def _warn_of_search(self):
-        """Warns, once in a process, that no ledger adds up the fits of a scikit-learn search."""
-        global _is_search_told
-        search, num_splits = _search_above()
-        if search is None or _is_search_told:
-            return
-        _is_search_told = True
-        candidates = getattr(search, "n_iter", None) or len(
-            model_selection.ParameterGrid(search.param_grid)
-        )
-        fits = candidates * num_splits + bool(search.refit)
-        spent = self._epsilon_of(fits)
-        warn(
-            f"This {type(search).__name__} makes {fits} private fits, and nothing adds them up: "
-            f"together they spend up to epsilon={spent:.3g} at delta={self.delta:g}, and not "
-            f"{self.epsilon:g}. The scores that it chooses by are exact, which no epsilon covers. "
-            "Choose on public rows, or compare few settings by "
-            "`tfdpx.sklearn.cross_validate`, which has one ledger for all folds."
-        )
-
     def _epsilon_of(self, fits):
-        """Returns the epsilon of several fits on the same rows, by Gaussian composition."""
-        budget: dict[str, Any] = {"delta": self.delta, "accountant": "gdp"}
-        one = PrivacyPlan(1, 1, 1, epsilon=self.epsilon, **budget)
-        noise = one.noise_multiplier / math.sqrt(fits)
-        return PrivacyPlan(1, 1, 1, noise_multiplier=noise, **budget).epsilon
+        """Returns the epsilon of several fits on the same rows, as if all had full batches."""
+        steps = self.steps or rules.FEW_STEPS
+        plan = PrivacyPlan(1, 1, steps, epsilon=self.epsilon, delta=self.delta, accountant="gdp")
+        run = plan.noise_multiplier, 1.0, fits * steps
+        return accountants.composed_epsilon((run,), self.delta)
 
     def __getstate__(self):
         state = super().__getstate__()
         if "model_" in state:
             model = state["model_"]
-            # Its account, because `model_` may have been trained since the `fit` of `ledger_`.
             state = {**state, "model_": (_to_bytes(model), account.ledger_of(model.variables))}
+        else:
+            shared_rows.on_pickle(self)
         return state
 
     def __setstate__(self, state):
@@ -220,8 +220,9 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
     private under adding or removing one row of X and y. The numbers of rows and columns, `classes_`
     and all arguments count as public: do not read them off the data. Each fit on the same rows
-    spends its epsilon again, for example in a search over settings. Scores on private rows are
-    exact, without noise.
+    spends its epsilon again, for example in a search over settings; a warning tells the sum of this
+    process. Scores on private rows are exact, without noise, and so is a calibrator that is fitted
+    to them (`CalibratedClassifierCV`). Give a float as `l2_norm_clip` for better probabilities.
 
     Args:
         epsilon: Float > 0, the budget of one `fit`, preprocessing included.
@@ -247,7 +248,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
 
     Attributes:
         classes_: Array of the labels, sorted; public.
-        ledger_: `tfdpx.accounting.Ledger` of the last `fit`.
+        ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
         model_: `keras.Model` from float32 `[rows, columns]` to logits; it includes the scaling.
         n_features_in_: Int, columns of X.
 
@@ -332,7 +333,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         seed: Optional int for repeatable experiments.
 
     Attributes:
-        ledger_: `tfdpx.accounting.Ledger` of the last `fit`.
+        ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
         model_: `keras.Model` from float32 `[rows, columns]` to targets between -1 and 1, the two
             bounds.
         n_features_in_: Int, columns of X.
@@ -425,6 +426,7 @@ def cross_validate(
     parts = [order[: math.ceil(cv * rows)]] if is_share else np.array_split(order, cv)
     splits = [(np.setdiff1d(order, part), np.sort(part)) for part in parts]
     fits = max(1, len(splits) - 1)
+    shared_rows.copies_of(private).role = "silent"  # Its ledger has all folds.
     print(
         f"{len(splits)} private fit{'s' * (len(splits) > 1)} at epsilon={private.epsilon:g}; a row "
         f"is in {fits} of them. Together: epsilon={private._epsilon_of(fits):.3g} at "
@@ -449,24 +451,6 @@ def _private_part(estimator):
             f"that ends with one. Received: {type(last).__name__}."
         )
     return last
-
-
-def _search_above():
-    """Returns the scikit-learn search that called this fit, or None, and its number of splits."""
-    frame, searches = (
-        inspect.currentframe(),
-        (
-            model_selection.GridSearchCV,
-            model_selection.RandomizedSearchCV,
-        ),
-    )
-    while frame is not None and frame.f_code is not cross_validate.__code__:
-        search = frame.f_locals.get("self") if frame.f_code.co_name == "fit" else None
-        if isinstance(search, searches):
-            # Since scikit-learn 1.8 the attribute is set before the fits.
-            return search, frame.f_locals.get("n_splits") or search.n_splits_
-        frame = frame.f_back
-    return None, 0
 
 
 def _outputs(model, x):

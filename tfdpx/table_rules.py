@@ -40,7 +40,7 @@ _RARE_LABEL = 0.5  # Relative to an even share, for example 25% for two labels.
 _FULLEST_BIN, _BINS = 1 / 3, 123
 # Limits of epsilon times rows, and the values below and above them.
 _NETWORK_FROM = 3_500
-_FEW_STEPS_BELOW, _FEW_STEPS, _STEPS = 300, 60, 180
+_FEW_STEPS_BELOW, FEW_STEPS, _STEPS = 300, 60, 180
 _LARGEST_BATCH = 65_536
 
 
@@ -258,7 +258,7 @@ def choose(
     plan = PrivacyPlan(
         num_rows,
         batch_size or min(num_rows, _LARGEST_BATCH),
-        steps or (_FEW_STEPS if budget < _FEW_STEPS_BELOW else _STEPS),
+        steps or (FEW_STEPS if budget < _FEW_STEPS_BELOW else _STEPS),
         epsilon=epsilon,
         delta=delta,
         accountant=accountant,

@@ -1,23 +1,42 @@
 """The estimators in scikit-learn's hands: its own checks, pipelines, folds, searches and files."""
 
+import collections
+import dataclasses
+import itertools
 import pickle
+import re
 import warnings
 
+import joblib
 import keras
 import numpy as np
 import pytest
 import scipy.sparse
-from sklearn import base, compose, model_selection, pipeline, preprocessing
+from scipy import optimize, stats
+from sklearn import (
+    base,
+    calibration,
+    compose,
+    ensemble,
+    model_selection,
+    multiclass,
+    pipeline,
+    preprocessing,
+    semi_supervised,
+)
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.utils import estimator_checks
 
 import tfdpx.sklearn
 from tfdpx import account, table_rules
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.heads.features import clip_factors
+from tfdpx.sampling import shared_rows
 from tfdpx.sklearn import PrivateClassifier, PrivateRegressor, cross_validate
 
 BOUNDS = {"lower": -10.0, "upper": 10.0}
 TARGET = {"target_lower": -5.0, "target_upper": 5.0}
+SEEDS = itertools.count(1)
 ROUNDING = {
     "check_methods_sample_order_invariance": (
         "wants ten digits: the outputs of a Keras model are float32, whose products round by place"
@@ -161,8 +180,8 @@ def test_pickles_hold_the_model_and_the_ledger(with_layers, data):
     )
     assert loaded.ledger_ == with_layers.ledger_
     assert base.clone(loaded).get_params() == with_layers.get_params()
-    with pytest.raises(AttributeError):
-        base.clone(loaded).ledger_.epsilon(1e-5)
+    assert loaded.ledger_.num_examples == 300 and loaded.ledger_.delta == 1e-5
+    assert not hasattr(base.clone(loaded), "ledger_")
 
 
 def test_a_pickle_does_not_hide_later_training_of_its_model(data):
@@ -176,13 +195,25 @@ def test_a_pickle_does_not_hide_later_training_of_its_model(data):
     classifier.model_.compile(tfdpx.DPSGD(0.1, plan=plan), loss)
     classifier.model_.train_on_batch(*rows)
     spent = account.ledger_of(classifier.model_.variables)
-    assert spent.steps == classifier.ledger_.steps + 1
+    assert spent.steps == before.steps + 1
+    assert classifier.ledger_ == spent and classifier.ledger_.delta == 1e-5
+    assert classifier.ledger_.epsilon(1e-5) > before.epsilon(1e-5)
     loaded = pickle.loads(pickle.dumps(classifier))
     assert account.ledger_of(loaded.model_.variables).entries == spent.entries
     loaded.model_.compile("sgd", loss)
     loaded.model_.fit(*rows, verbose=0)
     again = pickle.loads(pickle.dumps(loaded))
     assert not account.ledger_of(again.model_.variables).is_complete
+
+
+def test_the_model_of_an_estimator_is_reported_at_its_delta(tmp_path, data):
+    x, _, labels = data
+    classifier = PrivateClassifier(2.0, 1e-6, model="linear", **BOUNDS).fit(x, labels)
+    joblib.dump(classifier, tmp_path / "classifier.joblib")
+    loaded = joblib.load(tmp_path / "classifier.joblib")
+    for place, model in enumerate([classifier.model_, loaded.model_]):
+        record = tfdpx.report(model, tmp_path / str(place), data="made up")
+        assert record["delta"] == 1e-6 and 1.98 < record["epsilon"] <= 2.0
 
 
 def test_a_pipeline_of_a_data_frame_in_all_but_name(data):
@@ -210,6 +241,14 @@ def folds_are_counted(data):
     told = linear_classifier(epsilon=1.0)._epsilon_of(3)
     assert report["ledger"].epsilon(1e-5) == pytest.approx(told, rel=0.01) and 1.7 < told < 3
     return report
+
+
+def test_large_sums_are_printed(data, capsys):
+    x, _, labels = data
+    report = cross_validate(linear_classifier(epsilon=8.0), x, labels, cv=5, seed=0)
+    [printed] = re.findall(r"Together: epsilon=([\d.]+) at", capsys.readouterr().out)
+    assert float(printed) == pytest.approx(report["ledger"].epsilon(1e-5), rel=0.01)
+    assert 18 < float(printed) < 20
 
 
 def test_folds_add_up(data, capsys):
@@ -252,21 +291,214 @@ def test_folds_do_not_depend_on_labels(monkeypatch, data):
         assert sorted([*one[0], *one[1]]) == list(range(300))
 
 
-@pytest.mark.parametrize("refit", [False, True])
-def test_a_search_that_nothing_adds_up_warns_once(monkeypatch, data, refit):
-    monkeypatch.setattr(tfdpx.sklearn, "_is_search_told", False)
-    x, _, labels = data
-    model = pipeline.make_pipeline(linear_classifier(epsilon=1.0, steps=2))
-    grid = {"privateclassifier__learning_rate": [0.5, 1.0, 2.0]}
-    search = model_selection.GridSearchCV(model, grid, cv=2, refit=refit)
-    fits = 6 + refit
-    spent = linear_classifier(epsilon=1.0)._epsilon_of(fits)
-    words = f"GridSearchCV makes {fits} private fits, .* up to epsilon={spent:.3g} at delta=1e-05"
-    with pytest.warns(UserWarning, match=words) as seen:
-        search.fit(x, labels)
-        search.fit(x, labels)
-    assert [str(warning.message)[:4] for warning in seen].count("This") == 1
-    assert seen[0].filename == __file__
+def gaussian_epsilon(mu):
+    """The epsilon of a Gaussian mechanism at delta 1e-5, by its closed form."""
+
+    def excess(epsilon):
+        upper = stats.norm.cdf(mu / 2 - epsilon / mu)
+        return upper - np.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu)) - 1e-5
+
+    return optimize.brentq(excess, 0.0, 500.0)
+
+
+class Fits:
+    """Counts the rows of all fits, and what these spent on the dearest row."""
+
+    def __init__(self, monkeypatch):
+        self.squared_mu = collections.Counter()
+        self.squared_mu_if_shared = 0.0
+        self.count = 0
+        original = tfdpx.sklearn._PrivateEstimator._train
+
+        def train(estimator, x, *others):
+            original(estimator, x, *others)
+            runs = [(e.noise_multiplier, e.steps) for e in estimator.ledger_.entries]
+            squared = sum(steps / noise**2 for noise, steps in runs)
+            for row, times in collections.Counter(map(bytes, x)).items():
+                self.squared_mu[row] += times**2 * squared
+            self.squared_mu_if_shared += squared
+            self.count += 1
+            return estimator
+
+        monkeypatch.setattr(tfdpx.sklearn._PrivateEstimator, "_train", train)
+
+    @property
+    def epsilon(self):
+        return gaussian_epsilon(max(self.squared_mu.values()) ** 0.5)
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    return Fits(monkeypatch)
+
+
+@pytest.fixture
+def rows():
+    """Rows that no other test has."""
+    rng = np.random.default_rng(next(SEEDS))
+    x = rng.normal(size=(90, 3))
+    return x, np.digitize(x[:, 0], [-0.5, 0.5])
+
+
+def quick(epsilon=1.0, **arguments):
+    return linear_classifier(epsilon=epsilon, steps=2, model="linear", **arguments)
+
+
+def told(action):
+    """Returns the texts and files of the warnings about sums of fits."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        result = action()
+    words = [str(w.message) for w in seen if "private fit" in str(w.message)]
+    assert all(w.filename == __file__ for w in seen if "private fit" in str(w.message))
+    return words, result
+
+
+def epsilons(text):
+    return [float(number) for number in re.findall(r"epsilon=([\d.]+\d)", text)]
+
+
+def in_a_pipeline(*steps):
+    return pipeline.make_pipeline(*steps, quick())
+
+
+SEARCHES = {
+    "grid": lambda: model_selection.GridSearchCV(quick(), {"epsilon": [1.0, 8.0]}, cv=3),
+    "without a refit": lambda: model_selection.GridSearchCV(
+        quick(), {"epsilon": [1.0, 8.0]}, cv=3, refit=False
+    ),
+    "random": lambda: model_selection.RandomizedSearchCV(
+        in_a_pipeline(), {"privateclassifier__epsilon": [0.5, 3.0, 10.0]}, n_iter=3, cv=3
+    ),
+    "halving": lambda: model_selection.HalvingGridSearchCV(
+        quick(), {"epsilon": [1.0, 2.0, 4.0]}, cv=2, min_resources=30
+    ),
+    "of bags": lambda: model_selection.GridSearchCV(
+        ensemble.BaggingClassifier(quick(), n_estimators=2), {"bootstrap": [True, False]}, cv=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_tells_once_what_its_fits_spent(fits, rows, name):
+    search = SEARCHES[name]()
+    [text], _ = told(lambda: search.fit(*rows))
+    assert text.startswith(f"This search made {fits.count} private fits: together epsilon=")
+    assert epsilons(text)[0] == pytest.approx(fits.epsilon, rel=2e-3)
+    assert "other fits" not in text and "no epsilon covers" in text
+    if name == "grid":
+        assert 15.9 < fits.epsilon < 16.1  # Two folds and the refit of the dearest.
+
+
+def test_a_second_search_tells_its_sum_and_that_of_both(fits, rows):
+    search = SEARCHES["grid"]()
+    [first], _ = told(lambda: search.fit(*rows))
+    [second], _ = told(lambda: search.fit(*rows))
+    assert epsilons(second) == [epsilons(first)[0], pytest.approx(fits.epsilon, rel=2e-3)]
+
+
+def test_fits_of_a_search_count_together_if_a_step_changes_their_rows(fits, rows):
+    model = in_a_pipeline(preprocessing.StandardScaler())
+    grid = {"privateclassifier__epsilon": [0.5, 1.0]}
+    [text], _ = told(lambda: model_selection.GridSearchCV(model, grid, cv=3).fit(*rows))
+    together = gaussian_epsilon(fits.squared_mu_if_shared**0.5)
+    assert together > 1.2 * fits.epsilon  # No row is the same in two folds.
+    assert epsilons(text)[0] == pytest.approx(together, rel=2e-3)
+
+
+def two(of=quick):
+    return [("first", of()), ("second", of())]
+
+
+META_ESTIMATORS = {
+    "bagging": lambda: ensemble.BaggingClassifier(quick(), n_estimators=6),
+    "calibration": lambda: calibration.CalibratedClassifierCV(quick(), cv=4),
+    "calibration of one": lambda: calibration.CalibratedClassifierCV(quick(), cv=3, ensemble=False),
+    "one against the rest": lambda: multiclass.OneVsRestClassifier(quick()),
+    "one against one": lambda: multiclass.OneVsOneClassifier(quick()),
+    "voting": lambda: ensemble.VotingClassifier(two()),
+    "stacking": lambda: ensemble.StackingClassifier(two(), cv=3),
+    "self-training": lambda: semi_supervised.SelfTrainingClassifier(
+        quick(10.0, classes=[0, 1, 2]), criterion="k_best", max_iter=3
+    ),
+    "voting of one against the rest": lambda: ensemble.VotingClassifier(
+        [("only", multiclass.OneVsRestClassifier(quick()))]
+    ),
+    "voting of calibration": lambda: ensemble.VotingClassifier(
+        [("only", calibration.CalibratedClassifierCV(quick(), cv=3))]
+    ),
+}
+
+
+def check_words(texts, fits, most):
+    """The last sum is not above the truth, which is below the announced limit."""
+    assert 1 <= len(texts) <= most
+    said, limit = epsilons(texts[-1])
+    assert said <= 1.002 * fits.epsilon and fits.epsilon <= limit
+
+
+@pytest.mark.parametrize("name", META_ESTIMATORS)
+def test_a_meta_estimator_tells_what_its_fits_spend(fits, rows, name):
+    x, labels = rows
+    if name == "self-training":
+        labels = np.where(np.arange(len(x)) % 3 == 0, -1, labels)
+    texts, _ = told(lambda: META_ESTIMATORS[name]().fit(x, labels))
+    check_words(texts, fits, most=3)
+    if name == "bagging":
+        assert "if equal rows in one fit are different people" in texts[-1] and fits.epsilon > 4
+
+
+def test_folds_of_scikit_learn_and_second_fits_are_told(fits, rows):
+    x, labels = rows
+    template = quick()
+    estimator = base.clone(template)  # A copy that is copied need not be of a search.
+    texts, _ = told(lambda: model_selection.cross_val_score(estimator, x, labels, cv=5))
+    check_words(texts, fits, most=2)
+    assert epsilons(texts[-1])[0] == pytest.approx(fits.epsilon, rel=2e-3)  # Of all four fits.
+    texts, _ = told(lambda: [estimator.fit(x, labels) for _ in range(5)])
+    check_words(texts, fits, most=1)
+
+
+def test_searches_that_others_copy_and_keep_are_told(fits, rows):
+    grid = SEARCHES["grid"]()
+    texts, kept = told(lambda: ensemble.VotingClassifier([("grid", grid)]).fit(*rows))
+    assert len(texts) == 1 and epsilons(texts[0])[0] == pytest.approx(fits.epsilon, rel=2e-3)
+    assert kept.estimators_[0].best_estimator_.ledger_.steps > 0
+
+
+def test_no_sum_is_told_of_one_fit_or_of_other_rows(rows, capsys):
+    x, labels = rows
+    texts, _ = told(lambda: quick().fit(np.vstack([x[:20], x[:20]]), [*labels[:20], *labels[:20]]))
+    assert texts == []
+    texts, _ = told(lambda: [quick().fit(x[i : i + 20], labels[i : i + 20]) for i in (20, 40)])
+    assert texts == []
+    texts, _ = told(lambda: cross_validate(quick(), x[60:], labels[60:], cv=3))
+    assert texts == [] and "3 private fits" in capsys.readouterr().out
+    [text], _ = told(lambda: quick().fit(x[60:], labels[60:]))
+    assert text.startswith("3 private fits share rows")
+
+
+def test_large_tables_are_recognised_by_some_of_their_rows(monkeypatch, fits, rows):
+    monkeypatch.setattr(shared_rows, "_MOST_ROWS", 10)
+    [text], _ = told(lambda: SEARCHES["grid"]().fit(*rows))
+    assert epsilons(text)[0] == pytest.approx(fits.epsilon, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_fits_on_random_batches_are_added_up(rows):
+    x, labels = rows
+    estimator = quick(2.0, batch_size=30)
+    [text], _ = told(lambda: [estimator.fit(x, labels) for _ in range(2)])
+    ledger = Ledger(tuple(dataclasses.replace(e, run=None) for e in estimator.ledger_.entries))
+    assert epsilons(text)[0] == pytest.approx((ledger + ledger).epsilon(1e-5), rel=2e-3)
+
+
+@pytest.mark.slow
+def test_fits_in_other_processes_are_told_there_and_named_here(rows, capfd):
+    search = SEARCHES["without a refit"]().set_params(n_jobs=2)
+    with pytest.warns(UserWarning, match="Copies were sent to other processes.* no epsilon covers"):
+        search.fit(*rows)
+    assert "private fits share rows" in capfd.readouterr().err
 
 
 def test_classes_that_a_fold_lacks(data):
@@ -305,6 +537,12 @@ REFUSALS = [
     (dict(batch_size=500), "batch_size"),
     (dict(l2_norm_clip=-1.0), "l2_norm_clip"),
     (dict(learning_rate=-1.0), "learning_rate"),
+    *((dict(steps=steps), "`steps` must be a positive integer") for steps in (0, -1, True, 2.5)),
+    (dict(batch_size=0), "`batch_size` must be a positive integer"),
+    *(
+        (dict(l2_norm_clip=clip), "`l2_norm_clip` must be a positive, finite number")
+        for clip in (np.inf, np.nan, 0, True)
+    ),
 ]
 
 
