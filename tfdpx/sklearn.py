@@ -140,7 +140,7 @@ class _PrivateEstimator(base.BaseEstimator):
     @property
     def ledger_(self) -> Ledger:
         """Ledger of the weights of `model_`."""
-        return account.ledger_of(self.model_.variables)
+        return account.ledger_of(self.model_.weights)
 
     def _limits(self, columns):
         """Returns `lower` and `upper` as float64 arrays `[columns]`, or None for both."""
@@ -193,7 +193,7 @@ class _PrivateEstimator(base.BaseEstimator):
         state = super().__getstate__()
         if "model_" in state:
             model = state["model_"]
-            state = {**state, "model_": (_to_bytes(model), account.ledger_of(model.variables))}
+            state = {**state, "model_": (_to_bytes(model), account.ledger_of(model.weights))}
         else:
             shared_rows.on_pickle(self)
         return state
