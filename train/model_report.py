@@ -42,7 +42,8 @@ def report(
 
     The files are those of the program `tfdpx classify`: `model.keras` with its ledger, but without
     its optimizer, `record.json`, `privacy_statement.txt`, `report.html`, `model_card.md` and
-    pictures. The command `tfdpx verify FOLDER` checks that they agree. Call it after the last `fit`.
+    pictures. The command `tfdpx verify FOLDER` checks that they agree. Call it after the last
+    `fit`.
 
     Metrics of `test` are exact, not private. They are on the page and in the record, which tell
     this, but not on the model card. For classes they are for example accuracy with its interval and
