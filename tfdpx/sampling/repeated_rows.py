@@ -6,12 +6,23 @@ counted by them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy.stats
+
+from tfdpx._warnings import warn
+from tfdpx.accounting import groups
+
+_MOST_ROWS = 100_000  # Of more, so many are drawn at random.
+_MOST_COMPARED = 10_000  # Rows, from which the frequency of a value is estimated.
+_MOST_VALUES = 64  # Values of a row that are looked at for chance.
+_LARGEST_GROUP = 20  # Beyond it the accountant takes minutes, and epsilon is in the hundreds.
+_group_epsilon = functools.lru_cache(maxsize=16)(groups.group_epsilon)
 
 _SECRET = secrets.token_bytes(16)
 _CHUNK = 2**22  # Bytes that are copied at a time.
@@ -46,6 +57,73 @@ def row_digests(arrays: Sequence[Any]) -> np.ndarray:
             sums[start : start + step] += padded.view("uint32").astype("uint64") @ keys
     upper = sums >> np.uint64(32)
     return upper[:, 0] << np.uint64(32) | upper[:, 1]
+
+
+def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
+    """Warns if rows are equal more often than by chance, with epsilon for all of them together.
+
+    Both numbers in the warning are computed from private data without noise, for the user only.
+
+    Args:
+        plan: The `PrivacyPlan` of the rows, with noise.
+        arrays: Arrays with the same number of rows, inputs and targets.
+    """
+    is_sample = len(arrays[0]) > _MOST_ROWS
+    if is_sample:
+        rows = np.random.default_rng().choice(len(arrays[0]), _MOST_ROWS, replace=False)
+        arrays = [array[rows] for array in arrays]
+    if (count := largest_repeat(arrays)) < 2:
+        return
+    several = min(count, _LARGEST_GROUP)
+    counted = "At least " if is_sample else ""
+    bound = "at least " if is_sample or several < count else ""
+    warn(
+        f"{counted}{count} examples are equal in `x` and `y`, more than chance explains. If they "
+        f"are of one person, or one example that is given {count} times, their epsilon together is "
+        f"{bound}{_group_epsilon(plan, several):.4g} at delta={plan.delta:g}, not "
+        f"{plan.epsilon:.4g}. Give each example once, or protect people: "
+        'PrivacyPlan(unit="user", ...) and `user_ids`. These numbers are private: do not publish '
+        "them."
+    )
+
+
+def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
+    """Returns the largest number of equal rows that chance does not explain, or 1.
+
+    By chance a row comes as often as the product of the frequencies of its values says. Values of
+    a row depend on each other, so the square root is taken, as if only every other value counted.
+    Not counted is a value that equals the one before it (blank images, padded texts) or is NaN.
+
+    Args:
+        arrays: Arrays with the same number of rows.
+    """
+    # Of an autoencoder the targets are the inputs, and tell nothing more.
+    arrays = [
+        array
+        for place, array in enumerate(arrays)
+        if not any(np.array_equal(array, other) for other in arrays[:place])
+    ]
+    _, first, counts = np.unique(row_digests(arrays), return_index=True, return_counts=True)
+    count_rows = len(arrays[0])
+    for count in np.unique(counts[counts > 1])[::-1]:
+        frequencies = [_frequencies(array, first[counts == count][0]) for array in arrays]
+        by_chance = count_rows * np.sqrt(np.prod(np.concatenate(frequencies)))
+        expected = count_rows * scipy.stats.poisson.sf(count - 2, by_chance)
+        if 4 * by_chance < count and expected < 0.05 * counts[counts >= count].sum():
+            return int(count)
+    return 1
+
+
+def _frequencies(array, row):
+    """Returns how frequent some values of a row are in their columns, each float in (0, 1]."""
+    array = array.reshape(len(array), -1)
+    values = array[row]
+    places = np.flatnonzero(
+        np.append(True, values[1:] != values[:-1])[: len(values)] & (values == values)
+    )
+    places = places[:: len(places) // _MOST_VALUES + 1]
+    compared = array[:: len(array) // _MOST_COMPARED + 1, places] == values[places]
+    return np.maximum(compared.sum(axis=0), 1) / len(compared)
 
 
 def _digest(row):
