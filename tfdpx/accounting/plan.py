@@ -407,7 +407,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
-        """Returns the plan from `get_config` without computing anything; its epsilon is trusted.
+        """Returns the plan from `get_config`; its epsilon is not below the one of its other values.
 
         Args:
             config: Dict.
@@ -423,6 +423,8 @@ class PrivacyPlan:
             value = Ledger.from_json(value) if field.name == "spent" else value
             object.__setattr__(plan, field.name, value)
         plan._check()
+        # Solved values are within epsilon, so only edited ones change it.
+        object.__setattr__(plan, "epsilon", max(plan.epsilon, plan.epsilon_at(plan.steps)))
         return plan
 
 

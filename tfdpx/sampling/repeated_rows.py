@@ -18,7 +18,7 @@ import scipy.stats
 from tfdpx._warnings import warn
 from tfdpx.accounting import groups
 
-_MOST_ROWS = 100_000  # Of more, so many are drawn at random.
+_MOST_ROWS = 100_000  # Of more, about so many are drawn at random.
 _MOST_COMPARED = 10_000  # Rows, from which the frequency of a value is estimated.
 _MOST_VALUES = 64  # Values of a row that are looked at for chance.
 _LARGEST_GROUP = 20  # Beyond it the accountant takes minutes, and epsilon is in the hundreds.
@@ -70,8 +70,8 @@ def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
     """
     is_sample = len(arrays[0]) > _MOST_ROWS
     if is_sample:
-        rows = np.random.default_rng().choice(len(arrays[0]), _MOST_ROWS, replace=False)
-        arrays = [array[rows] for array in arrays]
+        is_taken = np.random.default_rng().random(len(arrays[0])) < _MOST_ROWS / len(arrays[0])
+        arrays = [array[is_taken] for array in arrays]
     if (count := largest_repeat(arrays)) < 2:
         return
     several = min(count, _LARGEST_GROUP)
@@ -103,10 +103,18 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
         for place, array in enumerate(arrays)
         if not any(np.array_equal(array, other) for other in arrays[:place])
     ]
-    _, first, counts = np.unique(row_digests(arrays), return_index=True, return_counts=True)
-    count_rows = len(arrays[0])
+    # Digests of a part of the columns first, because they take a fraction of the time.
+    tables = [array.reshape(len(array), -1) for array in arrays]
+    parts = [table[:, :: table.shape[1] // _MOST_VALUES + 1] for table in tables]
+    _, places, counts = np.unique(row_digests(parts), return_inverse=True, return_counts=True)
+    rows, count_rows = np.flatnonzero(counts[places] > 1), len(arrays[0])
+    if not len(rows):
+        return 1
+    digests = row_digests([table[rows] for table in tables])
+    _, first, counts = np.unique(digests, return_index=True, return_counts=True)
     for count in np.unique(counts[counts > 1])[::-1]:
-        frequencies = [_frequencies(array, first[counts == count][0]) for array in arrays]
+        row = rows[first[counts == count][0]]
+        frequencies = [_frequencies(table, row) for table in tables]
         by_chance = count_rows * np.sqrt(np.prod(np.concatenate(frequencies)))
         expected = count_rows * scipy.stats.poisson.sf(count - 2, by_chance)
         if 4 * by_chance < count and expected < 0.05 * counts[counts >= count].sum():
@@ -114,15 +122,14 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
     return 1
 
 
-def _frequencies(array, row):
+def _frequencies(table, row):
     """Returns how frequent some values of a row are in their columns, each float in (0, 1]."""
-    array = array.reshape(len(array), -1)
-    values = array[row]
+    values = table[row]
     places = np.flatnonzero(
         np.append(True, values[1:] != values[:-1])[: len(values)] & (values == values)
     )
     places = places[:: len(places) // _MOST_VALUES + 1]
-    compared = array[:: len(array) // _MOST_COMPARED + 1, places] == values[places]
+    compared = table[:: len(table) // _MOST_COMPARED + 1, places] == values[places]
     return np.maximum(compared.sum(axis=0), 1) / len(compared)
 
 
