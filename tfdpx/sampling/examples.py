@@ -227,16 +227,13 @@ class Examples:
 
     def present(self):
         """Returns inputs and targets of the examples with weight, a list of NumPy arrays."""
-        # A data set may be made inside of a graph.
-        *arrays, weights = (
-            [tf.get_static_value(array) for array in tf.nest.flatten(nest) if array is not None]
-            for nest in self._arrays
-        )
-        arrays = sum(arrays, [])
-        if not self.is_weighted:
-            return arrays
-        has_weight = np.any([w.reshape(len(w), -1).any(axis=1) for w in weights], axis=0)
-        return [array[has_weight] for array in arrays]
+        # Static, because a data set may be made inside of a graph.
+        x, y, weights = tf.nest.map_structure(tf.get_static_value, self._arrays)
+        arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
+        if self.is_weighted:
+            flags = [w.reshape(len(w), -1).any(axis=1) for w in tf.nest.flatten(weights)]
+            arrays = [array[np.any(flags, axis=0)] for array in arrays]
+        return arrays
 
     @functools.cached_property
     def _digest(self):
