@@ -133,6 +133,20 @@ def test_a_full_disk_at_the_page_is_one_sentence_and_the_record_stays(tmp_path):
     assert (tmp_path / report.FILE).read_bytes() == whole[report.FILE]
 
 
+def test_a_full_disk_at_a_picture_is_one_sentence_too(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device", str(tmp_path / report.CONFUSION))
+
+    monkeypatch.setattr(report.pictures, "confusion_matrix", fail)
+    one = np.zeros(1, int)
+    measured = types.SimpleNamespace(
+        warnings=list, targets=one, predictions=one, class_names=["a", "b"]
+    )
+    with pytest.raises(OSError, match="No space left.*confusion.*Make room") as raised:
+        report.draw_metrics(measured, tmp_path)
+    assert str(raised.value).count("Make room") == 1 and not list(tmp_path.iterdir())
+
+
 def test_the_page_holds_the_record_and_follows_from_it_alone(tmp_path):
     expected = record(ATTACK, results=RARE)
     page_of(tmp_path, expected)

@@ -307,7 +307,14 @@ class PrivacyPlan:
 
         Raises:
             ValueError: If the arrays do not hold `num_examples` examples, a weight is invalid, or a
-                data set has no known size.
+                data set has no known size or is made by `repeat`.
+
+        Warns:
+            UserWarning: If arrays hold equal rows, `x` with `y`, that chance does not explain, with
+                the largest number of them and its `group_epsilon`. Both numbers are computed from
+                private data without noise: they are for the user only, and no file holds them. Of
+                more than 100,000 rows, as many are drawn at random and compared. Rows of a plan of
+                people and of a `RandomAccess` are not compared.
 
         Example:
         >>> plan = PrivacyPlan(1000, batch_size=100, steps=20, epsilon=8.0, delta=1e-5)

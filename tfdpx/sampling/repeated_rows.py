@@ -20,7 +20,7 @@ from tfdpx.accounting import groups
 _MOST_ROWS = 100_000  # Of more, about so many are drawn at random.
 _MOST_COMPARED = 10_000  # Rows, from which the frequency of a value is estimated.
 _MOST_VALUES = 64  # Values of a row that are looked at for chance.
-_LARGEST_GROUP = 20  # Beyond it the accountant takes minutes, and epsilon is in the hundreds.
+_LARGEST_GROUP = 12  # Beyond it epsilon is in the hundreds, and takes up to minutes.
 _group_epsilon = functools.lru_cache(maxsize=16)(groups.group_epsilon)
 
 _SECRET = secrets.token_bytes(16)

@@ -60,13 +60,14 @@ class PrivacyBudget(keras.callbacks.Callback):
     approximation. Later callbacks, the progress bar and `History` see it.
 
     Args:
-        plan: A `PrivacyPlan`.
+        plan: A `PrivacyPlan` with the delta of the optimizer's plan.
         allow_approximate: Bool. Whether to train on batches that no plan draws, for example of a
             generator. Their epsilon is only an approximation.
 
     Raises:
         TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
-        ValueError: By `fit`, if the optimizer or the batches are not the plan's.
+        ValueError: By `fit`, if the optimizer or the batches are not the plan's, or another plan of
+            the training has another delta.
         BudgetExceeded: By `fit`, if the plan has no room for another execution at the start.
     """
 
