@@ -15,6 +15,10 @@ class UserError(Exception):
     """
 
 
+class DiskError(UserError, OSError):
+    """Raised where a file cannot be written, for example because the disk is full."""
+
+
 @contextlib.contextmanager
 def checking_flags():
     """Turns the ValueErrors of a block into UserErrors, because its values come from flags."""

@@ -1,5 +1,6 @@
 """Writes the files of a run: model, record, statement, learning curve, pictures, page and card."""
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train import model_card, pictures
-from tfdpx.train.errors import printable
+from tfdpx.train.errors import DiskError, printable
 from tfdpx.train.output import print_table, to_json
 from tfdpx.train.page import ATTACK, CALIBRATION, CONFUSION, CURVE, FILE, WRONG, page, pictures_of
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -24,6 +25,22 @@ from tfdpx.training.session import after_save
 
 STATEMENT = "privacy_statement.txt"
 _MOST_WRONG = 12
+
+
+@contextlib.contextmanager
+def _after_the_record(folder):
+    """Context manager for pictures and page, in which an error of the disk names the remedy."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except (OSError, tf.errors.OpError) as error:
+        raise DiskError(
+            f"The page {os.fspath(folder / FILE)!r} or a picture could not be written: {error}. "
+            "Model, record and statement were saved before and are whole. Make room, and write the "
+            f'page by `python -c "from tfdpx.train import report; report.write_page('
+            f'{os.fspath(folder)!r})"`.'
+        ) from error
 
 
 class Curve(keras.callbacks.Callback):
@@ -83,17 +100,18 @@ def write(record, model, data, measured, rows, workdir):
     save_model(model, record, workdir)
     write_record(record, workdir)
     print_record(record)
-    drawn = draw_metrics(measured, workdir, data)
-    rows = [row for row in rows if "accuracy" in row]
-    if rows:
-        base_rate = record.results[f"{data.eval_split}_base_rate"]
-        pictures.learning_curve(rows, workdir / CURVE, data.eval_split, base_rate)
-        drawn.append(workdir / CURVE)
-    with tf.summary.create_file_writer(str(workdir / "tensorboard" / "pictures")).as_default():
-        for path in drawn:
-            pixels = tf.io.decode_png(path.read_bytes(), channels=3)
-            tf.summary.image(path.stem, pixels[None], step=record.results["steps"])
-    write_page(workdir)
+    with _after_the_record(workdir):
+        drawn = draw_metrics(measured, workdir, data)
+        rows = [row for row in rows if "accuracy" in row]
+        if rows:
+            base_rate = record.results[f"{data.eval_split}_base_rate"]
+            pictures.learning_curve(rows, workdir / CURVE, data.eval_split, base_rate)
+            drawn.append(workdir / CURVE)
+        with tf.summary.create_file_writer(str(workdir / "tensorboard" / "pictures")).as_default():
+            for path in drawn:
+                pixels = tf.io.decode_png(path.read_bytes(), channels=3)
+                tf.summary.image(path.stem, pixels[None], step=record.results["steps"])
+        write_page(workdir)
 
 
 def draw_metrics(measured, workdir, data=None):
@@ -115,17 +133,18 @@ def draw_metrics(measured, workdir, data=None):
     if not len(names) or not len(labels):
         return []
     drawn = [workdir / CONFUSION]
-    pictures.confusion_matrix(labels, predictions, names, drawn[0])
-    if len(names) == 2 and np.isfinite(measured.margins).all():
-        drawn.append(workdir / CALIBRATION)
-        shown = (names[1], drawn[1], measured.is_public)
-        pictures.reliability(labels, measured.positive, *shown)
-    wrong = np.flatnonzero(np.not_equal(labels, predictions))
-    if data is not None and measured.is_public and len(wrong):
-        rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
-        images, _, _ = as_examples(*data.eval_examples).batch(rows, len(rows))
-        shown = (labels[rows], predictions[rows], names, workdir / WRONG)
-        pictures.wrong_predictions(np.asarray(images), *shown)
+    with _after_the_record(workdir):
+        pictures.confusion_matrix(labels, predictions, names, drawn[0])
+        if len(names) == 2 and np.isfinite(measured.margins).all():
+            drawn.append(workdir / CALIBRATION)
+            shown = (names[1], drawn[1], measured.is_public)
+            pictures.reliability(labels, measured.positive, *shown)
+        wrong = np.flatnonzero(np.not_equal(labels, predictions))
+        if data is not None and measured.is_public and len(wrong):
+            rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
+            images, _, _ = as_examples(*data.eval_examples).batch(rows, len(rows))
+            shown = (labels[rows], predictions[rows], names, workdir / WRONG)
+            pictures.wrong_predictions(np.asarray(images), *shown)
     return drawn
 
 
@@ -155,15 +174,17 @@ def write_page(folder: str | os.PathLike) -> None:
         folder: Path of the folder with `record.json` and pictures.
 
     Raises:
-        OSError: If the folder has no record because its run is unfinished.
+        OSError: If the folder has no record because its run is unfinished, or the page cannot be
+            written, for example because the disk is full.
         ValueError: If the record is damaged.
     """
     folder = pathlib.Path(folder)
     record = records.read(folder / records.FILE)
     bounds = record.attack_bounds()
-    if bounds and record.ledger.steps and record.epsilon < math.inf:
-        pictures.attack_curve({"no attack is above": bounds}, folder / ATTACK)
-    files.write(folder / FILE, page(record, pictures_of(folder)), mode=0o644)
-    # The name of a file may have bytes that are not characters.
-    card = model_card.text(record).encode("utf-8", "backslashreplace")
-    files.write(folder / model_card.FILE, card, mode=0o644)
+    with _after_the_record(folder):
+        if bounds and record.ledger.steps and record.epsilon < math.inf:
+            pictures.attack_curve({"no attack is above": bounds}, folder / ATTACK)
+        files.write(folder / FILE, page(record, pictures_of(folder)), mode=0o644)
+        # The name of a file may have bytes that are not characters.
+        card = model_card.text(record).encode("utf-8", "backslashreplace")
+        files.write(folder / model_card.FILE, card, mode=0o644)

@@ -2,6 +2,8 @@
 
 import html.parser
 import json
+import re
+import resource
 import shlex
 import types
 
@@ -11,6 +13,7 @@ import pytest
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import measure, model_card, page, report, settings
+from tfdpx.train.errors import in_one_line
 from tfdpx.train.start_from import not_private, without_secrets
 
 ATTACK = "\"'><script>alert(1)</script><img src=https://x.invalid/a onerror=b>&amp;$a\udcff\n \n\n"
@@ -105,6 +108,43 @@ def test_the_page_says_who_is_protected_and_from_what(tmp_path):
     places = [text.index(part) for part in (*parts, "tfdpx verify", "For specialists")]
     assert places == sorted(places) and text.index("Statement of differential") > places[-1]
     assert rare.fingerprint in text
+
+
+def test_a_full_disk_at_the_page_is_one_sentence_and_the_record_stays(tmp_path):
+    """The kernel limits every file to a number of bytes."""
+    expected = record()
+    page_of(tmp_path, expected)
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most in (0, 60_000):  # Too few for a picture, and for the page.
+        assert most < len(whole[report.FILE])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        try:
+            with pytest.raises(SystemExit) as ended, in_one_line("classify"):
+                report.write_page(tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "\n" not in (text := str(ended.value)) and repr(str(tmp_path / report.FILE)) in text
+        assert "File too large" in text and "were saved before and are whole" in text
+        for name in ("record.json", report.FILE, report.STATEMENT):
+            assert (tmp_path / name).read_bytes() == whole[name]
+    command = re.search('`python -c "(.*)"`', text)[1]
+    exec(command)
+    assert (tmp_path / report.FILE).read_bytes() == whole[report.FILE]
+
+
+def test_a_full_disk_at_a_picture_is_one_sentence_too(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device", str(tmp_path / report.CONFUSION))
+
+    monkeypatch.setattr(report.pictures, "confusion_matrix", fail)
+    one = np.zeros(1, int)
+    measured = types.SimpleNamespace(
+        warnings=list, targets=one, predictions=one, class_names=["a", "b"]
+    )
+    with pytest.raises(OSError, match="No space left.*confusion.*Make room") as raised:
+        report.draw_metrics(measured, tmp_path)
+    assert str(raised.value).count("Make room") == 1 and not list(tmp_path.iterdir())
 
 
 def test_the_page_holds_the_record_and_follows_from_it_alone(tmp_path):

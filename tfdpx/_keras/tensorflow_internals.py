@@ -375,10 +375,23 @@ def differentiated_by(gradient, function, *tensors):
     return outputs
 
 
-def sources_of(dataset):
-    """Returns the class names of a `tf.data.Dataset` and of all data sets that it reads."""
-    kinds = {type(dataset).__name__.removeprefix("_")}
-    return kinds.union(*(sources_of(source) for source in inputs_of(dataset)))
+def repeats_examples(dataset):
+    """Returns whether `repeat` made a `tf.data.Dataset`, or one that it reads.
+
+    A constant that is repeated for the examples that it is zipped with repeats none of them.
+    """
+    sources = inputs_of(dataset)
+    if type(dataset).__name__.endswith("ZipDataset"):
+        sources = [source for source in sources if not _is_constant(source)] or sources
+    return _is_repeat(dataset) or any(map(repeats_examples, sources))
+
+
+def _is_repeat(dataset):
+    return type(dataset).__name__.endswith("RepeatDataset")
+
+
+def _is_constant(dataset):
+    return _is_repeat(dataset) and inputs_of(dataset)[0].cardinality() == 1
 
 
 def inputs_of(dataset):

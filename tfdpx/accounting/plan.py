@@ -307,7 +307,14 @@ class PrivacyPlan:
 
         Raises:
             ValueError: If the arrays do not hold `num_examples` examples, a weight is invalid, or a
-                data set has no known size.
+                data set has no known size or is made by `repeat`.
+
+        Warns:
+            UserWarning: If arrays hold equal rows, `x` with `y`, that chance does not explain, with
+                the largest number of them and its `group_epsilon`. Both numbers are computed from
+                private data without noise: they are for the user only, and no file holds them. Of
+                more than 100,000 rows, as many are drawn at random and compared. Rows of a plan of
+                people and of a `RandomAccess` are not compared.
 
         Example:
         >>> plan = PrivacyPlan(1000, batch_size=100, steps=20, epsilon=8.0, delta=1e-5)
@@ -408,7 +415,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
-        """Returns the plan from `get_config` without computing anything; its epsilon is trusted.
+        """Returns the plan from `get_config`; its epsilon is not below the one of its other values.
 
         Args:
             config: Dict.
@@ -424,6 +431,8 @@ class PrivacyPlan:
             value = Ledger.from_json(value) if field.name == "spent" else value
             object.__setattr__(plan, field.name, value)
         plan._check()
+        # Solved values are within epsilon, so only edited ones change it.
+        object.__setattr__(plan, "epsilon", max(plan.epsilon, plan.epsilon_at(plan.steps)))
         return plan
 
 

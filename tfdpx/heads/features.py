@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from tfdpx._keras import tensorflow_internals
+from tfdpx.sampling.inputs import refuse_repeat
 from tfdpx.training.clipping import AutomaticClip
 
 MOST_EXAMPLES = 4_000_000
@@ -174,14 +174,7 @@ def first_positives(targets: np.ndarray, most: int) -> np.ndarray:
 
 def _arrays_of(dataset, labelled):
     """Returns features and labels of a dataset, read once; None if it has no labels."""
-    # An example that is repeated would count twice.
-    repeats = "RepeatDataset" in tensorflow_internals.sources_of(dataset)
-    if repeats or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "Argument `features` must be a dataset that ends and yields every example once, "
-            "because an example that comes twice needs twice the noise. Received: an infinite "
-            "dataset, or one with `repeat`. Leave out `repeat`; a head makes its own passes."
-        )
+    refuse_repeat("features", dataset)
     spec = dataset.element_spec
     parts = spec if isinstance(spec, tuple) else (spec,)
     dense = all(isinstance(part, tf.TensorSpec) for part in parts)

@@ -214,7 +214,7 @@ def check_optimizer(optimizer, plan):
 
     Raises:
         TypeError: If `optimizer` is not a tfdpx optimizer.
-        ValueError: If its batch_size or noise_multiplier differs from the plan's.
+        ValueError: If its batch_size, noise_multiplier or delta differs from the plan's.
     """
     optimizer = model_internals.innermost(optimizer)
     missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
@@ -233,6 +233,8 @@ def check_optimizer(optimizer, plan):
                 f"{planned}, optimizer.{name}={actual}. Pass `plan=plan` to the optimizer."
             )
     trained_plan = optimizer.plan
+    if trained_plan is not None:
+        check_delta(plan, trained_plan)
     if trained_plan is not None and trained_plan.num_examples != plan.num_examples:
         raise ValueError(
             "The plan and the optimizer disagree on `num_examples`. Received: plan.num_examples="
@@ -240,6 +242,19 @@ def check_optimizer(optimizer, plan):
             "`plan=plan` to the optimizer."
         )
     return optimizer
+
+
+def check_delta(plan, other):
+    """Raises ValueError unless two plans of one training have one delta.
+
+    Epsilon at a larger delta is smaller, so a run would have several, and show the least.
+    """
+    if not math.isclose(plan.delta, other.delta, rel_tol=1e-6):
+        raise ValueError(
+            "All plans of a training must have one delta, because epsilon is stated at it. "
+            f"Received: plans with delta={plan.delta} and delta={other.delta}. Make both with the "
+            "delta that you will state, `PrivacyPlan(..., delta=...)`."
+        )
 
 
 def _check_start(start, steps, shards):

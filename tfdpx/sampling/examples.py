@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.sampling.inputs import check_dense
+from tfdpx.sampling.inputs import check_dense, refuse_repeat
 
 # Number of examples that a thread reads at a time. It is small, so that all threads end together.
 _AT_A_TIME = 8
@@ -225,6 +225,16 @@ class Examples:
         first.is_weighted = self.is_weighted
         return first, part(slice(count, None))[: 3 if weighted else 2]
 
+    def present(self):
+        """Returns inputs and targets of the examples with weight, a list of NumPy arrays."""
+        # Static, because a data set may be made inside of a graph.
+        x, y, weights = tf.nest.map_structure(tf.get_static_value, self._arrays)
+        arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
+        if self.is_weighted:
+            flags = [w.reshape(len(w), -1).any(axis=1) for w in tf.nest.flatten(weights)]
+            arrays = [array[np.any(flags, axis=0)] for array in arrays]
+        return arrays
+
     @functools.cached_property
     def _digest(self):
         digest = hashlib.blake2b()
@@ -316,7 +326,7 @@ def _arrays_of(dataset, num_examples=None):
         Tuple `(x, y, sample_weight)`; y and sample_weight can be None.
 
     Raises:
-        ValueError: If its size is unknown or infinite, or it is empty.
+        ValueError: If its size is unknown or infinite, it is empty, or it repeats examples.
     """
     count = int(dataset.cardinality())
     if count < 0:
@@ -326,6 +336,7 @@ def _arrays_of(dataset, num_examples=None):
             "size. Leave out `repeat`. If TensorFlow cannot know the size, declare it: "
             "`dataset.apply(tf.data.experimental.assert_cardinality(n))`."
         )
+    refuse_repeat("x", dataset)
     elements = list(dataset.as_numpy_iterator())
     if not elements:
         raise ValueError("Argument `x`, a tf.data.Dataset, must hold examples. Received: none.")

@@ -8,6 +8,8 @@ import numpy as np
 import scipy.sparse
 import tensorflow as tf
 
+from tfdpx._keras import tensorflow_internals
+
 # The dtype of flags, because no weights have it, and Keras can add it up over replicas.
 FLAGS = tf.uint32
 
@@ -60,6 +62,25 @@ def check_batch(model, data):
         )
     if not _leaves(y):
         _check_needs_no_targets(model)
+
+
+def refuse_repeat(name, dataset):
+    """Refuses a `tf.data.Dataset` that never ends or is made by `repeat`.
+
+    Args:
+        name: String, the argument that holds it.
+        dataset: `tf.data.Dataset` that is read once.
+
+    Raises:
+        ValueError: Names the argument and the remedy.
+    """
+    is_endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+    if is_endless or tensorflow_internals.repeats_examples(dataset):
+        raise ValueError(
+            f"Argument `{name}` must be a dataset that ends and yields every example once, "
+            "because an example that comes twice needs twice the noise. Received: an infinite "
+            "dataset, or one with `repeat`. Leave out `repeat`; a training makes its own passes."
+        )
 
 
 def same_rows(data):

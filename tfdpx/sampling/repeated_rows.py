@@ -6,12 +6,22 @@ counted by them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from tfdpx._warnings import warn
+from tfdpx.accounting import groups
+
+_MOST_ROWS = 100_000  # Of more, about so many are drawn at random.
+_MOST_COMPARED = 10_000  # Rows, from which the frequency of a value is estimated.
+_MOST_VALUES = 64  # Values of a row that are looked at for chance.
+_LARGEST_GROUP = 12  # Beyond it epsilon is in the hundreds, and takes up to minutes.
+_group_epsilon = functools.lru_cache(maxsize=16)(groups.group_epsilon)
 
 _SECRET = secrets.token_bytes(16)
 _CHUNK = 2**22  # Bytes that are copied at a time.
@@ -46,6 +56,72 @@ def row_digests(arrays: Sequence[Any]) -> np.ndarray:
             sums[start : start + step] += padded.view("uint32").astype("uint64") @ keys
     upper = sums >> np.uint64(32)
     return upper[:, 0] << np.uint64(32) | upper[:, 1]
+
+
+def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
+    """Warns if rows are equal more often than by chance, with epsilon for all of them together.
+
+    Both numbers in the warning are computed from private data without noise, for the user only.
+
+    Args:
+        plan: The `PrivacyPlan` of the rows, with noise.
+        arrays: Arrays with the same number of rows, inputs and targets.
+    """
+    is_sample = (count_rows := len(arrays[0])) > _MOST_ROWS
+    if is_sample:
+        is_taken = np.random.default_rng().random(count_rows) < _MOST_ROWS / count_rows
+        arrays = [array[is_taken] for array in arrays]
+    if (count := largest_repeat(arrays)) > 1:
+        several = min(count, _LARGEST_GROUP)
+        more = " or more" if is_sample or several < count else ""
+        warn(
+            f"{count}{more} examples are equal in `x` and `y`, which chance does not explain. If "
+            "they are of one person, or are one example given several times, their epsilon "
+            f"together is {_group_epsilon(plan, several):.4g}{more} at delta={plan.delta:g}, not "
+            f"{plan.epsilon:.4g}. Give each example once, or protect people: `user_ids` and "
+            'PrivacyPlan(unit="user", ...). Do not publish these numbers: they are of private data.'
+        )
+
+
+def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
+    """Returns the largest number of equal rows that chance does not explain, or 1.
+
+    By chance a row comes as often as the product of the frequencies of its values says. Values of
+    a row depend on each other, so the square root is taken, as if only every other value counted.
+    Not counted is a value that equals the one before it (blank images, padded texts) or is NaN. If
+    chance would make more than a twentieth of the rows that come as often, it explains them.
+
+    Args:
+        arrays: Arrays with the same number of rows.
+    """
+    # Of an autoencoder the targets are the inputs, and tell nothing more.
+    arrays = [a for i, a in enumerate(arrays) if not any(np.array_equal(a, b) for b in arrays[:i])]
+    tables = [array.reshape(len(array), -1) for array in arrays]
+    # Digests of a part of the columns first, because they take a fraction of the time.
+    parts = [table[:, :: table.shape[1] // _MOST_VALUES + 1] for table in tables]
+    _, places, counts = np.unique(row_digests(parts), return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(counts[places] > 1)
+    if len(rows):
+        digests = row_digests([table[rows] for table in tables])
+        _, first, counts = np.unique(digests, return_index=True, return_counts=True)
+    for count in np.unique(counts[counts > 1])[::-1]:
+        row = rows[first[counts == count][0]]
+        frequencies = np.concatenate([_frequencies(table, row) for table in tables])
+        by_chance = len(places) * np.sqrt(np.prod(frequencies))
+        # At most this share of all rows comes so often (Markov's inequality).
+        if len(places) * by_chance / (count - 1) < 0.05 * counts[counts >= count].sum():
+            return int(count)
+    return 1
+
+
+def _frequencies(table, row):
+    """Returns how frequent some values of a row are in their columns, each float in (0, 1]."""
+    values = table[row]
+    is_new = np.append(True, values[1:] != values[:-1])[: len(values)] & (values == values)
+    places = np.flatnonzero(is_new)
+    places = places[:: len(places) // _MOST_VALUES + 1]
+    compared = table[:: len(table) // _MOST_COMPARED + 1, places] == values[places]
+    return np.maximum(compared.sum(axis=0), 1) / len(compared)
 
 
 def _digest(row):

@@ -25,6 +25,7 @@ from tfdpx.accounting.ledger import USER
 from tfdpx.sampling.batch_sampler import BatchSampler, check_optimizer, finished
 from tfdpx.sampling.class_weights import read_class_weight
 from tfdpx.sampling.examples import Examples, as_examples
+from tfdpx.sampling.repeated_rows import warn_of_repeated_rows
 from tfdpx.sampling.shards import ReplicaShards
 from tfdpx.sampling.users import DEFAULT_PER_USER, Users, check_order
 
@@ -99,6 +100,9 @@ def plan_sampler(
             f"it. Received: {examples.count} examples{split}, num_examples="
             f"{plan.num_examples}. Make the plan for {examples.count}."
         )
+    # A person's examples are bounded together, and a `RandomAccess` is not read before it is drawn.
+    if isinstance(examples, Examples) and plan.noise_multiplier:
+        warn_of_repeated_rows(plan, examples.present())
     arguments = {
         "capacity": math.ceil(plan.capacity / pad_to_multiple_of) * pad_to_multiple_of,
         "steps": plan.steps,

@@ -23,10 +23,12 @@ DEFAULT_PER_USER = 4
 _CHOICE_KEY = int.from_bytes(b"choices", "big")
 
 # Values that programs write for a missing id; it would join all unknown people into one.
-_MISSING = ("", "nan", "none", "nat", "<na>", "null")
+_MISSING = ("", "nan", "none", "nat", "na", "null", "unknown", "missing", "undefined")
 _MISSING_INTS = (-1, -(2**31), -(2**63), 2**32 - 1, 2**63, 2**64 - 1)
 # Categories of control and format characters, for example a byte order mark.
 _UNSEEN = ("Cc", "Cf")
+# Those of punctuation, and of signs such as "<" and "+".
+_MARKS = ("P", "Sm", "Sk")
 
 
 class Users:
@@ -184,9 +186,10 @@ def numbered(user_ids, count):
         names = sorted({type(value).__name__ for value in values})
         received = f"types {names}" if odd is None and len(kinds) > 1 else f"the id {odd!r}"
         raise ValueError(
-            "Argument `user_ids` must hold ints, or strings that are not empty, -1, 'nan' or the "
-            f"like: two people with one id would be protected less. Received: {received}. Convert "
-            "all ids to one type, and give every example of an unknown person a separate id."
+            "Argument `user_ids` must hold ints, or strings that are not empty, -1, 'nan', "
+            "'unknown', '?' or the like: two people with one id would be protected less. Received: "
+            f"{received}. Convert all ids to one type, and give every example of an unknown person "
+            "a separate id. If a person is called so, add a letter to the id."
         )
     numbers_of, spelled = {}, {}
     for value in dict.fromkeys(values):
@@ -208,8 +211,12 @@ def numbered(user_ids, count):
 def _kind(value):
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return None if value in _MISSING_INTS else int
-    if isinstance(value, (str, bytes)) and spelling(value).lower() not in _MISSING:
-        return type(value)
+    if isinstance(value, (str, bytes)):
+        text = spelling(value).lower()
+        # "N/A", "<NA>", "#n/a" and "(unknown)" are one word; "?", "-" and "..." are none.
+        word = "".join(c for c in text if not unicodedata.category(c).startswith(_MARKS))
+        if word.strip() not in _MISSING and text not in map(str, _MISSING_INTS):
+            return type(value)
     return None
 
 

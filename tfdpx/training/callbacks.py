@@ -61,14 +61,15 @@ class PrivacyBudget(keras.callbacks.Callback):
     it.
 
     Args:
-        plan: A `PrivacyPlan`.
+        plan: A `PrivacyPlan` with the delta of the optimizer's plan.
         allow_approximate: Bool. Whether to train on batches that no plan draws, for example of a
             generator. Their epsilon is as if they were Poisson samples, which is no limit: such
             weights must not be released.
 
     Raises:
         TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
-        ValueError: By `fit`, if the optimizer or the batches are not the plan's.
+        ValueError: By `fit`, if the optimizer or the batches are not the plan's, or another plan of
+            the training has another delta.
         BudgetExceeded: By `fit`, if the plan has no room for another execution at the start.
     """
 

@@ -403,7 +403,7 @@ def check_draws(optimizer, draws):
             "Batches of people need an optimizer that was given their plan, `plan=`. Received: an "
             "optimizer with plan=None."
         )
-    for name in ("num_examples", "batch_size", "noise_multiplier", "sampling", "unit"):
+    for name in ("num_examples", "batch_size", "noise_multiplier", "sampling", "unit", "delta"):
         plan_value = getattr(draws.plan, name)
         is_of_optimizer = name in ("batch_size", "noise_multiplier")
         value = getattr(optimizer if is_of_optimizer else plan, name)

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdpx import noise
 from tfdpx._keras import model_internals
 from tfdpx._keras.variables import value_of, variable
+from tfdpx.sampling.batch_sampler import check_delta
 from tfdpx.training import allocator
 from tfdpx.training.budget import updates_left
 
@@ -244,7 +245,12 @@ class Session:
 
         Args:
             plan: A `PrivacyPlan`.
+
+        Raises:
+            ValueError: If it has another delta than a plan that ends the training already.
         """
+        for other in self._plans:
+            check_delta(plan, other)
         self._plans.append(plan)
         if self._probability is None:  # The user says by the plan how often an example is drawn.
             self._probability = plan.sampling_probability

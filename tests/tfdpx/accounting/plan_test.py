@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdpx
-from tfdpx.accounting import PrivacyPlan, accountants, epsilon
+from tfdpx.accounting import PrivacyPlan, accountants, calibration, epsilon
 
 GIVEN = {"num_examples": 1000, "batch_size": 50, "steps": 100, "delta": 1e-5}
 
@@ -246,7 +246,7 @@ def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
     def fail(*arguments, **keywords):
         raise AssertionError("solved again")
 
-    monkeypatch.setattr(accountants, "composed_epsilon", fail)
+    monkeypatch.setattr(calibration, "solve", fail)
     assert PrivacyPlan.from_config(plan.get_config()) == plan
     with pytest.raises(AttributeError):
         plan.steps = 1000
@@ -254,6 +254,23 @@ def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
     assert keras.saving.deserialize_keras_object(json.loads(text)).plan == plan
     with pytest.raises(ValueError, match="`delta`"):
         PrivacyPlan.from_config(plan.get_config() | {"delta": 2.0})
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("noise_multiplier", 0.6), ("steps", 400), ("batch_size", 200), ("epsilon", 0.1)],
+)
+def test_an_edited_config_has_the_epsilon_of_its_values(name, value):
+    plan = PrivacyPlan(**GIVEN, epsilon=2.0, accountant="rdp")
+    config = plan.get_config() | {name: value}
+    edited = tfdpx.DPSGD.from_config(
+        tfdpx.DPSGD(1.0, plan=plan).get_config()
+        | {"plan": PrivacyPlan.from_config(config), "noise_multiplier": None, "batch_size": None}
+    ).plan
+    solved = PrivacyPlan(**config | {"epsilon": None, "spent": None})
+    assert getattr(edited, name) == value or name == "epsilon"
+    assert edited.epsilon == pytest.approx(max(solved.epsilon, config["epsilon"]), rel=1e-9)
+    assert edited.epsilon > value or name != "epsilon"
 
 
 def test_text_is_a_line():

@@ -81,6 +81,30 @@ def test_a_plan_for_another_optimizer_is_an_error():
             budget.on_train_begin()
 
 
+def test_plans_of_one_training_have_one_delta():
+    plan = make_plan()
+    loose = plan.from_config(plan.get_config() | {"delta": 0.3})
+    message = "one delta.*delta=0.3 and delta=0.001.*PrivacyPlan"
+    for optimizer in (plan, None):  # Or the batches know the plan.
+        arguments = {"plan": plan} if optimizer else {"batch_size": 8, "noise_multiplier": 1.0}
+        model = make_model(tfdpx.DPSGD(0.25, **arguments))
+        for budgets in ([loose], [plan, loose]):
+            budgets = [callbacks.PrivacyBudget(budget) for budget in budgets]
+            with pytest.raises(ValueError, match=message):
+                fit(model, *budgets, plan=plan)
+        assert steps_run(model) == 0
+    budgets = [callbacks.PrivacyBudget(p, allow_approximate=True) for p in (plan, loose)]
+    with pytest.raises(ValueError, match=message):
+        model.fit(*make_data(), batch_size=8, callbacks=budgets, verbose=0)
+    model = make_model(tfdpx.DPSGD(0.25, plan=plan))
+    with pytest.raises(ValueError, match="delta"):
+        fit(model, plan=loose)
+    budgets[1].set_model(model)  # In a loop of the user's.
+    with pytest.raises(ValueError, match=message):
+        budgets[1].on_train_begin()
+    assert steps_run(model) == 0
+
+
 def test_an_approximate_epsilon_is_called_so_where_data_are_shuffled(tmp_path):
     plan = make_plan(sampling="shuffle")
     budget, theirs = callbacks.PrivacyBudget(plan), keras.callbacks.TensorBoard(tmp_path / "keras")

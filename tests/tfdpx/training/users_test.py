@@ -14,6 +14,7 @@ from oracle import batch_of_one_gradients
 
 import tfdpx
 from tfdpx.accounting import Ledger
+from tfdpx.sampling.users import numbered
 from tfdpx.training.step import Views
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "users.md"
@@ -21,6 +22,7 @@ PEOPLE, MOST, CLIP = 9, 5, 0.3
 RNG = np.random.default_rng(3)
 IDS = RNG.permutation(np.repeat(np.arange(PEOPLE), 1 + np.arange(PEOPLE) % MOST))
 X, Y = small.data(len(IDS))
+UNKNOWN = ("N/A", "#n/a", "<NA>", "unknown", "(Unknown)", "?", "-", "\u2014", "...", "-1", b"n.a.")
 pytestmark = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The optimizer is ma")
 
 
@@ -154,6 +156,7 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
         (np.ma.masked_equal(IDS, 3), "'NoneType'"),
         (np.append(2**32 - 1, IDS[1:]), "the id 4294967295"),
         (["NULL", *map(str, IDS[1:])], "the id 'NULL'"),
+        *(([name, *map(str, IDS[1:])], re.escape(f"the id {name!r}")) for name in UNKNOWN),
         (["1 ", *map(str, IDS[1:])], "'1 ' and '1'|'1' and '1 '"),
         (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # As on a file's first line.
         (["\u00e9", "e\u0301", *map(str, IDS[2:])], "in one way"),
@@ -167,6 +170,11 @@ def test_ids_that_would_protect_somebody_less_are_refused(model):
     ):
         with pytest.raises(ValueError, match=message):
             model.fit(X, Y, user_ids=ids, verbose=0)
+
+
+def test_ids_with_signs_are_ids():
+    names = ["-2", "a-", "?1", "nana", "unknown7", "\U0001f431", "\u0430", "0", "n/a/1"]
+    assert numbered(names, len(names))[1] == len(names)
 
 
 class Indexed(np.ndarray):
