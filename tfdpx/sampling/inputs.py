@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 import tensorflow as tf
 
-# The dtype of flags, because no weights have it, and Keras can add it up over replicas.
+# The dtype of flags of drawn batches, because Keras can add it up over replicas.
 FLAGS = tf.uint32
 
 _DENSE = {
@@ -111,16 +111,17 @@ def same_rows(data):
     return tf.nest.map_structure(lambda t: None if t is None else with_rows(t), data)
 
 
-def without_flags(sample_weight):
+def without_flags(sample_weight, is_drawn):
     """Returns the weights of a loss: None if `sample_weight` is flags that mark the present rows.
 
     Flags have shape [B], or [B, k] for the examples of people.
 
     Args:
         sample_weight: Nest of tensors, or of their specs, or None.
+        is_drawn: Whether a plan drew the batch; a user's weights may have the dtype of flags.
     """
     dtype = getattr(sample_weight, "dtype", None)
-    is_flags = dtype == FLAGS or dtype == tf.bool and len(sample_weight.shape) == 1
+    is_flags = is_drawn and dtype == FLAGS or dtype == tf.bool and len(sample_weight.shape) == 1
     return None if is_flags else sample_weight
 
 
