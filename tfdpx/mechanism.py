@@ -25,7 +25,7 @@ _KEY = object()
 _ROW = 16
 # The name of the operations that produce private gradients, for checks of graphs.
 MARK = "private_gradient"
-# The remedy for a training step of one's own.
+# The remedy for a custom training step.
 INSTEAD_OF_TRAIN_STEP = (
     "Use the `train_step` of keras.Model: change data by `augment`, the loss by `compute_loss` or "
     "another output, metrics by `compute_metrics`."

@@ -1,8 +1,8 @@
 """Seven programs after Keras's own documentation, private by another optimizer and a plan alone.
 
 Each is a function of the optimizer, and two of them run with an ordinary one too. The differences
-from the tutorials are in `docs/coming_from.md`. Three more have a `train_step` of their own, and are
-refused with the remedy.
+from the tutorials are in `docs/coming_from.md`. Three more replace `train_step`, and
+are refused with the remedy.
 """
 
 import pathlib
@@ -359,7 +359,7 @@ def test_a_step_of_ones_own_is_refused_at_once_with_what_to_write_instead(name):
 
 def test_negatives_of_triplets_are_not_called_weights_without_a_word():
     plan = tfdpx.PrivacyPlan(64, batch_size=16, epochs=1, noise_multiplier=1.0, delta=1e-3)
-    with pytest.raises(ValueError, match=r"give several inputs as one part, `\(\(first, second"):
+    with pytest.raises(ValueError, match=r"`\(\(first, second"):
         plan.batches(FLAT)
 
 

@@ -22,7 +22,7 @@ def check_declared(model):
 
 
 def check_methods(model):
-    """Raises UnfitForPrivacy if `model`, built or not, trains by a method of its own.
+    """Raises UnfitForPrivacy if `model`, built or not, replaces Keras's training step.
 
     Args:
         model: A compiled `keras.Model`.
@@ -59,7 +59,8 @@ def _problems_of_methods(model):
     for method in model_internals.own_training_methods(model):
         yield (
             f"Model '{model.name}' (of type {type(model).__name__}) overrides `{method}`. Its "
-            f"effect on the batch cannot be checked: for example, it may mix examples. {INSTEAD_OF_TRAIN_STEP}"
+            f"effect on the batch cannot be checked: for example, it may mix examples. "
+            f"{INSTEAD_OF_TRAIN_STEP}"
         )
 
 

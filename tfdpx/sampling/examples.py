@@ -187,8 +187,8 @@ class Examples:
             raise ValueError(
                 "Weights must be finite and >= 0, because an example of weight 0 is absent. "
                 f"Received: weights from {values.min()} to {values.max()}. If they are inputs: the "
-                "third part of `(x, y, sample_weight)` is weights; give several inputs as one part, "
-                "`((first, second, third),)`."
+                "third part of `(x, y, sample_weight)` is weights; give several inputs as one "
+                "part, `((first, second, third),)`."
             )
         return tf.cast(weights, "float32")
 
