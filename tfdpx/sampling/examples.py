@@ -288,8 +288,9 @@ def _tensors(name, arrays):
         check_dense(name, arrays)
     if not tf.is_tensor(arrays):
         is_series = hasattr(arrays, "to_frame")  # Keras treats a pandas Series as a column.
+        columns = getattr(arrays, "columns", None)
         arrays = np.asarray(arrays.to_frame() if is_series else arrays)
-        check_dense(name, arrays)
+        check_dense(name, arrays, columns)
         if arrays.dtype == np.float64:
             arrays = arrays.astype(keras.config.floatx())
     return tf.convert_to_tensor(arrays)
