@@ -20,8 +20,8 @@ _DENSE = {
     "objects": "Convert it to an array of numbers with rows padded to one length, for example by "
     '`.astype("float32")`.',
     "dates": "Replace them by numbers, such as days since a public date, or leave the column out.",
-    "texts": "Encode them as numbers, by categories that are publicly known, or give each column as "
-    "an input by itself, in a dict: texts for a lookup as strings, by `tf.constant(...)`.",
+    "texts": "Encode them as numbers, by categories that are publicly known, or give each column "
+    "as an input by itself, in a dict: texts for a lookup as strings, by `tf.constant(...)`.",
 }
 
 

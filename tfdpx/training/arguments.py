@@ -6,7 +6,7 @@ import inspect
 import math
 
 from tfdpx import noise
-from tfdpx._arguments import agreed, is_integer, is_number, require
+from tfdpx._arguments import agreed, has_arrays, is_integer, is_number, require, shortened
 from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
@@ -36,12 +36,19 @@ Settings = collections.namedtuple(
 
 
 def refuse(keras_arguments):
-    """Raises ValueError if a dict of arguments for Keras has one that `REFUSED` lists."""
+    """Raises ValueError if a dict of arguments for Keras has data, or one that `REFUSED` lists."""
     for argument, remedy in REFUSED.items():
         if keras_arguments.get(argument) is not None:
             raise ValueError(
                 f"Argument `{argument}` would change the privacy mechanism; {remedy}. "
-                f"Received: {argument}={keras_arguments[argument]}"
+                f"Received: {argument}={shortened(keras_arguments[argument])}"
+            )
+    for argument, value in keras_arguments.items():
+        if has_arrays(value):
+            raise ValueError(
+                f"Argument `{argument}` holds data, which an optimizer does not take. Received: "
+                f"{argument}={shortened(value)}. Pass private data to `fit`. A few public examples "
+                "help the classifier `tfdpx.AdaMix`."
             )
 
 
