@@ -49,10 +49,7 @@ def is_number(value):
 
 def check_positive_integer(name, value, hint=""):
     """Raises ValueError unless `value`, the argument `name`, is an integer >= 1."""
-    if not is_integer(value, 1):
-        raise ValueError(
-            f"Argument `{name}` must be a positive integer. Received: {name}={shortened(value)}.{hint}"
-        )
+    require(is_integer(value, 1), name, value, "be a positive integer", hint)
 
 
 def check_choice(name, value, choices):
