@@ -43,6 +43,7 @@ def test_the_program_of_own_code_runs_and_its_report_is_whole(tmp_path, monkeypa
     assert f"right at most {found} times of 100" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_the_epsilons_of_several_rows():
     page = (ROOT / "docs" / "one_example.md").read_text("utf-8")
     plan = tfdpx.PrivacyPlan(2_000, batch_size=200, epochs=20, epsilon=4.0, delta=1e-5)

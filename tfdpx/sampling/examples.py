@@ -289,7 +289,13 @@ def _tensors(name, arrays):
     if not tf.is_tensor(arrays):
         is_series = hasattr(arrays, "to_frame")  # Keras treats a pandas Series as a column.
         columns = getattr(arrays, "columns", None)
-        arrays = np.asarray(arrays.to_frame() if is_series else arrays)
+        try:
+            arrays = np.asarray(arrays.to_frame() if is_series else arrays)
+        except ValueError as error:
+            raise ValueError(
+                f"Argument `{name}` must hold rows of one length. Received: lists of different "
+                "lengths. Pad them, for example by `keras.utils.pad_sequences(...)`."
+            ) from error
         check_dense(name, arrays, columns)
         if arrays.dtype == np.float64:
             arrays = arrays.astype(keras.config.floatx())

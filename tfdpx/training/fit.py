@@ -441,7 +441,8 @@ def check_unplanned(optimizer, request):
     if isinstance(data, tf.data.Dataset):
         leaves = tf.nest.flatten(data.element_spec)
         has_weights = isinstance(data.element_spec, tuple) and len(data.element_spec) > 2
-        rows = None if has_weights or not leaves[0].shape.rank else leaves[0].shape[0]
+        is_batched = all(leaf.shape.rank for leaf in leaves)  # If not, the step says so.
+        rows = None if has_weights or not is_batched else leaves[0].shape[0]
     elif count := _examples_of(request):
         rows = min(request.batch_size or _KERAS_BATCH_SIZE, count)
     _check_size(optimizer, rows)

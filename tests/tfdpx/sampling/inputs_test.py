@@ -52,6 +52,29 @@ def test_columns_of_a_table_are_refused_by_their_kind(x, message):
     assert "Oslo" not in str(error.value)
 
 
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="Argument `x` must hold rows of one length.*pad_seq"):
+        PLAN.batches([[1.0, 2.0], [3.0]] * 8, np.zeros(ROWS))
+
+
+def test_a_data_set_of_single_examples_is_told_to_make_batches():
+    x, y = small.data()
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
+    accepts = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    with pytest.raises(ValueError, match=r"Call `.batch\(...\)` on the dataset"):
+        model.fit(tf.data.Dataset.from_tensor_slices((x, y)), callbacks=[accepts], verbose=0)
+
+
+def test_a_metric_of_the_whole_batch_is_refused_by_name():
+    def share(y_true, y_pred):
+        return keras.ops.mean(keras.ops.cast(keras.ops.argmax(y_pred, -1) == y_true, "float32"))
+
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN), compile_arguments={"metrics": [share]})
+    with pytest.raises(ValueError, match="Metric 'share' returns one number.*axis=-1"):
+        model.fit(*small.data(), verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
 def test_targets_that_are_strings_are_refused():
     x, _ = small.data()
     names = tf.constant(["a", "b"] * 8)
