@@ -58,6 +58,7 @@ def test_the_epsilons_of_several_rows():
     for sentence in (
         f"epsilon {epsilons[0]} for a window it has {epsilons[-1]}",
         f"A photo in three triplets has {epsilons[rows.index('3')]}",
+        f"puts a photo in two rows ({epsilons[rows.index('2')]})",
     ):
         assert sentence in " ".join(page.split())
 
