@@ -354,6 +354,11 @@ def test_a_step_of_ones_own_is_refused_at_once_with_what_to_write_instead(name):
         model.compile(private)
     with pytest.raises(ValueError, match="(?s)`train_step`.*the loss by `compute_loss`"):
         model.fit(**data, verbose=0)
+    if make is VAE:  # Other doors.
+        with pytest.raises(ValueError, match="overrides `train_step`"):
+            model.train_on_batch(IMAGES[:16])
+        with pytest.raises(ValueError, match="overrides `train_step`"):
+            tfdpx.distributed.fit(model, plan, IMAGES)
     assert model.optimizer.iterations == 0 and private.iterations == 0
 
 
