@@ -15,7 +15,26 @@ def require(is_valid, name, value, must, hint=""):
         hint: String for the end of the error, for example " Use 1."
     """
     if not is_valid:
-        raise ValueError(f"Argument `{name}` must {must}. Received: {name}={value!r}.{hint}")
+        raise ValueError(
+            f"Argument `{name}` must {must}. Received: {name}={shortened(value)}.{hint}"
+        )
+
+
+def has_arrays(value):
+    """Returns whether `value` is an array with axes, or a list or tuple that holds one."""
+    return any(
+        len(getattr(part, "shape", None) or ())
+        for part in (value if isinstance(value, list | tuple) else [value])
+    )
+
+
+def shortened(value):
+    """Returns the text of a received value; of arrays, which may be private, only the shapes."""
+    if not has_arrays(value):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(shortened, value))})"
+    return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
 
 
 def is_integer(value, least):
@@ -30,10 +49,7 @@ def is_number(value):
 
 def check_positive_integer(name, value, hint=""):
     """Raises ValueError unless `value`, the argument `name`, is an integer >= 1."""
-    if not is_integer(value, 1):
-        raise ValueError(
-            f"Argument `{name}` must be a positive integer. Received: {name}={value}.{hint}"
-        )
+    require(is_integer(value, 1), name, value, "be a positive integer", hint)
 
 
 def check_choice(name, value, choices):

@@ -25,6 +25,11 @@ _KEY = object()
 _ROW = 16
 # The name of the operations that produce private gradients, for checks of graphs.
 MARK = "private_gradient"
+# The remedy for a custom training step.
+INSTEAD_OF_TRAIN_STEP = (
+    "Use the `train_step` of keras.Model: change data by `augment`, the loss by `compute_loss` or "
+    "another output, metrics by `compute_metrics`."
+)
 
 
 class PrivateGradient:
@@ -57,9 +62,9 @@ def check_private(gradients):
     if not all(isinstance(gradient, PrivateGradient) for gradient in gradients):
         raise ValueError(
             "A tfdpx optimizer received gradients that did not come from the private step, so they "
-            "are neither clipped nor noisy. Train with `model.fit` (or `model.train_on_batch`) and "
-            "the model's own `train_step` of keras.Model; a custom `train_step`, a GradientTape "
-            "loop or a wrapped optimizer cannot be made private."
+            "are neither clipped nor noisy, as in a custom `train_step`, a GradientTape loop or a "
+            "wrapped optimizer. Train with `model.fit` (or `model.train_on_batch`) of a model that "
+            f"is compiled with this optimizer. {INSTEAD_OF_TRAIN_STEP}"
         )
 
 

@@ -11,6 +11,7 @@ import secrets
 
 import tensorflow as tf
 
+from tfdpx._arguments import shortened
 from tfdpx._keras import tensorflow_internals
 
 
@@ -33,8 +34,8 @@ def make_seed(seed=None):
         bits = hashlib.sha256(f"tfdpx seed {seed}".encode()).digest()[:16]
     else:
         raise ValueError(
-            f"Argument `seed` must be an int or None. Received: seed={seed!r}. Leave it out for a "
-            "seed from the operating system."
+            f"Argument `seed` must be an int or None. Received: seed={shortened(seed)}. Leave it "
+            "out for a seed from the operating system."
         )
     return [int.from_bytes(bits[i : i + 8], "big", signed=True) for i in (0, 8)]
 

@@ -43,10 +43,17 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.heads.head import norm_bound, optional, positive
 from tfdpx.sampling import shared_rows
+from tfdpx.sampling.inputs import unfit_column
 
 __all__ = ["PrivateClassifier", "PrivateRegressor", "cross_validate"]
 
 _PREDICT_BATCH = 8192
+# Kinds of columns that are refused, with the remedy.
+_NO_NUMBERS = {
+    "dates": "Replace them by numbers, such as days since a public date, or leave the column out.",
+    "texts": "Encode them before, for example by OneHotEncoder(categories=[...], "
+    "handle_unknown='ignore') in a ColumnTransformer, with categories that are publicly known.",
+}
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -163,16 +170,8 @@ class _PrivateEstimator(base.BaseEstimator):
     def _read(self, X, y="no_validation", **checks):
         """Returns X as float64, and y, after the checks of scikit-learn."""
         checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
-        try:
-            data = validate_data(self, X, y, **checks)
-        except ValueError as error:
-            if "could not convert string" not in str(error):
-                raise
-            raise ValueError(
-                "Argument `X` must hold numbers, and has texts. Encode them before, for example by "
-                "OneHotEncoder(categories=[...], handle_unknown='ignore') in a ColumnTransformer, "
-                "with categories that are publicly known."
-            ) from None  # The error quotes a private value.
+        _check_numbers("X", X)
+        data = validate_data(self, X, y, **checks)
         x, *rest = data if isinstance(data, tuple) else (data,)
         x = x.toarray() if sparse.issparse(x) else x
         return (x, *rest) if rest else x
@@ -355,6 +354,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         Raises:
             ValueError: If an argument is invalid, or there are too few rows to find bounds.
         """
+        _check_numbers("y", y)
         X, y = self._read(X, y, ensure_min_samples=2, y_numeric=True)
         middle, half = self._target_scale()
         return self._train(X, (y - middle) / half, 0)
@@ -376,6 +376,16 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         outputs = self._predicted(X)[:, 0].astype("float64")
         middle, half = self._target_scale()
         return middle + half * outputs
+
+
+def _check_numbers(name, values):
+    """Raises ValueError for dates and texts, because scikit-learn's errors quote private values."""
+    column, kind = (None, None) if sparse.issparse(values) else unfit_column(values)
+    if kind in _NO_NUMBERS:
+        raise ValueError(
+            f"Argument `{name}` must hold numbers. Received: {kind} in column {column!r}. "
+            f"{_NO_NUMBERS[kind]}"
+        )
 
 
 def cross_validate(

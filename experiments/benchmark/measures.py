@@ -27,7 +27,6 @@ from rich import console
 import tfdpx
 from experiments.benchmark import steps
 from tfdpx.sampling.batch_sampler import sampler_of
-from tfdpx.sampling.inputs import FLAGS
 from tfdpx.train.errors import UserError
 from tfdpx.training import microbatches
 from tfdpx.training.session import Session
@@ -262,11 +261,11 @@ def measure_users(settings, num_examples, repeats):
     x, y = steps.make_batch("private", settings)
     labels = tf.repeat(y[:, tf.newaxis], settings.users, axis=1)
     batches = {
-        "views": (plan, settings, (x, y, tf.ones(y.shape, FLAGS))),
+        "views": (plan, settings, (x, y, tf.ones(y.shape))),
         "users": (
             of_users,
             dataclasses.replace(settings, augmult=1),
-            (x, labels, tf.ones(labels.shape, FLAGS)),
+            (x, labels, tf.ones(labels.shape)),
         ),
     }
     functions = {}

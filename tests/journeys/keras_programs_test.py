@@ -1,7 +1,8 @@
 """Seven programs after Keras's own documentation, private by another optimizer and a plan alone.
 
 Each is a function of the optimizer, and two of them run with an ordinary one too. The differences
-from the tutorials are in `docs/coming_from.md`.
+from the tutorials are in `docs/coming_from.md`. Three more replace `train_step`, and
+are refused with the remedy.
 """
 
 import pathlib
@@ -266,6 +267,105 @@ def test_another_optimizer_and_a_plan_are_all_that_it_takes(program, tmp_path):
     assert ledger.epsilon(plan.delta) == plan.epsilon
     [way] = model.optimizer.independence
     assert way.startswith(("batched", "mapped"))
+
+
+class VAE(keras.Model):
+    """After https://keras.io/examples/generative/vae."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = layers.Dense(2), layers.Dense(4)
+        self.total_loss_tracker = keras.metrics.Mean(name="total_loss")
+
+    @property
+    def metrics(self):
+        return [self.total_loss_tracker]
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(data - self.decoder(self.encoder(data))))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.total_loss_tracker.update_state(loss)
+        return {"loss": self.total_loss_tracker.result()}
+
+
+class Siamese(VAE):
+    """After https://keras.io/examples/vision/siamese_network."""
+
+    def call(self, inputs):
+        anchor, positive, negative = (self.encoder(part) for part in inputs)
+        return tf.norm(anchor - positive, axis=-1), tf.norm(anchor - negative, axis=-1)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            near, far = self(data)
+            loss = tf.reduce_mean(tf.maximum(near - far + 0.5, 0.0))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        return {"loss": loss}
+
+
+class GAN(keras.Model):
+    """After https://keras.io/examples/generative/dcgan_overriding_train_step."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator, self.generator = layers.Dense(1), layers.Dense(4)
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+
+    def train_step(self, real_images):
+        noise = tf.random.normal([tf.shape(real_images)[0], 3])
+        for network, optimizer in (
+            (self.discriminator, self.d_optimizer),
+            (self.generator, self.g_optimizer),
+        ):
+            with tf.GradientTape() as tape:
+                images = tf.concat([self.generator(noise), real_images], axis=0)
+                predictions = self.discriminator(images)
+                loss = self.loss_fn(tf.ones_like(predictions), predictions)
+            gradients = tape.gradient(loss, network.trainable_weights)
+            optimizer.apply_gradients(zip(gradients, network.trainable_weights, strict=True))
+        return {"loss": loss}
+
+
+IMAGES, NEGATIVES = (RNG.normal(size=(64, 4)).astype("float32") for _ in range(2))
+FLAT = tf.data.Dataset.from_tensor_slices((IMAGES, IMAGES, NEGATIVES)).batch(16)
+OWN_STEPS = {
+    "VAE": (VAE, {"x": IMAGES}),
+    "Siamese, arrays": (Siamese, {"x": IMAGES, "y": IMAGES, "sample_weight": NEGATIVES}),
+    "Siamese, data set": (Siamese, {"x": FLAT}),
+    "GAN": (GAN, {"x": IMAGES}),
+}
+
+
+@pytest.mark.parametrize("name", OWN_STEPS)
+def test_a_step_of_ones_own_is_refused_at_once_with_what_to_write_instead(name):
+    make, data = OWN_STEPS[name]
+    model = make()
+    plan = tfdpx.PrivacyPlan(64, batch_size=16, epochs=1, noise_multiplier=1.0, delta=1e-3)
+    private = tfdpx.DPAdam(1e-3, plan=plan)
+    if make is GAN:
+        model.compile(private, keras.optimizers.Adam(), keras.losses.BinaryCrossentropy())
+    else:
+        model.compile(private)
+    with pytest.raises(ValueError, match="(?s)`train_step`.*the loss by `compute_loss`"):
+        model.fit(**data, verbose=0)
+    if make is VAE:  # Other doors.
+        with pytest.raises(ValueError, match="overrides `train_step`"):
+            model.train_on_batch(IMAGES[:16])
+        with pytest.raises(ValueError, match="overrides `train_step`"):
+            tfdpx.distributed.fit(model, plan, IMAGES)
+    assert model.optimizer.iterations == 0 and private.iterations == 0
+
+
+def test_negatives_of_triplets_are_not_called_weights_without_a_word():
+    plan = tfdpx.PrivacyPlan(64, batch_size=16, epochs=1, noise_multiplier=1.0, delta=1e-3)
+    with pytest.raises(ValueError, match=r"`\(\(first, second"):
+        plan.batches(FLAT)
 
 
 @pytest.mark.slow

@@ -558,6 +558,12 @@ def test_texts_and_sparse_columns(data):
     with pytest.raises(ValueError, match="OneHotEncoder") as error:
         linear_classifier().fit(np.array([["Oslo"], ["Rome"]] * 150, object), labels)
     assert "Oslo" not in str(error.value) and error.value.__cause__ is None
+    with pytest.raises(ValueError, match="`X`.*dates in column 1.*days since a public date"):
+        table = [[1.0, day] for day in np.arange(300).astype("datetime64[D]").tolist()]
+        linear_classifier().fit(np.array(table, object), labels)
+    with pytest.raises(ValueError, match="`y`.*texts") as error:
+        linear_regressor().fit(x, ["Oslo"] * 300)
+    assert "Oslo" not in str(error.value)
     dense = linear_classifier().fit(x, labels)
     sparse = linear_classifier().fit(scipy.sparse.csr_matrix(x), labels)
     np.testing.assert_allclose(sparse.predict_proba(x), dense.predict_proba(x), rtol=1e-6)

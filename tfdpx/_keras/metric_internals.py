@@ -62,6 +62,14 @@ def _update(metric, y_true, y_pred, present, weight=None):
         weight = _with_axes_of(y_true, weight)
     elif mask is not None:
         weight = _with_axes_of(mask, weight)
+    if type(metric) is keras.metrics.MeanMetricWrapper:  # A user's function.
+        values = tf.convert_to_tensor(metric._fn(y_true, y_pred, **metric._fn_kwargs))
+        if values.shape.rank == 0:
+            raise ValueError(
+                f"Metric '{metric.name}' returns one number for a batch, and rows that were not "
+                "drawn cannot be left out of it. Return one number for each example, for example "
+                "by `keras.ops.mean(..., axis=-1)`."
+            )
     metric.update_state(y_true, y_pred, sample_weight=weight)
 
 

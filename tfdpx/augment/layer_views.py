@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdpx._arguments import shortened
 from tfdpx.augment.each_alone import EachAlone, keys
 from tfdpx.per_example.random_layers import drawing_from_key
 
@@ -33,7 +34,7 @@ class LayerViews:
         if not isinstance(layer, keras.Layer):
             raise ValueError(
                 "Argument `augment` must be a tfdpx.augment object or a keras.Layer. Received: "
-                f"augment={layer!r}"
+                f"augment={shortened(layer)}"
             )
         self.layer = layer
         self._alone = EachAlone(self._view)

@@ -25,6 +25,8 @@ _WRITING = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
+# So do the callbacks of these packages.
+_TRACKERS = ("comet_ml", "dvclive", "mlflow", "neptune", "wandb")
 # Where callbacks of Keras, Optuna and KerasTuner keep the name of a metric that they act on.
 _MONITORS = ("monitor", "_monitor", "objective")
 # Where callbacks keep the paths that they write to, and the fields that those may have.
@@ -87,7 +89,8 @@ def check_callbacks(callbacks, optimizer):
             problems += _problems_of_acting(callback, optimizer)
             problems += _problems_of_paths(callback, optimizer)
             writes_only_covered = getattr(callback, "writes_only_covered", False)
-            if isinstance(callback, _WRITING) and not writes_only_covered:
+            writes = isinstance(callback, _WRITING) or _is_of(callback, _TRACKERS)
+            if writes and not writes_only_covered:
                 warn(
                     f"{type(callback).__name__} writes the training loss and metrics, which the "
                     "privacy guarantee does not cover. Keep what it writes as secret as the data, "
@@ -138,7 +141,13 @@ def _flatten(callbacks):
             yield callback
 
 
+def _is_of(callback, packages):
+    return any(c.__module__.partition(".")[0] in packages for c in type(callback).__mro__)
+
+
 def _problems_of_acting(callback, optimizer):
+    of_mlflow = " `mlflow.autolog(checkpoint=False)` leaves it out."
+    remedy = of_mlflow if _is_of(callback, ("mlflow",)) else ""
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
         yield (
             "TerminateOnNaN would act on the training data without noise, which the privacy "
@@ -157,12 +166,12 @@ def _problems_of_acting(callback, optimizer):
             yield (
                 f"{type(callback).__name__} would act on the training data without noise, which "
                 f"the privacy guarantee does not cover. {argument} Monitor a metric of data that "
-                'need no privacy, such as "val_loss", or leave the callback out.'
+                f'need no privacy, such as "val_loss", or leave the callback out.{remedy}'
             )
         else:
             yield (
                 f"{type(callback).__name__} would act on validation metrics, which the privacy "
-                f"guarantee does not cover. {argument} {IF_PUBLIC}"
+                f"guarantee does not cover. {argument} {IF_PUBLIC}{remedy}"
             )
 
 

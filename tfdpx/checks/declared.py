@@ -5,6 +5,7 @@ import keras
 from tfdpx._keras import layer_internals, model_internals
 from tfdpx.checks.adapted import problems_of_adapted
 from tfdpx.checks.errors import refusing
+from tfdpx.mechanism import INSTEAD_OF_TRAIN_STEP
 
 
 def check_declared(model):
@@ -20,6 +21,16 @@ def check_declared(model):
         problems += declared_problems(model)
 
 
+def check_methods(model):
+    """Raises UnfitForPrivacy if `model`, built or not, replaces Keras's training step.
+
+    Args:
+        model: A compiled `keras.Model`.
+    """
+    with refusing() as problems:
+        problems += _problems_of_methods(model)
+
+
 def declared_problems(model):
     """Returns texts of the reasons why `model` is unfit, without running it.
 
@@ -32,14 +43,7 @@ def declared_problems(model):
             "what the gradients look like uses the data beyond what the guarantee covers. "
             'Use the "mixed_bfloat16" policy in place of "mixed_float16" (or no wrapper).'
         )
-    # They may mix the batch before Keras' step sees it.
-    for method in model_internals.own_training_methods(model):
-        yield (
-            f"Model '{model.name}' (of type {type(model).__name__}) overrides `{method}`. Its "
-            "effect on the batch cannot be checked: for example, it may mix examples. Remove it: "
-            "change data by `augment`, the loss by `compute_loss` or another output, metrics by "
-            "`compute_metrics`."
-        )
+    yield from _problems_of_methods(model)
     for layer in layer_internals.flatten_layers(model):
         yield from _problems_of_layer(layer)
     yield from problems_of_adapted(model)
@@ -47,6 +51,16 @@ def declared_problems(model):
         yield (
             f"Model '{model.name}' has no trainable variables, so there is nothing to train. Set "
             "`trainable = True` on a layer and compile again."
+        )
+
+
+def _problems_of_methods(model):
+    """Returns texts of overridden methods, which may mix the batch before Keras's step sees it."""
+    for method in model_internals.own_training_methods(model):
+        yield (
+            f"Model '{model.name}' (of type {type(model).__name__}) overrides `{method}`. Its "
+            f"effect on the batch cannot be checked: for example, it may mix examples. "
+            f"{INSTEAD_OF_TRAIN_STEP}"
         )
 
 

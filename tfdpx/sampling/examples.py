@@ -186,7 +186,9 @@ class Examples:
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(
                 "Weights must be finite and >= 0, because an example of weight 0 is absent. "
-                f"Received: weights from {values.min()} to {values.max()}."
+                f"Received: weights from {values.min()} to {values.max()}. If they are inputs: the "
+                "third part of `(x, y, sample_weight)` is weights; give several inputs as one "
+                "part, `((first, second, third),)`."
             )
         return tf.cast(weights, "float32")
 
@@ -296,8 +298,15 @@ def _tensors(name, arrays):
         check_dense(name, arrays)
     if not tf.is_tensor(arrays):
         is_series = hasattr(arrays, "to_frame")  # Keras treats a pandas Series as a column.
-        arrays = np.asarray(arrays.to_frame() if is_series else arrays)
-        check_dense(name, arrays)
+        columns = getattr(arrays, "columns", None)
+        try:
+            arrays = np.asarray(arrays.to_frame() if is_series else arrays)
+        except ValueError as error:
+            raise ValueError(
+                f"Argument `{name}` must hold rows of one length. Received: lists of different "
+                "lengths. Pad them, for example by `keras.utils.pad_sequences(...)`."
+            ) from error
+        check_dense(name, arrays, columns)
         if arrays.dtype == np.float64:
             arrays = arrays.astype(keras.config.floatx())
     return tf.convert_to_tensor(arrays)

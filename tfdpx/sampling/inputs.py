@@ -3,6 +3,8 @@
 They look at types, dtypes and shapes, before anything else is done with a batch.
 """
 
+import datetime
+
 import keras
 import numpy as np
 import scipy.sparse
@@ -10,35 +12,79 @@ import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
 
-# The dtype of flags, because no weights have it, and Keras can add it up over replicas.
+# The dtype of flags of drawn batches, because Keras can add it up over replicas.
 FLAGS = tf.uint32
 
 _DENSE = {
-    "sparse": "Use `tf.sparse.to_dense(...)` (of a SciPy matrix: `.toarray()`).",
-    "ragged": "Pad it with `.to_tensor()`, and let a `keras.layers.Masking` or "
+    "sparse data": "Use `tf.sparse.to_dense(...)` (of a SciPy matrix: `.toarray()`).",
+    "ragged data": "Pad it with `.to_tensor()`, and let a `keras.layers.Masking` or "
     "`Embedding(mask_zero=True)` skip the padding.",
-    "objects": "Convert it to an array of numbers with rows padded to one length. For a model that "
-    "begins with a lookup, convert it to strings of TensorFlow by `tf.constant(...)`.",
+    "objects": "Convert it to an array of numbers with rows padded to one length, for example by "
+    '`.astype("float32")`.',
+    "dates": "Replace them by numbers, such as days since a public date, or leave the column out.",
+    "texts": "Encode them as numbers, by categories that are publicly known, or give each column "
+    "as an input by itself, in a dict: texts for a lookup as strings, by `tf.constant(...)`.",
 }
 
 
-def check_dense(name, nest):
+def check_dense(name, nest, columns=None):
     """Refuses sparse, ragged and object arrays, because their rows cannot be taken one by one.
 
     Args:
         name: String, the argument that holds them.
         nest: Nest of arrays or tensors.
+        columns: Names of the columns of a table, or None.
 
     Raises:
         ValueError: Names the argument, its content and how to convert it.
     """
     for leaf in tf.nest.flatten(nest):
-        kind = _kind(leaf)
+        kind, place = _kind(leaf), ""
+        if kind == "objects":
+            column, kind = unfit_column(leaf, columns)
+            place = f" in column {column!r}" if kind and leaf.ndim == 2 else ""
+            kind = kind or "objects"
         if kind is not None:
             raise ValueError(
                 f"Argument `{name}` must hold dense arrays or tensors, one row per example. "
-                f"Received: {kind} data, of type {type(leaf).__name__}. {_DENSE[kind]}"
+                f"Received: {kind}{place}, of type {type(leaf).__name__}. {_DENSE[kind]}"
             )
+
+
+def unfit_column(table, names=None):
+    """Returns the name and the kind of the first column of a table with values that are no numbers.
+
+    Args:
+        table: Array or data frame [rows, columns]; another array is one column.
+        names: Names of the columns; None for those of a data frame, or their places.
+
+    Returns:
+        Pair of a name and "dates", "texts" or "objects"; of None if all columns are numbers.
+    """
+    names, table = getattr(table, "columns", names), np.asarray(table)
+    if table.dtype.kind in "biuf":
+        return None, None
+    columns = table.T if table.ndim == 2 else [table.ravel()]
+    for name, column in zip(range(len(columns)) if names is None else names, columns, strict=True):
+        is_date = column.dtype.kind in "mM"
+        kind = "dates" if is_date else next(filter(None, map(_kind_of_value, column)), None)
+        if kind is not None:
+            return name, kind
+    return None, None
+
+
+def _kind_of_value(value):
+    """Returns "dates", "texts" or "objects"; None for a number or a missing value."""
+    if isinstance(value, datetime.timedelta | np.datetime64) or hasattr(value, "year"):
+        return "dates"
+    if np.iscomplexobj(value):
+        return "objects"
+    try:
+        if value is not None and type(value).__name__ != "NAType":  # The latter of pandas.
+            float(value)
+    except (TypeError, ValueError):
+        return "texts" if isinstance(value, str | bytes) else "objects"
+    return None
 
 
 def check_batch(model, data):
@@ -132,16 +178,17 @@ def same_rows(data):
     return tf.nest.map_structure(lambda t: None if t is None else with_rows(t), data)
 
 
-def without_flags(sample_weight):
+def without_flags(sample_weight, is_drawn):
     """Returns the weights of a loss: None if `sample_weight` is flags that mark the present rows.
 
     Flags have shape [B], or [B, k] for the examples of people.
 
     Args:
         sample_weight: Nest of tensors, or of their specs, or None.
+        is_drawn: Whether a plan drew the batch; a user's weights may have the dtype of flags.
     """
     dtype = getattr(sample_weight, "dtype", None)
-    is_flags = dtype == FLAGS or dtype == tf.bool and len(sample_weight.shape) == 1
+    is_flags = is_drawn and dtype == FLAGS or dtype == tf.bool and len(sample_weight.shape) == 1
     return None if is_flags else sample_weight
 
 
@@ -182,10 +229,10 @@ def present_of_users(sample_weight):
 
 def _kind(leaf):
     if isinstance(leaf, (tf.SparseTensor, tf.IndexedSlices)) or scipy.sparse.issparse(leaf):
-        return "sparse"
+        return "sparse data"
     if isinstance(leaf, (tf.RaggedTensor, tf.compat.v1.ragged.RaggedTensorValue)):
-        return "ragged"
-    if isinstance(leaf, np.ndarray) and leaf.dtype == object:
+        return "ragged data"
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OmM":
         return "objects" if not all(isinstance(v, (str, bytes)) for v in leaf.flat) else None
     return None
 

@@ -6,7 +6,7 @@ import inspect
 import math
 
 from tfdpx import noise
-from tfdpx._arguments import agreed, is_integer, is_number, require
+from tfdpx._arguments import agreed, has_arrays, is_integer, is_number, require, shortened
 from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
@@ -35,13 +35,25 @@ Settings = collections.namedtuple(
 )
 
 
-def refuse(keras_arguments):
-    """Raises ValueError if a dict of arguments for Keras has one that `REFUSED` lists."""
+def refuse(optimizer_class, keras_arguments):
+    """Raises ValueError for an argument that `REFUSED` lists, or for data by an unknown name.
+
+    Args:
+        optimizer_class: The private optimizer class.
+        keras_arguments: Dict of its arguments for Keras.
+    """
     for argument, remedy in REFUSED.items():
         if keras_arguments.get(argument) is not None:
             raise ValueError(
                 f"Argument `{argument}` would change the privacy mechanism; {remedy}. "
-                f"Received: {argument}={keras_arguments[argument]}"
+                f"Received: {argument}={shortened(keras_arguments[argument])}"
+            )
+    for argument, value in keras_arguments.items():
+        if has_arrays(value) and not _takes(optimizer_class, argument):
+            raise ValueError(
+                f"Argument `{argument}` holds data, which an optimizer does not take. Received: "
+                f"{argument}={shortened(value)}. Pass private data to `fit`. A few public examples "
+                "help the classifier `tfdpx.AdaMix`."
             )
 
 
@@ -53,8 +65,7 @@ def refuse_epsilon(optimizer_class, arguments):
         arguments: Dict of its arguments, or of attributes that hold them.
     """
     epsilon, name = arguments.get("epsilon"), optimizer_class.__name__
-    signatures = [inspect.signature(c.__init__).parameters for c in optimizer_class.__mro__]
-    takes_epsilon = any("epsilon" in parameters for parameters in signatures)
+    takes_epsilon = _takes(optimizer_class, "epsilon")
     if not is_number(epsilon) or takes_epsilon and epsilon <= _MOST_EPSILON_OF_ADAM:
         return
     hint = f"; for {name} `epsilon` is the small constant in a denominator, such as 1e-7"
@@ -64,6 +75,12 @@ def refuse_epsilon(optimizer_class, arguments):
         f"`{name}(..., plan=tfdpx.PrivacyPlan(..., epsilon={epsilon}, delta=...))`{hint}. "
         f"Received: {name}(epsilon={epsilon})."
     )
+
+
+def _takes(optimizer_class, argument):
+    """Returns whether a constructor of the class or of its bases names the argument."""
+    constructors = (c.__init__ for c in optimizer_class.__mro__)
+    return any(argument in inspect.signature(c).parameters for c in constructors)
 
 
 def check_settings(**arguments):

@@ -37,6 +37,7 @@ import tensorflow as tf
 from tfdpx._keras import metric_internals, model_internals, step_context
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
+from tfdpx.checks.declared import check_methods
 from tfdpx.per_example.loss import row_losses
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import sampled_batches, shards
@@ -111,6 +112,7 @@ def fit(
     """
     optimizer, strategy = model.optimizer, model.distribute_strategy
     check_optimizer(optimizer, plan)
+    check_methods(model)
     examples = as_examples(x, y, sample_weight)
     check_validation_data(validation_data, x, optimizer)
     check_callbacks(callbacks, optimizer)

@@ -29,6 +29,7 @@ from tfdpx._keras import lora, model_internals
 from tfdpx._keras.tensorflow_internals import optimizing_graphs_once
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
+from tfdpx.checks.declared import check_methods
 from tfdpx.sampling.batch_sampler import BatchSampler, is_seeded, sampler_of
 from tfdpx.sampling.class_weights import read_class_weight
 from tfdpx.sampling.examples import RandomAccess
@@ -107,6 +108,7 @@ def fitting(optimizer, model, arguments):
         ValueError: If an argument does not fit the plan, or would void the guarantee.
         BudgetExceeded: If nothing is left of the plan.
     """
+    check_methods(model)
     request = read_request(arguments)
     check_validation_data(request.validation_data, request.x, optimizer)
     check_callbacks(request.callbacks, optimizer)
@@ -196,6 +198,7 @@ def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
         sample_weight: The argument of `train_on_batch`, or None.
         class_weight: The argument of `train_on_batch`, or None.
     """
+    check_methods(model)
     class_weight = read_class_weight(class_weight)
     _refuse_unknown_people(optimizer)
     if sample_weight is None and optimizer.noise_multiplier:
@@ -319,7 +322,7 @@ def divide_into_epochs(optimizer, model, session, request):
             steps = max(epoch_steps, math.ceil(session.left / (request.epochs - first_epoch)))
             request = request.with_(steps_per_epoch=steps)
     # Keras's own build would mistake flags for weights, and ids for a part of the batch.
-    build(model, request.with_(x=draws.fitted))
+    build(model, request.with_(x=draws))
     per_user = getattr(draws.examples, "per_user", None)
     if per_user != optimizer.per_user:  # TensorFlow would trace a step for any number.
         optimizer.per_user, model.train_function = per_user, None
@@ -362,7 +365,8 @@ def build(model, request):
     """
     optimizer = model_internals.innermost(model.optimizer)
     data = request.x, request.y, request.sample_weight
-    if isinstance(data[0], BatchSampler):
+    is_drawn = isinstance(data[0], BatchSampler)
+    if is_drawn:
         data = (data[0].fitted,)
     if isinstance(data[0], tf.data.Dataset):
         data = data[0].element_spec
@@ -386,7 +390,7 @@ def build(model, request):
     check_batch(model, data)
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     with model.distribute_strategy.scope():
-        build_model(model, x, y, without_flags(weights))
+        build_model(model, x, y, without_flags(weights, is_drawn))
         optimizer.build(model.trainable_variables)
 
 
@@ -437,7 +441,8 @@ def check_unplanned(optimizer, request):
     if isinstance(data, tf.data.Dataset):
         leaves = tf.nest.flatten(data.element_spec)
         has_weights = isinstance(data.element_spec, tuple) and len(data.element_spec) > 2
-        rows = None if has_weights or not leaves[0].shape.rank else leaves[0].shape[0]
+        is_batched = all(leaf.shape.rank for leaf in leaves)  # If not, the step says so.
+        rows = None if has_weights or not is_batched else leaves[0].shape[0]
     elif count := _examples_of(request):
         rows = min(request.batch_size or _KERAS_BATCH_SIZE, count)
     _check_size(optimizer, rows)

@@ -75,7 +75,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         public_validation: bool = False,
         **kwargs: Any,
     ) -> None:
-        arguments.refuse(kwargs)
+        arguments.refuse(type(self), kwargs)
         if per_example_engine is not None:
             warnings.warn(
                 "Argument `per_example_engine` means nothing any more: there is one engine. Leave "

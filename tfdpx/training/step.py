@@ -73,8 +73,8 @@ def private_train_step(optimizer, model, data):
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled `keras.Model`.
         data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
-            sample weight is zero is absent: it contributes exactly zero. Weights of type bool or
-            `inputs.FLAGS`, [B], mark absent examples and have no other effect.
+            sample weight is zero is absent: it contributes exactly zero. Weights of type bool, [B],
+            and `inputs.FLAGS` of a plan's draws mark absent examples and have no other effect.
 
     Returns:
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
@@ -96,7 +96,8 @@ def _step(optimizer, model, data, ids):
     count = Rows(x).count
     present = inputs.present_rows(sample_weight, count)
     present_of_users = inputs.present_of_users(sample_weight) if optimizer.of_users else None
-    sample_weight = inputs.without_flags(sample_weight)
+    is_drawn = optimizer.session is not None and optimizer.session.draws is not None
+    sample_weight = inputs.without_flags(sample_weight, is_drawn)
     data = x, y, sample_weight
     views = build_model(model, x, y, sample_weight)
     variables = model.trainable_variables

@@ -207,12 +207,27 @@ def test_a_training_metric_in_a_path_is_refused_and_no_other_field(tmp_path):
         check(checkpoint(f"{tmp_path}/{name}.weights.h5"))
 
 
+def of_mlflow(**attributes):
+    """Returns a callback like those of MLflow, which is no dependency."""
+    module = {"__module__": "mlflow.tensorflow.callback"}
+    return type("MlflowCallback", (Acts,), module)(**attributes)
+
+
+def test_the_checkpoints_that_mlflow_adds_are_refused_with_the_way_to_leave_them_out():
+    for monitor in ("val_loss", "loss"):
+        with pytest.raises(ValueError, match=r"Mlflow.*`mlflow.autolog\(checkpoint=False\)`"):
+            check(of_mlflow(monitor=monitor, save_best_only=True), public_validation=False)
+    with pytest.warns(UserWarning, match="MlflowCallback writes the training loss"):
+        check(of_mlflow(monitor="val_loss", save_best_only=False))
+
+
 @pytest.mark.filterwarnings("error")
 def test_callbacks_that_write_the_training_loss_warn_and_others_do_not(tmp_path):
     for writes in (
         keras_callbacks.CSVLogger(tmp_path / "log.csv"),
         keras_callbacks.RemoteMonitor(),
         keras_callbacks.TensorBoard(tmp_path),
+        of_mlflow(),
     ):
         with pytest.warns(UserWarning, match="writes the training loss .*not cover"):
             check([writes])

@@ -63,16 +63,15 @@ def test_all_problems_are_listed_with_their_remedies():
         layers.SpectralNormalization(layers.Dense(4), name="spectral"),
         layers.Dense(3, activity_regularizer="l2", name="head"),
     ]
-    model = Derived(stack)
+    model = keras.Sequential(stack)
     like = small.model()
     model.compile(optimizer=like.optimizer, loss=like.loss)
     with pytest.raises(checks.UnfitForPrivacy) as error:
         model.fit(*small.data(), verbose=0)
     wanted = [
-        ("There are 3 problems:",),
-        ("1. ", "overrides `train_step`", "compute_loss"),
-        ("2. ", "'spectral'", "SpectralNormalization", "overwrites", "kernel_constraint"),
-        ("3. ", "'head'", "without `activity_regularizer`"),
+        ("There are 2 problems:",),
+        ("1. ", "'spectral'", "SpectralNormalization", "overwrites", "kernel_constraint"),
+        ("2. ", "'head'", "without `activity_regularizer`"),
     ]
     lines = str(error.value).splitlines()
     assert len(lines) == len(wanted)

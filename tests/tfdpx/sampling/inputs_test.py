@@ -19,10 +19,12 @@ UNFIT = {
     "SciPy matrix": (lambda: scipy.sparse.csr_matrix(small.data()[0]), r"sparse.*\.toarray\(\)"),
     "ragged": (lambda: RAGGED, r"ragged.*\.to_tensor\(\)"),
 }
+DAYS = np.arange("2024-01-01", "2024-01-17", dtype="datetime64[D]")
+TABLE = np.array([[1.5, day] for day in DAYS.tolist()], object)
 OBJECTS = np.array([[1, 2], [3]] * 8, dtype=object)
 
 
-@pytest.mark.parametrize("make, message", [*UNFIT.values(), (lambda: OBJECTS, "objects data")])
+@pytest.mark.parametrize("make, message", [*UNFIT.values(), (lambda: OBJECTS, "objects.*padded")])
 def test_batches_of_arrays_that_are_not_dense_are_refused(make, message):
     x, y = small.data()
     with pytest.raises(ValueError, match=f"Argument `x` must hold dense.*{message}"):
@@ -32,6 +34,45 @@ def test_batches_of_arrays_that_are_not_dense_are_refused(make, message):
     model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
     with pytest.raises(ValueError, match="Argument `x` must hold dense"):
         tfdpx.distributed.fit(model, PLAN, make(), y)
+
+
+@pytest.mark.parametrize(
+    "x, message",
+    [
+        (TABLE, "dates in column 1.*days since a public date"),
+        (DAYS, "dates,.*days since a public date"),
+        (np.array([[1.5, "Oslo"], [2, None]] * 8, object), "texts in column 1.*categories"),
+        (np.array([[1.5, 2], [2, None]] * 8, object), r"objects,.*\.astype"),
+    ],
+    ids=["dates", "only dates", "texts", "numbers"],
+)
+def test_columns_of_a_table_are_refused_by_their_kind(x, message):
+    with pytest.raises(ValueError, match=f"Received: {message}") as error:
+        PLAN.batches(x, np.zeros(ROWS))
+    assert "Oslo" not in str(error.value)
+
+
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="Argument `x` must hold rows of one length.*pad_seq"):
+        PLAN.batches([[1.0, 2.0], [3.0]] * 8, np.zeros(ROWS))
+
+
+def test_a_data_set_of_single_examples_is_told_to_make_batches():
+    x, y = small.data()
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
+    accepts = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    with pytest.raises(ValueError, match=r"Call `.batch\(...\)` on the dataset"):
+        model.fit(tf.data.Dataset.from_tensor_slices((x, y)), callbacks=[accepts], verbose=0)
+
+
+def test_a_metric_of_the_whole_batch_is_refused_by_name():
+    def share(y_true, y_pred):
+        return keras.ops.mean(keras.ops.cast(keras.ops.argmax(y_pred, -1) > 0, "float32"))
+
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN), compile_arguments={"metrics": [share]})
+    with pytest.raises(ValueError, match="Metric 'share' returns one number.*axis=-1"):
+        model.fit(*small.data(), verbose=0)
+    assert int(model.optimizer.iterations) == 0
 
 
 def test_targets_that_are_strings_are_refused():

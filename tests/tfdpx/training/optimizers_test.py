@@ -154,6 +154,15 @@ def test_every_door_is_shut():
     np.testing.assert_array_equal(variable, [1.0, 2.0])
 
 
+def test_errors_show_no_values_of_arrays():
+    data = np.full((200, 3), 0.125), np.arange(200)
+    shapes = r"\(<ndarray of shape \(200, 3\)>, <ndarray of shape \(200,\)>\)"
+    for argument in ("public_data", "seed", "public_validation", "augment", "clipnorm"):
+        with pytest.raises(ValueError, match=f"{argument}={shapes}") as error:
+            tfdpx.DPSGD(0.1, **PRIVATE, **{argument: data})
+        assert "0.125" not in str(error.value)
+
+
 def test_a_keras_that_reduces_gradients_itself_is_refused(monkeypatch):
     from tfdpx.training.private_optimizer import PrivateOptimizer
 

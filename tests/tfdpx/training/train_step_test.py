@@ -179,6 +179,20 @@ def test_an_example_that_is_not_finite_counts_as_zero_and_is_counted(quiet):
 
 
 @NO_NOISE
+def test_whole_weights_of_any_dtype_are_weights(quiet):
+    x, y = small.data()
+    weights = np.arange(16) % 4
+    updates = []
+    for dtype in ("float32", "uint32"):  # In uint32 come the flags of a plan's draws.
+        quiet.restore()
+        before = small.weights(quiet.model)
+        quiet.model.train_on_batch(x * 1e-2, y, weights.astype(dtype))
+        updates.append(small.weights(quiet.model) - before)
+    np.testing.assert_allclose(*updates, atol=1e-7)
+    assert np.abs(updates[0] - quiet.step(x * 1e-2, y, weights > 0)).max() > 0.01
+
+
+@NO_NOISE
 def test_several_outputs_with_their_own_losses_are_reported():
     x, y = small.data()
     inputs = keras.Input((6,))
