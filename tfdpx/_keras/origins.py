@@ -97,6 +97,13 @@ def _has_plain_initializers(layer):
     return all(_is_plain(v) or holds_no_data(v) for v in initializers)
 
 
+def mark_trained(model):
+    """Records that an ordinary optimizer has trained `model`, when its weights are made."""
+    for layer in layer_internals.flatten_layers(model):
+        if layer.trainable:
+            mark_unknown(layer_internals.own_weights(layer))
+
+
 @contextlib.contextmanager
 def changing(model):
     """Context manager of a training of `model` on data without an account.
