@@ -172,10 +172,8 @@ def _train_on_batch(original):
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, *args, **kwargs):
         unplanned_step = _method(self, "unplanned_step")
         if unplanned_step is None:
-            try:
+            with origins.changing(self, is_fit=False):
                 return original(self, x, y, sample_weight, class_weight, *args, **kwargs)
-            finally:
-                origins.mark_trained(self)
         shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
         with unplanned_step(self, shape[0] if shape else None, sample_weight, class_weight):
             return original(self, x, y, sample_weight, None, *args, **kwargs)
@@ -237,8 +235,7 @@ def _load_state(original):
         if inner_path or not (isinstance(saveable, keras.Layer) and weights_store):
             return original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
         weights = saving_internals.weights_to_load(saveable, kwargs.get("visited_saveables"))
-        known = [v for v in weights if origins.mark_of(v).is_known]
-        origins.mark_unknown(weights)
+        known = origins.mark_unknown(weights)
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
         known = known if kwargs.get("error_msgs") else weights
         _listeners().on_load(saveable, saving_internals.saved_optimizer(weights_store), known)
