@@ -253,10 +253,8 @@ def _load_hdf5(original):
 
 def _convert_hdf5(original):
     def convert(source, *args, **kwargs):
-        _refuse_hdf5(source)  # A model that is saved.
-        result = original(source, *args, **kwargs)
-        _refuse_hdf5(result)  # A model that was loaded.
-        return result
+        # One of the two is a model: the source if it is saved, the result if it is loaded.
+        return _refuse_hdf5(original(_refuse_hdf5(source), *args, **kwargs))
 
     return convert
 
@@ -265,6 +263,7 @@ def _refuse_hdf5(model):
     refuse = _method(model, "refuse_hdf5")
     if refuse is not None:
         refuse()
+    return model
 
 
 def _fill(original):
