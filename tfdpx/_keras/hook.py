@@ -172,7 +172,7 @@ def _train_on_batch(original):
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, *args, **kwargs):
         unplanned_step = _method(self, "unplanned_step")
         if unplanned_step is None:
-            with origins.changing(self):
+            with origins.changing(self, is_fit=False):
                 return original(self, x, y, sample_weight, class_weight, *args, **kwargs)
         shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
         with unplanned_step(self, shape[0] if shape else None, sample_weight, class_weight):
@@ -234,10 +234,10 @@ def _load_state(original):
     def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
         if inner_path or not (isinstance(saveable, keras.Layer) and weights_store):
             return original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
-        known = [v for v in saveable.weights if origins.mark_of(v).is_known]
-        origins.mark_unknown(saveable.weights)
+        weights = saving_internals.weights_to_load(saveable, kwargs.get("visited_saveables"))
+        known = origins.mark_unknown(weights)
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
-        known = known if kwargs.get("error_msgs") else saveable.weights
+        known = known if kwargs.get("error_msgs") else weights
         _listeners().on_load(saveable, saving_internals.saved_optimizer(weights_store), known)
 
     return load_state
@@ -253,10 +253,8 @@ def _load_hdf5(original):
 
 def _convert_hdf5(original):
     def convert(source, *args, **kwargs):
-        _refuse_hdf5(source)  # A model that is saved.
-        result = original(source, *args, **kwargs)
-        _refuse_hdf5(result)  # A model that was loaded.
-        return result
+        # One of the two is a model: the source if it is saved, the result if it is loaded.
+        return _refuse_hdf5(original(_refuse_hdf5(source), *args, **kwargs))
 
     return convert
 
@@ -265,6 +263,7 @@ def _refuse_hdf5(model):
     refuse = _method(model, "refuse_hdf5")
     if refuse is not None:
         refuse()
+    return model
 
 
 def _fill(original):

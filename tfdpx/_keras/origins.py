@@ -51,9 +51,11 @@ def mark_of(owner):
 
 
 def mark_unknown(variables):
-    """Records that the cost of the values of variables is unknown."""
-    for variable in variables:
+    """Records that the cost of the values of variables is unknown; returns those known before."""
+    known = [variable for variable in variables if mark_of(variable).is_known]
+    for variable in known:
         mark_of(variable).is_known = False
+    return known
 
 
 def mark_known(variables):
@@ -98,31 +100,37 @@ def _has_plain_initializers(layer):
 
 
 @contextlib.contextmanager
-def changing(model):
+def changing(model, is_fit=True):
     """Context manager of a training of `model` on data without an account.
 
     Unknown is afterwards the state of all layers that were trainable before or after it, and every
     other variable with another value.
+
+    Args:
+        model: `keras.Model`.
+        is_fit: Bool. False for a batch, in which no callback can change frozen layers: their values
+            are not compared, because that can take longer than the batch.
     """
-    before = _state(model)
+    before = _state(model, is_fit)
     try:
         yield
     finally:
-        for place, (variable, digest) in _state(model).items():
+        for place, (variable, digest) in _state(model, is_fit).items():
             if digest is None or place not in before or digest != before[place][1]:
                 mark_of(variable).is_known = False
 
 
-def _state(model):
+def _state(model, with_values):
     """Returns a dict by id of pairs of a weight and the digest of its value.
 
-    The digest is None in layers that train, and where the weight is unknown already.
+    The digest is None in layers that train, and where the weight is unknown already. It is empty
+    without values.
     """
     state = {}
     for layer in layer_internals.flatten_layers(model):
         for variable in layer_internals.own_weights(layer):
             is_fixed = not layer.trainable and mark_of(variable).is_known
-            value = np.array(variable).tobytes() if is_fixed else None
+            value = np.array(variable).tobytes() if is_fixed and with_values else b""
             digest = hashlib.blake2b(value).digest() if is_fixed else None
             state[id(variable)] = variable, digest
     return state

@@ -9,6 +9,8 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import object_registration, saving_lib
 from keras.src.saving.keras_saveable import KerasSaveable
 
+from tfdpx._keras import layer_internals
+
 # Functions that `hook` wraps: pairs of a module and a name in it.
 LOOKING_UP = (object_registration, "get_registered_object")
 LOADING = (saving_lib, "_load_state")
@@ -18,6 +20,20 @@ LOADING_HDF5 = (
 )
 LOADING_HDF5_MODEL = (legacy_h5_format, "load_model_from_hdf5")
 SAVING_HDF5_MODEL = (legacy_h5_format, "save_model_to_hdf5")
+
+
+def weights_to_load(layer, visited):
+    """Returns the weights of a layer but those of `objects_to_skip`, a list.
+
+    Args:
+        layer: `keras.Layer`.
+        visited: Set of the ids of objects that Keras will not load, or None.
+    """
+    skipped = [
+        part for part in layer_internals.flatten_layers(layer) if id(part) in (visited or ())
+    ]
+    kept = {id(variable) for part in skipped for variable in part.weights}
+    return [variable for variable in layer.weights if id(variable) not in kept]
 
 
 def saved_optimizer(weights_store):

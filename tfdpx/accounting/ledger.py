@@ -317,7 +317,7 @@ class Ledger:
             warn(
                 f"This epsilon is {kind}: the batches of {steps} of {self.steps} updates were not "
                 "drawn by a plan with Poisson sampling, as the accountant assumes. Train with "
-                "`fit(x, y)` for an exact one."
+                "`fit(x, y)` and an optimizer that has `plan=` for an exact one."
             )
         return self.composed_epsilon(delta, accountant)
 
@@ -356,7 +356,8 @@ class Ledger:
         if why := statement.why_unknown(self):
             raise ValueError(
                 "No bound on attacks is known, because part of what was spent on the weights is "
-                f"unknown: {why}. Train again from weights with a ledger, with `fit(x, y)`."
+                f"unknown: {why}. Train again from weights with a ledger, with `fit(x, y)` "
+                "and an optimizer that has `plan=`."
             )
         if self.is_approximate:
             raise ValueError(

@@ -300,6 +300,27 @@ def test_no_copy_of_a_variable_has_its_mark(duplicate):
     assert pickle.loads(pickle.dumps(origins.mark_of(kernel))) is None
 
 
+def test_a_layer_that_a_file_skips_keeps_its_origin(trained, tmp_path):
+    trained.save_weights(tmp_path / "m.weights.h5")
+    for is_fitted in (True, False):
+        model = bare()
+        if is_fitted:
+            ordinary_fit(model, tmp_path)
+        model.load_weights(tmp_path / "m.weights.h5", objects_to_skip=[model.layers[0]])
+        assert is_complete(compiled(model)) != is_fitted and model.optimizer.ledger.steps == 2
+        fresh, loaded = (origins.mark_of(layer.kernel).is_known for layer in model.layers)
+        assert loaded and fresh != is_fitted
+
+
+def test_an_ordinary_batch_reads_no_frozen_weights(monkeypatch):
+    model = bare()
+    model.layers[0].trainable = False
+    monkeypatch.setattr(origins, "np", None)
+    compiled(model, "sgd").train_on_batch(*small.data(8))
+    frozen, trained = (origins.mark_of(layer.kernel).is_known for layer in model.layers)
+    assert frozen and not trained
+
+
 def test_the_model_of_a_report_brings_its_ledger_to_keras(trained, tmp_path):
     tfdpx.report(trained, tmp_path / "report", data="rows")
     loaded = compiled(keras.saving.load_model(tmp_path / "report" / "model.keras"))
