@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec
 from keras.src.losses import loss as loss_module
-from keras.src.models.functional import Functional
+from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.ops import numpy as arithmetic
 
 from tfdpx._keras import step_context
@@ -164,7 +164,8 @@ def _build_compiled(model, x, y, sample_weight):
     tensors do not have.
     """
     if _knows_its_outputs(model, x):
-        y_pred = model.compute_output_spec(x)
+        # As a call gives it: a loss of `Model([x], [y])` sees a tensor, no list.
+        y_pred = unpack_singleton(model.compute_output_spec(x))
     else:
         y_pred = compute_output_spec(model, x, training=False)
     if model._compile_metrics is not None and not model._compile_metrics.built:

@@ -163,7 +163,7 @@ def _record(model, x):
     def record_call(layer, rule, args, kwargs):
         generators = layer_internals.seed_generators(layer)
         states_before = [g.state.numpy() for g in generators]
-        with outside.ignoring():
+        with outside.watching(layer.trainable_variables):
             result = layer_internals.call_operation(layer, args, kwargs)
         states_after = [g.state.numpy() for g in generators]
         draws = any(
