@@ -152,6 +152,9 @@ class Recorder(UnitRecorder):
             cotangents,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
+        for gradients, tensors in zip(at_outputs, outputs, strict=True):
+            for gradient, tensor in zip(gradients, tensors, strict=True):
+                gradient.set_shape(tensor.shape)  # That of a slice forgets it.
         return at_outputs, [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
 
     def _next_layout(self, layer):

@@ -30,10 +30,12 @@ def _is_of_the_user(record):
     """Returns whether a log message concerns the user.
 
     Outside of a graph `tf.vectorized_map` makes a new function on each call, and TensorFlow warns
-    of retracing it.
+    of retracing it. It writes graphs of hundreds of lines where it cannot vectorize them, although
+    the error says so, or a loop takes their place.
     """
     message = record.getMessage()
-    return not ("retracing" in message and "<function pfor." in message)
+    is_retracing = "retracing" in message and "<function pfor." in message
+    return not is_retracing and "while pfor was converting" not in message
 
 
 tf.get_logger().addFilter(_is_of_the_user)

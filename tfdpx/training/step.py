@@ -87,7 +87,14 @@ def private_train_step(optimizer, model, data):
     data = inputs.same_rows(data)
     # Batches may be keyed by `iterations`: it must not advance before the batch was read.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
-        return _step(optimizer, model, data, ids)
+        try:
+            return _step(optimizer, model, data, ids)
+        except StopIteration as error:
+            # Keras would take it for the end of the data.
+            raise RuntimeError(
+                f"The model or the loss of '{model.name}' raised StopIteration in its first step, "
+                "for example by `next(...)` of an empty iterator."
+            ) from error
 
 
 def _step(optimizer, model, data, ids):
