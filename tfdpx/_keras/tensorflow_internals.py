@@ -397,6 +397,15 @@ def inputs_of(dataset):
     return dataset._inputs()
 
 
+def padding_values(data):
+    """Returns the values by which a `tf.data.Dataset` pads its batches, a list; [] if unknown."""
+    if not isinstance(data, tf.data.Dataset):
+        return []
+    if hasattr(data, "_padding_values"):
+        return tf.nest.flatten(data._padding_values)
+    return next(filter(None, map(padding_values, inputs_of(data))), [])
+
+
 def call_cached_trace(function, kind, *tensors):
     """Returns `function(*kind, *tensors)`, as a call of a graph that is traced once per signature.
 

@@ -138,9 +138,11 @@ class Session:
         sampling_probability: Float, or None where unknown.
         is_seeded: Bool, whether a seed of the data set's draws was given.
         callbacks: List of the callbacks of a `fit`.
+        data: What a `fit` trains on, its `x`.
 
     Attributes:
         draws: The argument.
+        data: The argument.
         plan: The `PrivacyPlan` that ends the training, or None.
         thread: Int, the thread that it was made in.
 
@@ -148,8 +150,11 @@ class Session:
         RuntimeError: On entering, if the optimizer or the data set is in a session already.
     """
 
-    def __init__(self, optimizer, draws, sampling_probability, is_seeded=False, callbacks=()):
+    def __init__(
+        self, optimizer, draws, sampling_probability, is_seeded=False, callbacks=(), data=None
+    ):
         self.draws, self.plan, self._is_seeded = draws, None, is_seeded
+        self.data = data
         self._optimizer, self._state = optimizer, optimizer.state
         self._callbacks = callbacks
         self.thread = threading.get_ident()
