@@ -386,6 +386,11 @@ def differentiated_by(gradient, function, *tensors):
     return outputs
 
 
+def is_taping():
+    """Returns whether a `tf.GradientTape` or `tf.autodiff.ForwardAccumulator` is recording."""
+    return record.could_possibly_record()
+
+
 def sources_of(dataset):
     """Returns the class names of a `tf.data.Dataset` and of all data sets that it reads."""
     kinds = {type(dataset).__name__.removeprefix("_")}

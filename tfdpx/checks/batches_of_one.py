@@ -104,8 +104,8 @@ def problems_of_microbatch(
                     f"batches of one example. {_WRONG}"
                 )
     if padding is not None:
-        longer = _mean_gradient(model, _pad(one, specs, padding), trace)
-        if not _norm([g - h for g, h in zip(gradients, longer, strict=True)]) <= tolerance * norm:
+        pair = [_mean_gradient(model, part, trace) for part in _pad(one, specs, padding)]
+        if not _norm([g - h for g, h in zip(*pair, strict=True)]) <= tolerance * _norm(pair[0]):
             yield (
                 "The gradient of an example changes if it is padded further, so the longest "
                 "example of a batch changes the gradients of all others, which no clipping bounds. "
@@ -151,15 +151,18 @@ def _take(batch, rows):
 
 
 def _pad(batch, specs, values):
-    """Returns `Rows` that are longer along the axes of `specs` that have no length."""
-    tensors = []
+    """Returns `Rows` without padding inside, and padded along the axes that have no length."""
+    tensors, longer_tensors = [], []
     for tensor, spec, value in zip(batch.tensors, Rows(specs).tensors, values, strict=True):
         more = [
-            [0, _MORE_PADDING if n is None and axis else 0] for axis, n in enumerate(spec.shape)
+            int(size is None and axis > 0) * _MORE_PADDING for axis, size in enumerate(spec.shape)
         ]
         value = tf.zeros([], tensor.dtype) if value is None else tf.cast(value, tensor.dtype)
-        tensors.append(tf.pad(tensor, more, constant_values=value))
-    return Rows(batch.pack(tensors))
+        if any(more) and tensor.dtype.is_integer:
+            tensor = tf.where(tensor == value, value + 1, tensor)
+        tensors.append(tensor)
+        longer_tensors.append(tf.pad(tensor, [[0, n] for n in more], constant_values=value))
+    return Rows(batch.pack(tensors)), Rows(batch.pack(longer_tensors))
 
 
 def _norm(gradients):

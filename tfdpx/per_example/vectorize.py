@@ -35,7 +35,8 @@ def _is_of_the_user(record):
     """
     message = record.getMessage()
     is_retracing = "retracing" in message and "<function pfor." in message
-    return not is_retracing and "while pfor was converting" not in message
+    is_failure = "while pfor was converting" in message or "\ncreated at:\n" in message
+    return not (is_retracing or is_failure)
 
 
 tf.get_logger().addFilter(_is_of_the_user)
