@@ -231,14 +231,12 @@ class _Preparation:
         examples = None if rows is None else rows // views.count
 
         row_axis = 2 if views.per_user else 1
-
-        def spec(t):
-            return None if t is None else tf.TensorSpec([rows, *t.shape[row_axis:]], t.dtype)
-
-        targets = tf.nest.map_structure(spec, (y, sample_weight))
-
+        weights = tf.nest.map_structure(
+            lambda t: None if t is None else tf.TensorSpec([None, *t.shape[row_axis:]], t.dtype),
+            sample_weight,
+        )
         specs = Inputs(
-            (_with_rows(views.row_specs(x), rows), *targets),
+            _with_rows((views.row_specs(x), views.target_specs(x, y), weights), rows),
             None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
             tf.TensorSpec([2], tf.int64),
             tf.TensorSpec([examples], tf.float32),
@@ -332,7 +330,9 @@ def _specs(nest):
 
 
 def _with_rows(specs, rows):
-    return tf.nest.map_structure(lambda t: tf.TensorSpec([rows, *t.shape[1:]], t.dtype), specs)
+    return tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec([rows, *t.shape[1:]], t.dtype), specs
+    )
 
 
 def _spec(tensor):

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdpx import noise
 from tfdpx._keras import model_internals
 from tfdpx._keras.variables import value_of, variable
+from tfdpx._warnings import warn
 from tfdpx.training import allocator
 from tfdpx.training.budget import updates_left
 
@@ -154,7 +155,7 @@ class Session:
         self, optimizer, draws, sampling_probability, is_seeded=False, callbacks=(), data=None
     ):
         self.draws, self.plan, self._is_seeded = draws, None, is_seeded
-        self.data = data
+        self.data, self._nonfinite = data, optimizer.state.nonfinite
         self._optimizer, self._state = optimizer, optimizer.state
         self._callbacks = callbacks
         self.thread = threading.get_ident()
@@ -191,6 +192,13 @@ class Session:
         if self.draws is not None:
             self.draws.session = None
         self._optimizer.account.open(**self._usual)
+        left_out = self._state.nonfinite - self._nonfinite
+        if left_out:
+            warn(
+                f"{left_out} examples were left out of updates, because their loss or gradient was "
+                "not finite: a missing value or a division by zero, for example. Keep this count "
+                "private: it follows from the data without noise."
+            )
         reset_between_fits(self._optimizer)
 
     def renew(self):
