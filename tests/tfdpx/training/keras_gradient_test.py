@@ -11,6 +11,7 @@ from keras import layers
 
 import tfdpx
 from tfdpx import checks
+from tfdpx.per_example import rowwise
 
 N, CLIP = 6, 1e4
 RNG = np.random.default_rng(0)
@@ -174,6 +175,13 @@ def test_update_is_the_mean_of_keras_gradients(name):
     update = before - oracle.flatten(model, oracle.values(model))
     np.testing.assert_allclose(update, wanted, atol=1e-4 * np.linalg.norm(wanted))
     assert name not in MAPPED or model.optimizer.independence[0].startswith("mapped")
+
+
+def test_a_class_with_another_call_is_mapped(monkeypatch):
+    model = keras.Sequential([keras.Input((4,)), layers.Activation("relu"), layers.Dense(1)])
+    assert rowwise.find_obstacle(model) is None
+    monkeypatch.setattr(layers.Activation, "call", lambda self, x: x - tf.reduce_mean(x, axis=0))
+    assert "overrides `call`" in rowwise.find_obstacle(model)
 
 
 def private_model(loss, end=4, **arguments):
