@@ -13,7 +13,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import layer_internals, model_internals, step_context
+from tfdpx._keras import layer_internals, model_internals, step_context, tensorflow_internals
 from tfdpx._warnings import warn
 from tfdpx.per_example.layout import probe_batch, probe_targets, restoring
 from tfdpx.per_example.rows import Rows
@@ -112,6 +112,20 @@ def problems_of_microbatch(
                 "Pad all examples of the data set to one length, or let the model ignore padding, "
                 "for example by `mask_zero=True` and layers that use masks."
             )
+
+
+def padding_of(data, session):
+    """Returns how the user's own batches are padded, as `problems_of_microbatch` takes it.
+
+    Args:
+        data: `(x, y, sample_weight)`, nests of which shapes are read.
+        session: The `tfdpx.training.session.Session`, or None.
+    """
+    leaves = Rows(data).tensors
+    if all(t.shape[1:].is_fully_defined() for t in leaves) or (session and session.draws):
+        return None
+    values = tensorflow_internals.padding_values(session and session.data)
+    return values if len(values) == len(leaves) else [None] * len(leaves)
 
 
 def _problems_without_gradient(model, all_rows, norm_of_all):

@@ -71,8 +71,7 @@ def gradient_norms(
 
     def make_engine(views, data):
         x, *targets = Rows(data).map(tf.convert_to_tensor)
-        specs = views.example_rows(x), views.target_specs(x, targets[0]), *targets[1:]
-        model_internals.build(model, specs)
+        model_internals.build(model, (views.example_rows(x), *views.target_specs(x, *targets)))
         optimizer = model_internals.innermost(model.optimizer)
         # A separate optimizer, so that the preparation of the model's own stays as it is.
         stand_in = DPSGD(

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 import typing
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx.checks.augmentation import problems_of_augment
-from tfdpx.checks.batches_of_one import preserving_state, problems_of_microbatch
+from tfdpx.checks.batches_of_one import padding_of, preserving_state, problems_of_microbatch
 from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.state import (
@@ -171,14 +172,9 @@ class _Preparation:
         keys = [tf.constant([0, number], tf.int64) for number in range(_KEYS if draws else 0)]
         examples = None if size.varies else self._rows(size) // num_views
         freezing = step_context.freeze_rng() if draws else contextlib.nullcontext()
-
-        def trace():
-            inputs = tf.nest.map_structure(_spec, specs._replace(shared=()))
-            return Microbatch(self._optimizer, microbatch.engine, inputs)
-
         with preserving_state(model), freezing:
             # Random layers hold still for the comparison, as batches of one cannot draw.
-            still, update = trace() if draws else microbatch, microbatch.engine.update()
+            still, update = self._trace(size) if draws else microbatch, microbatch.engine.update()
 
             def run(rows, added, still=still):
                 count = len(added)
@@ -201,28 +197,14 @@ class _Preparation:
 
             def lowest_norms(rows, added):
                 with rounding.from_below():
-                    return np.maximum(run(rows, added, trace())[0], 0.0)
+                    return np.maximum(run(rows, added, self._trace(size))[0], 0.0)
 
-            def factors_of(squared_norms):
-                return factors_of_policy(self._optimizer, squared_norms)
-
+            factors_of = functools.partial(factors_of_policy, self._optimizer)
             # A loop is for a graph.
             loops = any("While" in op.type for op in microbatch.graph.get_operations())
-            return list(
-                problems_of_microbatch(
-                    *(model, run, lowest_norms, factors_of, specs.rows, num_views, examples),
-                    *(loops, self._padding()),
-                )
-            )
-
-    def _padding(self):
-        """How the user's own batches are padded, as `problems_of_microbatch` takes it."""
-        leaves, session = Rows(self._batch.data).tensors, self._optimizer.session
-        has_length = all(t.shape[1:].is_fully_defined() for t in leaves)
-        if has_length or (session is not None and session.draws is not None):
-            return None
-        values = [] if session is None else tensorflow_internals.padding_values(session.data)
-        return values if len(values) == len(leaves) else [None] * len(leaves)
+            padding = padding_of(self._batch.data, self._optimizer.session)
+            rows = specs.rows, num_views, examples, loops, padding
+            return list(problems_of_microbatch(model, run, lowest_norms, factors_of, *rows))
 
     def _trace(self, size):
         """The `Microbatch` of a `MicrobatchSize`."""
@@ -230,13 +212,9 @@ class _Preparation:
         rows = self._rows(size)
         examples = None if rows is None else rows // views.count
 
-        row_axis = 2 if views.per_user else 1
-        weights = tf.nest.map_structure(
-            lambda t: None if t is None else tf.TensorSpec([None, *t.shape[row_axis:]], t.dtype),
-            sample_weight,
-        )
+        specs = views.row_specs(x), *views.target_specs(x, y, sample_weight)
         specs = Inputs(
-            _with_rows((views.row_specs(x), views.target_specs(x, y), weights), rows),
+            _with_rows(specs, rows),
             None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
             tf.TensorSpec([2], tf.int64),
             tf.TensorSpec([examples], tf.float32),
@@ -290,10 +268,9 @@ def factors_of_policy(optimizer, squared_norms):
             f"The clip policy {type(policy).__name__} decides on an example by the norms of others "
             "too, so one example changes what the others add. Let `clip` decide by each norm alone."
         )
-    finite = np.isfinite(squared_norms)  # Others are left out of the update.
-    longest_norm = (abs(factors.numpy()) * np.sqrt(squared_norms))[finite].max(
-        initial=0
-    ) * batch_size
+    # Others are left out of the update.
+    finite = {"where": np.isfinite(squared_norms), "initial": 0.0}
+    longest_norm = np.max(np.abs(factors) * np.sqrt(squared_norms), **finite) * batch_size
     if policy.l2_norm_clip < math.inf and not longest_norm <= 1 + _ROUNDING:
         raise UnfitForPrivacy(
             f"The clip policy {type(policy).__name__} lets an example add {longest_norm:.4g} / "
@@ -333,7 +310,3 @@ def _with_rows(specs, rows):
     return tf.nest.map_structure(
         lambda t: None if t is None else tf.TensorSpec([rows, *t.shape[1:]], t.dtype), specs
     )
-
-
-def _spec(tensor):
-    return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)

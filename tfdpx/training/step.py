@@ -386,8 +386,8 @@ class Views:
 
         return Rows(y).map(rows)
 
-    def target_specs(self, x, y):
-        """`tf.TensorSpec`s [None, ...] of the rows of targets; only shapes are read.
+    def target_specs(self, x, y, sample_weight):
+        """Pair of `tf.TensorSpec`s [None, ...] of the rows of targets and weights; reads shapes.
 
         Raises:
             ValueError: If targets are images, and `augment_targets` does not say where they are.
@@ -403,14 +403,19 @@ class Views:
                 "change: `augment_targets=False`."
             )
 
-        def spec(t):
-            size = t.shape[axis : axis + 2]
-            if self._is_moved(t):
-                [images] = tf.nest.flatten(self.example_rows(x))
-                size = images.shape[1:3]
-            return tf.TensorSpec([None, *size, *t.shape[axis + 2 :]], t.dtype)
+        def spec(t, size=()):
+            shape = [*size, *t.shape[axis + len(size) :]]
+            return tf.TensorSpec([None, *shape], t.dtype)
 
-        return tf.nest.map_structure(lambda t: None if t is None else spec(t), y)
+        def target_spec(t):
+            [images, *_] = tf.nest.flatten(self.example_rows(x))
+            return spec(t, images.shape[1:3] if self._is_moved(t) else ())
+
+        both = (target_spec, y), (spec, sample_weight)
+        return [
+            tf.nest.map_structure(lambda t, make=make: None if t is None else make(t), nest)
+            for make, nest in both
+        ]
 
     def _has_size(self, t):
         axis = self._row_axis
@@ -484,10 +489,10 @@ def build_model(model, x, y, sample_weight):
         The `Views` of such batches.
     """
     optimizer = model_internals.innermost(model.optimizer)
-    targets = optimizer.augment_targets
-    views = Views(optimizer.augment, optimizer.augmult, x, optimizer.of_users, targets)
-    data = views.example_rows(x), views.target_specs(x, y), views.examples(sample_weight)
-    model_internals.build(model, data)
+    arguments = optimizer.augment, optimizer.augmult, x, optimizer.of_users
+    views = Views(*arguments, optimizer.augment_targets)
+    targets = views.target_specs(x, y, sample_weight)
+    model_internals.build(model, (views.example_rows(x), *targets))
     return views
 
 
