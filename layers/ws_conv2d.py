@@ -217,7 +217,7 @@ class WSConv2DRule(Conv2DRule):
             outputs = watch(outputs * _by_channel(layer, layer.gain, outputs))
         if layer.use_bias:
             outputs = outputs + _by_channel(layer, layer.bias, outputs)
-        return outputs if layer.activation is None else layer.activation(outputs)
+        return call.activate(outputs)
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)

@@ -4,9 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tfdpx
 from tfdpx import augment
 from tfdpx.augment import layer_views
 
@@ -106,3 +108,67 @@ def test_unfit_arguments_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+class Rolls:
+    """Rolls images of the user's own."""
+
+    def draw(self, batch_size, augmult, seed):
+        return tf.random.stateless_uniform([batch_size, augmult], seed, 0, 4, tf.int32)
+
+    def apply(self, images, choices):
+        rolled = [tf.roll(images, choices[0, view], 1) for view in range(choices.shape[1])]
+        return tf.stack(rolled, axis=1)
+
+
+def autoencoder(moves_targets, augmentation, augmult=2):
+    """Returns a model that gives its images back, and an update of it on targets `y`."""
+    inputs = keras.Input((None, None, 2))
+    identity = keras.layers.Conv2D(2, 1, kernel_initializer=lambda s, dtype: np.eye(2).reshape(s))
+    model = keras.Model(inputs, identity(inputs))
+    optimizer = tfdpx.DPSGD(
+        1.0,
+        batch_size=4,
+        noise_multiplier=0.0,
+        augment=augmentation,
+        augmult=augmult,
+        augment_targets=moves_targets,
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    "augmentation, augmult",
+    [
+        (augment.RandomCropFlip(2), 2),
+        slow(augment.ResizeCropFlip(6, 6, 1.2), 1),
+        slow(augment.MixViews(augment.RandomCropFlip(2), 1), 3),
+        slow(Rolls(), 2),
+        slow(keras.Sequential([keras.layers.RandomFlip(), keras.layers.RandomRotation(0.2)]), 2),
+    ],
+)
+def test_targets_move_with_their_images(augmentation, augmult):
+    images = tf.random.stateless_normal([4, 8, 8, 2], SEED).numpy()
+    model = autoencoder(True, augmentation, augmult)
+    model.fit(images, images, batch_size=4, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0].reshape(2, 2), np.eye(2))
+
+
+def test_targets_like_images_are_refused_without_a_word():
+    images = tf.random.stateless_normal([4, 8, 8, 2], SEED).numpy()
+    with pytest.raises(ValueError, match="`augment_targets=True`"):
+        autoencoder(None, augment.RandomCropFlip(2)).train_on_batch(images, images)
+    with pytest.raises(ValueError, match=r"of shape \[\(4, 1, 1, 2\)\]"):
+        means = images.mean((1, 2), keepdims=True)
+        autoencoder(True, augment.RandomCropFlip(2)).train_on_batch(images, means)
+
+
+@pytest.mark.slow
+def test_integer_masks_move_too():
+    model = autoencoder(True, augment.RandomCropFlip(2))
+    masks = tf.random.stateless_uniform([4, 8, 8], SEED, 0, 5, tf.int32).numpy()
+    images = np.stack([masks, masks], -1).astype("float32")
+    model.compile(model.optimizer, lambda y, p: (tf.cast(y, "float32") - p[..., 0]) ** 2)
+    model.train_on_batch(images, masks)
+    np.testing.assert_array_equal(model.get_weights()[0].reshape(2, 2), np.eye(2))

@@ -2,11 +2,14 @@
 
 import contextlib
 import random
+import sys
+import types
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import backend as keras_backend
+from keras.src.activations import activations
 from keras.src.backend.common import global_state
 
 from tfdpx._keras import step_context
@@ -87,12 +90,26 @@ def checkpoint_of(trackable):
 
 
 def replaced_methods(layer):
-    """Returns the names of class methods that a layer replaces on the instance, a list.
+    """Returns the names of methods that are replaced on a layer, or `call` on its class, a list.
 
     Keras itself wraps two methods on every layer, and stores a loss under the name of a method.
     """
     methods = (name for name in vars(layer) if callable(getattr(type(layer), name, None)))
-    return [name for name in methods if name not in ("build", "loss", "quantize")]
+    replaced = [name for name in methods if name not in ("build", "loss", "quantize")]
+    owner = next(base for base in type(layer).__mro__ if "call" in vars(base))
+    is_own = _is_defined_in(vars(owner)["call"], sys.modules.get(owner.__module__))
+    return replaced if is_own else [*replaced, "call"]
+
+
+def is_activation(function):
+    """Returns whether Keras defines a function as one of its activations."""
+    return _is_defined_in(function, activations)
+
+
+def _is_defined_in(function, module):
+    # Not by `__module__`, which anybody may set, and not behind a wrapper, which runs as well.
+    is_function = type(function) is types.FunctionType and module is not None
+    return is_function and function.__globals__ is vars(module)
 
 
 def overwritten_with_gradients(layer):

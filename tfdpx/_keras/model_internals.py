@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec
 from keras.src.losses import loss as loss_module
-from keras.src.models.functional import Functional
+from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.ops import numpy as arithmetic
 
 from tfdpx._keras import step_context
@@ -136,18 +136,34 @@ def build(model, data):
 
     Args:
         model: A compiled `keras.Model`.
-        data: `(x, y, sample_weight)`; only dtypes and shapes after the batch axis are read.
+        data: `(x, y, sample_weight)`; of y and sample_weight, only dtypes and shapes after the
+            batch axis are read. A built model may run on `x`, made-up rows.
     """
 
     def symbolic(leaf):
         dtype = keras.backend.standardize_dtype(leaf.dtype)
         return keras.KerasTensor([None, *leaf.shape[1:]], dtype)
 
+    rows = data[0]
     data = tf.nest.map_structure(lambda t: None if t is None else symbolic(t), data)
+    y_pred = None
     with step_context.recording(None), tf.init_scope():
-        if _knows_its_outputs(model, data[0]) or has_own_loss(model):
-            _build_compiled(model, *data)
+        if _knows_its_outputs(model, data[0]):
+            # As a call gives it: a loss of `Model([x], [y])` sees a tensor, no list.
+            y_pred = unpack_singleton(model.compute_output_spec(data[0]))
+        elif all(part.built for part in model._flatten_layers()):
+            # Not symbolic, because a model may differentiate in its `call`.
+            y_pred = tf.nest.map_structure(symbolic, step_context.eagerly(_call_once, model, rows))
+        elif has_own_loss(model):
+            y_pred = compute_output_spec(model, data[0], training=False)
+        if y_pred is not None:
+            _build_compiled(model, *data, y_pred)
         model._symbolic_build(data_batch=data)
+
+
+def _call_once(model, rows):
+    with keras.StatelessScope():
+        return model(rows, training=False) if model._call_has_training_arg else model(rows)
 
 
 def _knows_its_outputs(model, x):
@@ -161,16 +177,12 @@ def _knows_its_outputs(model, x):
     return has_known_shapes and has_ordinary_call and isinstance(x, keras.KerasTensor)
 
 
-def _build_compiled(model, x, y, sample_weight):
+def _build_compiled(model, x, y, sample_weight, y_pred):
     """Does what `_symbolic_build` does, but traces neither the model nor a user's loss.
 
     Tracing takes as long as in the step, and a user's loss may need gradients, which symbolic
     tensors do not have.
     """
-    if _knows_its_outputs(model, x):
-        y_pred = model.compute_output_spec(x)
-    else:
-        y_pred = compute_output_spec(model, x, training=False)
     if model._compile_metrics is not None and not model._compile_metrics.built:
         compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
     if model._compile_loss is None or model._compile_loss.built:

@@ -86,6 +86,14 @@ def _einsum(operation):
     return dict.get(pfor._pfor_converter_registry, "Einsum")(operation)
 
 
+def _slice(operation):
+    sizes = tf.get_static_value(operation.op.inputs[2])
+    if operation.input(1)[1] and (sizes is None or (sizes < 0).any()):
+        # TensorFlow's converter would take the longest slice of all examples for each.
+        raise pfor.ConversionNotImplementedError("The length of a slice depends on the example.")
+    return dict.get(pfor._pfor_converter_registry, "Slice")(operation)
+
+
 def _squeeze(operation):
     axes = operation.get_attr("squeeze_dims")
     if not axes:
@@ -146,10 +154,20 @@ def _follows_from_states(tensor):
     return is_marked
 
 
+_DRAWS = (
+    "StatelessRandomNormalV2",
+    "StatelessRandomUniformFullIntV2",
+    "StatelessRandomUniformIntV2",
+    "StatelessRandomUniformV2",
+    "StatelessTruncatedNormalV2",
+)
+
+
 def _of_first(operation):
     """Returns the key and the counter of one draw for all examples."""
-    if not _follows_from_states(operation.op.inputs[0]):
-        raise pfor.ConversionNotImplementedError("The seed depends on the example.")
+    users = {user.type for output in operation.op.outputs for user in output.consumers()}
+    if not users <= set(_DRAWS) or not _follows_from_states(operation.op.inputs[0]):
+        raise pfor.ConversionNotImplementedError("Each example needs a key of its own.")
     of_first = tf.raw_ops.StatelessRandomGetKeyCounter(seed=operation.stacked_input(0)[0])
     count = operation.pfor.loop_len_vector[0]
     return [pfor.wrap(tf.tile(t[tf.newaxis], [count, 1]), True) for t in of_first]
@@ -174,21 +192,14 @@ def _draw(operation):
 
 _CONVERTERS = {
     "Einsum": _einsum,
+    "Slice": _slice,
     "Squeeze": _squeeze,
     "ZerosLike": _zeros_like,
     **dict.fromkeys(
         [f"UnsortedSegment{kind}" for kind in ("Max", "Min", "Prod", "Sum")], _segments
     ),
     "StatelessRandomGetKeyCounter": _of_first,
-    **dict.fromkeys(
-        (
-            "StatelessRandomNormalV2",
-            "StatelessRandomUniformIntV2",
-            "StatelessRandomUniformV2",
-            "StatelessTruncatedNormalV2",
-        ),
-        _draw,
-    ),
+    **dict.fromkeys(_DRAWS, _draw),
 }
 
 
@@ -375,6 +386,11 @@ def differentiated_by(gradient, function, *tensors):
     return outputs
 
 
+def is_taping():
+    """Returns whether a `tf.GradientTape` or `tf.autodiff.ForwardAccumulator` is recording."""
+    return record.could_possibly_record()
+
+
 def repeats_examples(dataset):
     """Returns whether `repeat` made a `tf.data.Dataset`, or one that it reads.
 
@@ -397,6 +413,15 @@ def _is_constant(dataset):
 def inputs_of(dataset):
     """Returns the data sets that a `tf.data.Dataset` reads, a list."""
     return dataset._inputs()
+
+
+def padding_values(data):
+    """Returns the values by which a `tf.data.Dataset` pads its batches, a list; [] if unknown."""
+    if not isinstance(data, tf.data.Dataset):
+        return []
+    if hasattr(data, "_padding_values"):
+        return tf.nest.flatten(data._padding_values)
+    return next(filter(None, map(padding_values, inputs_of(data))), [])
 
 
 def call_cached_trace(function, kind, *tensors):

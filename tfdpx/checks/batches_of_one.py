@@ -1,27 +1,32 @@
 """Compares a microbatch with batches of one example, once, on dummy data.
 
 The construction of the engine says nothing about kernels, rules and hardware; for example, a oneDNN
-product was once wrong from five rows on. So the traced microbatch runs on a few dummy examples, and
-its norms and clipped sum are compared with ordinary gradients of each example alone.
+product was once wrong from five rows on. So the traced microbatch runs on dummy rows of two
+examples, and the norms and the clipped sum of one are compared with its ordinary gradient. In a
+second run the examples are exchanged, so that every place is compared.
 """
 
 import concurrent.futures
 import contextlib
+import functools
 
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import layer_internals, model_internals, step_context
+from tfdpx._keras import layer_internals, model_internals, step_context, tensorflow_internals
 from tfdpx._warnings import warn
 from tfdpx.per_example.layout import probe_batch, probe_targets, restoring
 from tfdpx.per_example.rows import Rows
 
-# The rows in all, for products were wrong from five rows on; and the examples in them that differ,
-# few because each is run alone.
+# The rows in all, for products were wrong from five rows on; and the examples in them that differ.
 _ROWS, _EXAMPLES = 8, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
-# Norms are raised by what rounding may have taken. That harms no guarantee.
+# Norms are raised by what rounding may have taken; more than this is measured.
 _MOST_RAISED = 1e-2
+# Rounding leaves an example without a gradient less than this share of the gradient of all rows,
+# which is worth its time only where a gradient is small.
+_NO_GRADIENT, _SMALL = 1e-6, 1e-3
+_MORE_PADDING = 16
 _WRONG = (
     "A layer treats the views of an example and a single row differently (one that compares rows "
     "needs `augmult=0` and `examples_per_user=1`), or a rule given to "
@@ -29,121 +34,188 @@ _WRONG = (
 )
 
 
-def problems_of_microbatch(model, run, factors_of, specs, num_views, examples, trace):
+def problems_of_microbatch(
+    model, run, lowest_norms, factors_of, specs, num_views, examples, trace, padding=None
+):
     """Returns texts of the differences between a microbatch and batches of one example.
 
     Args:
         model: A compiled, built `keras.Model`.
-        run: Function of `(x, y, sample_weight)`, nests of eager tensors [examples * views, ...], to
-            the squared norms, float32 [examples], and the clipped sums.
+        run: Function of `(x, y, sample_weight)`, nests of eager tensors [examples * views, ...],
+            and bool [examples], which examples to add up, to the squared norms, float32 [examples],
+            and the clipped sums.
+        lowest_norms: As `run`, to squared norms that are never too large.
         factors_of: Function of squared norms to the factors of the clipped sums.
         specs: `(x, y, sample_weight)`, nests of which shapes and dtypes are read.
         num_views: Int, rows an example.
         examples: Int, that `run` takes; None for any number.
         trace: Whether to trace batches of one: pays where an example takes many operations.
+        padding: The values by which the user's data set pads the tensors of `specs`, a list; None
+            where it pads nothing.
     """
     if examples == 0:
         return
     num_examples = max(_ROWS // num_views, _EXAMPLES) if examples is None else examples
     num_compared = min(_EXAMPLES, num_examples)
-    x = probe_batch(model, specs[0], num_compared * num_views)
-    batch = Rows((x, *probe_targets(specs[1:], num_compared * num_views)))
+    batch = _make_up(model, specs, num_compared * num_views)
+    all_rows = _make_up(model, specs, _ROWS)
+    norm_of_all = functools.cache(lambda: _norm(_gradient(model, all_rows)))
     # All rows are filled with the same examples again, in an order without a period.
     places = np.random.default_rng(0).permutation(np.arange(num_examples) % num_compared)
-    rows = np.ravel(places[:, np.newaxis] * num_views + np.arange(num_views))
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        # Its kernels run and leave Python to the batches of one.
-        future = thread.submit(run, batch.map(lambda t: tf.gather(t, rows)))
-        gradients = _mean_gradients(model, batch, num_views, trace)
-        norms, sums = future.result()
-    factors, norms = np.array(factors_of(norms)), np.sqrt(norms)
-    weights = [factors[places == place].sum() for place in range(num_compared)]
-    expected_norms, expected_sums = _norms_and_sums(gradients, weights)
-    is_finite = np.isfinite(expected_norms)
-    if not expected_norms[is_finite].any():
-        warn(
-            "The microbatch could not be compared with batches of one example: on made-up data all "
-            "gradients are zero or not finite."
+    for compared in range(num_compared):
+        inputs = []
+        for shift in range(num_compared):
+            order = (places + shift) % num_compared
+            rows = np.ravel(order[:, np.newaxis] * num_views + np.arange(num_views))
+            inputs.append((_take(batch, rows), order == compared))
+        one = Rows(_take(batch, compared * num_views + np.arange(num_views)))
+        with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+            # Its kernels run and leave Python to the batches of one.
+            outputs = thread.map(run, *zip(*inputs, strict=True))
+            gradients = _mean_gradient(model, one, trace)
+        norm = _norm(gradients)
+        if np.isfinite(norm) and (norm > _SMALL or norm > _NO_GRADIENT * norm_of_all()):
+            break
+    else:
+        yield from _problems_without_gradient(model, all_rows, norm_of_all())
+        return
+    tolerance = _tolerance(model)
+    for (rows, added), (squared_norms, sums) in zip(inputs, outputs, strict=True):
+        norms, factors = np.sqrt(squared_norms), np.array(factors_of(squared_norms))
+        is_low = ~(norms >= (1 - 2 * tolerance) * norm)
+        is_high = ~(norms <= (1 + max(2 * tolerance, _MOST_RAISED)) * norm)
+        if is_high[added].any():
+            is_high = ~(np.sqrt(lowest_norms(rows, added)) <= (1 + 2 * tolerance) * norm)
+        wrong_norms = norms[added & (is_low | is_high)].tolist()
+        if wrong_norms:
+            yield (
+                "Per-example gradient norms disagree with those of batches of one example: "
+                f"{wrong_norms} against {norm}. {_WRONG}"
+            )
+            return
+        weight = factors[added].sum()
+        scale = tolerance * norms[added].max() * max(weight, np.finfo("float32").tiny)
+        for variable, total, gradient in zip(
+            model.trainable_variables, sums, gradients, strict=True
+        ):
+            if not np.allclose(total, weight * gradient, rtol=tolerance, atol=scale):
+                yield (
+                    f"The clipped sum of gradients at '{variable.path}' disagrees with the sum of "
+                    f"batches of one example. {_WRONG}"
+                )
+    if padding is not None:
+        pair = [_mean_gradient(model, part, trace) for part in _pad(one, specs, padding)]
+        if not _norm([g - h for g, h in zip(*pair, strict=True)]) <= tolerance * _norm(pair[0]):
+            yield (
+                "The gradient of an example changes if it is padded further, so the longest "
+                "example of a batch changes the gradients of all others, which no clipping bounds. "
+                "Pad all examples of the data set to one length, or let the model ignore padding, "
+                "for example by `mask_zero=True` and layers that use masks."
+            )
+
+
+def padding_of(data, session):
+    """Returns how the user's own batches are padded, as `problems_of_microbatch` takes it.
+
+    Args:
+        data: `(x, y, sample_weight)`, nests of which shapes are read.
+        session: The `tfdpx.training.session.Session`, or None.
+    """
+    leaves = Rows(data).tensors
+    if all(t.shape[1:].is_fully_defined() for t in leaves) or (session and session.draws):
+        return None
+    values = tensorflow_internals.padding_values(session and session.data)
+    return values if len(values) == len(leaves) else [None] * len(leaves)
+
+
+def _problems_without_gradient(model, all_rows, norm_of_all):
+    """Returns texts, or warns, where no single example has a gradient."""
+    rows = (Rows(_take(all_rows, [row])) for row in range(_ROWS))
+    least = max(_NO_GRADIENT * norm_of_all, np.finfo("float32").eps)
+    if least < norm_of_all and not any(least < _norm(_gradient(model, r)) < np.inf for r in rows):
+        yield (
+            "The loss of a single example has no gradient, but the loss of a batch has one: it "
+            "compares examples, as contrastive losses, triplets, ranks and correlations do. In "
+            "private training a loss is computed for each example by itself. Put the rows that "
+            "belong together into one example, for example pairs as x of shape [examples, 2, ...]."
         )
         return
+    warn(
+        "The microbatch could not be compared with batches of one example: on made-up data all "
+        "gradients are zero or not finite."
+    )
+
+
+def _tolerance(model):
     is_full_precision = all(
         layer.compute_dtype not in ("float16", "bfloat16")
         for layer in layer_internals.flatten_layers(model)
     )
-    tolerance = _TOLERANCE if is_full_precision else _TOLERANCE_IN_16_BITS
-    scale = tolerance * expected_norms[is_finite].max()
-    expected_norms = expected_norms[places]
-    lower = (1 - tolerance) * expected_norms - scale
-    upper = (1 + max(tolerance, _MOST_RAISED)) * expected_norms + scale
-    wrong = is_finite[places] & ~((lower <= norms) & (norms <= upper))
-    if wrong.any():
-        yield (
-            "Per-example gradient norms disagree with those of batches of one example: "
-            f"{norms[wrong][:_ROWS].tolist()} against "
-            f"{expected_norms[wrong][:_ROWS].tolist()}. {_WRONG}"
-        )
-        return
-    scale *= max(np.abs(weights).max(), np.finfo("float32").tiny)
-    for variable, clipped_sum, expected_sum in zip(
-        model.trainable_variables, sums, expected_sums, strict=True
-    ):
-        if not np.allclose(clipped_sum, expected_sum, rtol=tolerance, atol=scale):
-            yield (
-                f"The clipped sum of gradients at '{variable.path}' disagrees with the sum of "
-                f"batches of one example. {_WRONG}"
-            )
+    return _TOLERANCE if is_full_precision else _TOLERANCE_IN_16_BITS
 
 
-def _norms_and_sums(gradients, weights):
-    """Norms, float [examples], and the sums over examples of weights times gradients.
-
-    Where a gradient is not finite its weight is zero.
-    """
-    norms, sums = [], [np.zeros_like(g) for g in gradients[0]]
-    for weight, example_gradients in zip(weights, gradients, strict=True):
-        with np.errstate(invalid="ignore", over="ignore"):
-            norms.append(
-                np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in example_gradients))
-            )
-        if weight and np.isfinite(norms[-1]):
-            for total, gradient in zip(sums, example_gradients, strict=True):
-                total += weight * gradient
-    return np.array(norms), sums
+def _make_up(model, specs, rows):
+    """Returns `Rows` of made-up data; all weigh something."""
+    x, (y, weights) = probe_batch(model, specs[0], rows), probe_targets(specs[1:], rows)
+    return Rows((x, y, Rows(weights).map(lambda t: t if t.dtype.is_floating else tf.ones_like(t))))
 
 
-def _mean_gradients(model, batch, num_views, trace):
-    """A list of float32 arrays for each example: the mean gradient over its views, as Keras's."""
+def _take(batch, rows):
+    return batch.map(lambda t: tf.gather(t, rows))
+
+
+def _pad(batch, specs, values):
+    """Returns `Rows` without padding inside, and padded along the axes that have no length."""
+    tensors, longer_tensors = [], []
+    for tensor, spec, value in zip(batch.tensors, Rows(specs).tensors, values, strict=True):
+        more = [
+            int(size is None and axis > 0) * _MORE_PADDING for axis, size in enumerate(spec.shape)
+        ]
+        value = tf.zeros([], tensor.dtype) if value is None else tf.cast(value, tensor.dtype)
+        if any(more) and tensor.dtype.is_integer:
+            tensor = tf.where(tensor == value, value + 1, tensor)
+        tensors.append(tensor)
+        longer_tensors.append(tf.pad(tensor, [[0, n] for n in more], constant_values=value))
+    return Rows(batch.pack(tensors)), Rows(batch.pack(longer_tensors))
+
+
+def _norm(gradients):
+    """Returns the norm of a list of arrays, a float."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in gradients))
+
+
+def _mean_gradient(model, batch, trace):
+    """Returns the mean over rows of Keras's gradients of batches of one row, a list of arrays."""
 
     def gradient(*tensors):
-        x, y, sample_weight = batch.pack(tensors)
-        values = [v.value for v in model.trainable_variables]
-        with (
-            tf.GradientTape() as tape,
-            step_context.recording(None),
-            layer_internals.without_weight_regularizers(model.trainable_variables),
-            step_context.masking_invalid(),
-        ):
-            y_pred = model_internals.call_model(model, x)
-            loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
-            loss = tf.cast(tf.reduce_sum(loss), "float32")
-        zero = tf.UnconnectedGradients.ZERO
-        gradients = tape.gradient(loss, values, unconnected_gradients=zero)
-        return [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]
+        return _gradient(model, Rows(batch.pack(tensors)))
 
     if trace:
         specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in batch.tensors]
         gradient = tf.function(gradient, autograph=False).get_concrete_function(*specs)
-    row_gradients = [
-        gradient(*(t[row : row + 1] for t in batch.tensors)) for row in range(batch.count)
-    ]
-    examples = [row_gradients[i : i + num_views] for i in range(0, len(row_gradients), num_views)]
+    rows = [gradient(*(t[row : row + 1] for t in batch.tensors)) for row in range(batch.count)]
     return [
-        [
-            np.mean([np.asarray(g) for g in view_gradients], axis=0)
-            for view_gradients in zip(*example, strict=True)
-        ]
-        for example in examples
+        np.mean([np.asarray(g) for g in gradients], axis=0) for gradients in zip(*rows, strict=True)
     ]
+
+
+def _gradient(model, batch):
+    """Returns Keras's gradient of the loss of `Rows`, a list of float32 tensors."""
+    x, y, sample_weight = batch.pack(batch.tensors)
+    values = [v.value for v in model.trainable_variables]
+    with (
+        tf.GradientTape() as tape,
+        step_context.recording(None),
+        layer_internals.without_weight_regularizers(model.trainable_variables),
+        step_context.masking_invalid(),
+    ):
+        y_pred = model_internals.call_model(model, x)
+        loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
+        loss = tf.cast(tf.reduce_sum(loss), "float32")
+    zero = tf.UnconnectedGradients.ZERO
+    gradients = tape.gradient(loss, values, unconnected_gradients=zero)
+    return [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]
 
 
 @contextlib.contextmanager

@@ -115,8 +115,8 @@ class Recorder(UnitRecorder):
             return layer_internals.call_operation(layer, args, kwargs)
         call = Call(call_layout, args, kwargs, self._update.shared(layer), self._jit_compile)
         self.calls.append(call)
-        with self.outside.ignoring():
-            return call.forward(self._tape)
+        with self.outside.watching(layer.trainable_variables):
+            return call.forward(self._tape, self.outside.watching)
 
     def check_shapes(self, data):
         """Counts variables as read outside where the inputs of a call may differ in shape.
@@ -152,6 +152,9 @@ class Recorder(UnitRecorder):
             cotangents,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
+        for gradients, tensors in zip(at_outputs, outputs, strict=True):
+            for gradient, tensor in zip(gradients, tensors, strict=True):
+                gradient.set_shape(tensor.shape)  # That of a slice forgets it.
         return at_outputs, [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
 
     def _next_layout(self, layer):
@@ -174,43 +177,40 @@ class OutsideReads:
             value = variable.value
             for part in (value, *getattr(value, "values", ())):
                 self._owners[id(part)] = variable
-        self._read, self._watcher = {}, None
+        self._read, self._watcher, self._explained = {}, None, None
 
     @contextlib.contextmanager
-    def watching(self):
-        """A context in which reads are noticed."""
-        self._start()
+    def watching(self, explained=()):
+        """A context in which reads are noticed, but for those of the variables in `explained`."""
+        former = self._stop()
+        self._start({id(v) for v in explained})
         try:
             yield
         finally:
             self._stop()
-
-    @contextlib.contextmanager
-    def ignoring(self):
-        """A context inside `watching` in which they are not."""
-        self._stop()
-        try:
-            yield
-        finally:
-            self._start()
+            if former is not None:
+                self._start(former)
 
     def add(self, variables):
         """Counts variables as read."""
         self._read.update((id(v), v) for v in variables)
 
-    def _start(self):
+    def _start(self, explained):
         # No tape: a loop that two tapes record becomes too complex for TensorFlow to vectorize.
-        self._watcher = tensorflow_internals.VariableWatcher()
+        self._watcher, self._explained = tensorflow_internals.VariableWatcher(), explained
         self._watcher.__enter__()
 
     def _stop(self):
+        if self._watcher is None:
+            return None
         self._collect_reads()
         self._watcher.__exit__(None, None, None)
         self._watcher = None
+        return self._explained
 
     def _collect_reads(self):
         owners = (self._owners.get(id(v)) for v in self._watcher.watched_variables())
-        self._read.update((id(v), v) for v in owners if v is not None)
+        self.add(v for v in owners if v is not None and id(v) not in self._explained)
 
     @property
     def variables(self):

@@ -284,6 +284,9 @@ class _Pass:
 
     def with_tensors(self, row_tensors, whole):
         """Returns the same pass with new tensors; `outputs` becomes a nest."""
+        tf.nest.map_structure(
+            lambda t, former: t.set_shape([None, *former.shape[1:]]), row_tensors, self.row_tensors
+        )
         losses, tracked, outputs, inputs, output_gradients = row_tensors
         calls = [c.with_tensors(t) for c, t in zip(self.calls, inputs, strict=True)]
         outputs = self.outputs.rebuild(outputs)

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import layer_internals, model_internals, step_context
+from tfdpx._keras import layer_internals, model_internals, step_context, tensorflow_internals
 from tfdpx.per_example.capture import OutsideReads, UnitRecorder
 from tfdpx.per_example.cost_model import Cost, Work, choose
 from tfdpx.per_example.rows import Rows
@@ -153,7 +153,7 @@ class _Sighting(typing.NamedTuple):
     arguments: list  # of shapes, None for a value that is no tensor
     outputs: list
     draws: bool  # whether it drew random numbers
-    is_dense: bool  # whether its inputs are plain tensors
+    is_plain: bool  # whether its inputs are plain tensors, and the model does not differentiate it
 
 
 def _record(model, x):
@@ -163,7 +163,7 @@ def _record(model, x):
     def record_call(layer, rule, args, kwargs):
         generators = layer_internals.seed_generators(layer)
         states_before = [g.state.numpy() for g in generators]
-        with outside.ignoring():
+        with outside.watching(layer.trainable_variables):
             result = layer_internals.call_operation(layer, args, kwargs)
         states_after = [g.state.numpy() for g in generators]
         draws = any(
@@ -173,9 +173,11 @@ def _record(model, x):
         first_tensor = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
         looks_up = first_tensor is not None and not first_tensor.dtype.is_floating
         tensors = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
-        is_dense = all(isinstance(tensor, tf.Tensor) for tensor in tensors)
+        # The model's own derivatives use a layer's weights outside of its call.
+        is_plain = not tensorflow_internals.is_taping()
+        is_plain = is_plain and all(isinstance(tensor, tf.Tensor) for tensor in tensors)
         shapes = _shapes((args, kwargs)), _shapes(result)
-        sightings.append(_Sighting(layer, rule, looks_up, *shapes, draws, is_dense))
+        sightings.append(_Sighting(layer, rule, looks_up, *shapes, draws, is_plain))
         return result
 
     recorder = UnitRecorder(model.trainable_variables, record_call)
@@ -196,7 +198,7 @@ def _compare(sightings):
     # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
     # random numbers draws others when it is run again.
     is_captured = not issubclass(first.rule, GenericRule) and all(grows) and batched[:1] == (True,)
-    is_captured = is_captured and first.is_dense and (first.rule.keeps_draws or not draws)
+    is_captured = is_captured and first.is_plain and (first.rule.keeps_draws or not draws)
     return CallLayout(first.layer, first.rule, batched, is_captured)
 
 

@@ -19,7 +19,9 @@ If gradients are formed one by one and kept, the sum adds exactly these arrays, 
 squares can err. It is done one axis at a time, so that no partial sum absorbs many terms.
 """
 
+import contextlib
 import math
+import threading
 import typing
 
 import numpy as np
@@ -42,6 +44,27 @@ MOST_POSITIONS_ALLOWED_FOR = 256
 _TINY = 2.0**-126
 # Its product with the error of any inner product is above that product's underflow.
 _SMALL = 2.0**-100
+
+
+_active = threading.local()
+
+
+@contextlib.contextmanager
+def from_below():
+    """Within it norms are never too large instead of never too small, in this thread.
+
+    An exact norm lies between both, however much of its sum cancels.
+    """
+    _active.is_below = True
+    try:
+        yield
+    finally:
+        _active.is_below = False
+
+
+def _sign():
+    """Returns 1.0, or -1.0 within `from_below`: how often an error is added to what it errs."""
+    return -1.0 if getattr(_active, "is_below", False) else 1.0
 
 
 def product_error():
@@ -144,7 +167,7 @@ def raise_for_rounding(squares, sizes):
         sizes: List of the sizes of the axes that were summed over, as `size_of` gives them.
     """
     relative, absolute = errors_of_squares(sizes)
-    return squares * (1.0 + relative) + absolute
+    return squares * (1.0 + _sign() * relative) + _sign() * absolute
 
 
 def errors_of_squares(sizes):
@@ -237,8 +260,9 @@ def _allow_together(measured):
     squares, inner_squares = tf.stack([norm.squares for norm in measured]), None
     if squares.shape[2] > 1:
         squares, inner_squares = tf.split(squares, [1, 2], axis=2)  # [kernels, B, 1 or 2].
-    relative = [1.0 + norm.relative for norm in measured]
-    squares = squares * _column(relative) + _column([norm.absolute for norm in measured])
+    relative = [1.0 + _sign() * norm.relative for norm in measured]
+    absolute = [_sign() * norm.absolute for norm in measured]
+    squares = squares * _column(relative) + _column(absolute)
     if measured[0].magnitudes is None:
         magnitudes = tf.sqrt(squares)
     else:
@@ -248,7 +272,7 @@ def _allow_together(measured):
         slack = tf.reduce_sum(errors * (2.0 * tf.sqrt(inner_squares) + errors), 2, keepdims=True)
         slack += squares * _column([norm.removed_relative for norm in measured])
         difference = squares - tf.reduce_sum(inner_squares, 2, keepdims=True)
-        squares = tf.maximum(difference, 0.0) + slack
+        squares = tf.maximum(difference, 0.0) + _sign() * slack
     bounds = allow(squares, magnitudes, _column([norm.terms for norm in measured]))
     return tf.reduce_sum(bounds, axis=[0, 2])
 
@@ -269,6 +293,8 @@ def allow(squares, magnitudes, terms):
         magnitudes: float32 [...], M, the sum of the sizes of the terms.
         terms: Number of terms: int, or float32 or NumPy's array broadcast to `squares`.
     """
+    if _sign() < 0:
+        return tf.maximum(squares, 0.0)
     # Ordinary examples have M up to about sqrt(terms) times their norm.
     if tf.is_tensor(terms):
         largest = tf.maximum(_LARGEST_CANCELLATION, 4.0 * tf.sqrt(terms))
@@ -302,14 +328,14 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
     numbers = [n for fan in (fan_in, fan_out) for n in (fan * _SMALL, dot_error(fan))]
     return call_cached_trace(
         _square_norms_of_products,
-        (),
+        (_sign(),),
         inputs,
         output_gradients,
         tf.stack([*numbers, *product_errors]),
     )
 
 
-def _square_norms_of_products(inputs, output_gradients, numbers):
+def _square_norms_of_products(sign, inputs, output_gradients, numbers):
     """Does `squared_norms_of_products` with the errors in `numbers`."""
     *gram_errors, relative_error, absolute_error = tf.unstack(numbers)
     sizes, slack = [], []
@@ -319,5 +345,6 @@ def _square_norms_of_products(inputs, output_gradients, numbers):
     absolute_in, absolute_out = tf.abs(inputs), tf.abs(output_gradients)
     slack = absolute_out * (slack[0] + relative_error * absolute_in) + absolute_in * slack[1]
     total = sum_by_axis(inputs * output_gradients, [2, 3])
-    squares = tf.maximum(total, 0.0) + (tf.reduce_sum(slack, [2, 3]) + absolute_error)
+    slack = tf.reduce_sum(slack, [2, 3]) + absolute_error
+    squares = tf.maximum(total, 0.0) + sign * slack
     return squares, tf.reduce_sum(sizes[0] * sizes[1], axis=2)

@@ -4,6 +4,8 @@ The list fails closed: a model with an unlisted layer, operation or argument is 
 compared by identity, never by name, and no method may be replaced on the object.
 """
 
+import functools
+import inspect
 import sys
 
 import keras
@@ -11,8 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals
-
-_ACTIVATIONS = {id(f) for f in vars(keras.activations).values() if callable(f)}
 
 _RECURRENT = keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN, keras.layers.RNN
 _MASKED = *_RECURRENT, keras.layers.Bidirectional, keras.layers.GlobalAveragePooling1D
@@ -143,6 +143,9 @@ def has_plain_cells(layer):
     cells = cells_of(layer)
     if any(type(cell) not in _CELLS or not _has_plain_activations(cell) for cell in cells):
         return False
+    weights = [weight for cell in cells for weight in cell.trainable_variables]
+    if len(weights) > len({id(weight) for weight in weights}):
+        return False  # A cell twice: two parts of one gradient would be normed separately.
     is_stacked = type(layer.cell) is keras.layers.StackedRNNCells
     if layer.cell is not cells[0] and not (is_stacked and len(cells) > 1):
         return False
@@ -160,7 +163,7 @@ def cells_of(layer):
 def _has_plain_activations(part):
     names = "activation", "recurrent_activation"
     functions = [getattr(part, name, None) or keras.activations.linear for name in names]
-    return all(id(function) in _ACTIVATIONS for function in functions)
+    return all(map(layer_internals.is_activation, functions))
 
 
 def _unknown_cells(layer, rank):
@@ -271,8 +274,22 @@ def _problem_of_shapes(tensors):
 
 
 def _keeps_array(layer):
-    arrays = (value for value in vars(layer).values() if isinstance(value, tf.Tensor | np.ndarray))
-    return any(map(np.ndim, arrays))
+    """Whether a layer keeps an array, or something else where its constructors have a number."""
+    kinds = tf.Tensor, tf.Variable, np.ndarray
+    arrays = (value for value in vars(layer).values() if isinstance(value, kinds))
+    numbers = (getattr(layer, name, 0.0) for name in _names_of_numbers(type(layer)))
+    allowed = int, float, keras.Variable
+    return any(map(np.ndim, arrays)) or any(not isinstance(n, allowed) for n in numbers)
+
+
+@functools.cache
+def _names_of_numbers(layer_class):
+    """Returns the arguments of the constructors of a class that are numbers, a list of str."""
+    constructors = [vars(base).get("__init__", object) for base in layer_class.__mro__]
+    signatures = [inspect.signature(constructor) for constructor in constructors]
+    parameters = [p for signature in signatures for p in signature.parameters.values()]
+    # `_scaled_by_row` knows an offset.
+    return [p.name for p in parameters if type(p.default) is float and p.name != "offset"]
 
 
 def _is_tensor(value):

@@ -121,8 +121,15 @@ class Call:
         self.outputs: list[tf.Tensor] = []
         self._batched = layout.batched
 
-    def forward(self, tape):
-        """Makes the call and watches its outputs; returns them as the layer would."""
+    def forward(self, tape, watching_reads):
+        """Makes the call and watches its outputs; returns them as the layer would.
+
+        Args:
+            tape: `tf.GradientTape`.
+            watching_reads: Function to a context in which variables that are read, of this layer
+                too, are left to the map.
+        """
+        self._watching_reads = watching_reads
 
         def watch(nest):
             outputs = Outputs(nest)
@@ -135,6 +142,13 @@ class Call:
             return outputs.rebuild(tensors)
 
         return self.rule.forward(self, watch)
+
+    def activate(self, outputs):
+        """Returns the layer's activation of `outputs`, which no rule knows to read variables."""
+        if self.layer.activation is None:
+            return outputs
+        with self._watching_reads():
+            return self.layer.activation(outputs)
 
     @property
     def tensors(self):
@@ -401,11 +415,8 @@ class BeforeActivation(Rule):
     @classmethod
     def forward(cls, call, watch):
         """See `Rule.forward`."""
-        if call.layer.activation is None:
-            return super().forward(call, watch)
         linear = layer_internals.without(call.layer, activation=None)
-        outputs = watch(layer_internals.call_operation(linear, call.args, call.kwargs))
-        return call.layer.activation(outputs)
+        return call.activate(watch(layer_internals.call_operation(linear, call.args, call.kwargs)))
 
 
 # It calls its sublayer inside a loop, where inputs cannot be captured one by one.

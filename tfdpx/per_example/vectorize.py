@@ -30,10 +30,13 @@ def _is_of_the_user(record):
     """Returns whether a log message concerns the user.
 
     Outside of a graph `tf.vectorized_map` makes a new function on each call, and TensorFlow warns
-    of retracing it.
+    of retracing it. It writes graphs of hundreds of lines where it cannot vectorize them, although
+    the error says so, or a loop takes their place.
     """
     message = record.getMessage()
-    return not ("retracing" in message and "<function pfor." in message)
+    is_retracing = "retracing" in message and "<function pfor." in message
+    is_failure = "while pfor was converting" in message or "\ncreated at:\n" in message
+    return not (is_retracing or is_failure)
 
 
 tf.get_logger().addFilter(_is_of_the_user)

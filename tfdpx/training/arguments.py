@@ -30,7 +30,7 @@ _MOST_EPSILON_OF_ADAM = 1e-2
 Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "individual public_validation policy",
+    "individual public_validation augment_targets policy",
     defaults=[None],
 )
 
@@ -120,6 +120,8 @@ def check_settings(**arguments):
     noise.make_seed(settings.seed)  # Raises an error unless it fits.
     is_public = settings.public_validation
     require(isinstance(is_public, bool), "public_validation", is_public, "be True or False")
+    moves = settings.augment_targets
+    require(moves in (None, True, False), "augment_targets", moves, "be True, False or None")
     if settings.plan is not None and settings.plan.unit == USER:
         if settings.individual is not None:
             raise ValueError(

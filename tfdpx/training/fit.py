@@ -147,7 +147,9 @@ def training(optimizer, model, request):
     request = request.with_(class_weight=None)
     with (
         optimizing_graphs_once(),
-        Session(optimizer, draws, probability, is_seeded(request.x), callbacks) as session,
+        Session(
+            optimizer, draws, probability, is_seeded(request.x), callbacks, request.x
+        ) as session,
         weighing(optimizer, model, class_weight),
         model_internals.keeping_first_epoch(model),
         checkpoint.checkpointing(model, callbacks, session, count, lambda: build(model, request)),

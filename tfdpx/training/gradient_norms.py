@@ -71,7 +71,7 @@ def gradient_norms(
 
     def make_engine(views, data):
         x, *targets = Rows(data).map(tf.convert_to_tensor)
-        model_internals.build(model, (views.example_rows(x), *targets))
+        model_internals.build(model, (views.example_rows(x), *views.target_specs(x, *targets)))
         optimizer = model_internals.innermost(model.optimizer)
         # A separate optimizer, so that the preparation of the model's own stays as it is.
         stand_in = DPSGD(
@@ -81,6 +81,7 @@ def gradient_norms(
             noise_multiplier=1.0,
             augment=getattr(optimizer, "augment", None),
             augmult=getattr(optimizer, "augmult", 0),
+            augment_targets=getattr(optimizer, "augment_targets", None),
         )
         microbatch, _ = prepare(stand_in, model, Batch(views, (x, *targets), may_be_absent=False))
         return microbatch.engine

@@ -32,7 +32,8 @@ class GradientNorms:
         optimizer = model_internals.innermost(model.optimizer)
         augment, augmult = getattr(optimizer, "augment", None), getattr(optimizer, "augmult", 0)
         batch = self._batch(np.zeros([0], np.int64))
-        self._views = Views(augment, augmult, batch[0])
+        targets = getattr(optimizer, "augment_targets", None)
+        self._views = Views(augment, augmult, batch[0], moves_targets=targets)
         self._engine = make_engine(self._views, batch)
         self._measure = tf.function(self._norms, autograph=False)
 
@@ -53,7 +54,7 @@ class GradientNorms:
     def _norms(self, data, number):
         x, y, weights = data
         choices = self._views.draw(self._batch_size, tf.stack([_VIEWS, number]))
-        targets = self._views.repeat((y, weights))
+        targets = self._views.targets(y, choices), self._views.repeat(weights)
         key = tf.stack([_MASKS, number])
         output = self._engine(self._views.rows(x, choices), *targets, key=key)
         return self._finish(output.squared_norms, y, output.y_pred)

@@ -70,6 +70,10 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         public_validation: Bool. Declares that the examples that `fit` validates on are public.
             Without it, callbacks that act on `val_` metrics are refused, and
             `tfdpx.callbacks.TensorBoard` leaves these metrics out.
+        augment_targets: Bool, whether targets that are images of the size of the inputs (masks, for
+            example) move with them, by the same draw. An augmentation that interpolates blends
+            targets as it blends images, so give it classes as one-hot floats. None refuses such
+            targets with an `augment`. Boxes and points do not move.
         **kwargs: Other keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
@@ -104,6 +108,7 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         seed: int | None = None,
         individual: IndividualAccountant | None = None,
         public_validation: bool = False,
+        augment_targets: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -121,6 +126,7 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             seed=seed,
             individual=individual,
             public_validation=public_validation,
+            augment_targets=augment_targets,
             **kwargs,
         )
 
@@ -223,7 +229,7 @@ class DPAdam(BiasCorrected, keras.optimizers.Adam):
             variance. Smaller values make longer steps where the noise is larger than gradients.
         **kwargs: Other keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
             `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
-            `individual` and `public_validation` of `DPSGD`.
+            `individual`, `public_validation` and `augment_targets` of `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.
@@ -248,6 +254,7 @@ class DPAdam(BiasCorrected, keras.optimizers.Adam):
         seed: int | None = None,
         individual: IndividualAccountant | None = None,
         public_validation: bool = False,
+        augment_targets: bool | None = None,
         bias_correction: str | None = None,
         least_second_moment: float = 0.1,
         **kwargs: Any,
@@ -269,6 +276,7 @@ class DPAdam(BiasCorrected, keras.optimizers.Adam):
             seed=seed,
             individual=individual,
             public_validation=public_validation,
+            augment_targets=augment_targets,
             bias_correction=bias_correction,
             least_second_moment=least_second_moment,
             **kwargs,
@@ -315,6 +323,7 @@ class DPAdamW(BiasCorrected, keras.optimizers.AdamW):
         seed: int | None = None,
         individual: IndividualAccountant | None = None,
         public_validation: bool = False,
+        augment_targets: bool | None = None,
         bias_correction: str | None = None,
         least_second_moment: float = 0.1,
         **kwargs: Any,
@@ -336,6 +345,7 @@ class DPAdamW(BiasCorrected, keras.optimizers.AdamW):
             seed=seed,
             individual=individual,
             public_validation=public_validation,
+            augment_targets=augment_targets,
             bias_correction=bias_correction,
             least_second_moment=least_second_moment,
             **kwargs,

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
+import re
 import typing
 
 import numpy as np
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx.checks.augmentation import problems_of_augment
-from tfdpx.checks.batches_of_one import preserving_state, problems_of_microbatch
+from tfdpx.checks.batches_of_one import padding_of, preserving_state, problems_of_microbatch
 from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.state import (
@@ -19,6 +21,7 @@ from tfdpx.checks.state import (
     problems_of_metrics,
     problems_of_raising,
 )
+from tfdpx.per_example import rounding
 from tfdpx.per_example.engine import Engine
 from tfdpx.per_example.random_layers import UnmappedState
 from tfdpx.per_example.rows import Rows
@@ -136,9 +139,9 @@ class _Preparation:
         for size in self._sizes():
             try:
                 return self._trace(size), size
-            except Exception as error:
+            except (TypeError, ValueError) as error:
                 # A layer or a loss may ask for the number of rows.
-                if not size.varies or isinstance(error, UnmappedState | TakesBatch):
+                if not size.varies or not re.search("None|unknown", str(error)):
                     raise
         raise AssertionError("The last size does not vary.")
 
@@ -165,48 +168,43 @@ class _Preparation:
     def _compare(self, microbatch, size):
         """Texts of how the microbatch differs from batches of one example, a list."""
         model, num_views, specs = self._model, self._batch.views.count, microbatch.inputs
-        policy = self._optimizer.clip_policy
-        draws = microbatch.draws
-        original, key = microbatch, tf.zeros([2], tf.int64)
+        policy, draws = self._optimizer.clip_policy, microbatch.draws
+        keys = [tf.constant([0, number], tf.int64) for number in range(_KEYS if draws else 0)]
         examples = None if size.varies else self._rows(size) // num_views
         freezing = step_context.freeze_rng() if draws else contextlib.nullcontext()
         with preserving_state(model), freezing:
-            if draws:  # Random layers hold still for the comparison, as batches of one cannot draw.
-                inputs = specs._replace(shared=())
-                microbatch = Microbatch(
-                    self._optimizer, microbatch.engine, tf.nest.map_structure(_spec, inputs)
-                )
-            update = microbatch.engine.update()
+            # Random layers hold still for the comparison, as batches of one cannot draw.
+            still, update = self._trace(size) if draws else microbatch, microbatch.engine.update()
 
-            def run(rows):
-                count = Rows(rows).count // num_views
+            def run(rows, added, still=still):
+                count = len(added)
                 inputs = Inputs(
                     rows,
                     None if specs.present is None else tf.ones([count], tf.bool),
-                    key,
-                    tf.ones([count]),
+                    tf.zeros([2], tf.int64),
+                    tf.cast(added, "float32"),
                     None if specs.clips is None else policy.clips(None, count),
                     update.tensors,
                     None if specs.shares is None else tf.fill([count * num_views], 1.0 / num_views),
                 )
-                # Which branches run in vectorization is drawn.
-                for number in range(_KEYS if original is not microbatch else 0):
-                    original(inputs._replace(key=tf.constant([0, number], tf.int64)))
-                output = microbatch(inputs)
-                sums = microbatch.update.with_tensors(update.tensors).apply_transforms(
+                while keys:  # Which branches run in vectorization is drawn.
+                    microbatch(inputs._replace(key=keys.pop()))
+                output = still(inputs)
+                sums = still.update.with_tensors(update.tensors).apply_transforms(
                     model.trainable_variables, output.sums
                 )
                 return output.squared_norms.numpy(), [np.asarray(total) for total in sums]
 
-            def factors_of(squared_norms):
-                return factors_of_policy(self._optimizer, squared_norms)
+            def lowest_norms(rows, added):
+                with rounding.from_below():
+                    return np.maximum(run(rows, added, self._trace(size))[0], 0.0)
 
-            rows = specs.rows
+            factors_of = functools.partial(factors_of_policy, self._optimizer)
             # A loop is for a graph.
-            trace = any("While" in op.type for op in original.graph.get_operations())
-            return list(
-                problems_of_microbatch(model, run, factors_of, rows, num_views, examples, trace)
-            )
+            loops = any("While" in op.type for op in microbatch.graph.get_operations())
+            padding = padding_of(self._batch.data, self._optimizer.session)
+            rows = specs.rows, num_views, examples, loops, padding
+            return list(problems_of_microbatch(model, run, lowest_norms, factors_of, *rows))
 
     def _trace(self, size):
         """The `Microbatch` of a `MicrobatchSize`."""
@@ -214,15 +212,9 @@ class _Preparation:
         rows = self._rows(size)
         examples = None if rows is None else rows // views.count
 
-        row_axis = 2 if views.per_user else 1
-
-        def spec(t):
-            return None if t is None else tf.TensorSpec([rows, *t.shape[row_axis:]], t.dtype)
-
-        targets = tf.nest.map_structure(spec, (y, sample_weight))
-
+        specs = views.row_specs(x), *views.target_specs(x, y, sample_weight)
         specs = Inputs(
-            (_with_rows(views.row_specs(x), rows), *targets),
+            _with_rows(specs, rows),
             None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
             tf.TensorSpec([2], tf.int64),
             tf.TensorSpec([examples], tf.float32),
@@ -276,7 +268,9 @@ def factors_of_policy(optimizer, squared_norms):
             f"The clip policy {type(policy).__name__} decides on an example by the norms of others "
             "too, so one example changes what the others add. Let `clip` decide by each norm alone."
         )
-    longest_norm = float(tf.reduce_max(tf.abs(factors) * tf.sqrt(squared_norms)) * batch_size)
+    # Others are left out of the update.
+    finite = {"where": np.isfinite(squared_norms), "initial": 0.0}
+    longest_norm = np.max(np.abs(factors) * np.sqrt(squared_norms), **finite) * batch_size
     if policy.l2_norm_clip < math.inf and not longest_norm <= 1 + _ROUNDING:
         raise UnfitForPrivacy(
             f"The clip policy {type(policy).__name__} lets an example add {longest_norm:.4g} / "
@@ -313,8 +307,6 @@ def _specs(nest):
 
 
 def _with_rows(specs, rows):
-    return tf.nest.map_structure(lambda t: tf.TensorSpec([rows, *t.shape[1:]], t.dtype), specs)
-
-
-def _spec(tensor):
-    return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)
+    return tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec([rows, *t.shape[1:]], t.dtype), specs
+    )

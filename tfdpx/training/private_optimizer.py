@@ -55,6 +55,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     microbatch_size = _read_only("microbatch_size")
     augment = _read_only("augment")
     augmult = _read_only("augmult")
+    augment_targets = _read_only("augment_targets")
     seed = _read_only("seed")
     individual = _read_only("individual")
     public_validation = _read_only("public_validation")
@@ -73,6 +74,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         per_example_engine: str | None = None,
         individual: IndividualAccountant | None = None,
         public_validation: bool = False,
+        augment_targets: bool | None = None,
         **kwargs: Any,
     ) -> None:
         arguments.refuse(type(self), kwargs)
@@ -99,6 +101,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             seed=seed,
             individual=individual,
             public_validation=public_validation,
+            augment_targets=augment_targets,
         )
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.training.session.Session` under way.
@@ -291,6 +294,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             microbatch_size=self.microbatch_size,
             augment=None if views is None else serialize(views),
             augmult=self.augmult,
+            augment_targets=self.augment_targets,
             l2_norm_clip=serialize(policy) if isinstance(policy, ClipPolicy) else policy,
             individual=None if individual is None else serialize(individual),
             public_validation=self.public_validation,

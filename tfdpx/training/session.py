@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdpx import noise
 from tfdpx._keras import model_internals
 from tfdpx._keras.variables import value_of, variable
+from tfdpx._warnings import warn
 from tfdpx.sampling.batch_sampler import check_delta
 from tfdpx.training import allocator
 from tfdpx.training.budget import updates_left
@@ -139,9 +140,11 @@ class Session:
         sampling_probability: Float, or None where unknown.
         is_seeded: Bool, whether a seed of the data set's draws was given.
         callbacks: List of the callbacks of a `fit`.
+        data: What a `fit` trains on, its `x`.
 
     Attributes:
         draws: The argument.
+        data: The argument.
         plan: The `PrivacyPlan` that ends the training, or None.
         thread: Int, the thread that it was made in.
 
@@ -149,8 +152,11 @@ class Session:
         RuntimeError: On entering, if the optimizer or the data set is in a session already.
     """
 
-    def __init__(self, optimizer, draws, sampling_probability, is_seeded=False, callbacks=()):
+    def __init__(
+        self, optimizer, draws, sampling_probability, is_seeded=False, callbacks=(), data=None
+    ):
         self.draws, self.plan, self._is_seeded = draws, None, is_seeded
+        self.data, self._nonfinite = data, optimizer.state.nonfinite
         self._optimizer, self._state = optimizer, optimizer.state
         self._callbacks = callbacks
         self.thread = threading.get_ident()
@@ -188,6 +194,13 @@ class Session:
         if self.draws is not None:
             self.draws.session = None
         self._optimizer.account.open(**self._usual)
+        left_out = self._state.nonfinite - self._nonfinite
+        if left_out:
+            warn(
+                f"{left_out} examples were left out of updates, because their loss or gradient was "
+                "not finite: a missing value or a division by zero, for example. Keep this count "
+                "private: it follows from the data without noise."
+            )
         reset_between_fits(self._optimizer)
 
     def renew(self):

@@ -87,7 +87,14 @@ def private_train_step(optimizer, model, data):
     data = inputs.same_rows(data)
     # Batches may be keyed by `iterations`: it must not advance before the batch was read.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
-        return _step(optimizer, model, data, ids)
+        try:
+            return _step(optimizer, model, data, ids)
+        except StopIteration as error:
+            # Keras would take it for the end of the data.
+            raise RuntimeError(
+                f"The model or the loss of '{model.name}' raised StopIteration in its first step, "
+                "for example by `next(...)` of an empty iterator."
+            ) from error
 
 
 def _step(optimizer, model, data, ids):
@@ -226,17 +233,18 @@ class _OneMicrobatch:
         x, y, sample_weight = data
         subjects = self._optimizer.prepared[model].checked
         choices = by_example.views
-        x = call_without_metrics(
-            model, "The augmentation", lambda: views.rows(x, choices), subjects
+        x, y = call_without_metrics(
+            model,
+            "The augmentation",
+            lambda: (views.rows(x, choices), views.targets(y, choices)),
+            subjects,
         )
         # If every row is present, Keras's metrics see the whole batch.
         is_counted = present if present_of_users is None else present_of_users
         weights = by_example.class_weights
         if weights is not None and present is not None:
             weights = tf.where(present, weights, 0.0)
-        y, sample_weight, is_counted, weights = views.repeat(
-            (y, sample_weight, is_counted, weights)
-        )
+        sample_weight, is_counted, weights = views.repeat((sample_weight, is_counted, weights))
         shares = views.shares(present_of_users)
         result = self._microbatch(
             Inputs(
@@ -301,6 +309,8 @@ class Views:
         augmult: Int. 0: the examples as they are.
         x: Nest of tensors [B, ...], of people [B, k, ...]; only shapes are read.
         of_users: Whether each of B is a person.
+        moves_targets: Whether targets with the size of the images take part in the augmentation;
+            None refuses them.
 
     Attributes:
         augment: The augmentation, None if there is none to do. That of a user's makes the views
@@ -312,8 +322,12 @@ class Views:
         ValueError: If `x` has not the shape that the first two need.
     """
 
-    def __init__(self, augment, augmult, x, of_users=False):
+    def __init__(self, augment, augmult, x, of_users=False, moves_targets=None):
+        self._moves_targets = moves_targets
         self.per_user = tf.nest.flatten(x)[0].shape[1] if of_users else None
+        self._row_axis = 1 if self.per_user is None else 2
+        shape = tf.nest.flatten(x)[0].shape[self._row_axis :]
+        self._size = list(shape[:2]) if len(shape) == 3 else None  # Of images.
         self.augment = augment if augmult else None
         if self.augment is not None and not is_built_in(augment):
             self.augment = CustomViews(augment, augmult)
@@ -355,6 +369,62 @@ class Views:
         elif not self._has_views:
             return x
         return tf.nest.map_structure(merge_views, x)
+
+    def targets(self, y, choices):
+        """Targets [B, ...] as rows [B * K, ...]; images are moved with those of `rows` if asked."""
+        choices = self.examples(choices)
+
+        def rows(t):
+            if not self._is_moved(t):
+                return self.repeat(t)
+            images = self.examples(t)
+            has_channels = images.shape.rank == 4
+            images = images if has_channels else images[..., tf.newaxis]
+            views = merge_views(self.augment.apply(images, choices))
+            views = views if has_channels else views[..., 0]
+            is_rounded = t.dtype.is_integer and views.dtype.is_floating
+            return tf.cast(tf.round(views) if is_rounded else views, t.dtype)
+
+        return Rows(y).map(rows)
+
+    def target_specs(self, x, y, sample_weight):
+        """Pair of `tf.TensorSpec`s [None, ...] of the rows of targets and weights; reads shapes.
+
+        Raises:
+            ValueError: If targets are images, and `augment_targets` does not say where they are.
+        """
+        axis, leaves = self._row_axis, [t for t in tf.nest.flatten(y) if t is not None]
+        has_images = any(map(self._has_size, leaves))
+        if has_images and self._moves_targets is None or self._moves_targets and not has_images:
+            raise ValueError(
+                "`augment` moves images, and targets may have to move with them. Received: targets "
+                f"of shape {[tuple(t.shape) for t in leaves]} for images of size {self._size}. Let "
+                "targets that are images of the same size move by the same draw: "
+                "`augment_targets=True`. Leave them as they are, for example if only colours "
+                "change: `augment_targets=False`."
+            )
+
+        def spec(t, size=()):
+            shape = [*size, *t.shape[axis + len(size) :]]
+            return tf.TensorSpec([None, *shape], t.dtype)
+
+        def target_spec(t):
+            [images, *_] = tf.nest.flatten(self.example_rows(x))
+            return spec(t, images.shape[1:3] if self._is_moved(t) else ())
+
+        both = (target_spec, y), (spec, sample_weight)
+        return [
+            tf.nest.map_structure(lambda t, make=make: None if t is None else make(t), nest)
+            for make, nest in both
+        ]
+
+    def _has_size(self, t):
+        axis = self._row_axis
+        is_image = self.augment is not None and t.shape.rank in (axis + 2, axis + 3)
+        return is_image and list(t.shape[axis : axis + 2]) == self._size
+
+    def _is_moved(self, t):
+        return bool(self._moves_targets) and self._has_size(t)
 
     def examples(self, nest):
         """`nest` [B, ...] as it is, of people [B, k, ...] as [B * k, ...]."""
@@ -420,8 +490,9 @@ def build_model(model, x, y, sample_weight):
         The `Views` of such batches.
     """
     optimizer = model_internals.innermost(model.optimizer)
-    views = Views(optimizer.augment, optimizer.augmult, x, optimizer.of_users)
-    targets = views.examples((y, sample_weight))
+    arguments = optimizer.augment, optimizer.augmult, x, optimizer.of_users
+    views = Views(*arguments, optimizer.augment_targets)
+    targets = views.target_specs(x, y, sample_weight)
     model_internals.build(model, (views.example_rows(x), *targets))
     return views
 

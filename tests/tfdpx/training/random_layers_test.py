@@ -4,13 +4,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import slow_but
+from cases import slow, slow_but
 from keras import layers
 from scipy import stats
 
 import tfdpx
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.per_example import rowwise
+from tfdpx.per_example.engine import Engine
 from tfdpx.training.step import Views
 
 N, MICROBATCH = 12, 4
@@ -208,6 +209,41 @@ def test_draws_that_would_repeat_in_a_loop_are_refused():
     model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), "mse", jit_compile=False)
     with pytest.raises(ValueError, match="draws_in_a_loop.*would repeat in every round"):
         model.train_on_batch(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+
+
+class DrawsBy(layers.Layer):
+    """Multiplies by draws of a function of a shape and a `SeedGenerator`."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.seed_generator, self.draw = keras.random.SeedGenerator(3), draw
+
+    def call(self, x, training=None):
+        return x * tf.cast(self.draw((1, 6), self.seed_generator), "float32") if training else x
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda shape, g: keras.random.gamma(shape, 1.0, seed=g),
+        slow(lambda shape, g: keras.random.beta(shape, 1.0, 2.0, seed=g)),
+        slow(lambda shape, g: tf.random.experimental.stateless_shuffle(tf.range(9), g.next())[:6]),
+        slow(lambda shape, g: tf.random.stateless_uniform(shape, g.next(), None, None, "int32")),
+        slow(lambda shape, g: keras.random.uniform(shape, seed=g)),
+    ],
+)
+def test_draws_differ_by_row_and_step(draw):
+    model = keras.Sequential([keras.Input((6,)), DrawsBy(draw)])
+    model.compile(loss="mse")
+    x = tf.ones([8, 6])
+    engine = Engine(model, x, 1)
+
+    @tf.function(autograph=False)
+    def rows(key):
+        return engine(x, x, None, key=key).y_pred
+
+    first, second = (rows(tf.constant([0, n], tf.int64)).numpy() for n in (1, 2))
+    assert len(np.unique(np.concatenate([first, second]), axis=0)) == 16
 
 
 class OwnViews:

@@ -10,6 +10,7 @@ import string
 import keras
 import tensorflow as tf
 
+from tfdpx._keras import lora
 from tfdpx.per_example.rows import positions, split_views
 from tfdpx.per_example.rule import BeforeActivation, variant_of
 from tfdpx.per_example.rules.contraction import bias_gradients, letters
@@ -21,12 +22,14 @@ _QUANTIZED = (None, "int8", "int4")
 
 def _has_lora(layer, registered_class, assumes):
     """Returns whether a layer is exactly Keras's, except for LoRA and quantized frozen weights."""
+    frozen = lora.frozen(layer)
     is_supported = getattr(layer, "quantization_mode", None) in _QUANTIZED
+    is_supported = is_supported and frozen is not None and not frozen.trainable
     layer_class = type(layer)
     is_unchanged = all(
         getattr(layer_class, name) is getattr(registered_class, name) for name in assumes
     )
-    return getattr(layer, "lora_enabled", False) and is_supported and is_unchanged
+    return is_supported and is_unchanged
 
 
 def _scale(layer):
