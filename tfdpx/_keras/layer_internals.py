@@ -6,20 +6,16 @@ import random
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend as keras_backend
-from keras.src.backend.common import global_state
 
-from tfdpx._keras import step_context
+from tfdpx._keras import names, step_context
 
 _NAMES = "object_name_uids"
 _call = keras.Operation.__call__
 
 # Functions that `hook` wraps: pairs of a module and a name in it.
-DRAWS = tuple(
-    (keras_backend.random, name) for name in ("normal", "uniform", "truncated_normal", "randint")
-)
-DROPPING = (keras_backend.random, "dropout")
-TAKING = (keras_backend.numpy, "take")
+DRAWS = tuple(map(names.find, ("normal", "uniform", "truncated_normal", "randint")))
+DROPPING = names.find("dropout")
+TAKING = names.find("take")
 # Layers that replace their weights by quantized ones.
 QUANTIZED = {
     layer
@@ -155,12 +151,13 @@ def undisturbed():
 
     Inside of it, Keras counts these names from one.
     """
-    names, state = global_state.get_global_attribute(_NAMES), random.getstate()
-    global_state.set_global_attribute(_NAMES, None)
+    counts, state = names.get("get_global_attribute")(_NAMES), random.getstate()
+    set_attribute = names.get("set_global_attribute")
+    set_attribute(_NAMES, None)
     try:
         yield
     finally:
-        global_state.set_global_attribute(_NAMES, names)
+        set_attribute(_NAMES, counts)
         random.setstate(state)
 
 
@@ -212,7 +209,7 @@ STILL = {
     "gamma": _mean_of(lambda alpha: alpha),
     "shuffle": lambda x, axis=0, seed=None: x,
 }
-RANDOM = keras_backend.random
+RANDOM, _ = DROPPING
 
 
 def has_statistics(layer):

@@ -5,31 +5,28 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend as keras_backend
-from keras.src.backend import compute_output_spec
-from keras.src.losses import loss as loss_module
-from keras.src.models.functional import Functional
-from keras.src.ops import numpy as arithmetic
 
-from tfdpx._keras import step_context
+from tfdpx._keras import names, step_context
 
 # Its methods are Keras's, so type checkers need not know them.
 _Mixin: Any = object
 
 # Functions that `hook` wraps: pairs of a module and a name in it.
 LOSS_SCALINGS = (
-    (loss_module, "scale_loss_for_distribution"),
-    (loss_module, "unscale_loss_for_distribution"),
+    names.find("scale_loss_for_distribution"),
+    names.find("unscale_loss_for_distribution"),
 )
-LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
+LABELLED_LOSS = names.find("sparse_categorical_crossentropy")
 
+Functional = names.get("Functional")
+_compute_output_spec = names.get("compute_output_spec")
 
 # The class of Keras's losses that call a function, which is also that of a function in `compile`.
 FUNCTION_LOSS = keras.losses.MeanSquaredError.__base__
 # Operations on two operands, entry by entry.
-ARITHMETIC = (arithmetic.Add, arithmetic.Subtract, arithmetic.Multiply, arithmetic.Divide)
+ARITHMETIC = tuple(map(names.get, ("Add", "Subtract", "Multiply", "Divide")))
 # Operations that make masks.
-NOT_EQUAL, ANY = arithmetic.NotEqual, arithmetic.Any
+NOT_EQUAL, ANY = names.get("NotEqual"), names.get("Any")
 
 
 def compile_owner():
@@ -166,15 +163,15 @@ def _build_compiled(model, x, y, sample_weight):
     if _knows_its_outputs(model, x):
         y_pred = model.compute_output_spec(x)
     else:
-        y_pred = compute_output_spec(model, x, training=False)
+        y_pred = _compute_output_spec(model, x, training=False)
     if model._compile_metrics is not None and not model._compile_metrics.built:
-        compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
+        _compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
     if model._compile_loss is None or model._compile_loss.built:
         return
     if has_own_loss(model):
         model._compile_loss.build(y, y_pred)
     else:
-        compute_output_spec(
+        _compute_output_spec(
             model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False
         )
 
