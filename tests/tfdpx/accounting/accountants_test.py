@@ -2,11 +2,13 @@ import csv
 import math
 import pathlib
 
+import absl.logging
 import numpy as np
 import pytest
 import rdp_precision
 import scipy.optimize
 import scipy.stats
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpx.accounting import accountants, epsilon, gaussian
 
@@ -60,6 +62,18 @@ def test_rdp_at_a_large_sampling_probability():
     highest = 18.07 * (1 + rdp_precision.EXCESS_AT_LARGE_PROBABILITY)
     assert 18.06 < spent < highest + 0.01
     assert epsilon(18.3, 0.77, 5200, 1e-5, "pld") < 18.06
+
+
+def test_an_order_that_is_left_out_is_not_logged(monkeypatch, caplog):
+    def left_out(q, sigma, alpha):  # As dp_accounting 0.6 does if an order does not converge.
+        absl.logging.warning("alpha=%f failed to converge. Excluding this order from it.", alpha)
+        return math.inf
+
+    monkeypatch.setattr(rdp_privacy_accountant, "_compute_log_a_frac", left_out)
+    spent = accountants.composed([(18.3, 0.77, 5200)], "rdp").get_epsilon(1e-5)
+    assert spent == pytest.approx(18.63, abs=0.01)
+    absl.logging.warning("of a user")
+    assert [entry.getMessage() for entry in caplog.records] == ["of a user"]
 
 
 @pytest.mark.parametrize("noise, steps", [(0.85, 1), (20.0, 206), (6.0, 3)])
