@@ -98,7 +98,7 @@ setuptools.setup(
         "text": ["keras-hub>=0.32; python_version >= '3.11'"],
         "test": [
             "optuna>=4",
-            "pytest>=8",
+            "pytest>=8.2",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",
             "pre-commit>=3.7",
