@@ -30,7 +30,6 @@ OPTIMIZERS = sorted(
     if isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer)
 )
 WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer")
-QUICK = [name for name in ("Adam", "Muon") if name in OPTIMIZERS]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +40,12 @@ def noise():
     return [-sgd.continue_step(x, y, np.zeros(len(x))) for _ in range(3)]
 
 
-@pytest.mark.parametrize("name", slow_but([n for n in OPTIMIZERS if n not in WRAPPERS], *QUICK))
+@pytest.mark.parametrize(
+    "name", slow_but([n for n in OPTIMIZERS if n not in WRAPPERS], "Adam", "Muon")
+)
 def test_every_optimizer_of_keras_gets_the_noise_and_then_makes_its_own_update(name, noise):
+    if name == "Muon" and keras.__version__ < "3.13":
+        pytest.skip("Keras's own Muon fails on TensorFlow before Keras 3.13")
     x, y = small.data()
     keras_class = getattr(keras.optimizers, name)
     private = bench.Bench(tfdpx.make_private(keras_class)(0.1, **PRIVATE, seed=1))
