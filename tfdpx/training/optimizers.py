@@ -369,7 +369,7 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
         isinstance(optimizer_class, type)
         and issubclass(optimizer_class, keras.optimizers.Optimizer)
         and not issubclass(optimizer_class, PrivateOptimizer)
-        # `LossScaleOptimizer` and `MultiOptimizer`, which wrap others, have no update of their own.
+        # `LossScaleOptimizer` and `MultiOptimizer`, which wrap others, define none.
         and optimizer_class.update_step is not keras.optimizers.Optimizer.update_step
     ):
         raise TypeError(
