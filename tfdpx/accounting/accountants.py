@@ -419,8 +419,9 @@ def check_delta(delta: Any) -> None:
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
     """Raises ValueError unless `noise_multiplier` is 0 or a number within safe bounds."""
-    is_valid = is_number(noise_multiplier) and (not noise_multiplier or 1e-100 <= noise_multiplier)
-    is_valid = is_valid and noise_multiplier <= 1e100
+    # In float64, because NumPy 2 would compare a float32 with 0 and infinity.
+    noise = float(noise_multiplier) if is_number(noise_multiplier) else math.nan
+    is_valid = noise == 0 or 1e-100 <= noise <= 1e100
     hint = " 0 trains without privacy. Other values lie in [1e-100, 1e100]."
     require(is_valid, "noise_multiplier", noise_multiplier, "be a finite number >= 0", hint)
 
