@@ -5,7 +5,8 @@
 #   make test          lint and the fast tests
 #   make test-all      lint, the site, fast and slow tests, one other Python; .ci/run calls it
 #   make nightly       planted bugs, presets, papers, experiments, notebooks, kills, fuzz, all Pythons
-#   make smoke-test    install and try it on every other supported Python; PYTHONS=3.13 on one
+#   make smoke-test    install and try it on every other supported Python; PYTHONS=3.13 on one;
+#                      PRE=1 runs the fast tests on pre-releases of Keras and TensorFlow
 #   make lint          style, formatting and types, changing nothing
 #   make format        fix what ruff can fix
 #   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
@@ -67,9 +68,10 @@ nightly: lint
 	$(PYTHON) tools/sensitivity_search.py
 	$(PYTHON) tools/fuzz.py --seconds=1300
 	$(MAKE) --no-print-directory smoke-test
+	$(MAKE) --no-print-directory smoke-test PRE=1
 
-smoke-test: $(INSTALLED)
-	PYTHON=$(PYTHON) tools/smoke_test_pythons.sh $(PYTHONS)
+smoke-test: $(if $(PRE),,$(INSTALLED))
+	$(if $(PRE),tools/test_prereleases.sh,PYTHON=$(PYTHON) tools/smoke_test_pythons.sh $(PYTHONS))
 
 lint: $(INSTALLED)
 	$(PYTHON) -m ruff check .
@@ -137,5 +139,5 @@ $(TPU_VENV)/.installed: $(INSTALLED) Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) $(DOCS_VENV) $(COMPARE_VENV) .venv-3.* site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TPU_VENV) $(DOCS_VENV) $(COMPARE_VENV) .venv-3.* .venv-pre site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -64,23 +64,26 @@ setuptools.setup(
     package_data={"tfdpx": ["py.typed"]},
     install_requires=[
         # Keras's train_step, which tfdpx/_keras/hook.py wraps, is tested on these ranges.
-        "tensorflow>=2.16.2,<2.22",
+        "tensorflow>=2.16.2,<2.23",
         # On 3.8 a metric differed between one device and two replicas; 3.10 passes, 3.9 is untried.
-        "keras>=3.10,<3.16",
-        # 0.4 needs NumPy 1, which has no wheel for Python 3.13. From 0.4.4 on RDP leaves out
-        # fractional orders that do not converge: valid, but up to 3% higher at a large q.
-        "dp-accounting==0.4.3; python_version < '3.13'",
-        "dp-accounting>=0.5; python_version >= '3.13'",
-        # Its metadata refuses Python 3.12 and later; tfdpx works there without it.
+        "keras>=3.10,<3.17",
+        # Its metadata refuses Python 3.12 and later, and pins dp-accounting and NumPy 1; tfdpx
+        # works without it, there with the newest of both.
         "tensorflow-privacy==0.9.0; python_version < '3.12'",
+        # From 0.4.4 on RDP leaves out fractional orders that do not converge: valid, but up to 3%
+        # higher at a large q.
+        "dp-accounting==0.4.3; python_version < '3.12'",
+        "dp-accounting>=0.5; python_version >= '3.12'",
+        "numpy>=1.26; python_version < '3.12'",
+        "numpy>=2; python_version >= '3.12'",
+        # Others need another NumPy and do not say so: 26 needs 2, 23 runs on 1.26.
+        "pyarrow>=14,<24; python_version < '3.12'",
+        "pyarrow>=16; python_version >= '3.12'",
         "keras-cv==0.9.0",
         "tensorflow-datasets>=4.9.4",
         # tensorflow-datasets needs it to write data sets and does not declare it.
         "importlib_resources",
-        # Later ones need NumPy 2 and do not say so: 26 does, 23 runs on 1.26.
-        "pyarrow>=14,<24",
         "absl-py>=1.0",
-        "numpy>=1.26",
         "tensorboard>=2.16",
         "scipy>=1.11",
         # The first with `validate_data` and tags as tfdpx/sklearn.py has them.
@@ -95,7 +98,7 @@ setuptools.setup(
         "text": ["keras-hub>=0.32; python_version >= '3.11'"],
         "test": [
             "optuna>=4",
-            "pytest>=8",
+            "pytest>=8.2",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",
             "pre-commit>=3.7",

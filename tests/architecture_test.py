@@ -194,6 +194,16 @@ def test_private_names_of_keras_and_tensorflow_stand_in_one_place():
     assert private_uses(sources()) == []
 
 
+def test_the_table_of_versions_has_every_private_name_that_is_used():
+    files = {path: source for path, source in sources().items() if room_of(path) == "_keras"}
+    table = files["tfdpx/_keras/names.py"]
+    ours = {name for source in sources().values() for name in defined(parsed(source))} | NAMED_TUPLE
+    for path, source in files.items():
+        assert not [name for name, _ in imports(source) if f"{name}.".startswith("keras.src.")]
+        used = {name for _, name in touched(parsed(source)) if is_private(name)}
+        assert [name for name in sorted(used - ours) if name not in table] == [], path
+
+
 @pytest.mark.planted("a private name of Keras or TensorFlow")
 @pytest.mark.parametrize(
     "source",

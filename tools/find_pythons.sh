@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Prints the path of a working interpreter of each supported Python that this machine has, the
-# preferred first. Looks on the PATH and among pyenv's versions, whose shims may not run.
+# Prints the path of a working interpreter of each given Python, for example 3.13, that this machine
+# has. Without arguments, of each supported one, the preferred first. Looks on the PATH and among
+# pyenv's versions, whose shims may not run.
 set -euo pipefail
 
 works() {
@@ -8,7 +9,8 @@ works() {
 }
 
 pyenv_versions=${PYENV_ROOT:-$( (pyenv root || echo ~/.pyenv) 2>/dev/null)}/versions
-for version in 3.11 3.12 3.13 3.10; do
+[ $# -gt 0 ] || set -- 3.11 3.12 3.13 3.10
+for version in "$@"; do
   for python in "python$version" python3 "$pyenv_versions/$version".*/bin/python; do
     if works "$python" "$version"; then
       command -v "$python"

@@ -45,7 +45,13 @@ def private_fit():
 
 def main():
     """Prints the results; any failure is an exception."""
-    for name in ("tfdpx.layers", "tfdpx.models", "tfdpx.train", "keras_cv", "tensorflow_datasets"):
+    import keras
+    import tensorflow as tf
+
+    names = ["tfdpx.layers", "tfdpx.models", "tfdpx.train", "tensorflow_datasets"]
+    if keras.__version__ < "3.16":  # Its last version, 0.9, uses a private name that is gone.
+        names.append("keras_cv")
+    for name in names:
         importlib.import_module(name)
     epsilon = private_fit()
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +59,8 @@ def main():
         command = [program, *DRY_RUN, f"--workdir={folder}"]
         subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
     print(
-        f"Python {platform.python_version()}: imports, {STEPS} private steps (epsilon "
+        f"Python {platform.python_version()}, TensorFlow {tf.__version__}, Keras "
+        f"{keras.__version__}: imports, {STEPS} private steps (epsilon "
         f"{epsilon:.3f}) and a dry run work."
     )
 

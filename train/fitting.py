@@ -57,16 +57,16 @@ def _layer(text):
     """Builds the layer `NAME:ARGUMENT=VALUE:...` of Keras or else of KerasCV."""
     name, *arguments = text.strip().split(":")
     kind = getattr(keras.layers, name, None)
-    if kind is None:
-        with warnings.catch_warnings():  # The import warns about Keras 2.
-            warnings.simplefilter("ignore")
-            kind = getattr(importlib.import_module("keras_cv").layers, name, None)
     try:
+        if kind is None:
+            with warnings.catch_warnings():  # The import warns about Keras 2.
+                warnings.simplefilter("ignore")
+                kind = getattr(importlib.import_module("keras_cv").layers, name, None)
         if kind is None:
             raise ValueError(f"neither keras.layers nor keras_cv.layers has {name!r}")
         pairs = [argument.split("=", 1) for argument in arguments]
         return kind(**{key: _value(value) for key, value in pairs})
-    except (TypeError, ValueError) as error:
+    except (ImportError, TypeError, ValueError) as error:
         raise UserError(
             "Flag --augment must be names of layers of Keras or KerasCV, with arguments as in "
             f"RandomRotation:factor=0.1: {error}. Received: --augment={text}."

@@ -8,21 +8,16 @@ import types
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend as keras_backend
-from keras.src.activations import activations
-from keras.src.backend.common import global_state
 
-from tfdpx._keras import step_context
+from tfdpx._keras import names, step_context
 
 _NAMES = "object_name_uids"
 _call = keras.Operation.__call__
 
 # Functions that `hook` wraps: pairs of a module and a name in it.
-DRAWS = tuple(
-    (keras_backend.random, name) for name in ("normal", "uniform", "truncated_normal", "randint")
-)
-DROPPING = (keras_backend.random, "dropout")
-TAKING = (keras_backend.numpy, "take")
+DRAWS = tuple(map(names.find, ("normal", "uniform", "truncated_normal", "randint")))
+DROPPING = names.find("dropout")
+TAKING = names.find("take")
 _VARIABLE = next(c for c in keras.Variable.__mro__ if "_restore_from_tensors" in vars(c))
 FILLING = (_VARIABLE, "_initialize_with_initializer")
 RESTORING = (_VARIABLE, "_restore_from_tensors")
@@ -103,7 +98,7 @@ def replaced_methods(layer):
 
 def is_activation(function):
     """Returns whether Keras defines a function as one of its activations."""
-    return _is_defined_in(function, activations)
+    return _is_defined_in(function, names.find("relu")[0])
 
 
 def _is_defined_in(function, module):
@@ -180,12 +175,13 @@ def undisturbed():
 
     Inside of it, Keras counts these names from one.
     """
-    names, state = global_state.get_global_attribute(_NAMES), random.getstate()
-    global_state.set_global_attribute(_NAMES, None)
+    counts, state = names.get("get_global_attribute")(_NAMES), random.getstate()
+    set_attribute = names.get("set_global_attribute")
+    set_attribute(_NAMES, None)
     try:
         yield
     finally:
-        global_state.set_global_attribute(_NAMES, names)
+        set_attribute(_NAMES, counts)
         random.setstate(state)
 
 
@@ -237,7 +233,7 @@ STILL = {
     "gamma": _mean_of(lambda alpha: alpha),
     "shuffle": lambda x, axis=0, seed=None: x,
 }
-RANDOM = keras_backend.random
+RANDOM, _ = DROPPING
 
 
 def has_statistics(layer):

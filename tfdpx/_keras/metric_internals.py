@@ -2,17 +2,16 @@
 
 import keras
 import tensorflow as tf
-from keras.src.metrics import confusion_metrics, iou_metrics
 
-from tfdpx._keras import step_context
+from tfdpx._keras import names, step_context
 
 # Metrics that take a weight per decision instead of per row.
 _COUNTING_METRICS = (
-    confusion_metrics._ConfusionMatrixConditionCount,
-    confusion_metrics.Precision,
-    confusion_metrics.Recall,
-    confusion_metrics.SensitivitySpecificityBase,
-    confusion_metrics.AUC,
+    names.get("_ConfusionMatrixConditionCount"),
+    keras.metrics.Precision,
+    keras.metrics.Recall,
+    names.get("SensitivitySpecificityBase"),
+    keras.metrics.AUC,
 )
 
 
@@ -55,7 +54,7 @@ def _update(metric, y_true, y_pred, present, weight=None):
         weight, mask = present, None
     elif mask is not None:
         y_pred._keras_mask = mask
-    if isinstance(metric, iou_metrics._IoUBase):
+    if isinstance(metric, names.get("_IoUBase")):
         like = y_true if metric.sparse_y_true else y_true[..., 0]
         weight = tf.broadcast_to(_with_axes_of(like, weight), tf.shape(like))
     elif isinstance(metric, _COUNTING_METRICS):

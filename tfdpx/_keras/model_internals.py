@@ -5,35 +5,33 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend as keras_backend
-from keras.src.backend import compute_output_spec
-from keras.src.losses import loss as loss_module
-from keras.src.models.functional import Functional, unpack_singleton
-from keras.src.ops import numpy as arithmetic
 
-from tfdpx._keras import step_context
+from tfdpx._keras import names, step_context
 
 # Its methods are Keras's, so type checkers need not know them.
 _Mixin: Any = object
 
 # Functions that `hook` wraps: pairs of a module and a name in it.
 LOSS_SCALINGS = (
-    (loss_module, "scale_loss_for_distribution"),
-    (loss_module, "unscale_loss_for_distribution"),
+    names.find("scale_loss_for_distribution"),
+    names.find("unscale_loss_for_distribution"),
 )
-LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
+LABELLED_LOSS = names.find("sparse_categorical_crossentropy")
 APPLYING = (
     next(base for base in keras.optimizers.Optimizer.__mro__ if "apply" in vars(base)),
     "apply",
 )
 
+Functional = names.get("Functional")
+_compute_output_spec = names.get("compute_output_spec")
+_unpack_singleton = names.get("unpack_singleton")
 
 # The class of Keras's losses that call a function, which is also that of a function in `compile`.
 FUNCTION_LOSS = keras.losses.MeanSquaredError.__base__
 # Operations on two operands, entry by entry.
-ARITHMETIC = (arithmetic.Add, arithmetic.Subtract, arithmetic.Multiply, arithmetic.Divide)
+ARITHMETIC = tuple(map(names.get, ("Add", "Subtract", "Multiply", "Divide")))
 # Operations that make masks.
-NOT_EQUAL, ANY = arithmetic.NotEqual, arithmetic.Any
+NOT_EQUAL, ANY = names.get("NotEqual"), names.get("Any")
 
 
 def compile_owner():
@@ -150,12 +148,12 @@ def build(model, data):
     with step_context.recording(None), tf.init_scope():
         if _knows_its_outputs(model, data[0]):
             # As a call gives it: a loss of `Model([x], [y])` sees a tensor, no list.
-            y_pred = unpack_singleton(model.compute_output_spec(data[0]))
+            y_pred = _unpack_singleton(model.compute_output_spec(data[0]))
         elif all(part.built for part in model._flatten_layers()):
             # Not symbolic, because a model may differentiate in its `call`.
             y_pred = tf.nest.map_structure(symbolic, step_context.eagerly(_call_once, model, rows))
         elif has_own_loss(model):
-            y_pred = compute_output_spec(model, data[0], training=False)
+            y_pred = _compute_output_spec(model, data[0], training=False)
         if y_pred is not None:
             _build_compiled(model, *data, y_pred)
         model._symbolic_build(data_batch=data)
@@ -184,13 +182,13 @@ def _build_compiled(model, x, y, sample_weight, y_pred):
     tensors do not have.
     """
     if model._compile_metrics is not None and not model._compile_metrics.built:
-        compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
+        _compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
     if model._compile_loss is None or model._compile_loss.built:
         return
     if has_own_loss(model):
         model._compile_loss.build(y, y_pred)
     else:
-        compute_output_spec(
+        _compute_output_spec(
             model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False
         )
 

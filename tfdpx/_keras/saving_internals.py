@@ -3,23 +3,23 @@
 import contextlib
 import io
 import zipfile
+from typing import Any
 
 import numpy as np
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.saving import object_registration, saving_lib
-from keras.src.saving.keras_saveable import KerasSaveable
 
-from tfdpx._keras import layer_internals
+from tfdpx._keras import layer_internals, names
+
+_Saveable: Any = names.get("KerasSaveable")
 
 # Functions that `hook` wraps: pairs of a module and a name in it.
-LOOKING_UP = (object_registration, "get_registered_object")
-LOADING = (saving_lib, "_load_state")
+LOOKING_UP = names.find("get_registered_object")
+LOADING = names.find("_load_state")
 LOADING_HDF5 = (
-    (legacy_h5_format, "load_weights_from_hdf5_group"),
-    (legacy_h5_format, "load_weights_from_hdf5_group_by_name"),
+    names.find("load_weights_from_hdf5_group"),
+    names.find("load_weights_from_hdf5_group_by_name"),
 )
-LOADING_HDF5_MODEL = (legacy_h5_format, "load_model_from_hdf5")
-SAVING_HDF5_MODEL = (legacy_h5_format, "save_model_to_hdf5")
+LOADING_HDF5_MODEL = names.find("load_model_from_hdf5")
+SAVING_HDF5_MODEL = names.find("save_model_to_hdf5")
 
 
 def weights_to_load(layer, visited):
@@ -45,7 +45,7 @@ def saved_optimizer(weights_store):
         return None
 
 
-class _Arrays(KerasSaveable):
+class _Arrays(_Saveable):
     """Stands for an optimizer in a file of weights."""
 
     def __init__(self, arrays):
@@ -82,8 +82,8 @@ def weights_file(model):
     """
     content, name = io.BytesIO(), "model.weights.h5"
     with zipfile.ZipFile(content, "w") as archive:
-        store = saving_lib.H5IOStore(name, archive=archive, mode="w")
-        saving_lib._save_state(
+        store = names.get("H5IOStore")(name, archive=archive, mode="w")
+        names.get("_save_state")(
             model,
             weights_store=store,
             assets_store=None,

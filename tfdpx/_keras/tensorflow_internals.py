@@ -22,7 +22,7 @@ _active = threading.local()
 def weakly(method):
     """Returns a function that calls a bound method weakly, for example for `tf.numpy_function`.
 
-    TensorFlow never frees a Python function that a graph calls, nor the objects that it refers to.
+    TensorFlow, before 2.22, never frees a Python function that a graph calls, nor its objects.
     So the data set itself must refer to the object.
     """
     reference = weakref.WeakMethod(method)

@@ -1,6 +1,7 @@
 """The epsilon of Poisson-sampled Gaussian steps, computed by the accountants of dp_accounting."""
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -352,7 +353,26 @@ def _rdp_accountant(runs):
 
 def rdp_accountant() -> rdp_privacy_accountant.RdpAccountant:
     """Returns a new RDP accountant, under adding or removing one example."""
-    return rdp_privacy_accountant.RdpAccountant(neighboring_relation=_ADD_OR_REMOVE_ONE)
+    return _RdpAccountant(neighboring_relation=_ADD_OR_REMOVE_ONE)
+
+
+class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
+    """Does not log a line for each order that dp_accounting leaves out, from its 0.4.4 on.
+
+    Without these orders epsilon is valid but higher: up to 3.1% where it is below 20 (252 runs
+    compared with 0.4.3), 9% at 50, 120% at 900. "pld" does not need them.
+    """
+
+    def compose(self, event, count=1):
+        def is_shown(entry):
+            return "Excluding this order" not in str(entry.msg)
+
+        logger = logging.getLogger("absl")
+        logger.addFilter(is_shown)
+        try:
+            return super().compose(event, count)
+        finally:
+            logger.removeFilter(is_shown)
 
 
 def _full_batch_accountant(conversion):
@@ -399,8 +419,9 @@ def check_delta(delta: Any) -> None:
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
     """Raises ValueError unless `noise_multiplier` is 0 or a number within safe bounds."""
-    is_valid = is_number(noise_multiplier) and (not noise_multiplier or 1e-100 <= noise_multiplier)
-    is_valid = is_valid and noise_multiplier <= 1e100
+    # In float64, because NumPy 2 would compare a float32 with 0 and infinity.
+    noise = float(noise_multiplier) if is_number(noise_multiplier) else math.nan
+    is_valid = noise == 0 or 1e-100 <= noise <= 1e100
     hint = " 0 trains without privacy. Other values lie in [1e-100, 1e100]."
     require(is_valid, "noise_multiplier", noise_multiplier, "be a finite number >= 0", hint)
 

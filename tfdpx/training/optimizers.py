@@ -369,7 +369,7 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
         optimizer's arguments and those of `tfdpx.DPSGD`. The same class on every call.
 
     Raises:
-        TypeError: If `optimizer_class` is no such class, wraps another optimizer, or is private.
+        TypeError: If `optimizer_class` is no such class, wraps other optimizers, or is private.
 
     Example:
     >>> make_private(keras.optimizers.Lion)(1e-3, batch_size=256, noise_multiplier=1.0).name
@@ -378,11 +378,13 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
     if not (
         isinstance(optimizer_class, type)
         and issubclass(optimizer_class, keras.optimizers.Optimizer)
-        and not issubclass(optimizer_class, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer))
+        and not issubclass(optimizer_class, PrivateOptimizer)
+        # `LossScaleOptimizer` and `MultiOptimizer`, which wrap others, define none.
+        and optimizer_class.update_step is not keras.optimizers.Optimizer.update_step
     ):
         raise TypeError(
-            "`make_private` takes an optimizer class of Keras that wraps no other, such as "
-            f"keras.optimizers.Lion. Received: {optimizer_class!r}"
+            "`make_private` takes an optimizer class of Keras that wraps no other and has an "
+            f"`update_step`, such as keras.optimizers.Lion. Received: {optimizer_class!r}"
         )
     if optimizer_class not in _private_classes:
         name = optimizer_class.__name__

@@ -1,12 +1,15 @@
 import csv
 import math
 import pathlib
+import warnings
 
+import absl.logging
 import numpy as np
 import pytest
 import rdp_precision
 import scipy.optimize
 import scipy.stats
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpx.accounting import accountants, epsilon, gaussian
 
@@ -62,6 +65,18 @@ def test_rdp_at_a_large_sampling_probability():
     assert epsilon(18.3, 0.77, 5200, 1e-5, "pld") < 18.06
 
 
+def test_an_order_that_is_left_out_is_not_logged(monkeypatch, caplog):
+    def left_out(q, sigma, alpha):  # As dp_accounting 0.6 does if an order does not converge.
+        absl.logging.warning("alpha=%f failed to converge. Excluding this order from it.", alpha)
+        return math.inf
+
+    monkeypatch.setattr(rdp_privacy_accountant, "_compute_log_a_frac", left_out)
+    spent = accountants.composed([(18.3, 0.77, 5200)], "rdp").get_epsilon(1e-5)
+    assert spent == pytest.approx(18.63, abs=0.01)
+    absl.logging.warning("of a user")
+    assert [entry.getMessage() for entry in caplog.records] == ["of a user"]
+
+
 @pytest.mark.parametrize("noise, steps", [(0.85, 1), (20.0, 206), (6.0, 3)])
 def test_pld_without_sampling_is_the_exact_gaussian(noise, steps):
     delta, mu = 1e-5, math.sqrt(steps) / noise
@@ -91,6 +106,12 @@ def test_a_loss_too_small_for_rdp_is_an_error(noise, probability):
     # dp_accounting refuses the first as negative, and returns epsilon 0 for the second.
     with pytest.raises(ValueError, match="'rdp' cannot resolve so small a privacy loss"):
         epsilon(noise, probability, 1000, 1e-5, "rdp")
+
+
+def test_a_float32_is_a_number_like_others():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert epsilon(np.float32(1.5), 0.05, 7, 1e-5) == epsilon(1.5, 0.05, 7, 1e-5)
 
 
 def test_pld_grid_follows_the_loss():

@@ -154,8 +154,9 @@ def test_a_step_on_a_batch_of_different_lengths_is_refused():
     dataset = tf.data.Dataset.from_generator(lambda: iter([(x, y[:1])]), output_signature=signature)
     model.build(x.shape)
     before = small.weights(model)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        model.fit(dataset, verbose=0)  # Known only when the step runs.
+    # Known only when the step runs, but while it is traced from Keras 3.16 on.
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError)):
+        model.fit(dataset, verbose=0)
     np.testing.assert_array_equal(small.weights(model), before)
 
 

@@ -228,7 +228,11 @@ def test_a_variable_made_of_an_array_is_of_unseen_origin():
 
 
 @pytest.mark.parametrize(
-    "initializer", [keras.initializers.Constant(FOUND[0, :1]), lambda shape, dtype=None: FOUND[0]]
+    "initializer",
+    [
+        keras.initializers.Constant(FOUND[0, :1]),
+        lambda shape, dtype=None: np.resize(FOUND[0], shape),
+    ],
 )
 def test_an_initializer_that_keras_joins_to_its_own_is_of_unseen_origin(initializer):
     layer = keras.layers.LSTM(3, bias_initializer=initializer)

@@ -83,7 +83,7 @@ class RMSNormalizationRule(LayerNormalizationRule):
 
     def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        return self._sum_normalized(scale=None)
+        return self._sum_normalized(scale=1.0)
 
 
 @register(keras.layers.GroupNormalization)
