@@ -107,6 +107,7 @@ TABLE = (
     ),
     (_TENSORFLOW, "tensorflow.python.framework.ops:Graph", "_get_function _is_function"),
     (_TENSORFLOW, "tensorflow.python.data.ops.dataset_ops:DatasetV2", "_inputs"),
+    (_TENSORFLOW, "tensorflow.python.data.ops.padded_batch_op:", "_padding_values"),
     (
         _TENSORFLOW,
         "tensorflow.python.ops.gen_random_ops:",

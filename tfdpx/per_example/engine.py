@@ -373,8 +373,13 @@ class Update:
     """
 
     def __init__(self, units=()):
-        self._shared = {id(layer): rule.shared(layer) for layer, rule in units}
+        self._units = list(units)
+        self._shared = {id(layer): rule.shared(layer) for layer, rule in self._units}
         self._post_sum_transforms = {}
+
+    def again(self):
+        """Returns an `Update` of the same layers, with the current weights."""
+        return Update(self._units)
 
     @property
     def tensors(self):

@@ -266,7 +266,8 @@ class Microbatch:
     def renew(self):
         """Returns the same function for another update, with the current weights."""
         twin = copy.copy(self)
-        twin.update = self.update.with_tensors(self.engine.update().tensors)
+        # Not the engine's, which may have left a layer to the map in a later trace.
+        twin.update = self.update.with_tensors(self.update.again().tensors)
         return twin
 
     def __call__(self, inputs):

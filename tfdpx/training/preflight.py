@@ -174,23 +174,24 @@ class _Preparation:
         freezing = step_context.freeze_rng() if draws else contextlib.nullcontext()
         with preserving_state(model), freezing:
             # Random layers hold still for the comparison, as batches of one cannot draw.
-            still, update = self._trace(size) if draws else microbatch, microbatch.engine.update()
+            still = self._trace(size) if draws else microbatch
 
             def run(rows, added, still=still):
-                count = len(added)
+                count, shared = len(added), still.update.again().tensors
                 inputs = Inputs(
                     rows,
                     None if specs.present is None else tf.ones([count], tf.bool),
                     tf.zeros([2], tf.int64),
                     tf.cast(added, "float32"),
                     None if specs.clips is None else policy.clips(None, count),
-                    update.tensors,
+                    shared,
                     None if specs.shares is None else tf.fill([count * num_views], 1.0 / num_views),
                 )
                 while keys:  # Which branches run in vectorization is drawn.
-                    microbatch(inputs._replace(key=keys.pop()))
+                    others = microbatch.update.again().tensors
+                    microbatch(inputs._replace(key=keys.pop(), shared=others))
                 output = still(inputs)
-                sums = still.update.with_tensors(update.tensors).apply_transforms(
+                sums = still.update.with_tensors(shared).apply_transforms(
                     model.trainable_variables, output.sums
                 )
                 return output.squared_norms.numpy(), [np.asarray(total) for total in sums]

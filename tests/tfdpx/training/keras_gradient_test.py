@@ -116,6 +116,35 @@ class Cancelling(keras.Model):
         return tf.reduce_sum(pair[:, 1] - pair[:, 0], 1, keepdims=True)
 
 
+class PenalizedKernel(keras.Model):
+    """A loss that reads the kernel of a layer with tensors that microbatches share."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.end = tfdpx.layers.WSConv2D(2, 3), layers.Conv2D(1, 6)
+
+    def call(self, inputs):
+        return self.end(self.conv(inputs))[:, 0, 0]
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        return loss + tf.reduce_sum(tf.square(self.conv.kernel))
+
+
+class Unrolled(keras.layers.Layer):
+    """A layer of a user with a recurrent layer inside, which XLA compiles without a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.LSTM(3, unroll=True)
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
 def same_cell_twice():
     cell = layers.SimpleRNNCell(4)
     return keras.Sequential([keras.Input((5, 4)), layers.RNN([cell, cell]), layers.Dense(1)])
@@ -151,6 +180,7 @@ CASES = {
     "a slice of one length": (lambda: Pointer(1), "mse", SEQUENCES, VECTORS[:, :3]),
     "a derivative": (Force, "mse", VECTORS, SEQUENCES[:, 0, [0, 1, 2, 3, 0]]),
     "rows that cancel": (Cancelling, "mse", RNG.normal(size=(N, 64)).astype("float32"), NUMBERS),
+    "a loss reads a standardized kernel": (PenalizedKernel, "mse", IMAGES, NUMBERS),
     "a cell twice": (same_cell_twice, "mse", SEQUENCES, NUMBERS),
     "an epsilon with axes": (epsilon_with_axes, "mse", SEQUENCES, NUMBERS),
     "a function that is not Keras's": (over_the_batch, "mse", VECTORS, NUMBERS),
@@ -175,6 +205,19 @@ def test_update_is_the_mean_of_keras_gradients(name):
     update = before - oracle.flatten(model, oracle.values(model))
     np.testing.assert_allclose(update, wanted, atol=1e-4 * np.linalg.norm(wanted))
     assert name not in MAPPED or model.optimizer.independence[0].startswith("mapped")
+
+
+@pytest.mark.slow
+def test_an_unrolled_layer_in_a_layer_trains_under_xla():
+    def trained(jit_compile):
+        seeds.fix(3)
+        model = keras.Sequential([keras.Input((5, 4)), Unrolled(), layers.Dense(1)])
+        optimizer = tfdpx.DPSGD(1.0, batch_size=N, noise_multiplier=0.0, l2_norm_clip=1.0)
+        model.compile(optimizer, "mse", jit_compile=jit_compile)
+        model.fit(SEQUENCES, NUMBERS, batch_size=N, verbose=0)
+        return oracle.flatten(model, oracle.values(model))
+
+    np.testing.assert_allclose(trained(True), trained(False), atol=1e-5)
 
 
 def test_a_class_with_another_call_is_mapped(monkeypatch):

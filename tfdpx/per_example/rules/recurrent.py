@@ -256,7 +256,8 @@ def _run_layer(call, watch, sequences, initial_state, mask, training):
         sequences, flags = (t if t is None else tf.reverse(t, [1]) for t in (sequences, flags))
     call.kept["cells"], final_states = [], []
     for cell, states in zip(cells, initial_state if is_stacked else [initial_state], strict=True):
-        tensors, ends = _run_cell(cell, watch, sequences, tf.nest.flatten(states), flags, training)
+        states_of_cell, options = tf.nest.flatten(states), (training, layer.unroll)
+        tensors, ends = _run_cell(cell, watch, sequences, states_of_cell, flags, *options)
         call.kept["cells"].append(tensors)
         final_states.append(tf.nest.pack_sequence_as(states, ends))
         last = ends[0]
@@ -272,7 +273,7 @@ def _run_layer(call, watch, sequences, initial_state, mask, training):
     return outputs[:, -1], outputs, final_states if is_stacked else final_states[0]
 
 
-def _run_cell(cell, watch, sequences, states, flags, training):
+def _run_cell(cell, watch, sequences, states, flags, training, unroll):
     """Returns a dict of tensors for the rule of a cell, and the states after the last time step.
 
     Args:
@@ -282,6 +283,7 @@ def _run_cell(cell, watch, sequences, states, flags, training):
         states: List of [N, units], at the start.
         flags: Optional bool [N, T], whether a time step counts.
         training: Whether there is dropout.
+        unroll: Whether the loop over time steps is one of Python.
     """
     dtype = cell.compute_dtype
     sequences, states = tf.cast(sequences, dtype), [tf.cast(s, dtype) for s in states]
@@ -302,14 +304,14 @@ def _run_cell(cell, watch, sequences, states, flags, training):
     x = watch(x if bias is None else x + bias)
     # The gradients behind both kernels are the same, but where one product is multiplied alone.
     probes = [watch(tf.zeros_like(x))] if type(step) is _GRUStep else []
-    before, *ends = _recurrence(step, flags, x, probes, states)
+    before, *ends = _recurrence(step, flags, x, probes, states, unroll)
     operands = {"vectors": before, "masks": masks[1]}
     if type(step) is _GRUStepThatResetsBefore:
         operands["last"] = step.gates(x, step.multiply(before))[:, :, cell.units :]
     return {"inputs": {"vectors": sequences, "masks": masks[0]}, "states": operands}, ends
 
 
-def _recurrence(step, flags, x, probes, states):
+def _recurrence(step, flags, x, probes, states, unroll):
     """Returns the first state before each time step, [N, T, units], and all final states.
 
     Args:
@@ -319,6 +321,7 @@ def _recurrence(step, flags, x, probes, states):
         probes: List of zeros [N, T, gates * units], whose gradients are those behind the recurrent
             kernel; empty where these are the gradients at `x`.
         states: List of [N, units], at the start.
+        unroll: As for `_run_cell`.
     """
     length, state_arrays = x.shape[1] or tf.shape(x)[1], []
 
@@ -341,6 +344,10 @@ def _recurrence(step, flags, x, probes, states):
             values, rows = body(t, values)
             return count + 1, values, [a.write(t, r) for a, r in zip(arrays, rows, strict=True)]
 
+        if unroll:  # XLA compiles no loop that is mapped.
+            for count in range(length):
+                count, values, arrays = run_step(count, values, arrays)
+            return values, arrays
         start = tf.constant(0), list(values), arrays
         return tf.while_loop(lambda count, *_: count < length, run_step, start)[1:]
 
