@@ -1,7 +1,7 @@
 """Trains networks privately at many learning rates in JAX, and writes a row per training.
 
     python -m experiments.settings.grid > grid.json
-    pip install jax && python -m experiments.settings.study --grid=grid.json --out=rows.csv
+    pip install jax && python -m experiments.settings.simulation --grid=grid.json --out=rows.csv
 
 The mechanism is simulated: Poisson draws of `batch_size / num_examples`, gradients divided by their
 clipped norm, Gaussian noise on the sum, division by the expected batch size, and an average of the
