@@ -11,6 +11,7 @@ from absl import flags
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # These import libraries that need separate environments, for example Opacus and JAX.
 APART = ["of_jax_privacy", "of_opacus", "of_tensorflow_privacy", "compile", "of_diffprivlib"]
+APART += ["images", "networks", "simulation"]
 
 
 @pytest.mark.slow
