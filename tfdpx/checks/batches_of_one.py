@@ -50,8 +50,7 @@ def problems_of_microbatch(
         num_views: Int, rows an example.
         examples: Int, that `run` takes; None for any number.
         trace: Whether to trace batches of one: pays where an example takes many operations.
-        padding: The values by which the user's data set pads the tensors of `specs`, a list; None
-            where it pads nothing.
+        padding: As `padding_of` returns it.
     """
     if examples == 0:
         return
@@ -104,7 +103,7 @@ def problems_of_microbatch(
                     f"batches of one example. {_WRONG}"
                 )
     if padding is not None:
-        pair = [_mean_gradient(model, part, trace) for part in _pad(one, specs, padding)]
+        pair = [_mean_gradient(model, part, trace) for part in _pad(one, padding)]
         if not _norm([g - h for g, h in zip(*pair, strict=True)]) <= tolerance * _norm(pair[0]):
             yield (
                 "The gradient of an example changes if it is padded further, so the longest "
@@ -115,17 +114,26 @@ def problems_of_microbatch(
 
 
 def padding_of(data, session):
-    """Returns how the user's own batches are padded, as `problems_of_microbatch` takes it.
+    """Returns how the user's own batches are padded; None where nothing is.
+
+    It is a list of pairs, one a tensor: how much further to pad each axis but the first, and the
+    value, or None for zero.
 
     Args:
         data: `(x, y, sample_weight)`, nests of which shapes are read.
         session: The `tfdpx.training.session.Session`, or None.
     """
-    leaves = Rows(data).tensors
-    if all(t.shape[1:].is_fully_defined() for t in leaves) or (session and session.draws):
+    dataset, leaves = session and session.data, Rows(data).tensors
+    # Later versions of Keras trace the lengths of the batch at hand.
+    spec = tf.nest.flatten(getattr(dataset, "element_spec", data))
+    is_known = len(spec) == len(leaves) and all(leaf.shape.rank for leaf in spec)
+    shapes = [leaf.shape for leaf in (spec if is_known else leaves)]
+    if all(shape[1:].is_fully_defined() for shape in shapes) or (session and session.draws):
         return None
-    values = tensorflow_internals.padding_values(session and session.data)
-    return values if len(values) == len(leaves) else [None] * len(leaves)
+    values = tensorflow_internals.padding_values(dataset)
+    values = values if len(values) == len(leaves) else [None] * len(leaves)
+    more = [[_MORE_PADDING * (n is None) for n in shape[1:]] for shape in shapes]
+    return list(zip(more, values, strict=True))
 
 
 def _problems_without_gradient(model, all_rows, norm_of_all):
@@ -164,18 +172,16 @@ def _take(batch, rows):
     return batch.map(lambda t: tf.gather(t, rows))
 
 
-def _pad(batch, specs, values):
+def _pad(batch, padding):
     """Returns `Rows` without padding inside, and padded along the axes that have no length."""
     tensors, longer_tensors = [], []
-    for tensor, spec, value in zip(batch.tensors, Rows(specs).tensors, values, strict=True):
-        more = [
-            int(size is None and axis > 0) * _MORE_PADDING for axis, size in enumerate(spec.shape)
-        ]
+    for tensor, (more, value) in zip(batch.tensors, padding, strict=True):
         value = tf.zeros([], tensor.dtype) if value is None else tf.cast(value, tensor.dtype)
         if any(more) and tensor.dtype.is_integer:
             tensor = tf.where(tensor == value, value + 1, tensor)
         tensors.append(tensor)
-        longer_tensors.append(tf.pad(tensor, [[0, n] for n in more], constant_values=value))
+        pads = [[0, n] for n in (0, *more)]
+        longer_tensors.append(tf.pad(tensor, pads, constant_values=value))
     return Rows(batch.pack(tensors)), Rows(batch.pack(longer_tensors))
 
 
