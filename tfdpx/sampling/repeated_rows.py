@@ -94,6 +94,8 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
     Args:
         arrays: Arrays with the same number of rows.
     """
+    if not len(arrays[0]):  # All examples may have no weight.
+        return 1
     # Of an autoencoder the targets are the inputs, and tell nothing more.
     arrays = [a for i, a in enumerate(arrays) if not any(np.array_equal(a, b) for b in arrays[:i])]
     tables = [array.reshape(len(array), -1) for array in arrays]
