@@ -82,7 +82,7 @@ def test_a_data_set_is_refused_and_an_ordinary_optimizer_trains_as_ever():
     model, texts, y = classifier("", 2), ["a good film", "a bad plot"] * 4, np.array([1, 0] * 4)
     batches = tf.data.Dataset.from_tensor_slices((texts, y)).batch(4)
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN))
-    with pytest.raises(ValueError, match="Poisson"):
+    with pytest.raises(ValueError, match="The plan counts on its own batches"):
         model.fit(batches, verbose=0)
     model.compile("sgd")
     assert np.isfinite(model.fit(batches, verbose=0).history["loss"][0])

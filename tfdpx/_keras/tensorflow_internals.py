@@ -94,6 +94,14 @@ def _slice(operation):
     return dict.get(pfor._pfor_converter_registry, "Slice")(operation)
 
 
+def _softmax(operation):
+    # oneDNN, on processors where TensorFlow uses it, takes five axes at most.
+    logits = operation.stacked_input(0)
+    rows = tf.reshape(logits, [-1, tf.shape(logits)[-1]])
+    shares = getattr(tf.raw_ops, operation.op_type)(logits=rows)
+    return pfor.wrap(tf.ensure_shape(tf.reshape(shares, tf.shape(logits)), logits.shape), True)
+
+
 def _squeeze(operation):
     axes = operation.get_attr("squeeze_dims")
     if not axes:
@@ -192,6 +200,7 @@ def _draw(operation):
 
 _CONVERTERS = {
     "Einsum": _einsum,
+    **dict.fromkeys(("LogSoftmax", "Softmax"), _softmax),
     "Slice": _slice,
     "Squeeze": _squeeze,
     "ZerosLike": _zeros_like,

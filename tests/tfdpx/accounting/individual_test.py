@@ -180,10 +180,10 @@ def test_updates_that_were_not_seen_count_in_full():
     again = np.concatenate([np.stack([third, mixed], 1), np.stack([full, full], 1)])
     expected = individual_epsilon(again, plan)
     bound = Ledger((Entry(3.2, 0.08, 20),)).epsilon(1e-5)
-    for entry in (Entry(3.2, 0.08, 10, run=2), Entry(3.2, None, 10, poisson_sampled=False)):
-        np.testing.assert_allclose(
-            spending(run_entry, entry), np.minimum(expected, bound), rtol=1e-9
-        )
+    other_run = spending(run_entry, Entry(3.2, 0.08, 10, run=2))
+    np.testing.assert_allclose(other_run, np.minimum(expected, bound), rtol=1e-9)
+    unknown, certain = (Entry(3.2, rate, 10, poisson_sampled=False) for rate in (None, 1.0))
+    np.testing.assert_array_equal(spending(run_entry, unknown), spending(run_entry, certain))
     other = spending(run_entry, Entry(50.0, 1.0, 3))
     assert (other > spending(run_entry)).all() and (other < expected).all()
     assert np.isinf(spending(run_entry, Entry(0.0, 1.0, 3))).all()
