@@ -258,6 +258,12 @@ def test_a_loss_over_the_batch_is_refused(loss):
 
 
 @pytest.mark.slow
+def test_the_loss_of_keras_that_compares_examples_is_refused():
+    with pytest.raises(checks.UnfitForPrivacy, match="compares examples"):
+        private_model(keras.losses.Circle()).train_on_batch(VECTORS, WORDS[:, 0])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-9])
 def test_a_small_loss_is_no_loss_over_the_batch(scale):
     model = private_model(lambda y, p: scale * tf.square(y - p[:, :1]))
