@@ -262,8 +262,12 @@ def factors_of_policy(optimizer, squared_norms):
         present, clips = tf.fill([count], True), policy.clips(None, count)
         return tf.broadcast_to(policy.clip(norms, present, batch_size, clips), [count])
 
-    factors = factors_of(squared_norms)
-    single_factors = tf.concat([factors_of(norm[tf.newaxis]) for norm in squared_norms], axis=0)
+    count, clip = len(squared_norms), policy.l2_norm_clip
+    # The norms of made-up rows may all be below the clip.
+    others = np.square(np.multiply([1e-3, 1.0, 1e3], clip if clip < math.inf else 1.0))
+    squared_norms = np.concatenate([squared_norms, others.astype("float32")])
+    factors = factors_of(tf.constant(squared_norms))
+    single_factors = tf.concat([factors_of(tf.constant([norm])) for norm in squared_norms], axis=0)
     if not np.allclose(factors, single_factors, rtol=_ROUNDING, atol=0, equal_nan=True):
         raise UnfitForPrivacy(
             f"The clip policy {type(policy).__name__} decides on an example by the norms of others "
@@ -272,12 +276,12 @@ def factors_of_policy(optimizer, squared_norms):
     # Others are left out of the update.
     finite = {"where": np.isfinite(squared_norms), "initial": 0.0}
     longest_norm = np.max(np.abs(factors) * np.sqrt(squared_norms), **finite) * batch_size
-    if policy.l2_norm_clip < math.inf and not longest_norm <= 1 + _ROUNDING:
+    if clip < math.inf and not longest_norm <= 1 + _ROUNDING:
         raise UnfitForPrivacy(
             f"The clip policy {type(policy).__name__} lets an example add {longest_norm:.4g} / "
             "batch_size to the sum, and noise hides 1 / batch_size. Return smaller factors."
         )
-    return factors
+    return factors[:count]
 
 
 def _find_cache(optimizer, model, batch):
