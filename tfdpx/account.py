@@ -5,10 +5,10 @@ trained by another optimizer, saved, or copied by `copy_weights`. An account lis
 of one run are the same updates, recorded earlier and later, so the larger count is kept; other runs
 compose.
 
-A variable is of known or of unknown origin (`tfdpx._keras.origins`). Known is one that an
-initializer of Keras has filled since `import tfdpx`, or whose values came with a ledger. It becomes
-unknown when values are loaded without a ledger, set by `set_weights`, or trained by an ordinary
-optimizer, and known again by `tfdpx.checks.mark_public`. `variable.assign` cannot be detected.
+A variable is of known or of unknown origin (`tfdpx._keras.origins`). It is known if an initializer
+of Keras has filled it since `import tfdpx`, or if its values came with a ledger. It becomes unknown
+when values are loaded without a ledger, set by `set_weights`, or trained by an ordinary optimizer,
+and known again by `tfdpx.checks.mark_public`. `variable.assign` cannot be detected.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ SAVING_HDF5_MODEL = names.find("save_model_to_hdf5")
 
 
 def weights_to_load(layer, visited):
-    """Returns the weights of a layer but those of `objects_to_skip`, a list.
+    """Returns a list of the weights of a layer, without `objects_to_skip`.
 
     Args:
         layer: `keras.Layer`.

@@ -293,7 +293,7 @@ class IndividualAccountant:
         return self._record
 
     def _ledger(self):
-        return self._read().ledger().assuming(1.0)  # Unknown are only those of other optimizers.
+        return self._read().ledger().assuming(1.0)  # Only other optimizers have unknown rates.
 
 
 def check_plan(plan):

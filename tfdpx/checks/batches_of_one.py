@@ -88,7 +88,7 @@ def problems_of_microbatch(
         wrong_norms = norms[added & (is_low | is_high)].tolist()
         if wrong_norms:
             yield (
-                "Per-example gradient norms disagree with those of batches of one example: "
+                "Per-example gradient norms disagree with norms from batches of one example: "
                 f"{wrong_norms} against {norm}. {_WRONG}"
             )
             return
