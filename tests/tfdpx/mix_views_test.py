@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tfdpx import checks
 from tfdpx.augment import MixViews, RandomCropFlip
-from tfdpx.training.step import Views
+from tfdpx.training.views import Views
 
 SEED = tf.constant([1, 2], "int64")
 

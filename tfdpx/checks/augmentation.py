@@ -9,7 +9,7 @@ def problems_of_augment(augment):
     """Returns texts of state that an augmentation keeps, hidden random draws, and mixing of images.
 
     Args:
-        augment: The augmentation of `tfdpx.training.step.Views`, which has made views; or None.
+        augment: The augmentation of `tfdpx.training.views.Views`, which has made views; or None.
     """
     inner = getattr(augment, "augment", augment)
     layers = layer_internals.flatten_layers(inner.layer) if isinstance(inner, LayerViews) else []

@@ -5,7 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import model_internals
-from tfdpx.training.step import Views, class_factors
+from tfdpx.training.step import class_factors
+from tfdpx.training.views import Views
 
 # First words of the keys of views and of masks; the batch's number is the second.
 _VIEWS, _MASKS = 0, 1

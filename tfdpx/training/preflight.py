@@ -46,7 +46,7 @@ class Batch(typing.NamedTuple):
     """A batch of the step.
 
     Attributes:
-        views: `tfdpx.training.step.Views`.
+        views: `tfdpx.training.views.Views`.
         data: `(x, y, sample_weight)`, nests of tensors [B, ...]; only shapes and dtypes are read.
         may_be_absent: Whether an example may be padding.
         has_clips: Whether the clip policy decides on each example before the update.

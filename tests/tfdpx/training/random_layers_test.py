@@ -12,7 +12,7 @@ import tfdpx
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.per_example import rowwise
 from tfdpx.per_example.engine import Engine
-from tfdpx.training.step import Views
+from tfdpx.training.views import Views
 
 N, MICROBATCH = 12, 4
 CLIP = 0.05  # Far below any gradient, so that unbounded changes show.

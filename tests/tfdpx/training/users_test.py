@@ -15,7 +15,7 @@ from oracle import batch_of_one_gradients
 import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.sampling.users import numbered
-from tfdpx.training.step import Views
+from tfdpx.training.views import Views
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "users.md"
 PEOPLE, MOST, CLIP = 9, 5, 0.3
