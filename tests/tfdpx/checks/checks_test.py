@@ -78,7 +78,7 @@ def test_rows_that_are_exchanged_or_wrong_are_found_out(monkeypatch, wrong):
     weights = np.ones(len(x), "float32")  # With weights, a microbatch may have any number of rows.
     for sample_weight in (None, weights):
         model = small.model(layers=[Wrong(3)])
-        with pytest.raises(checks.UnfitForPrivacy, match="disagree with those of batches of one"):
+        with pytest.raises(checks.UnfitForPrivacy, match="disagree with norms from batches of one"):
             model.train_on_batch(x, y, sample_weight=sample_weight)
 
 
