@@ -2,7 +2,8 @@
 
 from tfdpx import _keras as _keras  # First, because it reports a Keras with another backend.
 from tfdpx.layers.blocks import ChannelWhitening, GroupNorm, SkipInit, UnitNormWithConstant
-from tfdpx.layers.private_model import replace_batch_norm, trainable
+from tfdpx.layers.few_weights import trainable
+from tfdpx.layers.private_model import replace_batch_norm
 from tfdpx.layers.scattering2d import Scattering2D
 from tfdpx.layers.ws_conv2d import WSConv2D
 

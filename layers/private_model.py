@@ -1,4 +1,4 @@
-"""Turns a Keras model into one that can be trained privately, or in few of its weights."""
+"""Turns a Keras model into one that can be trained privately."""
 
 from __future__ import annotations
 
@@ -9,13 +9,26 @@ from typing import Any
 import keras
 
 from tfdpx._arguments import check_choice, check_positive_integer, require
-from tfdpx._keras import layer_internals, lora, model_internals
+from tfdpx._keras import layer_internals, model_internals
 from tfdpx.account import copy_weights
 from tfdpx.accounting import PrivacyPlan
 from tfdpx.layers.blocks import GroupNorm
+from tfdpx.layers.few_weights import last_layer
+from tfdpx.layers.ws_conv2d import WSConv2D
+from tfdpx.suggestion import ADAM, SGD, batch_and_steps, suggest, trained_before
 from tfdpx.training.optimizers import make_private
 
-_BATCH_SIZE = 256
+# What `make_private_model` changes in a network of images that has not been trained.
+CHANGES = {
+    "group_norm": "GroupNorm for BatchNormalization",
+    "weight_standardization": "WSConv2D for Conv2D",
+    "tanh": "tanh for ReLU",
+    "pool": "averages of 3 x 3 regions, flattened, for a global average",
+    "zero_head": "a last layer that starts at zero",
+}
+_GRID = 3
+_OPTIMIZERS = keras.optimizers
+_KINDS = {_OPTIMIZERS.SGD: SGD, _OPTIMIZERS.Adam: ADAM, _OPTIMIZERS.AdamW: ADAM}
 # Arguments of Keras's optimizers that a private one refuses.
 _DROPPED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
@@ -30,38 +43,56 @@ def make_private_model(
     epochs: float | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
-    l2_norm_clip: Any = 1.0,
+    l2_norm_clip: Any = None,
     learning_rate: Any = None,
     accountant: str = "pld",
     groups: int = 16,
+    without: Iterable[str] = (),
     **arguments: Any,
 ) -> tuple[keras.Model, PrivacyPlan]:
     """Returns a private copy of a compiled model, and the plan for its training.
 
-    The copy has the weights of `model`, a `GroupNorm` in place of each `BatchNormalization`
-    (`tfdpx.layers.replace_batch_norm`), the same loss and metrics, and the private variant of its
-    optimizer. For example, `keras.optimizers.Adam` becomes `tfdpx.DPAdam` with the same arguments.
-    Train it by `model.fit(x, y, epochs=epochs)`. The weights must be new or public, because weights
-    that were trained on the private data before reveal them already.
+    The copy has the same loss and metrics, and the private variant of the optimizer. For example,
+    `keras.optimizers.Adam` becomes `tfdpx.DPAdam` with the same arguments. Train it by
+    `model.fit(x, y)`. The weights must be new or public, because weights that were trained on the
+    private data before reveal them already.
+
+    Under noise other networks train best. So the copy is changed, and each change is printed with
+    its name, by which `without` refuses it:
+
+    - `"group_norm"`: a `GroupNorm` in place of each `BatchNormalization`
+      (`tfdpx.layers.replace_batch_norm`).
+
+    And in a network of images, with convolutions, that was not trained before:
+
+    - `"weight_standardization"`: `tfdpx.layers.WSConv2D` in place of `Conv2D`.
+    - `"tanh"`: tanh in place of ReLU.
+    - `"pool"`: averages of 3 x 3 regions of the last map in place of one average of all.
+    - `"zero_head"`: a last layer that starts at zero.
+
+    docs/own_code.md has the points of accuracy that each is worth. A model without anything to
+    change is compiled again and returned. `tfdpx.suggest` gives the settings that are left out, and
+    its outlook is printed.
 
     Guarantee: the same as `tfdpx.PrivacyPlan`.
 
     Args:
-        model: A compiled `keras.Model`; with batch normalization it must be Functional or
-            Sequential, and built. Without it, `model` itself is compiled anew and returned.
+        model: A compiled `keras.Model`; to be changed it must be Functional or Sequential, and
+            built.
         num_examples: Int. Number of private examples, which is public.
         delta: Float in (0, 1), well below 1/num_examples.
         epsilon: Float. The budget, from which the noise is computed.
         noise_multiplier: Float, instead of `epsilon`.
         epochs: Float. Passes over the data.
         steps: Int, model updates, instead of `epochs`.
-        batch_size: Int. Expected examples per update. Defaults to 256, or to all if there are
-            fewer.
+        batch_size: Int. Expected examples per update.
         l2_norm_clip: As for `tfdpx.DPSGD`: the bound on each example's gradient.
-        learning_rate: Optional float or schedule, instead of the optimizer's. Gradients are divided
-            by `l2_norm_clip`, so a rate that suits ordinary SGD seldom suits here.
+        learning_rate: Optional float or schedule. Without one it is suggested for SGD without
+            momentum, Adam and AdamW, and the optimizer's own for others. Gradients are divided by
+            `l2_norm_clip`, so a rate that suits an ordinary optimizer seldom suits here.
         accountant: As for `tfdpx.PrivacyPlan`.
         groups: As for `tfdpx.layers.replace_batch_norm`.
+        without: Names of the changes to leave out, strings from the list above.
         **arguments: More arguments of `tfdpx.DPSGD`, for example `augment`, `augmult` and
             `microbatch_size`.
 
@@ -79,17 +110,25 @@ def make_private_model(
     >>> private, plan = make_private_model(
     ...     model, num_examples=1000, epsilon=3.0, delta=1e-5, epochs=2, batch_size=100
     ... )
+    Changed: GroupNorm for BatchNormalization ("group_norm").
+    Hard: the noise that 1,000 examples at epsilon 3 need hides a part of what 21 weights learn.
     >>> private.layers[-1].__class__.__name__, private.optimizer.name, plan.steps
     ('GroupNorm', 'dp_adam', 20)
     """
     require(isinstance(model, keras.Model), "model", model, "be a keras.Model")
     must = "be compiled, because its optimizer, loss and metrics become private"
     require(model.compiled, "model", model, must, " Call `model.compile(...)` first.")
-    if batch_size is None:
-        batch_size = min(_BATCH_SIZE, num_examples)
+    for name in without:
+        check_choice("without", name, tuple(CHANGES))
+    twin, names = _changed_model(model, [name for name in CHANGES if name not in without], groups)
+    for name in names:
+        print(f'Changed: {CHANGES[name]} ("{name}").')
+    size, updates = batch_and_steps(num_examples)
+    if steps is epochs is None and None in (epsilon, noise_multiplier):
+        steps = updates
     plan = PrivacyPlan(
         num_examples,
-        batch_size=batch_size,
+        batch_size=batch_size or size,
         steps=steps,
         epochs=epochs,
         epsilon=epsilon,
@@ -97,11 +136,10 @@ def make_private_model(
         delta=delta,
         accountant=accountant,
     )
-    optimizer = _private_optimizer(model.optimizer, learning_rate, plan, l2_norm_clip, arguments)
+    optimizer = _private_optimizer(model, twin, learning_rate, plan, l2_norm_clip, arguments)
     compiled = model_internals.compile_arguments(model)
     for name in ("metrics", "weighted_metrics"):
         compiled[name] = keras.tree.map_structure(_reset_metric, compiled[name])
-    twin = replace_batch_norm(model, groups) if batch_norms(model) else model
     twin.compile(**{**compiled, "optimizer": optimizer})
     return twin, plan
 
@@ -112,9 +150,19 @@ def _reset_metric(metric):
     return type(metric).from_config(metric.get_config()) if is_object else metric
 
 
-def _private_optimizer(optimizer, learning_rate, plan, l2_norm_clip, arguments):
-    """Returns the private variant of a Keras optimizer, with its arguments, but a new state."""
-    inner = model_internals.innermost(optimizer)
+def _changed_model(model, names, groups):
+    """Returns a model with changes, and their names; the same model if there are none."""
+    layers = layer_internals.flatten_layers(model)
+    is_new = any(type(layer) is keras.layers.Conv2D for layer in layers)
+    is_new = is_new and model.built and hasattr(model, "inputs") and not trained_before(model)
+    if not is_new:
+        names = [name for name in names if name == "group_norm" and batch_norms(model)]
+    return _clone(model, names, groups) if names else (model, ())
+
+
+def _private_optimizer(model, twin, learning_rate, plan, l2_norm_clip, arguments):
+    """Returns the private variant of the optimizer of `model` for `twin`, with a new state."""
+    inner = model_internals.innermost(model.optimizer)
     if hasattr(inner, "private_train_step"):
         raise ValueError(
             f"Argument `model` is private already: its optimizer is {type(inner).__name__}. "
@@ -129,12 +177,23 @@ def _private_optimizer(optimizer, learning_rate, plan, l2_norm_clip, arguments):
         )
     for name in ("name", "is_legacy_optimizer", "jit_compile", "loss_scale_factor"):
         config.pop(name, None)
-    rate = config["learning_rate"] if learning_rate is None else learning_rate
+    rate, kind = config["learning_rate"], _KINDS.get(type(inner))
     if isinstance(rate, dict):
         rate = keras.saving.deserialize_keras_object(rate)
-    config["learning_rate"] = rate
+    if twin.built and twin.trainable_variables:
+        suggestion = suggest(plan, twin, kind or SGD)
+        print(suggestion.advice)
+        if kind and isinstance(rate, float) and learning_rate is None:
+            learning_rate = suggestion.learning_rate * (1 - config.get("momentum", 0.0))
+            print(f"Learning rate: {learning_rate:.2g}, by tfdpx.suggest.")
+        if not config["use_ema"]:
+            config |= {"use_ema": True, "ema_momentum": suggestion.ema_momentum}
+        l2_norm_clip = suggestion.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
+    config["learning_rate"] = rate if learning_rate is None else learning_rate
     private = make_private(type(inner))
-    return private(plan=plan, l2_norm_clip=l2_norm_clip, **config, **arguments)
+    return private(
+        plan=plan, l2_norm_clip=1.0 if l2_norm_clip is None else l2_norm_clip, **config, **arguments
+    )
 
 
 def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
@@ -162,6 +221,11 @@ def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
         ValueError: If `groups` is not a positive integer, if `model` is a subclassed or an
             unbuilt model, or if a layer has a `BatchNormalization` inside.
     """
+    return _clone(model, ("group_norm",), groups)[0]
+
+
+def _clone(model, changes, groups=16):
+    """Returns a clone of a model with the `CHANGES` of these names, and the names that applied."""
     check_positive_integer("groups", groups, " Use 16.")
     if not isinstance(model, keras.Sequential) and not hasattr(model, "inputs"):
         raise ValueError(
@@ -170,14 +234,16 @@ def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
             "tfdpx.layers.GroupNorm(16) for keras.layers.BatchNormalization() in the code of the "
             "model, or build the model with the functional API."
         )
-    counterparts = []
+    counterparts, applied, head = [], set(), last_layer(model) if model.weights else None
 
     def clone_layer(layer):
         if isinstance(layer, keras.layers.BatchNormalization):
             clone = _group_norm_like(layer, groups)
+            applied.add("group_norm")
         else:
             _refuse_hidden_batch_norm(layer)
-            clone = layer.__class__.from_config(layer.get_config())
+            clone, names = _changed(layer, changes, layer is head)
+            applied.update(names)
         counterparts.append((layer, clone))
         return clone
 
@@ -187,8 +253,33 @@ def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
         model, clone_function=clone_layer, call_function=call_function, recursive=True
     )
     for layer, clone in counterparts:
-        _copy_weights(layer, clone)
-    return new_model
+        if layer is not head or not applied & {"pool", "zero_head"}:
+            _copy_weights(layer, clone)
+    return new_model, tuple(name for name in CHANGES if name in applied)
+
+
+def _changed(layer, changes, is_head):
+    """Returns the counterpart of a layer without batch normalization, and its changes, a list."""
+    kind, names = type(layer), []
+    config = layer.get_config() if isinstance(layer, keras.layers.Layer) else {}
+    is_relu = kind is keras.layers.ReLU and not (config["negative_slope"] or config["threshold"])
+    if "tanh" in changes and (is_relu or config.get("activation") == "relu"):
+        names = ["tanh"]
+        if is_relu:
+            return keras.layers.Activation("tanh", name=layer.name, dtype=layer.dtype_policy), names
+        config["activation"] = "tanh"
+    if "weight_standardization" in changes and kind is keras.layers.Conv2D and layer.built:
+        if math.prod(layer.kernel.shape[:-1]) > 1:
+            return WSConv2D.from_config(config), [*names, "weight_standardization"]
+    if "pool" in changes and kind is keras.layers.GlobalAveragePooling2D and layer.built:
+        shape = layer.input.shape
+        if not config["keepdims"] and config["data_format"] == "channels_last" and all(shape[1:]):
+            grid = [math.ceil(size / _GRID) for size in shape[1:3]]
+            pool = keras.layers.AveragePooling2D(grid, padding="same", dtype=layer.dtype_policy)
+            return keras.Sequential([pool, keras.layers.Flatten()], name=layer.name), ["pool"]
+    if "zero_head" in changes and is_head and kind is keras.layers.Dense:
+        config["kernel_initializer"], names = "zeros", [*names, "zero_head"]
+    return kind.from_config(config), names
 
 
 def batch_norms(layer):
@@ -239,131 +330,3 @@ def _copy_weights(layer, clone):
                 getattr(clone, name).assign(getattr(layer, name))
     elif isinstance(layer, keras.layers.Layer):
         copy_weights(layer, clone)
-
-
-WHAT = ("last", "bias", "norm", "lora")
-# As in Hu et al. (2021), arXiv 2106.09685, and keras_hub: the queries and values of attention.
-_OF_ATTENTION = ("query", "value", "query_dense", "value_dense")
-_DENSE = (keras.layers.Dense, keras.layers.EinsumDense)
-
-
-def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
-    """Freezes a model except for its last layer and the weights that `what` names.
-
-    The noise of a private update grows with the number of trainable weights, so a pre-trained
-    model is best fine-tuned in few. The gradients of frozen weights are not computed, nothing about
-    the data is released through them, and they are not in the ledger.
-
-    - `"last"`: the last layer alone.
-    - `"bias"`: every bias, and the offsets of normalization (BiTFiT, Bu et al. 2022,
-      arXiv 2210.00036).
-    - `"norm"`: scales and offsets of the layers with "Norm" in the name of their class. Batch
-      normalization stays frozen, because it uses the statistics of its pre-training.
-    - `"lora"`: two thin factors for the kernels of queries and values, or if no layer has such a
-      name, of every `Dense` and `EinsumDense`. Layers that have LoRA already keep their rank, and
-      are then the only ones. For other layers, such as an `Embedding`, call
-      `layer.enable_lora(rank)` before.
-
-    The last layer is the last one with weights before the output, the new head; in a subclassed
-    model it is the last that its constructor made. It trains in all four cases, except for an
-    `Embedding` that it is or contains, for example in language models that use the embedding twice.
-    `"last"` trains that too if it is the layer itself.
-
-    Call this before `compile`: as in Keras, a compiled model trains on as before. Keras saves which
-    layers train, but not which weights of a layer, so call this again on a loaded model.
-
-    Args:
-        model: A built `keras.Model`. It is changed; it does not matter what trained before.
-        what: `"last"`, `"bias"`, `"norm"` or `"lora"`.
-        rank: Positive integer, of the factors of `"lora"`.
-
-    Returns:
-        Int, the number of weights that are trained.
-
-    Raises:
-        ValueError: If the model is not built or has no such weights, its last layer is quantized,
-            or an argument is not one of the above.
-    """
-    check_choice("what", what, WHAT)
-    check_positive_integer("rank", rank, " Use 8.")
-    is_built, must = model.built and model.weights, "be built, with weights"
-    require(is_built, "model", model, must, " Call it on a batch, or give it a keras.Input.")
-    head = last_layer(model)
-    chosen = {} if what == "last" else _chosen(model, head, what, rank)
-    if what != "last" and not chosen:
-        raise ValueError(
-            f"Argument `what` names weights that the model {model.name!r} does not have before its "
-            f"last layer. Received: what={what!r}. Use 'last', or make layers that have them."
-        )
-    if what == "last" or not isinstance(head, keras.layers.Embedding):
-        head.trainable = True
-        chosen |= {id(v): v for v in _of_head(head)}
-    train_only(model, chosen.values())
-    return sum(math.prod(v.shape) for v in model.trainable_variables)
-
-
-def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
-    """Makes these variables of a model the only ones that train.
-
-    Args:
-        model: A built `keras.Model`.
-        variables: Iterable of its weights.
-    """
-    chosen = {id(v) for v in variables}
-    # From the outside in, because Keras passes `trainable` on to all that a layer contains.
-    for layer in layer_internals.flatten_layers(model):
-        layer.trainable = any(id(v) in chosen for v in layer.weights)
-    for variable in model.weights:
-        if variable.trainable:
-            variable.trainable = id(variable) in chosen
-
-
-def last_layer(model: keras.Model) -> keras.layers.Layer:
-    """Returns the last layer of a model that has weights, inside of its last part.
-
-    Args:
-        model: A built `keras.Model`.
-    """
-    last = [layer for layer in model.layers if layer.weights][-1]
-    outputs = getattr(model, "outputs", None) or []
-    inputs = outputs if len(outputs) == 1 else []
-    while len(inputs) == 1:  # A layer that is called twice may be the last but not the newest.
-        layer, inputs = layer_internals.made_by(inputs[0])
-        if getattr(layer, "weights", None):
-            last = layer
-            break
-    return last_layer(last) if isinstance(last, keras.Model) else last
-
-
-def _of_head(head):
-    """Returns the trainable variables of the last layer, without a table of tokens in it."""
-    if getattr(head, "quantization_mode", None) not in (None, "float8") and not lora.factors(head):
-        raise ValueError(
-            f"Argument `model` ends with the quantized layer {head.name!r}, and its kernel cannot "
-            "train. Quantize the other layers alone, by `model.quantize(mode, filters=...)`, or "
-            "call `enable_lora` of this one."
-        )
-    parts = layer_internals.flatten_layers(head)
-    parts = [x for x in parts if x is head or not isinstance(x, keras.layers.Embedding)]
-    held = [(x, v) for x in parts for v in layer_internals.own_weights(x)]
-    return [v for x, v in held if v.trainable and v is not lora.frozen(x)]
-
-
-def _chosen(model, head, what, rank):
-    """Returns the variables to train before the last layer, by id."""
-    layers = [layer for layer in layer_internals.flatten_layers(model) if layer is not head]
-    held = [(layer, v) for layer in layers for v in layer_internals.own_weights(layer)]
-    if what == "bias":
-        variables = [v for _, v in held if v.name == "beta" or "bias" in v.name]
-    elif what == "norm":
-        variables = [v for layer, v in held if "norm" in type(layer).__name__.lower()]
-    else:
-        layers += [head] if isinstance(head, keras.layers.Embedding) else []
-        if not any(map(lora.is_enabled, layers)):
-            dense = [layer for layer in layers if isinstance(layer, _DENSE)]
-            for layer in [x for x in dense if x.name in _OF_ATTENTION] or dense:
-                layer.enable_lora(rank)
-        variables = [v for layer in layers for v in lora.factors(layer)]
-    normed = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
-    frozen = {id(v) for layer in normed for v in layer.weights}
-    return {id(v): v for v in variables if id(v) not in frozen}

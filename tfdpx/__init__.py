@@ -34,6 +34,7 @@ if _TYPE_CHECKING:  # The names that `__getattr__` imports on first use.
     from tfdpx.heads import AdaMix
     from tfdpx.layers.private_model import make_private_model
     from tfdpx.sampling.examples import RandomAccess
+    from tfdpx.suggestion import suggest
     from tfdpx.tables import private_adapt
     from tfdpx.train.model_report import report
     from tfdpx.training.clipping import AdaptiveClip
@@ -56,6 +57,7 @@ _HOMES = {
     "make_private_model": "layers.private_model",
     "private_adapt": "tables",
     "report": "train.model_report",
+    "suggest": "suggestion",
 }
 # Folders next to the core, on which it does not depend.
 _PARTS = ("layers", "models")
@@ -106,6 +108,7 @@ __all__ = [
     "private_adapt",
     "report",
     "sklearn",
+    "suggest",
     "synthetic",
 ]
 

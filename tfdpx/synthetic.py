@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 
 from tfdpx import _keras as _keras  # First, because it reports a Keras with another backend.
-from tfdpx._arguments import check_positive_integer, is_integer, is_number, require
 
-__all__ = ["DeadLeaves", "Strokes"]
+# isort: split
+
+import keras
+import tensorflow as tf
+
+from tfdpx import account
+from tfdpx._arguments import check_positive_integer, is_integer, is_number, require
+from tfdpx._keras import layer_internals, origins
+
+__all__ = ["DeadLeaves", "Strokes", "warm_start"]
 
 # Average number of leaves of a round that cover a pixel: most images need one or two rounds.
 _COVERINGS_A_ROUND = 6
@@ -24,6 +32,10 @@ _SPACING, _SPACING_IN_WIDTHS = 0.5, 0.1
 _FEWEST_CONTROLS, _MOST_CONTROLS = 4, 7
 # Margin around the control points, as a part of the image.
 _MARGIN = 0.1
+
+
+# A warm start: generated images, each a class; updates; views of a batch; the learning rate.
+_IMAGES, _UPDATES, _VIEWS, _RATE = 300, 2000, 64, 1e-3
 
 
 class Generator:
@@ -327,3 +339,109 @@ def _stamped(points, radii, height, width):
     flat = rows[:, :, None] * (width + 2) + columns[:, None, :]
     np.maximum.at(canvas, flat.ravel(), covered.ravel())
     return canvas.reshape(height + 2, width + 2)[1:-1, 1:-1]
+
+
+def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Model:
+    """Trains all but the last layer of a classifier of images on generated images.
+
+    Each generated image is a class, and the model learns to tell them apart in views that are
+    turned, moved and scaled at random (Tang et al. 2023). No data are read, so the start costs no
+    privacy: the weights are as new to the account as initial ones. Train the last layer only
+    (`tfdpx.layers.trainable(model, "last")`) at small budgets, or all of them.
+
+    Args:
+        model: A built Functional or Sequential `keras.Model` from images `[batch, height, width,
+            channels]`, all known, to logits or probabilities. Its weights must be initial ones, or
+            of a warm start. It is changed.
+        images: A generator of images like yours, for example `Strokes(28)`, with the shape of the
+            model's input; or "auto": `Strokes` for one channel, `DeadLeaves` for more. A model with
+            integer inputs, or with a `Rescaling` by 1/100 or less at first, gets values of 0 to 255
+            and other models 0 to 1.
+
+    Returns:
+        `model`.
+
+    Raises:
+        ValueError: If the model takes other inputs, has been trained on data, has weights of
+            unknown origin or statistics of `adapt`, or does not end in a layer with weights.
+
+    References:
+        - [Tang et al., 2023](https://arxiv.org/abs/2306.06076), DP-RandP.
+    """
+    inputs = getattr(model, "inputs", None) or []
+    shape = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
+    is_valid = isinstance(model, keras.Model) and len(shape) == 3 and all(shape)
+    must = "be a Functional or Sequential keras.Model of one input (batch, height, width, channels)"
+    require(is_valid, "model", model, must)
+    if isinstance(images, str) and images == "auto":
+        images = (Strokes if shape[2] == 1 else DeadLeaves)(shape[:2], shape[2])
+    is_valid = isinstance(images, Generator) and images.image_shape == shape
+    require(is_valid, "images", images, f'be a generator of images of shape {shape}, or "auto"')
+    _check_untouched(model)
+    features = _before_last_layer(model)
+    layers = keras.layers
+    views = [layers.RandomRotation(0.08), layers.RandomTranslation(0.1, 0.1)]
+    views += [layers.RandomZoom(0.15)]
+    outputs = layers.Dense(_IMAGES)(layers.Flatten()(features.output))
+    trained = keras.Model(features.inputs, outputs)
+    rate = keras.optimizers.schedules.CosineDecay(_RATE, _UPDATES)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    trained.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
+
+    def batch(image, label):
+        for layer in views:
+            image = layer(image, training=True)
+        return tf.cast(image * scale, inputs[0].dtype), label
+
+    scale = 255.0 if _takes_bytes(model) else 1.0
+    generated = tf.data.Dataset.from_tensor_slices((images.images(_IMAGES), np.arange(_IMAGES)))
+    generated = generated.cache().shuffle(_IMAGES).repeat().batch(_VIEWS, drop_remainder=True)
+    print(f"Warm start: {_IMAGES} generated images, each a class.")
+    known = trained.variables
+    trained.fit(generated.map(batch).prefetch(4), steps_per_epoch=_UPDATES, shuffle=False)
+    origins.mark_known(known)  # They were known before, and no data have been read since.
+    return model
+
+
+def _check_untouched(model):
+    """Raises ValueError if weights or statistics of a model may hold private data."""
+    ledger = account.ledger_of(model.weights)
+    layers = layer_internals.flatten_layers(model)
+    adapted = [x.name for x in layers if layer_internals.adapted_statistics(x) is not None]
+    problem = (
+        (ledger.entries and "was trained privately before")
+        or (not ledger.is_complete and "has weights of unknown origin")
+        or (adapted and f"has the adapted layer {adapted[0]!r}")
+    )
+    if problem:
+        raise ValueError(
+            f"Argument `model` {problem}, and a warm start is for new models, because only they "
+            "surely hold no private data. Build the model again, and start it before it sees data."
+        )
+
+
+def _before_last_layer(model):
+    """Returns the model from images to the input of the last layer with weights."""
+    tensor = model.outputs[0]
+    while True:
+        layer, inputs = layer_internals.made_by(tensor)
+        if len(inputs) != 1:
+            raise ValueError(
+                f"Argument `model` must end in a layer with weights, and {model.name!r} ends in "
+                f"{layer.name!r} with {len(inputs)} inputs. Add a Dense layer."
+            )
+        if isinstance(layer, keras.Model):
+            tensor = _before_last_layer(layer)(inputs[0])
+            break
+        tensor = inputs[0]
+        if getattr(layer, "weights", None):
+            break
+    return keras.Model(model.inputs, tensor)
+
+
+def _takes_bytes(model):
+    """Returns whether a model expects values of 0 to 255."""
+    layers = [x for x in model.layers if not isinstance(x, keras.layers.InputLayer)]
+    first = layers[0] if layers else None
+    is_scaled = isinstance(first, keras.layers.Rescaling) and np.max(np.abs(first.scale)) <= 0.01
+    return is_scaled or not model.inputs[0].dtype.startswith(("float", "bfloat"))

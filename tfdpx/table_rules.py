@@ -267,17 +267,23 @@ def choose(
     )
     clip: float | str = "automatic"
     if is_regression:
-        rate = min(plan.suggested_learning_rate, 0.1)
+        rate = min(_rate_of_noise(plan), 0.1)
     elif rare_columns:
         # The mean square of a column is 1, and of the tanh of a hidden unit about 1/2. The error of
         # the probabilities has a norm of at most sqrt(2).
         clip = math.sqrt(2 * (1 + (HIDDEN_UNITS / 2 if name == "network" else rare_columns)))
-        rate = min(plan.suggested_learning_rate / 2, clip)
+        rate = min(_rate_of_noise(plan) / 2, clip)
     elif name == "network":
-        rate = min(plan.suggested_learning_rate, 8.0)
+        rate = min(_rate_of_noise(plan), 8.0)
     else:
         rate = 2.0  # A linear model predicts the same classes at any scale of its weights.
     return Training(name, plan, learning_rate or rate, clip)
+
+
+def _rate_of_noise(plan):
+    """Returns the rate at which the noise of all updates moves each weight by about 0.18."""
+    noise = plan.noise_multiplier / plan.batch_size * math.sqrt(plan.steps)
+    return 0.18 / noise if noise else math.inf
 
 
 def train_linear(

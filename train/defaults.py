@@ -11,6 +11,7 @@ budget gave a worse result.
 
 import dataclasses
 
+from tfdpx.suggestion import ADAM, CLIP, EMA_MOMENTUM, SGD, batch_and_steps, suggest
 from tfdpx.train.errors import UserError
 
 # Values of `model`: chosen by this module; for `features`; the unchanged file of `init_from`.
@@ -21,11 +22,11 @@ MOST_IMAGES = 20_000
 _EPSILON = 8.0
 # The product of steps and learning rate as a multiple of epsilon * N, and its bound.
 _MOVE, _LARGEST_MOVE = 0.28, 3600.0
-# For networks; with less noise the updates themselves would be too large.
-_LARGEST_RATE = 4.0
+# Weights of the network that learning rates are for if none is known.
+WEIGHTS = 10_000
 
 
-def complete(settings, num_examples, replicas=1):
+def complete(settings, num_examples, replicas=1, sketch=None):
     """Chooses every open setting of a run, and returns a sentence about the choices.
 
     Values of the user or the preset stay as they are.
@@ -34,6 +35,8 @@ def complete(settings, num_examples, replicas=1):
         settings: A `settings.Settings`.
         num_examples: Int, N, the number of training images or people; public, as in the plan.
         replicas: Int, the number of devices that share a batch evenly.
+        sketch: Function from the name of a model to a `keras.Model`, whose weights decide the
+            learning rate of a network. None: it has `WEIGHTS`.
 
     Returns:
         A `settings.Settings` with nothing open, and a string, empty if nothing was open.
@@ -58,7 +61,7 @@ def complete(settings, num_examples, replicas=1):
     if fixed:
         values, reason = _for_features(budget, num_examples)
     else:
-        values, reason = for_networks(budget, num_examples)
+        values, reason = for_networks(num_examples)
         if settings.individual:  # Individual accounting clips each example below a constant.
             values["l2_norm_clip"] = 1.0
     values["batch_size"] -= values["batch_size"] % replicas
@@ -70,7 +73,14 @@ def complete(settings, num_examples, replicas=1):
         chosen = {"model": model, **chosen}
     settings = dataclasses.replace(settings, **chosen)
     if settings.learning_rate is None:
-        chosen["learning_rate"] = learning_rate(settings.privacy_plan(num_examples))
+        plan, by_adam = (
+            settings.privacy_plan(num_examples),
+            settings.optimizer not in (None, "dpsgd"),
+        )
+        network = sketch(model) if sketch else WEIGHTS
+        suggestion = suggest(plan, network, ADAM if by_adam else SGD)
+        chosen["learning_rate"] = suggestion.learning_rate * (1 - settings.momentum)
+        reason = f"{reason} {suggestion.advice}"
         settings = dataclasses.replace(settings, learning_rate=chosen["learning_rate"])
     listed = " ".join(
         f"--{name}={value}" if isinstance(value, str) else f"--{name}={value:g}"
@@ -96,25 +106,12 @@ def _for_features(epsilon, num_examples):
     )
 
 
-def learning_rate(plan):
-    """Returns the rate of `DPSGD` that a plan suggests for a network, a float of two digits."""
-    return float(f"{min(plan.suggested_learning_rate, _LARGEST_RATE):.2g}")
-
-
-def for_networks(epsilon, num_examples):
-    """Returns values for a network, a dict, and the reason; the plan suggests the learning rate.
+def for_networks(num_examples):
+    """Returns values for a network, a dict, and the reason; `tfdpx.suggest` has the learning rate.
 
     Args:
-        epsilon: Float, the budget.
-        num_examples: Int; the rule was fitted on at most `MOST_IMAGES`.
+        num_examples: Int.
     """
-    values = dict(
-        batch_size=min(1024, num_examples),
-        steps=100 if epsilon > 5 else 60,
-        l2_norm_clip="automatic",
-        ema_momentum=0.9999,
-    )
-    return values, (
-        "learning_rate = 0.18 batch_size / (noise_multiplier sqrt(steps)), for small networks; "
-        "test half and twice of it on public images"
-    )
+    size, steps = batch_and_steps(num_examples)
+    values = dict(batch_size=size, steps=steps, l2_norm_clip=CLIP, ema_momentum=EMA_MOMENTUM)
+    return values, "as tfdpx.suggest has them for networks; test half and twice the learning rate"

@@ -1,5 +1,6 @@
 """Describes the size, epsilon and time of a run without data and without training."""
 
+import functools
 import math
 import time
 import types
@@ -10,7 +11,7 @@ from absl import flags
 
 import tfdpx
 from tfdpx import accounting
-from tfdpx.layers.private_model import last_layer
+from tfdpx.layers.few_weights import last_layer
 from tfdpx.train import defaults, fitting
 from tfdpx.train.data import tfds
 from tfdpx.train.errors import UserError, did_you_mean
@@ -83,7 +84,8 @@ def describe(settings, seconds_per_update=None, updates_to_time=None):
     num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)
     start = Start(settings, settings.pixels, settings.batch_norm, settings.features)
     shape = _image_shape(settings, start, entry)
-    settings, _ = defaults.complete(start.settings, num_examples)
+    sketch = functools.partial(start.sketch, shape=shape, num_classes=entry.num_classes)
+    settings, _ = defaults.complete(start.settings, num_examples, sketch=sketch)
     plan = settings.privacy_plan(num_examples)
     fitting.check(settings, plan, shape)
     if updates_to_time:
@@ -100,7 +102,7 @@ def describe(settings, seconds_per_update=None, updates_to_time=None):
         "pretrained_on": settings.pretrained_on,
         "trainable": settings.trainable,
         "head_steps": settings.head_steps,
-        "parameters": start.parameters(settings.model, shape, entry.num_classes),
+        "parameters": sketch(settings.model).count_params(),
         "private": settings.private,
         "batch_size": plan.batch_size,
         "augmult": settings.augmult,

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.layers.private_model import last_layer, train_only
+from tfdpx.layers.few_weights import last_layer, train_only
 from tfdpx.train import individual, measure
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import SavingInterruption

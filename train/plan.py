@@ -22,6 +22,7 @@ from rich import console, table
 
 from tfdpx.accounting import PrivacyPlan, accountants, group_epsilon
 from tfdpx.accounting.statement import rounded_up
+from tfdpx.suggestion import suggest
 from tfdpx.train import defaults
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.output import to_json
@@ -35,10 +36,11 @@ _NOTES = (
     "A person with several examples is protected less: the last columns are the epsilon of {both} "
     'examples of one person together. With PrivacyPlan(unit="user") and fit(x, y, user_ids=ids) '
     "epsilon is of all examples of a person (docs/users.md).",
-    'The learning rate is for DPSGD with l2_norm_clip="automatic" and no momentum, of networks of '
-    "a few thousand weights: test half and twice of it on public data.",
-    "No row promises an accuracy. How much a model learns depends on the data, and a larger batch "
-    "or more examples allow a smaller epsilon.",
+    "The learning rate is for DPSGD with l2_norm_clip=0.1 and no momentum, of networks of so many "
+    "weights (--weights) on inputs around zero: test half and twice of it on public data.",
+    "Outlook (with --weights): hopeless where the noise hides what so many weights learn, hard "
+    "where it hides a part. No row promises an accuracy. How much a model learns depends on the "
+    "data, and a larger batch or more examples allow a smaller epsilon.",
 )
 
 
@@ -48,7 +50,8 @@ def define_flags(values):
     for define, name, text in (
         (whole, "num_examples", "Training examples; public."),
         (whole, "batch_size", "Expected examples in an update. Default: up to 1,024."),
-        (whole, "steps", "Model updates. Default for up to 20,000 examples: 60 or 100."),
+        (whole, "steps", "Model updates. Default: 200, or more for more than 80,000 examples."),
+        (whole, "weights", "Trained weights of the network; shows how well it can learn."),
         (real, "epochs", "In place of --steps: passes over the data."),
         (real, "noise_multiplier", "In place of --steps: the updates are solved for."),
         (real, "delta", "Delta. Default: at most a tenth of 1/num_examples, and at most 1e-5."),
@@ -71,6 +74,7 @@ def main(argv, values=flags.FLAGS):
             values.noise_multiplier,
             values.delta,
             values.accountant,
+            values.weights,
         )
     _print(record, values.delta is not None)
     print(to_json(record), flush=True)
@@ -84,6 +88,7 @@ def plans(
     noise_multiplier=None,
     delta=None,
     accountant="pld",
+    weights=None,
 ):
     """Plans a training at each of `EPSILONS`.
 
@@ -95,16 +100,18 @@ def plans(
         noise_multiplier: Float, in place of both, to solve for the steps.
         delta: Float in (0, 1), or None to choose one.
         accountant: "pld" or "rdp".
+        weights: Int, the trained weights of the network; None, for learning rates, uses
+            `defaults.WEIGHTS`.
 
     Returns:
         Dict of JSON values with `plans`, a dict for each epsilon. Its other values are None if no
         plan keeps within that epsilon.
     """
     delta = _delta(num_examples) if delta is None else delta
+    usual, _ = defaults.for_networks(num_examples)
+    size = batch_size or usual["batch_size"]
     rows, cautions = [], {}
     for epsilon in EPSILONS:
-        usual, _ = defaults.for_networks(epsilon, num_examples)
-        size = batch_size or usual["batch_size"]
         length = {"steps": steps, "epochs": epochs, "noise_multiplier": noise_multiplier}
         length = {name: value for name, value in length.items() if value is not None}
         about = {"delta": delta, "accountant": accountant, "epsilon": epsilon}
@@ -116,27 +123,30 @@ def plans(
             cautions |= dict.fromkeys(str(caution.message) for caution in caught)
         except ValueError:  # No plan keeps within so small an epsilon, or it is too large.
             plan = None
-        rows.append({"epsilon": epsilon, **_row(plan)})
+        rows.append({"epsilon": epsilon, **_row(plan, weights)})
     return {
         "num_examples": num_examples,
         "batch_size": size,
         "sampling_probability": size / num_examples,
         "delta": delta,
         "accountant": accountant,
+        "weights": weights,
         "plans": rows,
         "warnings": list(cautions),
     }
 
 
-def _row(plan):
+def _row(plan, weights):
     """Returns the values of a plan for the table, a dict; all are None without a plan."""
     names = ("noise_multiplier", "steps", "epochs", "learning_rate", "right_guesses")
-    names += ("epsilon_of_examples_of_one_person",)
+    names += ("epsilon_of_examples_of_one_person", "outlook")
     if plan is None:
         return dict.fromkeys(names)
     groups = {str(k): group_epsilon(plan, k) for k in GROUPS if k <= plan.num_examples}
-    values = (plan.noise_multiplier, plan.steps, plan.epochs, defaults.learning_rate(plan))
-    return dict(zip(names, (*values, plan.attack_bounds().right_guesses, groups), strict=True))
+    suggestion = suggest(plan, weights or defaults.WEIGHTS)
+    values = (plan.noise_multiplier, plan.steps, plan.epochs, suggestion.learning_rate)
+    values += (plan.attack_bounds().right_guesses, groups, suggestion.outlook if weights else None)
+    return dict(zip(names, values, strict=True))
 
 
 def _delta(num_examples):
@@ -162,11 +172,8 @@ def _problems(values):
     for name, value in received.items():
         if not 0 < value < math.inf:
             yield f"Flag --{name} must be positive and finite. Received: --{name}={value:g}."
-    if not received and count is not None and count > defaults.MOST_IMAGES:
-        yield (
-            f"Give --steps or --epochs: the rule for them holds up to {defaults.MOST_IMAGES:,} "
-            f"examples. Received: --num_examples={count}."
-        )
+    if values.weights is not None and values.weights < 1:
+        yield f"Flag --weights must be at least 1. Received: --weights={values.weights}."
     if values.delta is not None:
         try:
             accountants.check_delta(values.delta)
@@ -181,6 +188,8 @@ def _print(record, is_delta_asked):
     titles = ("epsilon", "noise", "updates", "learning rate", "right guesses")
     for title in (*titles, *(f"epsilon of {k} examples" for k in GROUPS)):
         rows.add_column(title, justify="right")
+    if record["weights"]:
+        rows.add_column("outlook")
     for plan in record["plans"]:
         cells = ["-"] * len(rows.columns)
         if plan["steps"] is not None:
@@ -191,7 +200,8 @@ def _print(record, is_delta_asked):
                 f"{plan['learning_rate']:g}",
                 f"{rounded_up(100 * plan['right_guesses'], 3)}%",
             )
-            cells[5:] = (rounded_up(groups[str(k)], 3) if str(k) in groups else "-" for k in GROUPS)
+            people = (rounded_up(groups[str(k)], 3) if str(k) in groups else "-" for k in GROUPS)
+            cells[5:] = (*people, plan["outlook"]) if record["weights"] else people
         rows.add_row(f"{plan['epsilon']:g}", *cells[1:])
     console.Console().print(rows)
     chosen = "as asked for" if is_delta_asked else "at most a tenth of 1/num_examples"

@@ -74,8 +74,12 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         say(note)
 
     # Plan: choices for open settings, and the updates that the budget allows.
+    shape, classes = tuple(data.image_shape), data.num_classes
     settings, chosen = defaults.complete(
-        settings, data.num_protected, strategy.num_replicas_in_sync
+        settings,
+        data.num_protected,
+        strategy.num_replicas_in_sync,
+        lambda name: start.sketch(name, shape, classes),
     )
     if chosen:
         say(chosen)
@@ -99,6 +103,8 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     start.settings = settings
     with strategy.scope():
         whole = model = start.build(data)
+    if settings.warm_start:
+        _warm_start(whole, folder, strategy)
     examples = data
     if strategy.num_replicas_in_sync == 1:
         model, examples = fitting.head_and_features(settings, whole, data)
@@ -252,6 +258,21 @@ def _run_on_table(settings, workdir):
     report.draw_metrics(measured, workdir)
     report.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
+
+
+def _warm_start(model, folder, strategy):
+    """Trains a model on generated images, or loads the weights of an interrupted run."""
+    if strategy.num_replicas_in_sync > 1:
+        raise UserError("Flag --warm_start trains on one device: leave out --strategy.")
+    path = folder.path / "warm_start.weights.h5"
+    if path.exists():
+        model.load_weights(path)
+        account.mark_known(model.weights)  # The run that wrote them had read no data.
+        return
+    with checking_flags():
+        tfdpx.synthetic.warm_start(model)
+    folder.begin()
+    model.save_weights(path)
 
 
 def _counting(plan, ledger):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tfdpx
 from tfdpx._arguments import exactly_one_missing
-from tfdpx.layers.private_model import WHAT
+from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train import classifiers, presets
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
@@ -164,9 +164,9 @@ class RunSettings:
         Conflict(lambda s: s.public_test and s.validation and s.eval_split != "test",
             "public_test validation", "Flag --public_test is about test images, and this run "
             "measures on images held out: leave it out, or give --eval_split=test."),
-        Conflict(lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on),
-            "trainable", "Flag --trainable keeps all other weights as they are and needs a trained "
-            "model: give --init_from."),
+        Conflict(lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on
+            or getattr(s, "warm_start", False)), "trainable", "Flag --trainable keeps all other "
+            "weights as they are and needs a trained model: give --init_from."),
         Conflict(lambda s: s.variant == "code" and (s.relu_first or not s.weight_standardization),
             "variant relu_first weight_standardization", "Flag --variant=code says how the WRN is "
             "built: leave out --relu_first and --weight_standardization."),
@@ -225,6 +225,10 @@ class Settings(RunSettings):
     features: str | None = setting("Kinds of fixed features side by side, joined by +, for a "
         "linear classifier instead of --model: scatter, and working folders or .keras files of "
         "pretrain.", default=None)
+    whiten: str | None = setting("Whiten the features of the files of --features with generated "
+        "images; helps small budgets.", choices=("synthetic",), default=None)
+    warm_start: bool = setting("First train all but the last layer of --model on generated images, "
+        "for minutes; costs no privacy.", default=False)
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
     augment: list | None = setting("Layers of Keras and KerasCV that make the views, with their "
         "arguments: RandomFlip,RandomRotation:factor=0.1.", default=None)
@@ -347,6 +351,12 @@ class Settings(RunSettings):
             f"the last layer: give --model={AUTO} and leave the others out."),
         Conflict(lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
             f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter."),
+        Conflict(lambda s: s.whiten and ".keras" not in (s.features or "") and "/" not in
+            (s.features or ""), "whiten features",
+            "Flag --whiten is for files of --features; scattering is whitened always."),
+        Conflict(lambda s: s.warm_start and (s.init_from or s.model in (None, AUTO,
+            "scatter_linear", "scatter_cnn", LINEAR_ON_FEATURES)), "warm_start model init_from",
+            "Flag --warm_start is for a network from random weights: give its --model."),
         Conflict(
             lambda s: s.individual and (not s.private or s.sampling != "poisson" or s.head_steps),
             "private sampling head_steps", "Flag --individual needs a private run, Poisson "

@@ -21,7 +21,7 @@ from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import UpstreamTraining
 from tfdpx.accounting.statement import why_unknown
 from tfdpx.layers import UnitNormWithConstant
-from tfdpx.layers.private_model import last_layer, trainable
+from tfdpx.layers.few_weights import last_layer, trainable
 from tfdpx.models import LinearOnFeatures, backbone, transfer
 from tfdpx.models.networks import logits
 from tfdpx.models.on_features import linear, scattering_features
@@ -124,7 +124,7 @@ class Start:
         """
         settings, shape = self.settings, tuple(data.image_shape)
         if self._features:
-            return _on_features(self._features, shape, data.num_classes)
+            return _on_features(self._features, shape, data.num_classes, settings.whiten)
         if self._as_it_is:
             model = self._as_classifier(shape, data.num_classes, settings.trainable)
         else:
@@ -138,14 +138,14 @@ class Start:
             )
         return model
 
-    def parameters(self, name, shape, num_classes):
-        """Returns the number of weights of the classifier `--model`, without any data."""
+    def sketch(self, name, shape, num_classes):
+        """Returns the classifier `--model` with random weights, without any data."""
         if self._features:
-            return _on_features(self._features, shape, num_classes).count_params()
+            return _on_features(self._features, shape, num_classes, self.settings.whiten)
         if self._as_it_is:
-            return self._as_classifier(shape, num_classes, "all").count_params()
+            return self._as_classifier(shape, num_classes, "all")
         settings = dataclasses.replace(self.settings, model=name)
-        return _named_classifier(settings, shape, num_classes, 127.5).count_params()
+        return _named_classifier(settings, shape, num_classes, 127.5)
 
     def extractor(self, shape, largest=255):
         """Builds a `keras.Model` from uint8 images to features `[batch, dimensions]` of norm one.
@@ -337,9 +337,11 @@ def _feature_files(features):
     return [kind for kind in kinds if kind != _SCATTER]
 
 
-def _on_features(features, shape, num_classes):
+def _on_features(features, shape, num_classes, whiten):
     """Builds the linear classifier of `--features`. Only its last layer trains."""
     extractors = [_extractor_of(path, shape) for path in _feature_files(features)]
+    if whiten:
+        extractors = [transfer.whitened(extractor, 1.0, whiten) for extractor in extractors]
     with checking_flags():
         if _SCATTER in [kind.strip() for kind in features.split("+")]:
             extractors.insert(0, keras.Model(*scattering_features(shape), name=_SCATTER))
@@ -352,6 +354,11 @@ def _on_features(features, shape, num_classes):
 def _extractor_of(path, shape):
     """Returns a frozen model from images in [0, 1] to the inputs of the last layer of a file."""
     model = read(path, "features")
+    if not is_ours(model):
+        images = keras.Input(shape)
+        with checking_flags():
+            body = backbone(model, input_shape=shape)
+        return keras.Model(images, body(keras.layers.Rescaling(255.0)(images)))
     centre, deviation = map(np.array, _standardization(model, path, "features"))
     body = _before_last(model)
     if tuple(body.input_shape[1:]) != shape:
@@ -364,9 +371,7 @@ def _extractor_of(path, shape):
     normalise = keras.layers.Rescaling(
         (255 / deviation).tolist(), (-centre / deviation).tolist(), name="normalise"
     )
-    extractor = keras.Model(images, body(normalise(images)))
-    extractor.trainable = False
-    return extractor
+    return keras.Model(images, body(normalise(images)))
 
 
 def _before_last(model):

@@ -31,7 +31,7 @@ import tensorflow as tf
 
 import tfdpx
 from experiments.benchmark import gpu_table, measures, steps
-from tfdpx.layers.private_model import WHAT
+from tfdpx.layers.few_weights import WHAT
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.output import print_table, to_json
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import tfdpx
+from tfdpx.layers.private_model import CHANGES
 
 GIVEN = {"num_examples": 64, "delta": 1e-3, "accountant": "rdp"}
 
@@ -55,7 +56,8 @@ def test_the_optimizer_keeps_its_arguments(optimizer, name, attributes):
     model = make_model(optimizer(0.3, **attributes), batch_norm=False)
     twin, plan = private(model, l2_norm_clip=0.5, microbatch_size=8)
     assert twin is model and type(twin.optimizer).__name__ == name
-    assert float(twin.optimizer.learning_rate) == pytest.approx(0.3)
+    is_suggested = name in ("DPSGD", "DPAdam", "DPAdamW")
+    assert (float(twin.optimizer.learning_rate) == pytest.approx(0.3)) != is_suggested
     assert {key: getattr(twin.optimizer, key) for key in attributes} == attributes
     assert twin.optimizer.plan == plan
     assert (twin.optimizer.l2_norm_clip, twin.optimizer.microbatch_size) == (0.5, 8)
@@ -87,8 +89,82 @@ def test_schedules_and_arguments_of_compile_stay():
         (lambda: private(make_model())[0], {}, "private already.*DPAdam"),
         (make_model, {"batch_size": 65}, "`batch_size` must not exceed"),
         (make_model, {"augmult": -1}, "`augmult` must be"),
+        (make_model, {"without": ["relu"]}, r"`without` must be one of \['group_norm"),
     ],
 )
 def test_errors(make, arguments, message):
     with pytest.raises(ValueError, match=message):
         private(make(), **arguments)
+
+
+def image_model(rate=0.1, **arguments):
+    layers = keras.layers
+    inputs = keras.Input((9, 9, 2))
+    x = layers.Conv2D(4, 3, padding="same", activation="relu", **arguments)(inputs)
+    y = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(4, 1, padding="same")(x)))
+    x = layers.GlobalAveragePooling2D()(layers.Add()([x, y]))
+    model = keras.Model(inputs, layers.Dense(3)(x))
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    return model
+
+
+def kinds(model):
+    return [type(layer).__name__ for layer in model.layers[1:]]
+
+
+def test_a_network_of_images_gets_every_change_and_says_so(capsys, tmp_path):
+    model = image_model()
+    twin, _ = private(model)
+    text = capsys.readouterr().out
+    assert all(f'("{name}")' in text for name in CHANGES) and "Learning rate:" in text
+    assert kinds(twin) == [
+        "WSConv2D", "WSConv2D", "GroupNorm", "Activation", "Add", "Sequential", "Dense"
+    ]  # fmt: skip
+    assert twin.layers[1].activation is keras.activations.tanh
+    assert twin.layers[-1].kernel.shape == (9 * 4, 3) and not np.any(twin.layers[-1].kernel)
+    np.testing.assert_array_equal(twin.layers[1].kernel, model.layers[1].kernel)
+    images = np.random.default_rng(0).normal(size=[64, 9, 9, 2]).astype("float32")
+    pooled = keras.Model(twin.inputs, twin.layers[-1].input)(images[:2])
+    feature_map = keras.Model(twin.inputs, twin.layers[-2].input)(images[:2])
+    by_hand = np.reshape(feature_map, (2, 3, 3, 3, 3, 4)).mean(axis=(2, 4)).reshape(2, -1)
+    np.testing.assert_allclose(pooled, by_hand, atol=1e-6)
+    twin.fit(images, np.eye(3)[np.arange(64) % 3], verbose=0)
+    assert twin.optimizer.ledger.is_complete and np.any(twin.layers[-1].kernel)
+    twin.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(images[:2]), twin(images[:2]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "group_norm"])
+def test_each_change_can_be_refused(name, capsys):
+    private(image_model(), without=[name])
+    text = capsys.readouterr().out
+    assert f'("{name}")' not in text and text.count("Changed:") == len(CHANGES) - 1
+
+
+def test_without_changes_only_batch_norm_goes():
+    model = image_model()
+    twin, _ = private(model, without=[name for name in CHANGES if name != "group_norm"])
+    assert kinds(twin) == [kind.replace("BatchNormalization", "GroupNorm") for kind in kinds(model)]
+    for old, new in zip(model.trainable_variables, twin.trainable_variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_trained_weights_keep_their_layers():
+    model = image_model(bias_initializer="uniform")
+    assert "WSConv2D" not in kinds(private(model)[0])
+
+
+def test_settings_that_are_left_out_are_those_of_suggest():
+    twin, plan = tfdpx.make_private_model(image_model(), epsilon=8.0, num_examples=64, delta=1e-3)
+    suggested = tfdpx.suggest(plan, twin)
+    optimizer = twin.optimizer
+    assert (plan.batch_size, plan.steps) == (suggested.batch_size, suggested.steps)
+    assert float(optimizer.learning_rate) == pytest.approx(suggested.learning_rate)
+    assert optimizer.l2_norm_clip == suggested.l2_norm_clip
+    assert optimizer.use_ema and optimizer.ema_momentum == suggested.ema_momentum
+    model = image_model()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    twin, _ = tfdpx.make_private_model(model, epsilon=8.0, num_examples=64, delta=1e-3)
+    rate = float(twin.optimizer.learning_rate)
+    assert rate == pytest.approx(suggested.learning_rate / 10, rel=0.02)

@@ -6,7 +6,6 @@ import bisect
 import dataclasses
 import functools
 import hashlib
-import math
 from typing import Any
 
 import scipy.stats
@@ -172,18 +171,6 @@ class PrivacyPlan:
         for name in ("num_examples", "batch_size", "steps"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, int(value))  # NumPy's cannot go into a config.
-
-    @property
-    def suggested_learning_rate(self) -> float:
-        """Float: a first learning rate to try, for `DPSGD` with `l2_norm_clip="automatic"`.
-
-        `0.18 batch_size / (noise_multiplier sqrt(steps))`, without momentum. The noise of all
-        updates then moves each weight by about 0.18. It is a rule of thumb from networks of a few
-        thousand weights on small images (docs/choosing.md), and reads no data. Infinite without
-        noise.
-        """
-        noise = self.noise_multiplier * self.steps**0.5
-        return 0.18 * self.batch_size / noise if noise else math.inf
 
     @property
     def sampling_probability(self) -> float:

@@ -1,0 +1,208 @@
+"""Settings for the private training of a network, from its plan and its weights only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+
+from tfdpx._arguments import check_choice, is_integer, require
+from tfdpx._keras import layer_internals
+from tfdpx.accounting import PrivacyPlan
+
+SGD, ADAM = "sgd", "adam"
+GOOD, HARD, HOPELESS = "good", "hard", "hopeless"
+DENSE, ATTENTION, TRAINED, OTHER = "dense", "attention", "trained before", "other"
+
+# The noise that all updates together add to a weight, which the best learning rates keep constant,
+# for networks of up to so many trained weights (experiments/settings). For more weights it falls
+# with their cube root, in new weights at most to a half.
+_NOISE = {SGD: 0.18, ADAM: 0.15}
+_FEW_WEIGHTS, _LEAST_SHARE = 1e5, 0.5
+# The part of it for weights that were trained before.
+_TRAINED = 0.5
+# With little noise the updates themselves would be too large. The largest rates of networks of
+# dense layers and of others with `_OF_WEIGHTS` weights, the powers at which they fall with more,
+# and the largest rates of attention that was not trained before.
+_OF_WEIGHTS, _LARGEST = 26_000, {DENSE: (5.0, 0.15), OTHER: (4.0, 0.4)}
+_LEAST_LARGEST, _MOST_LARGEST = 1.0, 6.0
+_LARGEST_OF_ATTENTION = {SGD: 0.5, ADAM: 0.004}
+# The least signal, see `Suggestion.signal`, of a good and of a hopeful training.
+_GOOD_FROM, _HARD_FROM = 12.0, 2.0
+CLIP, EMA_MOMENTUM = 0.1, 0.9999
+_LEAST_BATCH, _MOST_BATCH, _STEPS, _EPOCHS = 1024, 4096, 200, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """Settings for the private training of a network, which `tfdpx.suggest` returns.
+
+    Attributes:
+        learning_rate: Float, for the plan as it is: of `DPSGD` without momentum, or of `DPAdam`.
+        l2_norm_clip: Float, below most norms of gradients.
+        ema_momentum: Float, for `use_ema=True`, the average of the weights.
+        batch_size: Int, the expected examples per update that a new plan would better have.
+        steps: Int, its updates, at the same epsilon and delta.
+        signal: Float, the length of the largest possible sum of all updates over the length of
+            their noise, `batch_size * sqrt(steps) / (noise_multiplier * sqrt(weights))`.
+        outlook: "good", "hard" or "hopeless", by the signal.
+        advice: String, a sentence about the outlook, with the code of the remedies.
+    """
+
+    learning_rate: float
+    l2_norm_clip: float
+    ema_momentum: float
+    batch_size: int
+    steps: int
+    signal: float
+    outlook: str
+    advice: str
+
+
+def suggest(plan: PrivacyPlan, model: keras.Model | int, optimizer: str = SGD) -> Suggestion:
+    """Suggests settings for training a network, and tells how well it can learn.
+
+    No example is read, so the suggestion costs no privacy. The rule was fitted to simulated
+    trainings of networks of 650 to 10 million weights, on inputs around zero or on dark paper:
+    `experiments/settings` has the table, and docs/choosing.md the errors on networks and images
+    that took no part. Bright images in [0, 1] need a third of the learning rate of `DPSGD`, so
+    centre them. Test half and twice the learning rate on public data.
+
+    Args:
+        plan: A `tfdpx.PrivacyPlan`.
+        model: A built `keras.Model`, or the number of its trained weights.
+        optimizer: "sgd" for `DPSGD` without momentum, or "adam" for `DPAdam` and `DPAdamW`.
+
+    Returns:
+        A `Suggestion`.
+
+    Raises:
+        ValueError: If an argument is invalid, or no weight of the model trains.
+
+    Example:
+    >>> plan = tfdpx.PrivacyPlan(4000, 1024, steps=200, epsilon=3.0, delta=1e-5)
+    >>> suggestion = tfdpx.suggest(plan, 26_000)
+    >>> suggestion.learning_rate, suggestion.outlook
+    (2.6, 'good')
+    """
+    require(isinstance(plan, PrivacyPlan), "plan", plan, "be a tfdpx.PrivacyPlan")
+    check_choice("optimizer", optimizer, (SGD, ADAM))
+    kind = OTHER
+    if isinstance(model, keras.Model):
+        must = "be built and have weights that train"
+        require(model.built and model.trainable_variables, "model", model, must)
+        weights, kind = sum(math.prod(v.shape) for v in model.trainable_variables), _kind(model)
+    else:
+        must = "be a keras.Model, or an int >= 1, its number of trained weights"
+        require(is_integer(model, 1), "model", model, must)
+        weights = int(model)
+    noise = plan.noise_multiplier / plan.batch_size
+    rate = learning_rate(noise, plan.steps, weights, optimizer, kind)
+    signal = 1 / noise * math.sqrt(plan.steps / weights) if noise else math.inf
+    outlook = GOOD if signal >= _GOOD_FROM else HARD if signal >= _HARD_FROM else HOPELESS
+    size, steps = batch_and_steps(plan.num_examples)
+    return Suggestion(
+        learning_rate=float(f"{rate:.2g}"),
+        l2_norm_clip=CLIP,
+        ema_momentum=EMA_MOMENTUM,
+        batch_size=size,
+        steps=steps,
+        signal=signal,
+        outlook=outlook,
+        advice=_advice(outlook, plan, weights, model),
+    )
+
+
+def learning_rate(
+    noise: float, steps: int, weights: int, optimizer: str = SGD, kind: str = OTHER
+) -> float:
+    """Returns the learning rate of the rule.
+
+    The noise of all updates together moves each weight by about `rate * noise * sqrt(steps)`
+    (DP-SGD), or `rate * sqrt(steps)` (DP-Adam, because its denominator is mostly noise). The rule
+    keeps this constant for few weights, and has a largest rate for little noise.
+
+    Args:
+        noise: Float, the noise multiplier over the batch size.
+        steps: Int, model updates.
+        weights: Int, trained weights.
+        optimizer: "sgd" or "adam".
+        kind: "dense", "attention", "trained before" or "other".
+    """
+    share = min((_FEW_WEIGHTS / weights) ** (1 / 3), 1.0)
+    share = _TRAINED * share if kind == TRAINED else max(share, _LEAST_SHARE)
+    unit = (noise if optimizer == SGD else 1.0) * math.sqrt(steps)
+    rate = _NOISE[optimizer] * share / unit if unit else math.inf
+    if kind == ATTENTION:
+        return min(rate, _LARGEST_OF_ATTENTION[optimizer])
+    if optimizer == ADAM:
+        return rate
+    largest, power = _LARGEST[DENSE if kind == DENSE else OTHER]
+    largest *= (_OF_WEIGHTS / weights) ** power
+    return min(rate, max(min(largest, _MOST_LARGEST), _LEAST_LARGEST))
+
+
+def batch_and_steps(num_examples: int) -> tuple[int, int]:
+    """Returns the batch size and the updates to plan for so many examples."""
+    size = min(num_examples, max(_LEAST_BATCH, min(num_examples // 4, _MOST_BATCH)))
+    return size, max(_STEPS, math.ceil(_EPOCHS * num_examples / size))
+
+
+def _kind(model):
+    """Returns the kind of a network for `learning_rate`."""
+    if trained_before(model):
+        return TRAINED
+    if _has_attention(model):
+        return ATTENTION
+    is_dense = all(type(layer) is keras.layers.Dense for layer in _training_layers(model))
+    return DENSE if is_dense else OTHER
+
+
+def _has_attention(model):
+    layers = layer_internals.flatten_layers(model) if isinstance(model, keras.Model) else []
+    return any("Attention" in type(layer).__name__ for layer in layers)
+
+
+def _advice(outlook, plan, weights, model):
+    """Returns the sentence of a `Suggestion`."""
+    given = f"{plan.num_examples:,} examples at epsilon {plan.epsilon:.3g}"
+    if outlook == GOOD:
+        return f"Good: {given} can train {weights:,} weights."
+    remedies = [f'`tfdpx.layers.trainable(model, "{"lora" if _has_attention(model) else "last"}")`']
+    shape = getattr(model, "input_shape", None)
+    if isinstance(shape, tuple) and len(shape) == 4:
+        classes = model.output_shape[-1]
+        remedies = [
+            f"`tfdpx.make_private_model(model, num_examples={plan.num_examples}, ...)`",
+            *remedies,
+            "`tfdpx.synthetic.warm_start(model)`",
+            f"`tfdpx.models.ScatterLinear({classes}, {shape[1:]})`",
+        ]
+    remedies += ["more examples", "a larger epsilon"]
+    expected = {
+        HARD: f"Hard: the noise that {given} need hides a part of what {weights:,} weights learn.",
+        HOPELESS: f"Hopeless: the noise that {given} need hides what {weights:,} weights learn.",
+    }[outlook]
+    return f"{expected} Remedies, the first first: {', '.join(remedies)}."
+
+
+def _training_layers(model):
+    """Returns the layers that hold weights that train."""
+    layers = layer_internals.flatten_layers(model)
+    return [layer for layer in layers if layer_internals.own_trainable_variables(layer)]
+
+
+def trained_before(model: keras.Model) -> bool:
+    """Returns whether the weights of a model were trained before.
+
+    They were if a bias or offset of a layer that trains has values that no usual initializer gives.
+    A model without any counts as new.
+    """
+    for layer in _training_layers(model):
+        for variable in layer_internals.own_weights(layer):
+            value = np.array(variable)
+            if variable.name in ("bias", "beta") and np.ptp(value) and set(value.flat) - {0.0, 1.0}:
+                return True
+    return False
