@@ -14,17 +14,14 @@ from tfdpx.account import copy_weights
 from tfdpx.accounting import PrivacyPlan
 from tfdpx.layers.blocks import GroupNorm
 from tfdpx.layers.few_weights import last_layer
-from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.suggestion import ADAM, SGD, batch_and_steps, suggest, trained_before
 from tfdpx.training.optimizers import make_private
 
 # What `make_private_model` changes in a network of images that has not been trained.
 CHANGES = {
     "group_norm": "GroupNorm for BatchNormalization",
-    "weight_standardization": "WSConv2D for Conv2D",
-    "tanh": "tanh for ReLU",
     "pool": "averages of 3 x 3 regions, flattened, for a global average",
-    "zero_head": "a last layer that starts at zero",
+    "tanh": "tanh for ReLU",
 }
 _GRID = 3
 _OPTIMIZERS = keras.optimizers
@@ -54,8 +51,8 @@ def make_private_model(
 
     The copy has the same loss and metrics, and the private variant of the optimizer. For example,
     `keras.optimizers.Adam` becomes `tfdpx.DPAdam` with the same arguments. Train it by
-    `model.fit(x, y)`. The weights must be new or public, because weights that were trained on the
-    private data before reveal them already.
+    `model.fit(x, y, epochs=math.ceil(plan.epochs))`. The weights must be new or public, because
+    weights that were trained on the private data before reveal them already.
 
     Under noise other networks train best. So the copy is changed, and each change is printed with
     its name, by which `without` refuses it:
@@ -65,10 +62,8 @@ def make_private_model(
 
     And in a network of images, with convolutions, that was not trained before:
 
-    - `"weight_standardization"`: `tfdpx.layers.WSConv2D` in place of `Conv2D`.
-    - `"tanh"`: tanh in place of ReLU.
     - `"pool"`: averages of 3 x 3 regions of the last map in place of one average of all.
-    - `"zero_head"`: a last layer that starts at zero.
+    - `"tanh"`: tanh in place of ReLU, in a network without normalization.
 
     docs/own_code.md has the points of accuracy that each is worth. A model without anything to
     change is compiled again and returned. `tfdpx.suggest` gives the settings that are left out, and
@@ -152,11 +147,12 @@ def _reset_metric(metric):
 
 def _changed_model(model, names, groups):
     """Returns a model with changes, and their names; the same model if there are none."""
-    layers = layer_internals.flatten_layers(model)
-    is_new = any(type(layer) is keras.layers.Conv2D for layer in layers)
-    is_new = is_new and model.built and hasattr(model, "inputs") and not trained_before(model)
-    if not is_new:
+    kinds = [type(layer) for layer in layer_internals.flatten_layers(model)]
+    is_new = keras.layers.Conv2D in kinds and model.built and hasattr(model, "inputs")
+    if not is_new or trained_before(model):
         names = [name for name in names if name == "group_norm" and batch_norms(model)]
+    elif any("Norm" in kind.__name__ for kind in kinds):
+        names = [name for name in names if name != "tanh"]
     return _clone(model, names, groups) if names else (model, ())
 
 
@@ -242,7 +238,7 @@ def _clone(model, changes, groups=16):
             applied.add("group_norm")
         else:
             _refuse_hidden_batch_norm(layer)
-            clone, names = _changed(layer, changes, layer is head)
+            clone, names = _changed(layer, changes)
             applied.update(names)
         counterparts.append((layer, clone))
         return clone
@@ -253,33 +249,26 @@ def _clone(model, changes, groups=16):
         model, clone_function=clone_layer, call_function=call_function, recursive=True
     )
     for layer, clone in counterparts:
-        if layer is not head or not applied & {"pool", "zero_head"}:
+        if layer is not head or "pool" not in applied:
             _copy_weights(layer, clone)
     return new_model, tuple(name for name in CHANGES if name in applied)
 
 
-def _changed(layer, changes, is_head):
+def _changed(layer, changes):
     """Returns the counterpart of a layer without batch normalization, and its changes, a list."""
-    kind, names = type(layer), []
+    kind = type(layer)
     config = layer.get_config() if isinstance(layer, keras.layers.Layer) else {}
-    is_relu = kind is keras.layers.ReLU and not (config["negative_slope"] or config["threshold"])
-    if "tanh" in changes and (is_relu or config.get("activation") == "relu"):
-        names = ["tanh"]
-        if is_relu:
-            return keras.layers.Activation("tanh", name=layer.name, dtype=layer.dtype_policy), names
-        config["activation"] = "tanh"
-    if "weight_standardization" in changes and kind is keras.layers.Conv2D and layer.built:
-        if math.prod(layer.kernel.shape[:-1]) > 1:
-            return WSConv2D.from_config(config), [*names, "weight_standardization"]
+    if "tanh" in changes and kind is keras.layers.ReLU:
+        return keras.layers.Activation("tanh", name=layer.name, dtype=layer.dtype_policy), ["tanh"]
+    if "tanh" in changes and config.get("activation") == "relu":
+        return kind.from_config({**config, "activation": "tanh"}), ["tanh"]
     if "pool" in changes and kind is keras.layers.GlobalAveragePooling2D and layer.built:
         shape = layer.input.shape
         if not config["keepdims"] and config["data_format"] == "channels_last" and all(shape[1:]):
             grid = [math.ceil(size / _GRID) for size in shape[1:3]]
             pool = keras.layers.AveragePooling2D(grid, padding="same", dtype=layer.dtype_policy)
             return keras.Sequential([pool, keras.layers.Flatten()], name=layer.name), ["pool"]
-    if "zero_head" in changes and is_head and kind is keras.layers.Dense:
-        config["kernel_initializer"], names = "zeros", [*names, "zero_head"]
-    return kind.from_config(config), names
+    return kind.from_config(config), []
 
 
 def batch_norms(layer):

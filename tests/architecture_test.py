@@ -11,9 +11,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A room (a folder or a file of `tfdpx/`, or a folder of the root) may import those before it.
 ROOMS = [
     *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
-    *("per_example", "augment", "synthetic", "mechanism"),
+    *("suggestion", "per_example", "augment", "mechanism"),
     *(
         "account",
+        "synthetic",
         "sampling",
         "checks",
         "training",

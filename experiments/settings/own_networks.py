@@ -10,6 +10,7 @@ generated strokes (then its last layer only), and by the fixed features of `Scat
 
 import argparse
 import json
+import math
 import statistics
 import time
 
@@ -120,7 +121,7 @@ def accuracy(name, start, epsilon, seed, optimizer, data, without, factor):
         loss,
         metrics=["accuracy"],
     )
-    network.fit(x, y, verbose=0)
+    network.fit(x, y, epochs=math.ceil(plan.epochs), verbose=0)
     return network.evaluate(x_test, y_test, verbose=0)[1], rate
 
 

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tfdpx._keras import lora, model_internals
 from tfdpx._keras.tensorflow_internals import optimizing_graphs_once
+from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.checks.declared import check_methods
@@ -35,6 +36,7 @@ from tfdpx.sampling.class_weights import read_class_weight
 from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.sampled_batches import plan_sampler
+from tfdpx.suggestion import HOPELESS, suggest
 from tfdpx.training import checkpoint, replicas
 from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, make_budget_error
 from tfdpx.training.clipping import split_ids
@@ -158,6 +160,10 @@ def training(optimizer, model, request):
             request = divide_into_epochs(optimizer, model, session, request)
         plan = optimizer.plan
         optimizer.account.warn_of_unknown(() if plan is None else plan.spent.entries)
+        if plan is not None and model.built and model.trainable_variables:
+            suggestion = suggest(plan, model)
+            if suggestion.outlook == HOPELESS:
+                warn(suggestion.advice)
         yield session, request
 
 
