@@ -25,6 +25,7 @@ from tfdpx.layers.private_model import CHANGES
 layers = keras.layers
 SHAPE, CLASSES, TRAIN, DELTA = (28, 28, 1), 10, 4000, 1e-5
 STARTS = ("as it stands", "changed", "warm", "warm and changed", "fixed features", "not private")
+# "warm, all" and "warm and changed, all" train all weights afterwards.
 
 
 def residual():
@@ -110,7 +111,8 @@ def accuracy(name, start, epsilon, seed, optimizer, data, without, factor):
         clip, momentum = suggestion.CLIP, suggestion.EMA_MOMENTUM
     if start.startswith("warm"):
         tfdpx.synthetic.warm_start(network)
-        tfdpx.layers.trainable(network, "last")
+        if not start.endswith("all"):
+            tfdpx.layers.trainable(network, "last")
     if start != "fixed features":
         rate = factor * tfdpx.suggest(plan, network, optimizer).learning_rate
     kind = {"sgd": tfdpx.DPSGD, "adam": tfdpx.DPAdam}[optimizer]
@@ -129,7 +131,7 @@ def main():
     """Prints a row per network, start, epsilon and seed; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", default="residual,plain", help=f"Of {', '.join(NETWORKS)}.")
-    parser.add_argument("--starts", default=",".join(STARTS), help="Joined by commas.")
+    parser.add_argument("--starts", default=";".join(STARTS), help="Joined by semicolons.")
     parser.add_argument("--epsilons", default="1,3,8", help="Joined by commas.")
     parser.add_argument("--optimizer", default="sgd", choices=["sgd", "adam"])
     parser.add_argument("--seeds", type=int, default=5, help="Trainings of each.")
@@ -140,7 +142,7 @@ def main():
     data, results = images(values.data), {}
     without = [name for name in values.without.split(",") if name]
     for name in values.networks.split(","):
-        for start in values.starts.split(","):
+        for start in values.starts.split(";"):
             for epsilon in map(float, values.epsilons.split(",")):
                 reached, began = [], time.perf_counter()
                 for seed in range(values.seeds):

@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 
+from tfdpx import account
 from tfdpx.models import transfer
+from tfdpx.synthetic import DeadLeaves
 
 L = keras.layers
 SHAPE = (16, 12, 3)
@@ -111,3 +113,23 @@ def test_whether_a_model_scales_pixels_itself(make, expected):
 def test_models_that_take_no_images(make, message):
     with pytest.raises(ValueError, match=message):
         transfer.image_shape(make())
+
+
+@pytest.mark.parametrize("whiten", ["synthetic", DeadLeaves((16, 12), 3, seed=1)])
+def test_whitened_features_have_unit_covariance_on_generated_images(whiten, monkeypatch):
+    monkeypatch.setattr(transfer, "_WHITENING_IMAGES", 400)
+    plain = transfer.backbone(sequential(L.Conv2D(3, 5), POOL()), input_shape=SHAPE, pixels="0..1")
+    model = transfer.backbone(
+        sequential(L.Conv2D(3, 5), POOL()), input_shape=SHAPE, pixels="0..1", whiten=whiten
+    )
+    assert model.output_shape == plain.output_shape
+    generator = DeadLeaves((16, 12), 3, seed=0 if whiten == "synthetic" else 1)
+    features = model.predict(255 * generator.images(400), verbose=0)
+    np.testing.assert_allclose(features.mean(axis=0), 0, atol=1e-2)
+    assert np.all(np.abs(np.cov(features.T) - np.eye(3)) < 0.25)
+    assert account.ledger_of(model.weights).is_complete
+
+
+def test_whitening_is_refused_by_name():
+    with pytest.raises(ValueError, match="`whiten` must be one of"):
+        transfer.backbone(sequential(POOL()), input_shape=SHAPE, pixels="0..1", whiten="data")

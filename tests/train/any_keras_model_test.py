@@ -8,6 +8,7 @@ import pytest
 import seeds
 from PIL import Image
 
+from tfdpx import synthetic
 from tfdpx.train import classify, predict
 
 L = keras.layers
@@ -81,3 +82,31 @@ def test_a_dry_run_counts_the_weights_of_the_file(theirs, run):
     record, _ = run(classify, init_from=theirs, dry_run=True, trainable="last", epsilon=1.0)
     assert (record["image_height"], record["image_width"]) == (16, 12)
     assert record["parameters"] == 3 * 3 * 3 * 8 + 8 + 4 * 8 + 8 * 8 + 10 * (8 + 1)
+
+
+@pytest.mark.slow
+def test_features_of_a_keras_model_are_whitened_by_generated_images(
+    shared_flags, theirs, run, refusal, tmp_path
+):
+    flags = dict(shared_flags, features=theirs, init_data="cifar10", whiten="synthetic")
+    message = refusal(classify, workdir=tmp_path / "no", **dict(flags, features="scatter"))
+    assert "Flag --whiten is for files of --features" in message
+    result, _ = run(classify, workdir=tmp_path / "run", **flags)
+    assert result["trained_parameters"] == 3 * (8 + 1) and result["test_accuracy"] > 0.6
+    assert result["seen"] == ["cifar10 at epsilon infinite"]
+    model = keras.saving.load_model(tmp_path / "run" / "model.keras")
+    assert any(layer.name == "whitening" for layer in model._flatten_layers())
+
+
+@pytest.mark.slow
+def test_a_warm_start_costs_no_privacy(shared_flags, run, refusal, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthetic, "_IMAGES", 8)
+    monkeypatch.setattr(synthetic, "_UPDATES", 3)
+    flags = dict(shared_flags, image_size=12, warm_start=True)
+    message = refusal(classify, workdir=tmp_path / "no", **flags)
+    assert "--warm_start is for a network from random weights" in message
+    flags |= dict(model="small_cnn", trainable="last", workdir=tmp_path / "run")
+    result, printed = run(classify, **flags)
+    assert "Warm start: 8 generated images" in printed
+    assert result["trained_parameters"] == 3 * (3 * 3 * 64 + 1)
+    assert result["epsilon"] == pytest.approx(8.0, abs=1e-3) and not result["seen"]
