@@ -11,7 +11,7 @@ budget gave a worse result.
 
 import dataclasses
 
-from tfdpx.suggestion import ADAM, CLIP, EMA_MOMENTUM, SGD, batch_and_steps, suggest
+from tfdpx.suggestion import ADAM, CLIP, EMA_MOMENTUM, GOOD, SGD, batch_and_steps, suggest
 from tfdpx.train.errors import UserError
 
 # Values of `model`: chosen by this module; for `features`; the unchanged file of `init_from`.
@@ -20,8 +20,9 @@ AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
 MOST_IMAGES = 20_000
 # The assumed budget if the noise is given in place of epsilon, or the run is not private.
 _EPSILON = 8.0
-# The product of steps and learning rate as a multiple of epsilon * N, and its bound.
-_MOVE, _LARGEST_MOVE = 0.28, 3600.0
+# The product of steps and learning rate as a multiple of epsilon * N, and its bound; the least
+# number of steps, and the largest rate, for which there may be more.
+_MOVE, _LARGEST_MOVE, _STEPS, _LARGEST_RATE = 0.28, 10_800.0, 200, 18.0
 # Weights of the network that learning rates are for if none is known.
 WEIGHTS = 10_000
 
@@ -80,7 +81,12 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         network = sketch(model) if sketch else WEIGHTS
         suggestion = suggest(plan, network, ADAM if by_adam else SGD)
         chosen["learning_rate"] = suggestion.learning_rate * (1 - settings.momentum)
-        reason = f"{reason} {suggestion.advice}"
+        reason = f"{reason}. {suggestion.advice}"
+        if settings.init_from and suggestion.outlook != GOOD:
+            reason += (
+                " Fixed features have few weights: leave --init_from out, and give --features="
+                f"{settings.init_from} --whiten=synthetic."
+            )
         settings = dataclasses.replace(settings, learning_rate=chosen["learning_rate"])
     listed = " ".join(
         f"--{name}={value}" if isinstance(value, str) else f"--{name}={value:g}"
@@ -92,7 +98,8 @@ def complete(settings, num_examples, replicas=1, sketch=None):
 
 def _for_features(epsilon, num_examples):
     """Returns values for a linear classifier on features of norm one, and the reason."""
-    steps, move = 200, min(_MOVE * epsilon * num_examples, _LARGEST_MOVE)
+    move = min(_MOVE * epsilon * num_examples, _LARGEST_MOVE)
+    steps = max(_STEPS, round(move / _LARGEST_RATE))
     values = dict(
         batch_size=num_examples,
         steps=steps,
@@ -102,7 +109,7 @@ def _for_features(epsilon, num_examples):
     )
     return values, (
         "fixed features cost no privacy; full batches; steps * learning_rate = "
-        f"{_MOVE:g} * epsilon * N, at most {_LARGEST_MOVE:g}"
+        f"{_MOVE:g} * epsilon * N, at most {_LARGEST_MOVE:,.0f}"
     )
 
 

@@ -7,10 +7,6 @@ network on its table of breast cancers, by each optimizer with each clip at each
 grid. One trained function serves all seeds and rates: weights and slots are reset in between. The
 noise is that of a plan of --epsilon; batches are Poisson samples. The last line is one JSON object:
 the median test accuracy over seeds for each learning rate.
-
-With --rates it tests only DPSGD with the automatic clip, at other budgets, batch sizes and numbers
-of updates. This is for a rule for the learning rate, also of the convolutional network on generated
-images (--tasks=strokes,shapes).
 """
 
 import argparse
@@ -175,25 +171,6 @@ def compare(tasks, seeds, steps, epsilon):
     return results
 
 
-def best_rates(task, seeds):
-    """Returns a dict from task, budget, batch size and updates to accuracies by learning rate."""
-    results = {}
-    for epsilon, batch_size, steps in [
-        *((e, 256, 60) for e in (1.0, 3.0, 8.0)),
-        *((3.0, 256, s) for s in (20, 180)),
-        *((3.0, b, 60) for b in (64, 1024)),
-    ]:
-        trainer = Trainer(task, "DPSGD", "automatic", seeds, steps, epsilon, batch_size)
-        medians = {
-            rate: statistics.median(trainer.accuracy(seed, rate) for seed in range(seeds))
-            for rate in (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-        }
-        name = f"{task}: epsilon={epsilon:g} batch_size={batch_size} steps={steps}"
-        results[name] = medians
-        print(name, f"rule {trainer.plan.suggested_learning_rate:.2f}", medians, flush=True)
-    return results
-
-
 def main():
     """Runs the comparison of the flags."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -204,15 +181,9 @@ def main():
     add("--seeds", type=int, default=5, help="Trainings of each setting.")
     add("--steps", type=int, default=60, help="Updates of a training.")
     add("--epsilon", type=float, default=3.0, help="Epsilon of a training.")
-    add("--rates", action="store_true", help="Test learning rates of the automatic clip instead.")
     values = parser.parse_args()
     tasks = values.tasks.split(",")
-    if values.rates:
-        results = {}
-        for task in tasks:
-            results |= best_rates(task, values.seeds)
-    else:
-        results = compare(tasks, values.seeds, values.steps, values.epsilon)
+    results = compare(tasks, values.seeds, values.steps, values.epsilon)
     print(json.dumps(results))
 
 

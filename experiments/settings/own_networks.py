@@ -28,10 +28,10 @@ STARTS = ("as it stands", "changed", "warm", "warm and changed", "fixed features
 # "warm, all" and "warm and changed, all" train all weights afterwards.
 
 
-def residual():
+def residual(strides=1):
     """Returns a residual CNN of 78,000 weights."""
     inputs = keras.Input(SHAPE)
-    x = layers.Conv2D(16, 3, strides=2, padding="same")(inputs)
+    x = layers.Conv2D(16, 3, strides=strides, padding="same")(inputs)
     for index, width in enumerate((16, 32, 64)):
         strides = 2 if index else 1
         y = layers.Activation("relu")(layers.BatchNormalization()(x))
@@ -70,6 +70,7 @@ def stack():
 
 NETWORKS = {
     "residual": residual,
+    "small_residual": lambda: residual(2),
     "plain": plain,
     "plain_relu": lambda: plain("relu"),
     "stack": stack,

@@ -4,6 +4,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
 
+import tfdpx
 from tfdpx.accounting import PrivacyPlan, group_epsilon
 from tfdpx.train import defaults, plan
 
@@ -23,7 +24,8 @@ def test_each_row_is_a_plan_and_dp_accounting_agrees(ask):
         same = PrivacyPlan(400, batch_size=400, steps=20, epsilon=epsilon, delta=1e-5)
         assert row["epsilon"] == epsilon and row["steps"] == 20 and row["epochs"] == 20
         assert row["noise_multiplier"] == same.noise_multiplier
-        assert row["learning_rate"] == pytest.approx(same.suggested_learning_rate, rel=0.05)
+        suggested = tfdpx.suggest(same, defaults.WEIGHTS)
+        assert row["learning_rate"] == suggested.learning_rate and row["outlook"] is None
         assert row["right_guesses"] == same.attack_bounds().right_guesses
         together = row["epsilon_of_examples_of_one_person"]
         assert together == {str(k): group_epsilon(same, k) for k in (2, 4)}
@@ -48,10 +50,19 @@ def test_choices_follow_the_rule_of_the_defaults(ask):
     record, _ = ask(num_examples=2_000_000, batch_size=2_000_000, steps=1, accountant="rdp")
     assert record["delta"] == pytest.approx(1e-8)
     record, _ = ask(num_examples=200, accountant="rdp", delta=0.01)
-    values, _ = defaults.for_networks(3.0, 200)
+    values, _ = defaults.for_networks(200)
     row = record["plans"][1]
     assert (record["batch_size"], row["steps"]) == (values["batch_size"], values["steps"])
     assert record["delta"] == 0.01 and "exceeds 1/num_examples" in record["warnings"][0]
+
+
+def test_weights_decide_rate_and_outlook(ask):
+    record, text = ask(num_examples=4000, weights=5_000_000, accountant="rdp")
+    assert [row["outlook"] for row in record["plans"]] == ["hopeless", "hopeless"]
+    row = record["plans"][1]
+    same = PrivacyPlan(4000, 1024, 200, epsilon=3.0, delta=1e-5, accountant="rdp")
+    assert row["learning_rate"] == tfdpx.suggest(same, 5_000_000).learning_rate
+    assert "outlook" in text and text.count("hopeless") >= 3
 
 
 def test_bad_arguments_are_named_all_at_once(refusal):
@@ -59,4 +70,4 @@ def test_bad_arguments_are_named_all_at_once(refusal):
     for part in ("--batch_size=50", "one of --steps", "--noise_multiplier must", "`delta` must"):
         assert part in text
     assert "--num_examples=None" in refusal(plan)
-    assert "Give --steps or --epochs" in refusal(plan, num_examples=50_000)
+    assert "--weights must be at least 1" in refusal(plan, num_examples=50, weights=0)

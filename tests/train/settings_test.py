@@ -60,15 +60,15 @@ def test_the_arm_without_privacy_keeps_everything_else():
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "num_examples", "move"),
-    [(3, 1437, 1207), (0.1, 300, 8.4), (8, 20_000, 3600)],
+    ("epsilon", "num_examples", "move", "steps"),
+    [(3, 1437, 1207, 200), (0.1, 300, 8.4, 200), (8, 4000, 8960, 498), (8, 20_000, 10_800, 600)],
 )
-def test_the_rule_of_epsilon_times_images(epsilon, num_examples, move):
+def test_the_rule_of_epsilon_times_images(epsilon, num_examples, move, steps):
     values, text = chosen(num_examples, epsilon=epsilon)
     assert values.model == "scatter_linear" and values.batch_size == num_examples
-    assert (values.l2_norm_clip, values.ema_momentum, values.steps) == (0.1, 0.9, 200)
+    assert (values.l2_norm_clip, values.ema_momentum, values.steps) == (0.1, 0.9, steps)
     assert values.steps * values.learning_rate == pytest.approx(move, rel=0.02)
-    for phrase in ("--model=scatter_linear", "--steps=200", "0.28 * epsilon * N"):
+    for phrase in ("--model=scatter_linear", f"--steps={steps}", "0.28 * epsilon * N"):
         assert phrase in text
 
 
@@ -78,8 +78,13 @@ def test_other_choices():
     assert {name: getattr(values, name) for name in arguments} == arguments
     assert "--learning_rate" not in text and "--batch_size=1437" in text
     values, text = chosen(model="small_cnn", epsilon=3.0)
-    assert (values.learning_rate, values.l2_norm_clip) == (3.1, "automatic")
-    assert values.steps == 60 and "--model" not in text
+    plan = values.privacy_plan(1437)
+    assert values.learning_rate == tfdpx.suggest(plan, defaults.WEIGHTS).learning_rate
+    assert (values.l2_norm_clip, values.steps) == (0.1, 200) and "--model" not in text
+    sketched, text = defaults.complete(
+        resolve(model="small_cnn", epsilon=1.0), 1437, sketch=lambda name: 3 * 10**6
+    )
+    assert sketched.learning_rate < values.learning_rate / 2 and "Hopeless" in text
     # An individual clip lies below a constant.
     assert chosen(model="small_cnn", individual=True)[0].l2_norm_clip == 1.0
     # Replicas share a batch evenly.
