@@ -167,9 +167,9 @@ def _has_attention(model):
 
 def _advice(outlook, plan, weights, model):
     """Returns the sentence of a `Suggestion`."""
-    given = f"{plan.num_examples:,} examples at epsilon {plan.epsilon:.3g}"
+    budget = f"{plan.num_examples:,} examples at epsilon {plan.epsilon:.3g}"
     if outlook == GOOD:
-        return f"Good: {given} can train {weights:,} weights."
+        return f"Good: {budget} can train {weights:,} weights."
     remedies = [f'`tfdpx.layers.trainable(model, "{"lora" if _has_attention(model) else "last"}")`']
     shape = getattr(model, "input_shape", None)
     if isinstance(shape, tuple) and len(shape) == 4:
@@ -182,8 +182,8 @@ def _advice(outlook, plan, weights, model):
         ]
     remedies += ["more examples", "a larger epsilon"]
     expected = {
-        HARD: f"Hard: the noise that {given} need hides a part of what {weights:,} weights learn.",
-        HOPELESS: f"Hopeless: the noise that {given} need hides what {weights:,} weights learn.",
+        HARD: f"Hard: the noise that {budget} need hides a part of what {weights:,} weights learn.",
+        HOPELESS: f"Hopeless: the noise that {budget} need hides what {weights:,} weights learn.",
     }[outlook]
     return f"{expected} Remedies, the first first: {', '.join(remedies)}."
 

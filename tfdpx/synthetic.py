@@ -373,9 +373,10 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     is_valid = isinstance(model, keras.Model) and len(shape) == 3 and all(shape)
     must = "be a Functional or Sequential keras.Model of one input (batch, height, width, channels)"
     require(is_valid, "model", model, must)
+    source: Any = images
     if isinstance(images, str) and images == "auto":
-        images = (Strokes if shape[2] == 1 else DeadLeaves)(shape[:2], shape[2])
-    is_valid = isinstance(images, Generator) and images.image_shape == shape
+        source = (Strokes if shape[2] == 1 else DeadLeaves)(shape[:2], shape[2])
+    is_valid = isinstance(source, Generator) and source.image_shape == shape
     require(is_valid, "images", images, f'be a generator of images of shape {shape}, or "auto"')
     _check_untouched(model)
     features = _before_last_layer(model)
@@ -394,12 +395,12 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
         return tf.cast(image * scale, inputs[0].dtype), label
 
     scale = 255.0 if _takes_bytes(model) else 1.0
-    generated = tf.data.Dataset.from_tensor_slices((images.images(_IMAGES), np.arange(_IMAGES)))
+    generated = tf.data.Dataset.from_tensor_slices((source.images(_IMAGES), np.arange(_IMAGES)))
     generated = generated.cache().shuffle(_IMAGES).repeat().batch(_VIEWS, drop_remainder=True)
     print(f"Warm start: {_IMAGES} generated images, each a class.")
-    known = trained.variables
     trained.fit(generated.map(batch).prefetch(4), steps_per_epoch=_UPDATES, shuffle=False)
-    origins.mark_known(known)  # They were known before, and no data have been read since.
+    # They were known before, and no data have been read since.
+    origins.mark_known(trained.variables)
     return model
 
 
