@@ -77,7 +77,7 @@ class Start:
             settings = dataclasses.replace(settings, model=OF_FILE)
             self.image_shape, note = _described(self._model, path, pixels)
             self.notes = [note]
-        elif pixels or batch_norm:
+        elif (pixels and not features) or batch_norm:
             raise UserError(
                 "Flags --pixels and --batch_norm belong to a model of --init_from that is taken as "
                 f"it is. Received: --pixels={pixels} --batch_norm={batch_norm}, with "
@@ -124,7 +124,9 @@ class Start:
         """
         settings, shape = self.settings, tuple(data.image_shape)
         if self._features:
-            return _on_features(self._features, shape, data.num_classes, settings.whiten)
+            return _on_features(
+                self._features, shape, data.num_classes, settings.whiten, self._pixels
+            )
         if self._as_it_is:
             model = self._as_classifier(shape, data.num_classes, settings.trainable)
         else:
@@ -141,7 +143,9 @@ class Start:
     def sketch(self, name, shape, num_classes):
         """Returns the classifier `--model` with random weights, without any data."""
         if self._features:
-            return _on_features(self._features, shape, num_classes, self.settings.whiten)
+            return _on_features(
+                self._features, shape, num_classes, self.settings.whiten, self._pixels
+            )
         if self._as_it_is:
             return self._as_classifier(shape, num_classes, "all")
         settings = dataclasses.replace(self.settings, model=name)
@@ -337,9 +341,9 @@ def _feature_files(features):
     return [kind for kind in kinds if kind != _SCATTER]
 
 
-def _on_features(features, shape, num_classes, whiten):
+def _on_features(features, shape, num_classes, whiten, pixels):
     """Builds the linear classifier of `--features`. Only its last layer trains."""
-    extractors = [_extractor_of(path, shape) for path in _feature_files(features)]
+    extractors = [_extractor_of(path, shape, pixels) for path in _feature_files(features)]
     if whiten:
         extractors = [transfer.whitened(extractor, 1.0, whiten) for extractor in extractors]
     with checking_flags():
@@ -351,13 +355,13 @@ def _on_features(features, shape, num_classes, whiten):
     return keras.Model(images, body(grey), name=LINEAR_ON_FEATURES)
 
 
-def _extractor_of(path, shape):
+def _extractor_of(path, shape, pixels):
     """Returns a frozen model from images in [0, 1] to the inputs of the last layer of a file."""
     model = read(path, "features")
     if not is_ours(model):
         images = keras.Input(shape)
         with checking_flags():
-            body = backbone(model, input_shape=shape)
+            body = backbone(model, input_shape=shape, pixels=pixels)
         return keras.Model(images, body(keras.layers.Rescaling(255.0)(images)))
     centre, deviation = map(np.array, _standardization(model, path, "features"))
     body = _before_last(model)
