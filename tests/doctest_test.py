@@ -30,6 +30,7 @@ MODULES = [
     "tfdpx.training.optimizers",
     "tfdpx.training.gradient_norms",
     "tfdpx.sampling.sampled_batches",
+    "tfdpx.suggestion",
     "tfdpx.synthetic",
 ]
 

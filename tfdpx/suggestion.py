@@ -22,7 +22,7 @@ DENSE, ATTENTION, TRAINED, OTHER = "dense", "attention", "trained before", "othe
 _NOISE = {SGD: 0.18, ADAM: 0.15}
 _FEW_WEIGHTS, _LEAST_SHARE = 1e5, 0.5
 # The part of it for weights that were trained before.
-_TRAINED = 0.5
+TRAINED_SHARE = 0.5
 # With little noise the updates themselves would be too large. The largest rates of networks of
 # dense layers and of others with `_OF_WEIGHTS` weights, the powers at which they fall with more,
 # and the largest rates of attention that was not trained before.
@@ -30,7 +30,9 @@ _OF_WEIGHTS, _LARGEST = 26_000, {DENSE: (5.0, 0.15), OTHER: (4.0, 0.4)}
 _LEAST_LARGEST, _MOST_LARGEST = 1.0, 6.0
 _LARGEST_OF_ATTENTION = {SGD: 0.5, ADAM: 0.004}
 # The least signal, see `Suggestion.signal`, of a good and of a hopeful training.
-_GOOD_FROM, _HARD_FROM = 12.0, 2.0
+_GOOD_FROM, HARD_FROM = 12.0, 2.0
+# Layers that `make_private_model` changes.
+_CHANGED = (keras.layers.BatchNormalization, keras.layers.GlobalAveragePooling2D)
 CLIP, EMA_MOMENTUM = 0.1, 0.9999
 _LEAST_BATCH, _MOST_BATCH, _STEPS, _EPOCHS = 1024, 4096, 200, 10
 
@@ -85,7 +87,7 @@ def suggest(plan: PrivacyPlan, model: keras.Model | int, optimizer: str = SGD) -
     >>> plan = tfdpx.PrivacyPlan(4000, 1024, steps=200, epsilon=3.0, delta=1e-5)
     >>> suggestion = tfdpx.suggest(plan, 26_000)
     >>> suggestion.learning_rate, suggestion.outlook
-    (2.6, 'good')
+    (2.5, 'good')
     """
     require(isinstance(plan, PrivacyPlan), "plan", plan, "be a tfdpx.PrivacyPlan")
     check_choice("optimizer", optimizer, (SGD, ADAM))
@@ -100,8 +102,8 @@ def suggest(plan: PrivacyPlan, model: keras.Model | int, optimizer: str = SGD) -
         weights = int(model)
     noise = plan.noise_multiplier / plan.batch_size
     rate = learning_rate(noise, plan.steps, weights, optimizer, kind)
-    signal = 1 / noise * math.sqrt(plan.steps / weights) if noise else math.inf
-    outlook = GOOD if signal >= _GOOD_FROM else HARD if signal >= _HARD_FROM else HOPELESS
+    signal = signal_of(plan, weights)
+    outlook = GOOD if signal >= _GOOD_FROM else HARD if signal >= HARD_FROM else HOPELESS
     size, steps = batch_and_steps(plan.num_examples)
     return Suggestion(
         learning_rate=float(f"{rate:.2g}"),
@@ -132,7 +134,7 @@ def learning_rate(
         kind: "dense", "attention", "trained before" or "other".
     """
     share = min((_FEW_WEIGHTS / weights) ** (1 / 3), 1.0)
-    share = _TRAINED * share if kind == TRAINED else max(share, _LEAST_SHARE)
+    share = TRAINED_SHARE * share if kind == TRAINED else max(share, _LEAST_SHARE)
     unit = (noise if optimizer == SGD else 1.0) * math.sqrt(steps)
     rate = _NOISE[optimizer] * share / unit if unit else math.inf
     if kind == ATTENTION:
@@ -144,6 +146,12 @@ def learning_rate(
     return min(rate, max(min(largest, _MOST_LARGEST), _LEAST_LARGEST))
 
 
+def signal_of(plan: PrivacyPlan, weights: int) -> float:
+    """Returns `Suggestion.signal` for a number of trained weights; infinite without noise."""
+    noise = plan.noise_multiplier / plan.batch_size
+    return math.sqrt(plan.steps / weights) / noise if noise else math.inf
+
+
 def batch_and_steps(num_examples: int) -> tuple[int, int]:
     """Returns the batch size and the updates to plan for so many examples."""
     size = min(num_examples, max(_LEAST_BATCH, min(num_examples // 4, _MOST_BATCH)))
@@ -152,17 +160,17 @@ def batch_and_steps(num_examples: int) -> tuple[int, int]:
 
 def _kind(model):
     """Returns the kind of a network for `learning_rate`."""
+    layers = layer_internals.flatten_layers(model)
     if trained_before(model):
         return TRAINED
-    if _has_attention(model):
+    if any(_is_attention(layer) and layer.trainable_variables for layer in layers):
         return ATTENTION
     is_dense = all(type(layer) is keras.layers.Dense for layer in _training_layers(model))
     return DENSE if is_dense else OTHER
 
 
-def _has_attention(model):
-    layers = layer_internals.flatten_layers(model) if isinstance(model, keras.Model) else []
-    return any("Attention" in type(layer).__name__ for layer in layers)
+def _is_attention(layer):
+    return "Attention" in type(layer).__name__
 
 
 def _advice(outlook, plan, weights, model):
@@ -170,15 +178,21 @@ def _advice(outlook, plan, weights, model):
     budget = f"{plan.num_examples:,} examples at epsilon {plan.epsilon:.3g}"
     if outlook == GOOD:
         return f"Good: {budget} can train {weights:,} weights."
-    remedies = [f'`tfdpx.layers.trainable(model, "{"lora" if _has_attention(model) else "last"}")`']
-    shape = getattr(model, "input_shape", None)
-    if isinstance(shape, tuple) and len(shape) == 4:
-        classes = model.output_shape[-1]
+    remedies, is_model = [], isinstance(model, keras.Model)
+    layers = layer_internals.flatten_layers(model) if is_model else []
+    if not is_model or len(_training_layers(model)) > 1:
+        few = "lora" if any(map(_is_attention, layers)) else "last"
+        remedies = [f'`tfdpx.layers.trainable(model, "{few}")`']
+    shape, outputs = getattr(model, "input_shape", None), getattr(model, "output_shape", None)
+    classifies = isinstance(outputs, tuple) and len(outputs) == 2 and isinstance(outputs[1], int)
+    if classifies and isinstance(shape, tuple) and len(shape) == 4 and not trained_before(model):
+        is_ordinary = any(isinstance(layer, _CHANGED) for layer in layers)
+        change = f"`tfdpx.make_private_model(model, num_examples={plan.num_examples}, ...)`"
         remedies = [
-            f"`tfdpx.make_private_model(model, num_examples={plan.num_examples}, ...)`",
+            *([change] if is_ordinary else []),
             *remedies,
             "`tfdpx.synthetic.warm_start(model)`",
-            f"`tfdpx.models.ScatterLinear({classes}, {shape[1:]})`",
+            f"`tfdpx.models.ScatterLinear({outputs[1]}, {shape[1:]})`",
         ]
     remedies += ["more examples", "a larger epsilon"]
     expected = {

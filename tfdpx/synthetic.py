@@ -353,7 +353,7 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
         model: A built Functional or Sequential `keras.Model` from images `[batch, height, width,
             channels]`, all known, to logits or probabilities. Its weights must be initial ones, or
             of a warm start. It is changed.
-        images: A generator of images like yours, for example `Strokes(28)`, with the shape of the
+        images: `Strokes` or `DeadLeaves`, for example `Strokes(28)`, with the shape of the
             model's input; or "auto": `Strokes` for one channel, `DeadLeaves` for more. A model with
             integer inputs, or with a `Rescaling` by 1/100 or less at first, gets values of 0 to 255
             and other models 0 to 1.
@@ -363,28 +363,32 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
 
     Raises:
         ValueError: If the model takes other inputs, has been trained on data, has weights of
-            unknown origin or statistics of `adapt`, or does not end in a layer with weights.
+            unknown origin, frozen layers or statistics of `adapt`, or does not end in a layer with
+            weights.
 
     References:
         - [Tang et al., 2023](https://arxiv.org/abs/2306.06076), DP-RandP.
     """
-    inputs = getattr(model, "inputs", None) or []
-    shape = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
+    inputs, outputs = (getattr(model, name, None) or [] for name in ("inputs", "outputs"))
+    shape = tuple(inputs[0].shape[1:]) if len(inputs) == len(outputs) == 1 else ()
     is_valid = isinstance(model, keras.Model) and len(shape) == 3 and all(shape)
     must = "be a Functional or Sequential keras.Model of one input (batch, height, width, channels)"
-    require(is_valid, "model", model, must)
+    require(is_valid, "model", model, f"{must}, with one output")
     source: Any = images
     if isinstance(images, str) and images == "auto":
         source = (Strokes if shape[2] == 1 else DeadLeaves)(shape[:2], shape[2])
-    is_valid = isinstance(source, Generator) and source.image_shape == shape
-    require(is_valid, "images", images, f'be a generator of images of shape {shape}, or "auto"')
+    is_valid = type(source) in (Strokes, DeadLeaves) and tuple(source.image_shape) == shape
+    must = f'be Strokes or DeadLeaves with images of shape {shape}, or "auto"'
+    require(is_valid, "images", images, must)
+    # A new one, because attributes that were set on the given one must not count.
+    source = type(source)(**type(source).get_config(source))
     _check_untouched(model)
     features = _before_last_layer(model)
     layers = keras.layers
     views = [layers.RandomRotation(0.08), layers.RandomTranslation(0.1, 0.1)]
     views += [layers.RandomZoom(0.15)]
-    outputs = layers.Dense(_IMAGES)(layers.Flatten()(features.output))
-    trained = keras.Model(features.inputs, outputs)
+    logits = layers.Dense(_IMAGES)(layers.Flatten()(features.output))
+    trained = keras.Model(features.inputs, logits)
     rate = keras.optimizers.schedules.CosineDecay(_RATE, _UPDATES)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     trained.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
@@ -409,15 +413,18 @@ def _check_untouched(model):
     ledger = account.ledger_of(model.weights)
     layers = layer_internals.flatten_layers(model)
     adapted = [x.name for x in layers if layer_internals.adapted_statistics(x) is not None]
+    is_frozen = any(layer_internals.own_weights(x) and not x.trainable for x in layers)
     problem = (
         (ledger.entries and "was trained privately before")
         or (not ledger.is_complete and "has weights of unknown origin")
         or (adapted and f"has the adapted layer {adapted[0]!r}")
+        or (is_frozen and "has frozen layers")
+        or (any(hasattr(v.value, "values") for v in model.weights) and "has replicas")
     )
     if problem:
         raise ValueError(
-            f"Argument `model` {problem}, and a warm start is for new models, because only they "
-            "surely hold no private data. Build the model again, and start it before it sees data."
+            f"Argument `model` {problem}, and a warm start is for new models on one device. Build "
+            "the model again, start it before it sees data, and freeze layers afterwards."
         )
 
 
@@ -431,7 +438,7 @@ def _before_last_layer(model):
                 f"Argument `model` must end in a layer with weights, and {model.name!r} ends in "
                 f"{layer.name!r} with {len(inputs)} inputs. Add a Dense layer."
             )
-        if isinstance(layer, keras.Model):
+        if getattr(layer, "outputs", None) and layer.weights:
             tensor = _before_last_layer(layer)(inputs[0])
             break
         tensor = inputs[0]

@@ -11,7 +11,16 @@ budget gave a worse result.
 
 import dataclasses
 
-from tfdpx.suggestion import ADAM, CLIP, EMA_MOMENTUM, GOOD, SGD, batch_and_steps, suggest
+from tfdpx.suggestion import (
+    ADAM,
+    CLIP,
+    EMA_MOMENTUM,
+    GOOD,
+    SGD,
+    TRAINED_SHARE,
+    batch_and_steps,
+    suggest,
+)
 from tfdpx.train.errors import UserError
 
 # Values of `model`: chosen by this module; for `features`; the unchanged file of `init_from`.
@@ -80,9 +89,12 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         )
         network = sketch(model) if sketch else WEIGHTS
         suggestion = suggest(plan, network, ADAM if by_adam else SGD)
-        chosen["learning_rate"] = suggestion.learning_rate * (1 - settings.momentum)
+        rate = suggestion.learning_rate * (1 - settings.momentum)
+        if settings.warm_start and settings.trainable == "all":
+            rate *= TRAINED_SHARE  # The sketch has not been trained.
+        chosen["learning_rate"] = float(f"{rate:.2g}")
         reason = f"{reason}. {suggestion.advice}"
-        if settings.init_from and suggestion.outlook != GOOD:
+        if str(settings.init_from).endswith(".keras") and suggestion.outlook != GOOD:
             reason += (
                 " Fixed features have few weights: leave --init_from out, and give --features="
                 f"{settings.init_from} --whiten=synthetic."

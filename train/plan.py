@@ -49,7 +49,7 @@ def define_flags(values):
     real, whole = flags.DEFINE_float, flags.DEFINE_integer
     for define, name, text in (
         (whole, "num_examples", "Training examples; public."),
-        (whole, "batch_size", "Expected examples in an update. Default: up to 1,024."),
+        (whole, "batch_size", "Expected examples in an update. Default: up to 4,096."),
         (whole, "steps", "Model updates. Default: 200, or more for more than 80,000 examples."),
         (whole, "weights", "Trained weights of the network; shows how well it can learn."),
         (real, "epochs", "In place of --steps: passes over the data."),

@@ -1,7 +1,9 @@
 """Runs `classify`: load, plan, model, fit, measure, record, report."""
 
 import dataclasses
+import functools
 import math
+import os
 import time
 
 import keras
@@ -102,9 +104,8 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     keras.config.set_dtype_policy(settings.precision)
     start.settings = settings
     with strategy.scope():
-        whole = model = start.build(data)
-    if settings.warm_start:
-        _warm_start(whole, folder, strategy)
+        warm_start = functools.partial(_warm_start, folder)
+        whole = model = start.build(data, prepare=warm_start if settings.warm_start else None)
     examples = data
     if strategy.num_replicas_in_sync == 1:
         model, examples = fitting.head_and_features(settings, whole, data)
@@ -260,9 +261,9 @@ def _run_on_table(settings, workdir):
     return {**record.view(), "workdir": str(workdir)}
 
 
-def _warm_start(model, folder, strategy):
+def _warm_start(folder, model):
     """Trains a model on generated images, or loads the weights of an interrupted run."""
-    if strategy.num_replicas_in_sync > 1:
+    if tf.distribute.has_strategy():
         raise UserError("Flag --warm_start trains on one device: leave out --strategy.")
     path = folder.path / "warm_start.weights.h5"
     if path.exists():
@@ -272,7 +273,9 @@ def _warm_start(model, folder, strategy):
     with checking_flags():
         tfdpx.synthetic.warm_start(model)
     folder.begin()
-    model.save_weights(path)
+    part = path.with_name("part.weights.h5")
+    model.save_weights(part)
+    os.replace(part, path)
 
 
 def _counting(plan, ledger):

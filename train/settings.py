@@ -351,8 +351,8 @@ class Settings(RunSettings):
             f"the last layer: give --model={AUTO} and leave the others out."),
         Conflict(lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
             f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter."),
-        Conflict(lambda s: s.whiten and ".keras" not in (s.features or "") and "/" not in
-            (s.features or ""), "whiten features",
+        Conflict(lambda s: s.whiten and set((s.features or "scatter").split("+")) == {"scatter"},
+            "whiten features",
             "Flag --whiten is for files of --features; scattering is whitened always."),
         Conflict(lambda s: s.warm_start and (s.init_from or s.model in (None, AUTO,
             "scatter_linear", "scatter_cnn", LINEAR_ON_FEATURES)), "warm_start model init_from",

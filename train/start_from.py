@@ -6,10 +6,14 @@ adds the privacy loss on the same data, and refuses weights that were trained on
 account.
 """
 
+import contextlib
+import copy
 import dataclasses
 import functools
+import io
 import math
 import pathlib
+import types
 
 import keras
 import numpy as np
@@ -109,12 +113,13 @@ class Start:
         """Returns the result of `ledger_on` for the earlier trainings of the files."""
         return ledger_on(self.seen, dataset, allow_unaccounted)
 
-    def build(self, data, skip_init=1.0):
+    def build(self, data, skip_init=1.0, prepare=None):
         """Builds the classifier of the run, not compiled, with `--trainable` applied.
 
         Args:
             data: `images.ImageData`.
             skip_init: See `classifiers.build`, for a model from random weights.
+            prepare: Optional function of the whole model, called before weights are frozen.
 
         Returns:
             A `keras.Model` from uint8 images `[batch, height, width, channels]` to logits.
@@ -131,6 +136,8 @@ class Start:
             model = self._as_classifier(shape, data.num_classes, settings.trainable)
         else:
             model = self._by_name(data, skip_init)
+        if prepare is not None:
+            prepare(model)
         if settings.trainable != "all":
             with checking_flags():
                 count = trainable(model, settings.trainable, settings.lora_rank)
@@ -141,15 +148,13 @@ class Start:
         return model
 
     def sketch(self, name, shape, num_classes):
-        """Returns the classifier `--model` with random weights, without any data."""
-        if self._features:
-            return _on_features(
-                self._features, shape, num_classes, self.settings.whiten, self._pixels
-            )
-        if self._as_it_is:
-            return self._as_classifier(shape, num_classes, "all")
-        settings = dataclasses.replace(self.settings, model=name)
-        return _named_classifier(settings, shape, num_classes, 127.5)
+        """Returns the classifier `--model` as it trains, but for its scaling, without any data."""
+        about = {"image_shape": tuple(shape), "num_classes": num_classes}
+        data = types.SimpleNamespace(**about, centre=127.5, deviation=127.5)
+        start = copy.copy(self)
+        start.settings = dataclasses.replace(self.settings, model=name)
+        with contextlib.redirect_stdout(io.StringIO()):
+            return start.build(data)
 
     def extractor(self, shape, largest=255):
         """Builds a `keras.Model` from uint8 images to features `[batch, dimensions]` of norm one.
@@ -344,6 +349,11 @@ def _feature_files(features):
 def _on_features(features, shape, num_classes, whiten, pixels):
     """Builds the linear classifier of `--features`. Only its last layer trains."""
     extractors = [_extractor_of(path, shape, pixels) for path in _feature_files(features)]
+    if pixels and all(is_ours(read(path, "features")) for path in _feature_files(features)):
+        raise UserError(
+            "Flag --pixels belongs to files of --features that tfdpx did not make. Received: "
+            f"--pixels={pixels} --features={features}. Leave it out."
+        )
     if whiten:
         extractors = [transfer.whitened(extractor, 1.0, whiten) for extractor in extractors]
     with checking_flags():

@@ -176,3 +176,63 @@ def test_settings_that_are_left_out_are_those_of_suggest():
     twin, _ = tfdpx.make_private_model(model, epsilon=8.0, num_examples=64, delta=1e-3)
     rate = float(twin.optimizer.learning_rate)
     assert rate == pytest.approx(suggested.learning_rate / 10, rel=0.02)
+
+
+def of_images(*layers, optimizer="sgd", loss="mse"):
+    model = keras.Sequential([keras.Input((9, 9, 2)), *layers])
+    model.compile(optimizer, loss)
+    return model
+
+
+def frozen_body():
+    body = of_images(keras.layers.Conv2D(4, 3, activation="relu"))
+    body.trainable = False
+    return of_images(body, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3))
+
+
+L = keras.layers
+KEPT = {
+    "a frozen body": frozen_body,
+    "layers behind the average": lambda: of_images(
+        L.Conv2D(4, 3), L.GlobalAveragePooling2D(), L.Dense(5, "tanh"), L.Dense(3)
+    ),
+    "a counting output": lambda: of_images(L.Conv2D(4, 3), L.Flatten(), L.Dense(1, "relu")),
+    "nothing to change": lambda: of_images(L.Conv2D(4, 3, activation="tanh"), L.Flatten()),
+    "a loss that no file could name": lambda: of_images(
+        L.Conv2D(4, 3), L.Flatten(), loss=lambda y, z: keras.ops.mean(y - z, axis=-1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_networks_that_no_change_suits_are_returned(name):
+    model = KEPT[name]()
+    assert private(model)[0] is model
+
+
+def test_a_squeeze_of_channels_is_no_last_average():
+    inputs = keras.Input((9, 9, 2))
+    x = L.Conv2D(4, 3)(inputs)
+    squeezed = L.Dense(4, "sigmoid")(L.GlobalAveragePooling2D()(x))
+    x = L.GlobalAveragePooling2D()(L.Multiply()([x, L.Reshape((1, 1, 4))(squeezed)]))
+    model = keras.Model(inputs, L.Dense(3)(x))
+    model.compile("sgd", lambda y, z: keras.ops.mean(y - z, axis=-1))
+    twin, _ = private(model)
+    assert [kind for kind in kinds(model) if kind not in kinds(twin)] == []
+    assert kinds(twin).count("Sequential") == 1 and twin.output_shape == (None, 3)
+    assert model.compiled and twin.compiled
+
+
+def test_operations_keep_their_arguments():
+    inputs = keras.Input((9, 9, 2))
+    x = keras.ops.mean(L.BatchNormalization()(inputs), axis=(1, 2))
+    assert tfdpx.layers.replace_batch_norm(keras.Model(inputs, x)).output_shape == (None, 2)
+
+
+def test_words_of_the_call():
+    model = image_model(norm=False)
+    assert kinds(private(model, without=(name for name in ["tanh", "pool"]))[0]) == kinds(model)
+    assert "Sequential" not in kinds(private(image_model(), without="pool")[0])
+    assert not private(image_model(), use_ema=False)[0].optimizer.use_ema
+    with pytest.raises(ValueError, match="`num_examples` must be a positive integer"):
+        private(image_model(), num_examples=0)

@@ -73,16 +73,13 @@ def test_pixels_have_the_range_that_the_model_takes(monkeypatch, dtype, factor, 
         keras.layers.Dense(3),
     ]
     greatest = []
-
-    class Generator(synthetic.Strokes):
-        def draw(self, rng):
-            return np.ones(SHAPE)
+    monkeypatch.setattr(synthetic.Strokes, "draw", lambda self, rng: np.ones(SHAPE))
 
     def fit(self, data, **arguments):
         greatest.append(max(float(np.max(x)) for x, _ in data.take(2)))
 
     monkeypatch.setattr(keras.Model, "fit", fit)
-    synthetic.warm_start(keras.Sequential(parts), Generator(8))
+    synthetic.warm_start(keras.Sequential(parts))
     assert greatest == pytest.approx([largest], rel=1e-3)
 
 
@@ -95,6 +92,22 @@ def test_an_interrupted_start_leaves_weights_of_unknown_origin(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         synthetic.warm_start(model)
     assert not account.ledger_of(model.weights).is_complete
+
+
+class Private(synthetic.Strokes):
+    """A generator that could return private images."""
+
+
+def frozen():
+    model = network()
+    model.layers[0].trainable = False
+    return model
+
+
+def of_two_outputs():
+    inputs = keras.Input(SHAPE)
+    x = keras.layers.Flatten()(inputs)
+    return keras.Model(inputs, [keras.layers.Dense(2)(x), keras.layers.Dense(3)(x)])
 
 
 def adapted():
@@ -118,6 +131,9 @@ def adapted():
         (lambda path: "model", "auto", "be a Functional or Sequential"),
         (lambda path: network(), synthetic.Strokes(9), r"images of shape \(8, 8, 1\)"),
         (lambda path: network(), "strokes", 'or "auto"'),
+        (lambda path: network(), Private(8), "be Strokes or DeadLeaves"),
+        (lambda path: frozen(), "auto", "has frozen layers"),
+        (lambda path: of_two_outputs(), "auto", "with one output"),
     ],
 )
 def test_errors(make, images, message, tmp_path):

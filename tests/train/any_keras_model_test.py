@@ -106,7 +106,15 @@ def test_a_warm_start_costs_no_privacy(shared_flags, run, refusal, tmp_path, mon
     message = refusal(classify, workdir=tmp_path / "no", **flags)
     assert "--warm_start is for a network from random weights" in message
     flags |= dict(model="small_cnn", trainable="last", workdir=tmp_path / "run")
+    trained = []
+    fit = keras.Model.fit
+    monkeypatch.setattr(
+        keras.Model,
+        "fit",
+        lambda self, *a, **b: trained.append(len(self.trainable_weights)) or fit(self, *a, **b),
+    )
     result, printed = run(classify, **flags)
     assert "Warm start: 8 generated images" in printed
+    assert trained[0] > 10  # All layers, although the private training is of the last.
     assert result["trained_parameters"] == 3 * (3 * 3 * 64 + 1)
     assert result["epsilon"] == pytest.approx(8.0, abs=1e-3) and not result["seen"]

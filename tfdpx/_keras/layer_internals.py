@@ -156,6 +156,11 @@ def made_by(tensor):
     return operation, operation._inbound_nodes[node].input_tensors
 
 
+def count_calls_of_output(layer):
+    """Returns how many symbolic calls of other layers and operations take a layer's output."""
+    return len(layer._outbound_nodes)
+
+
 def side_channels(tensor):
     """Returns the attributes with which Keras passes more than values: its mask and logits."""
     return (getattr(tensor, "_keras_mask", None), getattr(tensor, "_keras_logits", None))

@@ -118,6 +118,16 @@ def set_initial_epoch(model, epoch):
     model._initial_epoch = epoch
 
 
+@contextlib.contextmanager
+def taken_for_uncompiled(model):
+    """Context manager in which Keras copies a model without its loss, which it might not find."""
+    model.compiled = False
+    try:
+        yield
+    finally:
+        model.compiled = True
+
+
 def plain_graph(model):
     """Returns the functional model of a `Sequential` or `Functional`, by exact type; or None."""
     graph = model._functional if type(model) is keras.Sequential else model

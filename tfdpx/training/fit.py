@@ -36,7 +36,7 @@ from tfdpx.sampling.class_weights import read_class_weight
 from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.sampled_batches import plan_sampler
-from tfdpx.suggestion import HOPELESS, suggest
+from tfdpx.suggestion import HARD_FROM, signal_of, suggest
 from tfdpx.training import checkpoint, replicas
 from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, make_budget_error
 from tfdpx.training.clipping import split_ids
@@ -161,9 +161,9 @@ def training(optimizer, model, request):
         plan = optimizer.plan
         optimizer.account.warn_of_unknown(() if plan is None else plan.spent.entries)
         if plan is not None and model.built and model.trainable_variables:
-            suggestion = suggest(plan, model)
-            if suggestion.outlook == HOPELESS:
-                warn(suggestion.advice)
+            weights = sum(math.prod(v.shape) for v in model.trainable_variables)
+            if signal_of(plan, weights) < HARD_FROM:
+                warn(suggest(plan, model).advice)
         yield session, request
 
 
