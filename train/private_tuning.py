@@ -72,8 +72,14 @@ def tune(runs, mean, workdir, train):
         dataclasses.replace(run.settings, init_from=start.settings.init_from)
         for run, start in zip(runs, starts, strict=True)
     ]
-    num_examples = _load(points[0]).num_train
-    points = [defaults.complete(settings, num_examples)[0] for settings in points]
+    data = _load(points[0])
+    num_examples, about = data.num_train, (tuple(data.image_shape), data.num_classes)
+    points = [
+        defaults.complete(point, num_examples, sketch=lambda name, s=start: s.sketch(name, *about))[
+            0
+        ]
+        for point, start in zip(points, starts, strict=True)
+    ]
     _check(points)
     updates, score = _entries(points[0], num_examples, mean)
     trainings = tuple(dict.fromkeys(itertools.chain(*(start.seen for start in starts))))

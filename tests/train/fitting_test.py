@@ -112,7 +112,7 @@ def test_files_that_do_not_fit_are_refused_and_asked_for_their_data(run_folder):
     for names, data, message in [
         (f"{run_folder}+{run_folder}/model.keras", DATA, "must name each kind once"),
         (f"{run_folder}/model.keras", wider, r"takes images of shape \(8, 8, 1\)"),
-        (f"{run_folder}/o.keras", DATA, r"--features=.*o\.keras was written by neither"),
+        (f"{run_folder}/o.keras", DATA, "does not scale pixels itself"),
         (f"{run_folder}/broken.keras", DATA, r"Cannot read --features=.*broken\.keras"),
     ]:
         with pytest.raises(UserError, match=message):

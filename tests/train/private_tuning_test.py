@@ -79,7 +79,6 @@ SHARED = ["batch_size=4,8", "steps=3,4", "epsilon=1,2", "delta=1e-5,1e-4", "acco
 SHARED += ["test_fraction=0.2,0.9", "test_seed=0,1", "skip_broken=0,1"]
 REFUSED = [
     *((dict(grid=text), f"all runs share {text.partition('=')[0]}") for text in SHARED),
-    (dict(grid="model=scatter_linear,small_cnn", steps=None), "all runs share"),
     (dict(grid="validation=0,0.25"), "--validation=0.25"),
     (dict(grid="individual=false,true"), "--individual=True"),
     (dict(sampling="shuffle"), "--sampling=shuffle"),

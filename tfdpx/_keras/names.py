@@ -47,7 +47,7 @@ TABLE = (
         "SensitivitySpecificityBase _ConfusionMatrixConditionCount",
     ),
     (_KERAS, "keras.src.metrics.iou_metrics:", "_IoUBase"),
-    (_KERAS, "keras.src.ops.operation:", "_inbound_nodes _keras_history"),
+    (_KERAS, "keras.src.ops.operation:", "_inbound_nodes _keras_history _outbound_nodes"),
     (_KERAS, "keras.src.backend.common.masking:", "_keras_mask"),
     (_KERAS, "keras.src.activations.activations:", "_keras_logits relu"),
     (
