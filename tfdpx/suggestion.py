@@ -47,8 +47,8 @@ class Suggestion:
         ema_momentum: Float, for `use_ema=True`, the average of the weights.
         batch_size: Int, the expected examples per update that a new plan would better have.
         steps: Int, its updates, at the same epsilon and delta.
-        signal: Float, the length of the largest possible sum of all updates over the length of
-            their noise, `batch_size * sqrt(steps) / (noise_multiplier * sqrt(weights))`.
+        signal: Float, the length of the largest possible sum of all updates divided by the length
+            of their noise, `batch_size * sqrt(steps) / (noise_multiplier * sqrt(weights))`.
         outlook: "good", "hard" or "hopeless", by the signal.
         advice: String, a sentence about the outlook, with the code of the remedies.
     """

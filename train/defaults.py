@@ -45,7 +45,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         settings: A `settings.Settings`.
         num_examples: Int, N, the number of training images or people; public, as in the plan.
         replicas: Int, the number of devices that share a batch evenly.
-        sketch: Function from the name of a model to a `keras.Model`, whose weights decide the
+        sketch: Function from the name of a model to a `keras.Model`; the weights of this decide the
             learning rate of a network. None: it has `WEIGHTS`.
 
     Returns:

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import tfdpx
+from tfdpx import account
 from tfdpx.layers.private_model import CHANGES
 
 GIVEN = {"num_examples": 64, "delta": 1e-3, "accountant": "rdp"}
@@ -236,3 +237,18 @@ def test_words_of_the_call():
     assert not private(image_model(), use_ema=False)[0].optimizer.use_ema
     with pytest.raises(ValueError, match="`num_examples` must be a positive integer"):
         private(image_model(), num_examples=0)
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_a_changed_twin_keeps_the_account_of_earlier_trainings(is_private):
+    model = of_images(
+        L.Conv2D(4, 3, use_bias=False), L.GlobalAveragePooling2D(), L.Dense(3, None, False)
+    )
+    plan = tfdpx.PrivacyPlan(16, 8, 2, noise_multiplier=1.0, delta=1e-3, accountant="rdp")
+    model.compile(tfdpx.DPSGD(0.1, plan=plan) if is_private else "sgd", "mse")
+    model.fit(np.zeros([16, 9, 9, 2]), np.zeros([16, 3]), verbose=0)
+    model.compile("sgd", "mse")
+    twin, _ = private(model)
+    assert twin is not model
+    ledger = account.ledger_of(twin.weights)
+    assert (ledger.steps, ledger.is_complete) == ((2, True) if is_private else (0, False))

@@ -110,6 +110,15 @@ def of_two_outputs():
     return keras.Model(inputs, [keras.layers.Dense(2)(x), keras.layers.Dense(3)(x)])
 
 
+def test_an_ordinary_training_afterwards_is_unknown_and_ends_warm_starts():
+    model = synthetic.warm_start(network())
+    model.compile("sgd", "mse")
+    model.fit(np.zeros([32, *SHAPE], "float32"), np.zeros([32, 3]), verbose=0)
+    assert not account.ledger_of(model.weights).is_complete
+    with pytest.raises(ValueError, match="has weights of unknown origin"):
+        synthetic.warm_start(model)
+
+
 def adapted():
     layer = keras.layers.Normalization()
     layer.adapt(np.arange(12.0).reshape(3, 4))

@@ -80,7 +80,7 @@ class Views:
         return tf.nest.map_structure(merge_views, x)
 
     def targets(self, y, choices):
-        """Targets [B, ...] as rows [B * K, ...]; images are moved with those of `rows` if asked."""
+        """Targets [B, ...] as rows [B * K, ...]; images among them move with `rows` if asked."""
         choices = self.examples(choices)
 
         def rows(t):
@@ -149,7 +149,7 @@ class Views:
         return self._rows_of_one(probe_batch(None, x, rows=1))
 
     def row_specs(self, x):
-        """`tf.TensorSpec`s [None, ...] of the rows; an axis whose length is unknown stays so."""
+        """`tf.TensorSpec`s [None, ...] of the rows; an axis of unknown length stays unknown."""
         if all(t.shape[1:].is_fully_defined() for t in tf.nest.flatten(x)):
             rows = self.example_rows(x)
         else:
