@@ -160,7 +160,7 @@ SET = {
     "figure4/last_50": dict(
         trainable="last", model="nf_resnet_50", batch_size=1024, noise_multiplier=0.6, delta=8e-7
     ),
-    "figure4/all_200": dict(trainable="all", model="nf_resnet_200"),
+    "figure4/all_200": dict(trainable="all", model="nf_resnet_200", image_size=320),
 }
 
 
@@ -168,6 +168,8 @@ def test_networks_and_views_of_other_papers():
     for preset, wanted in SET.items():
         values = vars(resolve(preset))
         assert {name: values[name] for name in wanted} == wanted, preset
+    figure4 = resolve("figure4/all_50").privacy_plan(1_271_167)
+    assert figure4.steps == 169_002 and round(figure4.epochs) == 136
     assert resolve("randp/eps1").pretrained_on == "synthetic"
     assert describe("individual/cifar10")["parameters"] == 269_722
     mix = resolve("dp_mix/eps8")
