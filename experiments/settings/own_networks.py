@@ -82,7 +82,8 @@ def images(file):
     """Returns training images and labels, and test images and labels."""
     if file:
         return [np.load(file)[name] for name in ("x", "y", "xt", "yt")]
-    x, y = fit_choice.problem(tfdpx.synthetic.Strokes, TRAIN + 2000, 28, 1.6, seed=5)
+    x, y = fit_choice.problem(tfdpx.synthetic.Strokes, TRAIN + 2000, 24, 1.6, seed=5)
+    x = np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0)))  # A margin, as MNIST has.
     return x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:]
 
 
