@@ -59,7 +59,7 @@ test: lint
 	$(PYTHON) -m pytest
 
 test-all: lint docs
-	$(PYTHON) -m pytest -m "not nightly" --durations=20
+	$(PYTHON) -m pytest -m "not nightly"
 	$(MAKE) --no-print-directory smoke-test PYTHONS=3.13
 
 nightly: lint

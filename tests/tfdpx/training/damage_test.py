@@ -1,6 +1,6 @@
 """A torn, foreign or changed checkpoint is refused with the reason, and nothing is loaded.
 
-`fuzz_inputs` damages any byte.
+`damage` changes any byte.
 """
 
 import io
@@ -9,12 +9,12 @@ import shutil
 import zipfile
 from unittest import mock
 
-import fuzz_inputs
+import damage
 import h5py
 import individual_replay as replay
 import numpy as np
 import pytest
-from fuzz_inputs import CHECKPOINT, check_checkpoint, parts
+from damage import CHECKPOINT, check_checkpoint, parts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,7 +62,7 @@ def zipped(members):
 @given(data=st.data())
 @pytest.mark.slow
 def test_any_damage_is_refused_or_does_no_harm(whole, tmp_path_factory, data):
-    how = data.draw(fuzz_inputs.damage((whole / CHECKPOINT).stat().st_size))
+    how = data.draw(damage.damage((whole / CHECKPOINT).stat().st_size))
     check_checkpoint(whole, tmp_path_factory.mktemp("damaged"), how)
 
 
