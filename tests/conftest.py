@@ -60,9 +60,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks planted bugs as nightly, and puts the dearest files first, so that workers end together.
+    """Marks planted bugs as nightly, and puts the dearest files first.
 
-    A file that was never measured comes first of all.
+    So the workers end together. A file that was never measured comes first of all.
     """
     seconds = cpu_minutes.last_measured()
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], float("inf")))
