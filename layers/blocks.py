@@ -15,6 +15,7 @@ from tfdpx import synthetic
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.per_example import Rule, register
 from tfdpx.per_example.rows import sum_rows
+from tfdpx.per_example.rowwise import over_rows, register_rowwise
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -200,6 +201,10 @@ def _unit(rows):
 
 
 _SYNTHETIC_IMAGES = 1500
+
+
+register_rowwise(GroupNorm, problem_of=over_rows)
+register_rowwise(SkipInit, UnitNormWithConstant)
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")

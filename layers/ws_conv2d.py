@@ -15,6 +15,7 @@ from keras import ops
 from tfdpx._arguments import require
 from tfdpx._keras import layer_internals
 from tfdpx.per_example import register, rounding
+from tfdpx.per_example.rowwise import register_rowwise
 from tfdpx.per_example.rules.convolution import Conv2DRule, channels_last
 
 
@@ -149,6 +150,9 @@ class WSConv2D(keras.layers.Conv2D):
 
 # Axes of one filter in a kernel: those of the window are summed over at once.
 _BY_AXIS = [[-4, -3], -2]
+
+
+register_rowwise(WSConv2D)
 
 
 class Standardized(typing.NamedTuple):

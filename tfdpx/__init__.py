@@ -38,6 +38,7 @@ if _TYPE_CHECKING:  # The names that `__getattr__` imports on first use.
     from tfdpx.tables import private_adapt
     from tfdpx.train.model_report import report
     from tfdpx.training.clipping import AdaptiveClip
+    from tfdpx.training.gradient_norms import gradient_norms
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
 __version__ = "0.2.0"
@@ -53,6 +54,7 @@ _HOMES = {
     "PrivacyPlan": "accounting",
     "RandomAccess": "sampling.examples",
     "copy_weights": "account",
+    "gradient_norms": "training.gradient_norms",
     "make_private": "training.optimizers",
     "make_private_model": "layers.private_model",
     "private_adapt": "tables",
@@ -99,6 +101,7 @@ __all__ = [
     "checks",
     "copy_weights",
     "distributed",
+    "gradient_norms",
     "heads",
     "layers",
     "make_private",

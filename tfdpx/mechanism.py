@@ -68,14 +68,13 @@ def check_private(gradients):
         )
 
 
-def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=None):
-    """Returns float32 [n]: `1/(B C) * min(1, C/norm)`, and 0 for absent or non-finite examples.
+def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
+    """Returns float32 [n]: `1/(B C) * min(1, C/norm)`; NaN or 0 for norms that are not finite.
 
     With `fractions` f it is `1/(B C) * min(1, f C/norm)`.
 
     Args:
         squared_norms: float32 [n].
-        present: bool [n].
         l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy. Or a float32 tensor
             [n] of `tfdpx.AdaptiveClip`, which is finite and large enough.
         batch_size: Int, B.
@@ -99,7 +98,7 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=Non
     else:
         factors = fractions / tf.maximum(tf.sqrt(squared_norms), fractions * l2_norm_clip)
     # Dividing the factors by B avoids a pass over every weight.
-    return zero_invalid(factors / float(batch_size), squared_norms, present)
+    return factors / float(batch_size)
 
 
 def zero_invalid(factors, squared_norms, present):

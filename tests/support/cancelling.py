@@ -55,8 +55,9 @@ def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, mo
     @tf.function(jit_compile=jit_compile, autograph=False)
     def compiled(x, y, present):
         result = engine(x, y, None)
-        factors = mechanism.clip_factors(result.squared_norms, present, clip, 1)
-        return result.clipped_sums(factors)
+        norms = result.squared_norms
+        factors = mechanism.clip_factors(norms, clip, 1)
+        return result.clipped_sums(mechanism.zero_invalid(factors, norms, present))
 
     def sums(x, y, present):
         with forced_norms(norm):

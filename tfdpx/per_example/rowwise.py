@@ -6,7 +6,6 @@ compared by identity, never by name, and no method may be replaced on the object
 
 import functools
 import inspect
-import sys
 
 import keras
 import numpy as np
@@ -34,6 +33,23 @@ _LOSSES = {
 }  # fmt: skip
 
 
+# By class: a function of a layer and of the rank of its input to a problem, a clause; or None.
+_layers = {}
+
+
+def register_rowwise(*layer_classes, problem_of=None):
+    """Registers layers that treat each row by itself, with the arguments that Keras gives them.
+
+    The guarantee rests on it: a layer that is registered and mixes rows is not mapped.
+
+    Args:
+        *layer_classes: Classes of `keras.layers.Layer`; a subclass is not registered with one.
+        problem_of: Function of a layer and of the rank of its input to the reason why this one
+            does not, a str; or to None.
+    """
+    _layers.update(dict.fromkeys(layer_classes, problem_of))
+
+
 def find_obstacle(model):
     """Returns the first reason why a model may not treat each row by itself.
 
@@ -52,14 +68,13 @@ def find_obstacle(model):
     for part in {id(m): m for m in (model, graph)}.values():
         if methods := layer_internals.replaced_methods(part):
             return f"model '{model.name}' overrides `{methods[0]}`"
-    layers, operations = _known_layers(), _known_operations()
     for operation in graph.operations:
         if isinstance(operation, keras.Model):
             problem = find_obstacle(operation) or _problem_of_arguments(operation)
-        elif type(operation) in operations:
-            problem = _problem_of_operands(operation, operations[type(operation)])
-        elif type(operation) in layers:
-            problem = _problem_of_layer(operation, layers[type(operation)])
+        elif type(operation) in _operations:
+            problem = _problem_of_operands(operation, _operations[type(operation)])
+        elif type(operation) in _layers:
+            problem = _problem_of_layer(operation, _layers[type(operation)])
         else:
             problem = f"{_describe(operation)} is not known to treat each row by itself"
         if problem:
@@ -94,46 +109,6 @@ def find_loss(model, y, y_pred):
     lacks_axis = is_sparse or y_pred.shape[-1] == 1
     ranks = {y_pred.shape.rank, y_pred.shape.rank - 1 if lacks_axis else y_pred.shape.rank}
     return loss if y.shape.rank in ranks else None
-
-
-def _known_layers():
-    """Dict by class: a function of a layer and the rank of its input to a problem, or None."""
-    layers = keras.layers
-    problems = dict.fromkeys(
-        (
-            layers.InputLayer, layers.Activation, layers.AveragePooling1D, layers.AveragePooling2D,
-            layers.Conv2D, layers.Cropping2D, layers.Dense, layers.DepthwiseConv2D,
-            layers.Embedding, layers.Flatten, layers.GlobalAveragePooling1D,
-            layers.GlobalAveragePooling2D, layers.GlobalMaxPooling1D, layers.GlobalMaxPooling2D,
-            layers.LeakyReLU, layers.MaxPooling1D, layers.MaxPooling2D, layers.Permute, layers.ReLU,
-            layers.Reshape, layers.ZeroPadding2D,
-        )
-    )  # fmt: skip
-    problems.update(dict.fromkeys((layers.Add, layers.Average, layers.Multiply, layers.Subtract)))
-    along_axis = (layers.Concatenate, layers.GroupNormalization, layers.LayerNormalization)
-    problems.update(dict.fromkeys(along_axis, _over_rows))
-    problems[layers.BatchNormalization] = _unfrozen
-    problems.update(dict.fromkeys(_RECURRENT, _unknown_cells))
-    problems[layers.Bidirectional] = _unknown_directions
-    problems[layers.Dropout] = _shared_noise
-    problems[layers.Masking] = _masked_by_row
-    problems[layers.Rescaling] = _scaled_by_row
-    problems[layers.Resizing] = _not_images
-    tfdpx_layers = sys.modules.get("tfdpx.layers")  # Which imports this package.
-    if tfdpx_layers is not None:
-        problems[tfdpx_layers.GroupNorm] = _over_rows
-        problems.update(
-            dict.fromkeys(
-                (tfdpx_layers.SkipInit, tfdpx_layers.UnitNormWithConstant, tfdpx_layers.WSConv2D)
-            )
-        )
-    return problems
-
-
-def _known_operations():
-    """Returns a dict by class, like `_known_layers`, of arithmetic and operations on masks."""
-    problems = dict.fromkeys((*model_internals.ARITHMETIC, model_internals.NOT_EQUAL))
-    return {**problems, model_internals.ANY: _over_all}
 
 
 def has_plain_cells(layer):
@@ -180,17 +155,18 @@ def _masked_by_row(layer, rank):
     return "may mask each row in another way" if np.ndim(layer.mask_value) else None
 
 
-def _over_rows(layer, rank):
+def over_rows(layer, rank):
+    """Returns the problem of a layer with an `axis` that is the batch's; or None."""
     axes = np.atleast_1d([] if layer.axis is None else layer.axis)
     return "works along the axis of the batch" if any(axis % rank == 0 for axis in axes) else None
 
 
 def _over_all(operation, rank):
-    return "works along all axes" if operation.axis is None else _over_rows(operation, rank)
+    return "works along all axes" if operation.axis is None else over_rows(operation, rank)
 
 
 def _unfrozen(layer, rank):
-    return "is not frozen" if layer.trainable else _over_rows(layer, rank)
+    return "is not frozen" if layer.trainable else over_rows(layer, rank)
 
 
 def _shared_noise(layer, rank):
@@ -298,3 +274,31 @@ def _is_tensor(value):
 
 def _describe(operation):
     return f"'{operation.name}' (of type {type(operation).__name__})"
+
+
+_keras = keras.layers
+register_rowwise(
+    _keras.InputLayer, _keras.Activation, _keras.AveragePooling1D, _keras.AveragePooling2D,
+    _keras.Conv2D, _keras.Cropping2D, _keras.Dense, _keras.DepthwiseConv2D, _keras.Embedding,
+    _keras.Flatten, _keras.GlobalAveragePooling1D, _keras.GlobalAveragePooling2D,
+    _keras.GlobalMaxPooling1D, _keras.GlobalMaxPooling2D, _keras.LeakyReLU, _keras.MaxPooling1D,
+    _keras.MaxPooling2D, _keras.Permute, _keras.ReLU, _keras.Reshape, _keras.ZeroPadding2D,
+    _keras.Add, _keras.Average, _keras.Multiply, _keras.Subtract,
+)  # fmt: skip
+register_rowwise(
+    *(_keras.Concatenate, _keras.GroupNormalization, _keras.LayerNormalization),
+    problem_of=over_rows,
+)
+register_rowwise(_keras.BatchNormalization, problem_of=_unfrozen)
+register_rowwise(*_RECURRENT, problem_of=_unknown_cells)
+register_rowwise(_keras.Bidirectional, problem_of=_unknown_directions)
+register_rowwise(_keras.Dropout, problem_of=_shared_noise)
+register_rowwise(_keras.Masking, problem_of=_masked_by_row)
+register_rowwise(_keras.Rescaling, problem_of=_scaled_by_row)
+register_rowwise(_keras.Resizing, problem_of=_not_images)
+
+# Arithmetic and operations on masks, likewise.
+_operations = {
+    **dict.fromkeys((*model_internals.ARITHMETIC, model_internals.NOT_EQUAL)),
+    model_internals.ANY: _over_all,
+}

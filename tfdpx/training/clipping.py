@@ -103,7 +103,7 @@ class ClipPolicy:
             batch_size: Int, B.
             clips: The part of these examples of `clips`.
         """
-        return mechanism.clip_factors(squared_norms, present, self.l2_norm_clip, batch_size)
+        return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
         """Returns the statistics of a batch's norms for `update`, a `Measured`.
@@ -250,7 +250,7 @@ class AdaptiveClip(ClipPolicy):
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
         """`mechanism.clip_factors` at the clip of the update."""
-        return mechanism.clip_factors(squared_norms, present, clips, batch_size)
+        return mechanism.clip_factors(squared_norms, clips, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
         """Returns the sum of (indicator - 1/2), scaled so that the gradients' noise is sigma_b."""
@@ -350,8 +350,7 @@ class IndividualClip(ClipPolicy):
 
     def clip(self, squared_norms, present, batch_size, clips):
         """`mechanism.clip_factors` at the fractions."""
-        clip = self.l2_norm_clip
-        return mechanism.clip_factors(squared_norms, present, clip, batch_size, clips)
+        return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size, clips)
 
     def over_clip(self, squared_norms):
         """float32 [n]: norms over C, at most 1."""

@@ -149,7 +149,7 @@ KNOWN = {
 
 @pytest.mark.filterwarnings("ignore:Layer 'flatten")
 def test_layers_that_are_known_keep_rows_apart_to_the_bit():
-    assert set(KNOWN) == {*rowwise._known_layers(), *rowwise._known_operations()}
+    assert set(KNOWN) == {*rowwise._layers, *rowwise._operations}
     inputs = keras.Input((6, 6, 4))
     features = [layers.Flatten()(apply(kind, inputs)) for kind, apply in KNOWN.items()]
     model = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(features)))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
-from tfdpx import callbacks, per_example
+from tfdpx import callbacks
 from tfdpx.accounting import PrivacyPlan
 
 
@@ -237,7 +237,7 @@ def test_gradient_norms_before_clipping_are_private_and_the_statement_is_not(tmp
     first, last = logs.Tensors("not_private/gradient_norms")
     assert (first.step, last.step) == (3, 6)
     buckets = tf.make_ndarray(last.tensor_proto)
-    norms = per_example.gradient_norms(model, x, y)
+    norms = tfdpx.gradient_norms(model, x, y)
     assert buckets[:, 2].sum() == len(x)
     np.testing.assert_allclose([buckets[0, 0], buckets[-1, 1]], [norms.min(), norms.max()], 1e-4)
     for path in tmp_path.rglob("events*"):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from oracle import ALLOWANCE, batch_of_one_gradients
 
 import tfdpx
-from tfdpx.per_example import gradient_norms
+from tfdpx import gradient_norms
 
 
 class Mixing(keras.layers.Layer):

@@ -28,12 +28,12 @@ def clip_of_neighbour(self, ids, count, original=IndividualClip.clips):
     return original(self, None if ids is None else (ids + 1) % replay.COUNT, count)
 
 
-def factors_of_plain_clip(norms, present, clip, size, *_, f=mechanism.clip_factors):
-    return f(norms, present, clip, size)
+def factors_of_plain_clip(norms, clip, size, *_, f=mechanism.clip_factors):
+    return f(norms, clip, size)
 
 
-def factors_not_scaled(norms, present, clip, size, fractions=1.0, f=mechanism.clip_factors):
-    return f(norms, present, clip, size, fractions) / fractions
+def factors_not_scaled(norms, clip, size, fractions=1.0, f=mechanism.clip_factors):
+    return f(norms, clip, size, fractions) / fractions
 
 
 def weight_alone(self, clips, weights):
