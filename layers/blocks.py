@@ -22,7 +22,7 @@ from tfdpx.per_example.rowwise import over_rows, register_rowwise
 class GroupNorm(keras.layers.GroupNormalization):
     """Group normalization with 16 groups by default.
 
-    Normalises each example over positions and the channels of a group, so that no example's
+    Normalises each example over positions and the channels of a group, so no example's
     output depends on another's. It replaces batch normalization under differential privacy. It is
     `keras.layers.GroupNormalization` except for the default of `groups` (Keras's is 32) and an
     error that lists the possible numbers of groups.
@@ -73,7 +73,7 @@ class SkipInit(keras.layers.Layer):
     initialisation and trains without normalization. It keeps examples separate.
 
     Args:
-        scale: Float, a constant factor besides the trainable one, for example the `alpha` of Brock
+        scale: Float, a constant factor next to the trainable one, for example the `alpha` of Brock
             et al. (2021a).
         initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) start
             NF-ResNets that are trained privately from scratch at one.
@@ -133,7 +133,7 @@ class UnitNormWithConstant(keras.layers.Layer):
     - Noise of standard deviation `s` on each weight moves each logit by `s`, for any number of
       features.
 
-    An example of zeros becomes the constant alone, scaled to one. The layer keeps examples separate
+    An example of zeros becomes the constant, scaled to one. The layer keeps examples separate
     and has no weights.
 
     Args:
@@ -215,7 +215,7 @@ class ChannelWhitening(keras.layers.Layer):
 
     where `mean` has an entry for each feature (position and channel), and `V D V^T` is the
     covariance of the channels, pooled over images and positions. With the exponent -0.5 this is ZCA
-    whitening. It helps linear classifiers on fixed features, because a small budget allows only a
+    whitening. It helps linear classifiers on fixed features: a small budget allows only a
     few steps of gradient descent, and these get further if all directions are about equally long.
 
     The statistics come from `adapt`, before training. They stay in the model without noise, so
@@ -270,7 +270,7 @@ class ChannelWhitening(keras.layers.Layer):
         dtype = keras.backend.result_type(self.variable_dtype, "float32")
         arguments = dict(initializer="zeros", dtype=dtype, trainable=False, autocast=False)
         self.mean = self.add_weight(name="mean", shape=shape, **arguments)
-        # A matrix of zeros means "not adapted", because no covariance gives it.
+        # A matrix of zeros means "not adapted": no covariance gives it.
         self.matrix = self.add_weight(name="matrix", shape=(shape[-1],) * 2, **arguments)
 
     def adapt(
@@ -305,7 +305,7 @@ class ChannelWhitening(keras.layers.Layer):
         must = "be a layer, model or function of a batch of images"
         require(features is None or callable(features), "features", features, must)
         if isinstance(features, keras.Layer):
-            # Run as a graph, because that saves most of the time.
+            # Run as a graph, which saves most of the time.
             features = tf.function(features, autograph=False, reduce_retracing=True)
         mean, covariance = _moments(
             images if features is None else features(images)
@@ -361,14 +361,14 @@ def _checked_source(source, public):
     if public:
         return source
     if type(source) not in (synthetic.DeadLeaves, synthetic.Strokes):
-        # Only its type is shown, because an error may be logged where private data must not be.
+        # Only its type is shown: an error may be logged where private data must not be.
         raise ValueError(
             "Argument `source` must be a generator of tfdpx.synthetic (DeadLeaves, Strokes), "
             "because the statistics stay in the model without noise. Received: source of type "
             f"{type(source).__name__}. Use, e.g., tfdpx.synthetic.DeadLeaves(32, channels=3). If "
             "the data are public, declare it by adapt(..., public=True)."
         )
-    # A new object, because attributes set on the given one must not count.
+    # A new object: attributes set on the given one must not count.
     return type(source)(**type(source).get_config(source))
 
 

@@ -23,11 +23,11 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
     model is best fine-tuned in few. The gradients of frozen weights are not computed, nothing about
     the data is released through them, and they are not in the ledger.
 
-    - `"last"`: the last layer alone.
+    - `"last"`: only the last layer.
     - `"bias"`: every bias, and the offsets of normalization (BiTFiT, Bu et al. 2022,
       arXiv 2210.00036).
     - `"norm"`: scales and offsets of the layers with "Norm" in the name of their class. Batch
-      normalization stays frozen, because it uses the statistics of its pre-training.
+      normalization stays frozen: it uses the statistics of its pre-training.
     - `"lora"`: two thin factors for the kernels of queries and values, or if no layer has such a
       name, of every `Dense` and `EinsumDense`. Layers that have LoRA already keep their rank, and
       are then the only ones. For other layers, such as an `Embedding`, call
@@ -79,7 +79,7 @@ def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
         variables: Iterable of its weights.
     """
     chosen = {id(v) for v in variables}
-    # From the outside in, because Keras passes `trainable` on to all that a layer contains.
+    # From the outside in: Keras passes `trainable` on to all that a layer contains.
     for layer in layer_internals.flatten_layers(model):
         layer.trainable = any(id(v) in chosen for v in layer.weights)
     for variable in model.weights:

@@ -17,7 +17,7 @@ from tfdpx.layers.few_weights import last_layer
 from tfdpx.suggestion import ADAM, SGD, batch_and_steps, suggest, trained_before
 from tfdpx.training.optimizers import make_private
 
-# What `make_private_model` changes in a network of images that has not been trained.
+# The changes of `make_private_model` to a network of images that has not been trained.
 CHANGES = {
     "group_norm": "GroupNorm for BatchNormalization",
     "pool": "averages of 3 x 3 regions, flattened, for a global average",

@@ -49,7 +49,7 @@ class Scattering2D(keras.layers.Layer):
     `num_paths = 1 + J L + L^2 J (J - 1) / 2` features per position and colour, or `1 + J L` without
     order 2. They hardly change when the image is shifted or bent a little, so a linear model on
     them classifies well, without a network that must be trained privately. Filters, padding and
-    values are those of Kymatio 0.3.
+    values equal Kymatio 0.3's.
 
     Privacy: the layer has no weights, and keeps examples separate. Computing the features of each
     example first does not change the guarantee of a training on them.
@@ -256,7 +256,7 @@ class Scattering2D(keras.layers.Layer):
                 coarser = [
                     self._average(self._moduli(inner, j2, j1), j2) for j2 in range(j1 + 1, self.J)
                 ]
-                # [rows, L, scales * L, ...], so that the first wavelet comes before the second.
+                # [rows, L, scales * L, ...], with the first wavelet before the second.
                 pairs = tf.concat(coarser, axis=2)
                 count = pairs.shape[1] * pairs.shape[2]
                 orders[2].append(tf.reshape(pairs, [-1, count, *pairs.shape[3:]]))
@@ -321,7 +321,7 @@ def _quarters(maps, split):
 
 
 # The Morlet wavelets and the Gaussian low pass have the formulas and constants of Kymatio (Andreux
-# et al., 2020), so that the features agree. They are periodic on the padded image.
+# et al., 2020), and the features agree. They are periodic on the padded image.
 _SIGMA = 0.8
 _FREQUENCY = 3 * math.pi / 4
 # Kymatio's normalization uses only these digits; with all of them features would differ by 9e-5.
@@ -368,7 +368,7 @@ def _wavelet(shape, scale, turn, slant):
     across = columns * math.cos(turn) - rows[:, None] * math.sin(turn)
     envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
     wave = np.exp(1j * _FREQUENCY / 2**scale * along)
-    # A wavelet has mean zero, so that a constant image does not pass.
+    # A wavelet has mean zero: a constant image does not pass.
     wave -= np.sum(envelope * wave) / np.sum(envelope)
     periodic = np.zeros(shape, complex)
     values = envelope * wave * slant / (2 * _PI * sigma**2)
@@ -403,7 +403,7 @@ def low_pass(size, scales, resolution):
     Returns:
         Float64 array `[size / 2**r, size / 2**J - 2]`. Products with it average, keep every
         `2**(J - r)`-th pixel, and drop one of these at each end, which is padding. The Gaussian
-        of an image is the product of those of its axes.
+        of an image is the product over its axes.
     """
     sigma = _SIGMA * 2 ** (scales - 1)
     positions = np.arange(-2 * size, 3 * size)

@@ -47,7 +47,7 @@ class WSConv2D(keras.layers.Conv2D):
             `dilation_rate`, `groups`, `activation`, `use_bias`, initializers, regularizers,
             constraints, `name`, `dtype`. Regularizers and constraints act on the raw kernel.
 
-    Call arguments and output shapes are those of `keras.layers.Conv2D`. Under a mixed-precision
+    Call arguments and output shapes are as in `keras.layers.Conv2D`. Under a mixed-precision
     policy the statistics are computed in float32 and the convolution in the compute dtype.
 
     Raises:
@@ -148,7 +148,7 @@ class WSConv2D(keras.layers.Conv2D):
         return {**super().get_config(), "use_gain": self.use_gain, "epsilon": self.epsilon}
 
 
-# Axes of one filter in a kernel: those of the window are summed over at once.
+# Axes of one filter in a kernel: the axes of the window are summed over at once.
 _BY_AXIS = [[-4, -3], -2]
 
 

@@ -38,7 +38,7 @@ def check_filters(filters, groups):
 def logits_layer(num_classes, **arguments):
     """Returns the dense layer of the logits.
 
-    Logits keep the precision of the weights under mixed precision, because the loss loses digits
+    Logits keep the precision of the weights under mixed precision: the loss loses digits
     with 16-bit ones.
     """
     dtype = keras.config.dtype_policy().variable_dtype
@@ -76,7 +76,7 @@ def WideResNet(
     resolution changes.
 
     The defaults follow the text of the two papers. The published code of De et al. departs from it,
-    and the accuracies that they quote are those of the code. Build its network with
+    and the accuracies that they quote belong to the code. Build its network with
     >>> code = dict(use_gain=True, use_bias=True, norm_before_relu=False, projection_norm=True)
     >>> tfdpx.models.WideResNet(16, 4, 10, **code).count_params()
     2753818
@@ -205,7 +205,7 @@ def NFResNet(
     """Builds the normalizer-free residual network `NF-ResNet-depth` of Brock et al. (2021a).
 
     A pre-activation bottleneck ResNet in which scaled weight standardization and bookkeeping of
-    variances replace batch normalization, so that no example affects another. Block `l` adds
+    variances replace batch normalization, so no example affects another. Block `l` adds
 
     `h + 0.2 * gain * f(h / beta)`
 
@@ -373,7 +373,7 @@ def LeNet(
     Two 5x5 convolutions (6 channels with padding, 16 without), each followed by tanh and 2x2
     average pooling, then dense layers of 120, 84 and `num_classes`. As in most later versions,
     the trainable subsampling, the sparse channel connections and the radial basis outputs of 1998
-    are left out. Tanh also bounds the activations, so that a few large examples do not dominate
+    are left out. Tanh also bounds the activations: a few large examples do not dominate
     the gradients before clipping.
 
     Args:

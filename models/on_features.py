@@ -20,7 +20,7 @@ def LinearOnFeatures(
     """Builds a linear classifier on fixed features.
 
     Each model of `extractors` computes features of the image. Each kind is scaled to norm one
-    separately, so that all kinds have the same weight, and they are concatenated. The extractors
+    separately, which gives all kinds the same weight, and they are concatenated. The extractors
     must not have been trained on the private data, because only then do the features spend no
     privacy. Train it like `ScatterLinear`, which is the same with one kind of features.
 
@@ -189,7 +189,7 @@ def ScatterCNN(
 # The smallest side that is transformed; smaller images are enlarged to it.
 _LEAST_SIDE = 16
 # Number of 32x32 images for whitening, fewer if they are larger, and the least number; in batches
-# that divide 1,500, because a shorter one at the end is traced again.
+# that divide 1,500: a shorter one at the end is traced again.
 _MOST_IMAGES, _FEWEST_IMAGES, _BATCH = 1500, 100, 75
 
 

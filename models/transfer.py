@@ -61,7 +61,7 @@ def backbone(
             that it contains no private data.
         batch_norm: The treatment of `keras.layers.BatchNormalization`: `"freeze"`, also in `model`
             itself; or `"replace"`, by `tfdpx.layers.replace_batch_norm`, which copies the weights
-            and drops the moving statistics, so that the network has to be trained further.
+            and drops the moving statistics; the network has to be trained further.
         pixels: The network's range of pixels: `"0..255"`, `"0..1"`, `"-1..1"`, `"imagenet"` or
             `"caffe"`. None detects it: 0..255 for a network that scales pixels itself, otherwise
             the range of its keras-hub preprocessor or `preprocess_input` in keras.applications.
@@ -365,7 +365,7 @@ def without_batch_statistics(model, batch_norm):
 
     Args:
         model: A Functional or Sequential `keras.Model`.
-        batch_norm: "freeze", which uses the statistics of the pre-training for each example alone;
+        batch_norm: "freeze", which uses the statistics of the pre-training for each example;
             or "replace", by `tfdpx.layers.replace_batch_norm`.
 
     Returns:

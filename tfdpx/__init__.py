@@ -1,6 +1,6 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
-Every public name loads on first use, so that `tfdpx.accounting` needs neither TensorFlow nor Keras.
+Every public name loads on first use: `tfdpx.accounting` needs neither TensorFlow nor Keras.
 Once Keras is imported, before or after, a hook lets a DP optimizer run the training step of
 `keras.Model.fit`, and Keras finds the layers and optimizers of tfdpx that are named in files.
 Nothing else in the process changes. `docs/api.md` lists the public names.
@@ -121,7 +121,7 @@ def __getattr__(name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, name)
     if home != "accounting":
-        # Keras comes first, so that another backend is reported in one sentence.
+        # Keras comes first, and another backend is reported in one sentence.
         _importlib.import_module(f"{__name__}._keras")
     module = _importlib.import_module(f"{__name__}.{home}")
     return getattr(module, name) if name in _HOMES else module

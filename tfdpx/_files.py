@@ -46,7 +46,7 @@ def replacing(path, mode=0o600):
     Yields:
         `pathlib.Path` of an empty file in the same folder, with the same suffix, to write to.
     """
-    # A unique name, because two processes may write the same file, and the last one stays whole.
+    # A unique name: two processes may write the same file, and the last one stays whole.
     fresh = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.new{path.suffix}")
     try:
         os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -73,7 +73,7 @@ def leftovers(folder):
 
 @contextlib.contextmanager
 def locked(folder, user="Another training uses the checkpoint folder"):
-    """Locks a folder, so that no other process locks it at the same time.
+    """Locks a folder: no other process locks it at the same time.
 
     Args:
         folder: `pathlib.Path` of an existing folder.
@@ -95,7 +95,7 @@ def locked(folder, user="Another training uses the checkpoint folder"):
                 f"{user} {os.fspath(folder)!r}: wait until it has ended, or give this one a "
                 "separate folder."
             ) from None
-        except OSError:  # Ignored, because concurrent writers still leave a whole file.
+        except OSError:  # Ignored: concurrent writers still leave a whole file.
             yield None
         else:
             yield handle
@@ -140,7 +140,7 @@ def opened(content, form):
 
 
 def without_twins(pairs):
-    """Returns a dict of JSON; refuses a repeated entry, because readers would differ on it."""
+    """Returns a dict of JSON; refuses a repeated entry, as readers would differ on it."""
     if len(record := dict(pairs)) < len(pairs):
         raise ValueError("it has an entry twice")
     return record

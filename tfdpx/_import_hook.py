@@ -25,7 +25,7 @@ def connect():
 
 def _install():
     if sys.modules["keras"].backend.backend() == "tensorflow":
-        # No module of `tfdpx._keras` can be half imported here, because it imports Keras first.
+        # No module of `tfdpx._keras` can be half imported here: it imports Keras first.
         from tfdpx._keras import hook
 
         hook.install(_import_registered)
@@ -58,5 +58,5 @@ class _AfterKeras:
                 sys.meta_path.remove(self)
                 _install()
 
-        # On the object, so that `inspect` and `importlib.resources` still recognise the loader.
+        # On the object: `inspect` and `importlib.resources` still recognise the loader.
         loader.exec_module = exec_module

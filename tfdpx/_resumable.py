@@ -59,7 +59,7 @@ def save(path, settings, **more):
 
 
 def check_same(began, settings, holder, remedy, free=()):
-    """Raises ValueError that names a setting if `settings` differ from those of the beginning."""
+    """Raises ValueError that names a setting if `settings` differ from the first ones."""
     settings = json.loads(json.dumps(settings))
     for name in {**settings, **began}:
         was, now = began.get(name, "not given"), settings.get(name, "not given")

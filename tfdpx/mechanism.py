@@ -21,7 +21,7 @@ from tfdpx import noise
 from tfdpx.per_example import rounding
 
 _KEY = object()
-# Number of values per row of noise, because TensorFlow splits rows of 64 bytes without a copy.
+# Number of values per row of noise: TensorFlow splits rows of 64 bytes without a copy.
 _ROW = 16
 # The name of the operations that produce private gradients, for checks of graphs.
 MARK = "private_gradient"

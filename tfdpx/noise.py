@@ -49,7 +49,7 @@ _PHILOX, _SCRAMBLING = 1, 0x02461E293EC8F720
 _KEY = int.from_bytes(b"normal", "big")
 
 _RADIUS_BITS = 64
-# In units of the standard deviation, because the least uniform is half a step of its bits.
+# In units of the standard deviation: the least uniform is half a step of its bits.
 LARGEST_RADIUS = math.sqrt(2.0 * (_RADIUS_BITS + 1) * math.log(2.0))
 
 
@@ -97,7 +97,7 @@ def normal(shape, seed, stddev=1.0):
     rounded to float32, so values form a discrete set with steps of about 1e-7 of the radius, also
     near zero and in the tail. Privacy against an adversary who reads the last bits of a float32 is
     not covered (Mironov 2012, "On Significance of the Least Significant Bits for Differential
-    Privacy"), because epsilon is computed for real numbers.
+    Privacy"): epsilon is computed for real numbers.
 
     Args:
         shape: Static shape, a sequence of ints.

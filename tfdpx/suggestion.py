@@ -123,7 +123,7 @@ def learning_rate(
     """Returns the learning rate of the rule.
 
     The noise of all updates together moves each weight by about `rate * noise * sqrt(steps)`
-    (DP-SGD), or `rate * sqrt(steps)` (DP-Adam, because its denominator is mostly noise). The rule
+    (DP-SGD), or `rate * sqrt(steps)` (DP-Adam: its denominator is mostly noise). The rule
     keeps this constant for few weights, and has a largest rate for little noise.
 
     Args:

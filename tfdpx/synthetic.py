@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpx import _keras as _keras  # First, because it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
 
 # isort: split
 
@@ -39,9 +39,9 @@ _IMAGES, _UPDATES, _VIEWS, _RATE = 300, 2000, 64, 1e-3
 
 
 class Generator:
-    """Makes images from its arguments and a seed alone.
+    """Makes images only from its arguments and a seed.
 
-    Image `i` depends on the arguments, the seed and `i` alone, through NumPy's
+    Image `i` depends on only the arguments, the seed and `i`, through NumPy's
     `default_rng([seed, i])`, so a longer request begins with the same images. NumPy may change its
     random numbers with its version, so keep the results that were computed from the images.
 
@@ -116,7 +116,7 @@ class DeadLeaves(Generator):
 
     Centres are uniform, and radii have a density proportional to `r^-3` between `r_min` and
     `r_max`. Under this law a scene looks alike at every scale, as photographs do (Lee, Mumford
-    & Huang 2001). Features learned from such images alone are useful for photographs (Baradad et
+    & Huang 2001). Features learned only from such images are useful for photographs (Baradad et
     al. 2021).
 
     The samples are exact: leaves are placed from the front, under the earlier ones, until every
@@ -299,7 +299,7 @@ def _spline(controls, spacing):
         float64 array [n, 2], from the first control point to the last. No turn is sharp: even the
         second derivative of a B-spline has no jumps.
     """
-    # The ends continue in a straight line, so that the curve starts and ends at control points.
+    # The ends continue in a straight line: the curve starts and ends at control points.
     outer = [2 * controls[0] - controls[1], *controls, 2 * controls[-1] - controls[-2]]
     legs = np.linalg.norm(np.diff(outer, axis=0), axis=1)
     pieces = []
@@ -380,7 +380,7 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     is_valid = type(source) in (Strokes, DeadLeaves) and tuple(source.image_shape) == shape
     must = f'be Strokes or DeadLeaves with images of shape {shape}, or "auto"'
     require(is_valid, "images", images, must)
-    # A new one, because attributes that were set on the given one must not count.
+    # A new one: attributes that were set on the given one must not count.
     source = type(source)(**type(source).get_config(source))
     _check_untouched(model)
     features = _before_last_layer(model)
@@ -403,7 +403,7 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     generated = generated.cache().shuffle(_IMAGES).repeat().batch(_VIEWS, drop_remainder=True)
     print(f"Warm start: {_IMAGES} generated images, each a class.")
     trained.fit(generated.map(batch).prefetch(4), steps_per_epoch=_UPDATES, shuffle=False)
-    # They were known before, and no data have been read since.
+    # They were known before, and no data have been read after that.
     origins.mark_known(trained.variables)
     return model
 

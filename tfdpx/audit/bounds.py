@@ -3,7 +3,7 @@
 Many runs. A test distinguishes runs without an example ("negatives") from runs with it
 ("positives"). If it does better than any (epsilon, delta) allows, the claim is false. The bounds
 hold with the stated confidence over the randomness of independent runs; the test must be chosen
-before the runs are examined. No bound proves that a mechanism is private, because another attack
+before the runs are examined. No bound proves that a mechanism is private: another attack
 may do better.
 
 One run. Each of m canaries was in the data or not, by an independent fair coin. An attack guesses r
@@ -189,7 +189,7 @@ def _rates(false_positives, negatives, false_negatives, positives, confidence):
     )
 
 
-# Where the search for a bound ends, because no realistic number of guesses proves as much.
+# Where the search for a bound ends: no realistic number of guesses proves as much.
 _MOST = 60.0
 
 

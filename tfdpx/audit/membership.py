@@ -73,7 +73,7 @@ positives: -.
 
 
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:
-    """Returns the loss of each example, in inference mode, a function of model and example alone.
+    """Returns the loss of each example, in inference mode, a function of only model and example.
 
     For the attack that takes examples with a low loss for members (Yeom et al. 2018), the scores
     are `-losses`.
@@ -114,9 +114,9 @@ def auc(members, non_members):
 
 
 def advantage(members, non_members):
-    """Returns the rate of true positives minus that of false positives, at the best threshold.
+    """Returns the rate of true positives minus the rate of false positives, at the best threshold.
 
-    On few scores it is too high, because the threshold was chosen on them.
+    On few scores it is too high: the threshold was chosen on them.
 
     Args:
         members: Array of floats [M].

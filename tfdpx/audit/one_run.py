@@ -155,7 +155,7 @@ class OneRunAudit(keras.callbacks.Callback):
         x: Nest of arrays [m, ...], canaries with the shape of the examples and of the model's
             inputs. Use at least a few hundred; 50 right guesses of 50 show epsilon 2.8 at most.
         y: Nest of arrays [m, ...], their targets.
-        delta: Optional float in (0, 1). Defaults to that of the optimizer's plan, or 1e-5.
+        delta: Optional float in (0, 1). Defaults to the optimizer's plan's, or 1e-5.
         confidence: Float in (0, 1).
         guesses: Optional int, as for `one_run_report`.
         seed: Optional int for the coins. None takes them from the operating system.
@@ -275,7 +275,7 @@ class OneRunAudit(keras.callbacks.Callback):
         require(unit == EXAMPLE, "plan.unit", unit, "be of examples, as canaries are")
         examples, count = draws.examples, self._rows + self._count
         same = examples.count == count
-        if same:  # The coins mark the canaries, because no other data have these weights.
+        if same:  # The coins mark the canaries: no other data have these weights.
             rows = tf.range(self._rows, count, dtype=tf.int64)
             same = np.array_equal(examples.batch(rows, self._count)[2] > 0, self._coins)
         if not same:

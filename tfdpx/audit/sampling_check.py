@@ -1,7 +1,7 @@
 """Tests whether batches are the Poisson samples that a plan assumes, or have fixed size and order.
 
 Accountants reduce the loss because sampling hides examples. It does so only if each example is
-drawn by a separate coin, anew at each step. Batches of one size, cut from a permutation, are a
+drawn by a separate coin, again at each step. Batches of one size, cut from a permutation, are a
 different mechanism, and can be far less private at the same noise (Chua et al. 2024,
 arXiv:2403.17673).
 """
@@ -50,7 +50,7 @@ def check_sampling(
 ) -> SamplingReport:
     """Examines which examples batches hold, and whether coins may have chosen them.
 
-    Compares three numbers with those of independent coins: how many examples are drawn in all, how
+    Compares three numbers with independent coins: how many examples are drawn in all, how
     much batches differ in size, and how much examples differ in how often they are drawn. Batches
     of one size fail the second, passes over a permutation the third.
 
@@ -129,7 +129,7 @@ def _ids(batch, count):
 
 
 def _spread(counts, coins, q):
-    """Returns the variance of counts over that of Binomial(coins, q), and its p-value."""
+    """Returns the variance of counts over the variance of Binomial(coins, q), and its p-value."""
     variance = coins * q * (1 - q)
     if variance == 0:
         return (1.0, 1.0) if np.all(counts == coins) else (np.inf, 0.0)

@@ -36,7 +36,7 @@ _FEWEST_TRIALS = 20
 _SLACK = 0.01
 # The least share of the sum of equal canaries that half precision and its allowance must leave.
 _LEAST_SHARE = 0.75
-# How much longer than the clip a canary's gradient is, so that a missing clip shows.
+# How much longer than the clip a canary's gradient is: a missing clip shows.
 _EXCESS = 1000.0
 # The class weight of the canaries, which becomes 1 when divided by the largest.
 _CLASS_WEIGHT = 8.0
@@ -102,9 +102,9 @@ def check_optimizer(
 
     With k canaries a mu-GDP mechanism is k mu-GDP (Dong, Roth, Su 2022, Theorem 2.14), so a lower
     bound on that is k times one on mu, and large noise needs no more updates than small noise.
-    Besides this bound from an attack, it checks that the sum of clipped gradients is that of Eq. 4
+    Besides this bound from an attack, it checks that the sum of clipped gradients follows Eq. 4
     of De et al. 2022 (arXiv:2204.13650), that padding adds nothing, and that the noise of each
-    variable has the right standard deviation, is drawn anew each time and is the same on all
+    variable has the right standard deviation, is drawn again each time and is the same on all
     replicas. With one output of classes the canaries have a large class weight, which must not let
     them add more.
 
@@ -119,9 +119,9 @@ def check_optimizer(
     Args:
         model: A built `keras.Model`, compiled or not; under a strategy of one host.
         optimizer: A tfdpx optimizer, compiled with the model or not.
-        x: Optional nest of arrays [rows, ...] like those of a batch, for a model without known
+        x: Optional nest of arrays [rows, ...] like the arrays of a batch, for a model without known
             input shapes; only shapes and dtypes are read.
-        delta: Optional float in (0, 1). Defaults to that of the optimizer's plan, or 1e-5.
+        delta: Optional float in (0, 1). Defaults to the optimizer's plan's, or 1e-5.
         confidence: Float in (0, 1).
         trials: Int, number of updates with the canaries, and as many without.
         seconds: Float, a limit of time after compilation. If it allows only fewer trials, the lower
@@ -262,7 +262,7 @@ def _scale_problems(variables, sigma, squares, error):
 
 
 class Canaries:
-    """Takes updates of a copy of a model on equal canaries alone; the model is only read.
+    """Takes updates of a copy of a model on equal canaries only; the model is only read.
 
     Each update starts at the same weights, and its result is all that an adversary sees.
 
@@ -374,7 +374,7 @@ class Canaries:
 def _observed(private):
     """Returns a subclass of a private optimizer class that adds gradients to the weights unchanged.
 
-    Its methods, and those of its subclasses, run as usual. Only the step of Keras's optimizer is
+    Its methods, and its subclasses' methods, run as usual. Only the step of Keras's optimizer is
     left out, and gradients are added in units of the clip.
 
     Args:
@@ -416,7 +416,7 @@ def _one_or_list(values):
 
 
 def _values(tensor, rows, blank):
-    """Returns equal examples like those of `tensor`; `blank` ones look the same in all views."""
+    """Returns equal examples like the rows of `tensor`; `blank` ones look the same in all views."""
     shape, dtype = [1, *tensor.shape[1:]], tensor.dtype
     if dtype.is_floating and not blank:
         example = tf.constant(np.random.default_rng(0).normal(size=shape), dtype)
@@ -429,7 +429,7 @@ def _copy(model, specs):
     """Returns a model like `model`, with separate weights of the same values."""
     try:
         if getattr(model, "inputs", None):
-            # Without the compile arguments, because Keras would copy them too.
+            # Without the compile arguments: Keras would copy them too.
             bare = keras.Model(_one_or_list(model.inputs), _one_or_list(model.outputs))
             twin = keras.models.clone_model(bare)
         else:

@@ -19,7 +19,7 @@ class LayerViews:
     The layer makes each view separately, as a batch of one, with separate random numbers. So no
     view depends on another example, on its place or on the division of the batch into microbatches,
     for every layer. Neither `keras.utils.set_random_seed` nor a `seed` of the layer has an effect.
-    The layer receives 8-bit images as float32 in [0, 255], because some layers accept nothing else.
+    The layer receives 8-bit images as float32 in [0, 255]: some layers accept nothing else.
     Layers of Keras and keras_cv that interpolate (translation, rotation, zoom) need
     `jit_compile=False`; the others compile under XLA.
 

@@ -29,7 +29,7 @@ _MIXING = 1
 class MixViews:
     """Views of another augmentation, and mixtures of two of them.
 
-    The first of an example's `augmult` views are those of `augment`, and the last `mixed_views` are
+    The first of an example's `augmult` views come from `augment`, and the last `mixed_views` are
     `w * a + (1 - w) * b`. Here `a` and `b` are two different views of the first, chosen at random,
     and the weight `w` has the distribution Beta(alpha, alpha). All views come from one example, so
     they keep its label, and clipping bounds their contribution. Mixup between examples has neither

@@ -17,7 +17,7 @@ from "Mixed Differential Privacy in Computer Vision"):
     model = keras.Sequential([backbone, head.to_layer()])
 """
 
-from tfdpx import _keras as _keras  # First, because it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
 from tfdpx.heads.adamix import AdaMix
 from tfdpx.heads.gradients import FirstOrder
 from tfdpx.heads.moments import FeatureCovariance, LeastSquares, Newton

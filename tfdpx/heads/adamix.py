@@ -51,7 +51,7 @@ class AdaMix(Head):
 
         w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_0)).
 
-    The start w_0 is the minimum over the public examples alone. Private gradients are clipped to
+    The start w_0 is the minimum over the public examples only. Private gradients are clipped to
     tau, the 90th percentile of the norms of the public gradients at w. The noise has the standard
     deviation `noise_multiplier tau`, and U holds the top left singular vectors of `G_public`.
     Without public examples this is NoisyGD (Algorithm 1, but without its projection onto a ball).
@@ -79,7 +79,7 @@ class AdaMix(Head):
             therefore the clip, fall further at the start, which needs a larger learning rate.
         quantile: Float in (0, 1], the quantile of the norms of public gradients that tau follows.
         projection: Int, number of columns of U, at most `num_classes - 1`, because the columns of
-            `G_public` sum to zero and a further one would be rounding alone. None: no projection.
+            `G_public` sum to zero and a further one would be only rounding. None: no projection.
         decay_to: "start", w_0, or "zero", which puts `lambda w` in place of `lambda (w - w_0)`.
         initial_weights: Public array `[d, num_classes]`, for example from
             `tfdpx.models.zero_shot_head`. The search for the start begins and decays to it; without
@@ -207,7 +207,7 @@ class AdaMix(Head):
         return self._public.minimum(self.l2_regularization, self._first)
 
     def _clip_and_subspace(self, kernel):
-        """Returns clip and subspace (or None), from public examples and released weights alone."""
+        """Returns clip and subspace (or None), from public examples and released weights only."""
         if self.projection is None:
             return self._clip(kernel), None
         return self._clip(kernel), self._public.subspace(kernel, self.projection)
@@ -303,7 +303,7 @@ class PublicSet:
         as rows, because the minimum minus `reference` is a combination of the rows.
 
         Args:
-            l2_regularization: Float > 0, because separable data have no minimum without it.
+            l2_regularization: Float > 0: separable data have no minimum without it.
             reference: float64 `[d, m]`, also the starting point of the search.
         """
         if not len(self):

@@ -1,6 +1,6 @@
 """Features with labels in memory, chunks of them in float64, and their clipping.
 
-A `tf.data.Dataset` is read once, so that all passes of a head see the same examples.
+A `tf.data.Dataset` is read once, and all passes of a head see the same examples.
 
 Sums over the examples are in float64. With b rows per product and n in all, a sum of n float64
 terms of size at most C, in any order, is off by at most (b + n / b) 2^-53 n C (Higham 2002, ch. 4).
@@ -34,7 +34,7 @@ class FeatureSet:
         features: Array `[n, d]`, for example a `np.memmap`, or a `tf.data.Dataset` of batches
             `(features, labels)` that ends and yields every example once.
         labels: Array of class numbers `[n]` or of numbers in [0, 1] `[n, num_classes]`. None with a
-            dataset, or for features alone.
+            dataset, or for features without labels.
         num_classes: Int.
         labelled: Bool, whether labels are required.
 

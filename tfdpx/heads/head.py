@@ -203,7 +203,7 @@ class Head(abc.ABC):
         planned = self._planned()
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
         released, before = releases.Releases(planned, self.seed), self.ledger
-        # Every planned release counts first, because an interrupt may come at any time.
+        # Every planned release counts first: an interrupt may come at any time.
         self.ledger = before + released.planned_ledger()
         try:
             kernel, bias = self._fit(examples, released)

@@ -1,6 +1,6 @@
 """Heads on noisy second moments of the features, and the linear systems that they solve.
 
-The matrices of the classes are formed one after the other, so that no array `[num_classes, d, d]`
+The matrices of the classes are formed one after the other; no array `[num_classes, d, d]`
 is held in memory. The algorithms come from "Differentially Private Image Classification from
 Features", which is called the paper here.
 """

@@ -1,7 +1,7 @@
 """The noise of a head: every statistic that leaves the data is released and counted here.
 
 A head declares its releases beforehand, with their number and noise multipliers. Any further one is
-refused, so that no statistic is released without a payment from the budget.
+refused: no statistic is released without a payment from the budget.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Releases:
         return self._ledger_of({name: times for name, (_, times) in self._planned.items()})
 
     def _ledger_of(self, times):
-        # By noise, because entries of one run at the same noise are taken to be the same steps.
+        # By noise: entries of one run at the same noise are taken to be the same steps.
         steps: collections.Counter[float] = collections.Counter()
         for name, done in times.items():
             steps[self._planned[name][0]] += done
@@ -115,7 +115,7 @@ class Releases:
 
 @functools.lru_cache(maxsize=64)
 def _drawing(shape):
-    """Returns a graph that draws, because a hundred small eager operations take long."""
+    """Returns a graph that draws; a hundred small eager operations take long."""
 
     def draw(seed, index):
         return noise.normal(shape, noise.fold_in(seed, index), 1.0)
