@@ -14,6 +14,7 @@ and known again by `tfdpx.checks.mark_public`. `variable.assign` cannot be detec
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -26,8 +27,6 @@ import tensorflow as tf
 
 from tfdpx._keras import hook, layer_internals, model_internals, step_context
 from tfdpx._keras.origins import mark_known, mark_of, mark_unknown
-from tfdpx._keras.variables import value_of
-from tfdpx._keras.variables import variable as shared_variable
 from tfdpx._warnings import warn
 from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
@@ -87,11 +86,6 @@ class Account(_PrivacySpend):
         self.restored = None  # The number of a `tf.train.Checkpoint` with a whole ledger.
         self._warned = False
         self._adapted = weakref.WeakSet()  # Layers with noisy statistics.
-        # The table that version 0.2 stored in files of tf.train.Checkpoint.
-        self.old_table = (
-            shared_variable(np.zeros([64, 5]), "float64"),
-            shared_variable([0] * 64, "int64"),
-        )
         self.renew()
 
     @property
@@ -209,11 +203,6 @@ class Account(_PrivacySpend):
     def ledger(self):
         """Returns all that was spent on the weights, a `tfdpx.accounting.Ledger`."""
         self._settle()
-        facts, steps = map(value_of, self.old_table)
-        if steps.any():
-            for part in self.old_table:
-                part.assign(np.zeros_like(value_of(part)))
-            self.join(saved.of_table(facts, steps))
         for account in _accounts_of(self._followed) - {self}:
             self._join(Ledger(account.entries()))
         is_complete = _is_complete(self._followed)
@@ -268,7 +257,9 @@ class SavedLedger(tf.train.experimental.PythonState):
         return self._optimizer().account.ledger().to_json()
 
     def deserialize(self, string_value):
-        """Joins a saved ledger."""
+        """Joins a saved ledger; TensorFlow calls it before it restores any variable."""
+        if not isinstance(string_value, bytes):
+            raise ValueError(saved.OF_0_2)
         account = self._optimizer().account
         ledger = Ledger.from_json(tf.compat.as_str(string_value))
         account.join(ledger)
@@ -416,8 +407,11 @@ def _tell_others(account, marks):
         step_context.eagerly(other.on_spent)  # A plan's `spent` joins while a step is traced.
 
 
-def _loaded(model, arrays, known):
-    ledger = saved.read(arrays)
+def _loading(model, arrays):
+    return functools.partial(_loaded, model, arrays, saved.read(arrays))
+
+
+def _loaded(model, arrays, ledger, known):
     if ledger is None:
         return
     mark_known(known)
@@ -443,4 +437,4 @@ def _replaced(old, new):
     pass_on(old, [variable for variable in new if id(variable) not in old_ids])
 
 
-hook.watch_weights(_loaded, _set, _replaced)
+hook.watch_weights(_loading, _set, _replaced)

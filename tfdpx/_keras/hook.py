@@ -113,9 +113,10 @@ def watch_weights(on_load, on_set_weights, on_replace):
     """Sets the functions that record where the values of weights come from, for all models.
 
     Args:
-        on_load: Function of a model or layer that has loaded a file, the arrays, a dict by name, of
-            the optimizer's state in the file, with any optimizer, None without one, and a list of
-            the weights that are known if the file has a ledger.
+        on_load: Function of a model or layer that will load a file, and the arrays, a dict by name,
+            of the optimizer's state in the file, with any optimizer, None without one. Returns a
+            function to call after loading, with a list of the weights that are known if the file
+            has a ledger.
         on_set_weights: Function of a layer and the arrays passed to its `set_weights`, called
             before it.
         on_replace: Function of the lists of a model's or layer's `keras.Variable`s before and after
@@ -234,11 +235,12 @@ def _load_state(original):
     def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
         if inner_path or not (isinstance(saveable, keras.Layer) and weights_store):
             return original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
+        arrays = saving_internals.saved_optimizer(weights_store)
+        loaded = _listeners().on_load(saveable, arrays)  # May refuse the file.
         weights = saving_internals.weights_to_load(saveable, kwargs.get("visited_saveables"))
         known = origins.mark_unknown(weights)
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
-        known = known if kwargs.get("error_msgs") else weights
-        _listeners().on_load(saveable, saving_internals.saved_optimizer(weights_store), known)
+        loaded(known if kwargs.get("error_msgs") else weights)
 
     return load_state
 

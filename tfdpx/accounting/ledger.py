@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 # A later version may add entries of kind "mechanism" with the fields epsilon, delta, unit and name,
 # for releases of other mechanisms. This one refuses kinds and fields that it does not know.
 _FORMAT = "tfdpx.Ledger/8"
-_READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (7, 6, 5, 4, 3, 2, 1)))
-# Files before version 4 do not tell whether a ledger was complete.
-_WITHOUT_COMPLETENESS = _READABLE[5:]
 
 EXAMPLE, USER = "example", "user"
 UNITS = (EXAMPLE, USER)
@@ -67,8 +64,7 @@ class Entry:
     run: int | None = None
     seeded: bool = False
     unit: str = EXAMPLE
-    # Not compared, because files of older versions do not have it.
-    kind: str = dataclasses.field(default=UPDATE, compare=False)
+    kind: str = UPDATE
     mean_runs: float | None = None
     delta: float | None = None
     shuffled: bool = False
@@ -447,10 +443,12 @@ class Ledger:
             )
         try:
             content = json.loads(text, object_pairs_hook=files.without_twins)
-            if content["format"] not in _READABLE:
-                raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
-            is_known = content.pop("format") not in _WITHOUT_COMPLETENESS
-            return cls.from_dict(content | {"is_complete": not is_known or content["is_complete"]})
+            if (file_format := content.pop("format")) != _FORMAT:
+                raise ValueError(
+                    f"its format is {file_format!r}, not {_FORMAT!r}, so only the version of tfdpx "
+                    "that wrote it can read it"
+                )
+            return cls.from_dict(content | {"is_complete": content["is_complete"]})
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"Argument `text` is not a whole ledger: {error}. Received: {text[:80]!r}. The "
@@ -459,20 +457,17 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Ledger:
-        """Returns the ledger from a dict of its arguments, saved by this or an older version."""
+        """Returns the ledger from a dict of its arguments, saved by this version."""
         listed = saved["entries"]
         require(isinstance(listed, list), "entries", listed, "be a list")
-        entries = [{**entry} for entry in listed]
         names = {field.name for field in dataclasses.fields(Entry)}
-        for entry in entries:
-            if "exact" in entry:
-                entry["poisson_sampled"] = entry.pop("exact")
+        for entry in listed:
             if entry.keys() - names or entry.get("kind", UPDATE) not in _KINDS:
                 raise ValueError(
                     f"this version of tfdpx does not know its entry {entry}. Read it with the "
                     "version that wrote it, or a later one"
                 )
-        return cls(**saved | {"entries": tuple(Entry(**entry) for entry in entries)})
+        return cls(**saved | {"entries": tuple(Entry(**entry) for entry in listed)})
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the ledger to a file, which holds either the old or the new ledger at any time.

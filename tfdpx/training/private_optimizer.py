@@ -113,7 +113,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.account = account.Account(self.state, self.noise_multiplier, unit)
         # An attribute, so that `tf.train.Checkpoint` saves it; `save_own_variables` does for Keras.
         self._saved_ledger = account.SavedLedger(self)
-        self._ledger_facts, self._ledger_steps = self.account.old_table
+        self._ledger_facts = self._saved_ledger  # The name in version 0.2, so that it is refused.
         probability = plan and plan.sampling_probability
         self.account.open(probability, poisson_sampled=False, seeded=seed is not None)
         reset_between_fits(self)

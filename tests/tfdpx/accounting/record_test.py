@@ -75,7 +75,6 @@ def test_a_record_of_version_1_is_read():
         for entry in section.pop("ledger")["entries"]:
             search = {name: entry.pop(name) for name in ("mean_runs", "delta")}
             search["run"] = entry["run"]
-            entry["exact"] = entry.pop("poisson_sampled")
             parts[entry.pop("kind") == "selection"].append(entry)
         updates, run = ({"entries": part, "is_complete": True} for part in parts.values())
         selected = [{"ledger": run, **search}] if run["entries"] else []

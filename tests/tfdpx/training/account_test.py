@@ -9,8 +9,7 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.accounting import saved
-from tfdpx.accounting.ledger import Entry
+from tfdpx.accounting.ledger import Ledger
 
 N, B, STEPS = 60, 20, 12
 PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
@@ -166,21 +165,38 @@ def test_a_damaged_ledger_is_refused(trained):
         make().optimizer.load_own_variables(arrays)
 
 
-def table():
-    """Returns the arrays of a ledger of version 0.2, of 9 updates and an unknown origin."""
-    facts, steps = np.zeros([64, 5]), np.zeros([64], "int64")
-    facts[:3] = [[7, 2.0, 0.1, 3, 0], [9, 3.0, 0.0, 0, 1], [11, -1.0, 0, 0, 0]]
-    steps[:3] = [5, 4, 1]
-    return facts, steps
-
-
-def test_a_ledger_of_version_0_2_is_read():
-    facts, steps = table()
-    ledger = saved.read({"ledger_facts": facts, "ledger_steps": steps})
-    assert not ledger.is_complete and ledger.entries == (
-        Entry(2.0, 0.1, 5, run=7, unit="user"),
-        Entry(3.0, None, 4, poisson_sampled=False, run=9, seeded=True),
-    )
+@pytest.mark.parametrize("damage", ["cut", "of 0.2"])
+@pytest.mark.parametrize("name", ["model.weights.h5", "checkpoint"])
+def test_a_file_whose_ledger_cannot_be_read_changes_no_weight(name, damage, tmp_path, monkeypatch):
+    old = make()
+    old.build((None, 6))
+    old.optimizer.build(old.trainable_variables)
+    if damage == "cut":
+        monkeypatch.setattr(Ledger, "to_json", lambda self: '{"format": "tfdpx.Ledger/8"')
+    elif name == "checkpoint":
+        old.optimizer._ledger_facts = tf.Variable(np.zeros([64, 5]))
+        del old.optimizer._saved_ledger
+    else:
+        arrays = {"ledger_facts": np.zeros([64, 5]), "ledger_steps": np.zeros(64, "int64")}
+        monkeypatch.setattr(old.optimizer.account, "arrays", lambda: arrays)
+    file = tmp_path / name
+    if name == "checkpoint":
+        file = tf.train.Checkpoint(model=old, optimizer=old.optimizer).save(str(file))
+    else:
+        old.save_weights(file)
+    monkeypatch.undo()
+    model = make()
+    model.build((None, 6))
+    model.optimizer.build(model.trainable_variables)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="not a whole ledger|of version 0.2, which"):
+        if name == "checkpoint":
+            tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(file)
+        else:
+            model.load_weights(file)
+    for weight, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
+    assert model.optimizer.ledger.is_complete and not model.optimizer.ledger.entries
 
 
 def test_the_settings_that_the_account_counts_on_are_read_only():
@@ -399,18 +415,6 @@ def test_other_statistics_do_not_pass_for_noisy_ones_through_a_file(tmp_path):
     other.load_weights(tmp_path / "m.weights.h5")
     with pytest.raises(tfdpx.checks.UnfitForPrivacy, match="was adapted to data"):
         fit(other)
-
-
-def test_a_checkpoint_of_version_0_2_brings_its_ledger(tmp_path):
-    model = make()
-    for part, value in zip(model.optimizer.account.old_table, table(), strict=True):
-        part.assign(value)
-    path = tf.train.Checkpoint(optimizer=model.optimizer).save(str(tmp_path / "c"))
-    other = make()
-    tf.train.Checkpoint(optimizer=other.optimizer).restore(path)
-    for optimizer in (model.optimizer, other.optimizer):
-        assert optimizer.ledger.steps == 9
-        assert not optimizer.account.old_table[1].numpy().any()
 
 
 @pytest.mark.slow
