@@ -10,6 +10,7 @@ the median test accuracy over seeds for each learning rate.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -17,12 +18,12 @@ import time
 
 import keras
 import numpy as np
-import tensorflow as tf
 from sklearn import datasets, model_selection
 
 import tfdpx
 from experiments.free_features.drawings import Shapes
 from experiments.high_accuracy import fit_choice
+from experiments.trainer import Trainer
 from tfdpx import synthetic
 
 layers = keras.layers
@@ -62,6 +63,7 @@ def table():
     return keras.Sequential([keras.Input((30,)), layers.Dense(16, "relu"), layers.Dense(2)])
 
 
+@functools.cache
 def arrays(task):
     """Returns training and test data, each `(x, y)`."""
     if task in GENERATED:
@@ -92,62 +94,20 @@ TASKS = {
 GENERATED = {"strokes": synthetic.Strokes, "shapes": Shapes}
 
 
-class Trainer:
-    """A model, an optimizer and a clip, to be trained many times.
-
-    Args:
-        task: String, of `TASKS`.
-        optimizer: String, of `RATES`.
-        clip: String, of `CLIPS`.
-        seeds: Int.
-        steps: Int, updates of a training.
-        epsilon: Float.
-        batch_size: Int, or None for the task's.
-    """
-
-    def __init__(self, task, optimizer, clip, seeds, steps, epsilon, batch_size=None):
-        build, size = TASKS[task]
-        self._train, (self._x, self._y) = arrays(task)
-        self.plan = tfdpx.PrivacyPlan(
-            len(self._train[0]), batch_size=batch_size or size, steps=steps, epsilon=epsilon,
-            delta=DELTA,
-        )  # fmt: skip
-        extra = {"corrected": {"bias_correction": "noise"}} if "," in optimizer else {}
-        private = tfdpx.DPSGD if optimizer == "DPSGD" else tfdpx.DPAdam
-        self._optimizer = private(
-            1.0, batch_size=self.plan.batch_size, noise_multiplier=self.plan.noise_multiplier,
-            l2_norm_clip=CLIPS[clip] or tfdpx.AdaptiveClip(), seed=0, **extra.get("corrected", {}),
-        )  # fmt: skip
-        self._starts = []
-        for seed in range(seeds):
-            keras.utils.set_random_seed(seed)
-            self._model = build()
-            self._starts.append(self._model.get_weights())
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self._model.compile(self._optimizer, loss, jit_compile=False)
-        self._optimizer.build(self._model.trainable_variables)
-        self._slots = [v.numpy() for v in self._optimizer.variables]
-        self._step = tf.function(
-            lambda *batch: self._model.train_step(batch), autograph=False, reduce_retracing=True
-        )
-        self._logits = tf.function(self._model, autograph=False)
-
-    def accuracy(self, seed, rate):
-        """Returns the test accuracy of a training from the weights of a seed."""
-        for variable, value in zip(self._optimizer.variables, self._slots, strict=True):
-            variable.assign(value)
-        for variable, value in zip(self._model.weights, self._starts[seed], strict=True):
-            variable.assign(value)
-        self._optimizer.learning_rate.assign(rate)
-        rng, plan = np.random.default_rng(seed), self.plan
-        for _ in range(plan.steps):
-            drawn = np.flatnonzero(rng.random(plan.num_examples) < plan.sampling_probability)
-            rows = np.pad(drawn, (0, plan.capacity - len(drawn)))
-            present = (np.arange(plan.capacity) < len(drawn)).astype("float32")
-            x, y = (tf.constant(part[rows]) for part in self._train)
-            self._step(x, y, tf.constant(present))
-        predictions = self._logits(tf.constant(self._x)).numpy().argmax(1)
-        return float(np.mean(predictions == self._y))
+def trainer(task, optimizer, clip, steps, epsilon):
+    """Returns a `Trainer` of a task, and a function that builds its network."""
+    build, size = TASKS[task]
+    train, _ = arrays(task)
+    plan = tfdpx.PrivacyPlan(
+        len(train[0]), batch_size=size, steps=steps, epsilon=epsilon, delta=DELTA
+    )
+    extra = {"bias_correction": "noise"} if "," in optimizer else {}
+    private = tfdpx.DPSGD if optimizer == "DPSGD" else tfdpx.DPAdam
+    made = private(
+        1.0, batch_size=plan.batch_size, noise_multiplier=plan.noise_multiplier,
+        l2_norm_clip=CLIPS[clip] or tfdpx.AdaptiveClip(), **extra,
+    )  # fmt: skip
+    return Trainer(build(), made, plan, train), build
 
 
 def compare(tasks, seeds, steps, epsilon):
@@ -155,11 +115,15 @@ def compare(tasks, seeds, steps, epsilon):
     results = {}
     for task, (optimizer, rates), clip in itertools.product(tasks, RATES.items(), CLIPS):
         began = time.perf_counter()
-        trainer = Trainer(task, optimizer, clip, seeds, steps, epsilon)
-        medians = {
-            rate: statistics.median(trainer.accuracy(seed, rate) for seed in range(seeds))
-            for rate in rates
-        }
+        many, build = trainer(task, optimizer, clip, steps, epsilon)
+        reached = {rate: [] for rate in rates}
+        for seed in range(seeds):
+            keras.utils.set_random_seed(seed)
+            weights = build().get_weights()
+            for rate in rates:
+                many.train(seed, rate, weights)
+                reached[rate].append(many.accuracy(*arrays(task)[1]))
+        medians = {rate: statistics.median(values) for rate, values in reached.items()}
         best = max(medians, key=medians.get)
         results[f"{task}; {optimizer}; {clip}"] = medians
         print(

@@ -24,7 +24,7 @@ from tfdpx.train import defaults, settings
 CLASSES, TEST = 10, 2000
 EPSILONS, SEEDS = (0.5, 1.0, 3.0, 8.0, 20.0), range(3)
 FACTORS = (1.0, 0.25, 4.0)
-_CANVAS = 48
+_CANVAS = 48  # Pixels in which prototypes are distorted, at least.
 # Arguments of `scenes`. Without clutter all images share most of their features.
 SCENES = {
     "gray": dict(side=28, channels=1, classes=10, colour=0.0, stripes=0.15, clutter=0.3, noise=0.1),
@@ -37,21 +37,21 @@ SCENES = {
 
 def problem(kind, count, side, distortion, seed=0):
     """Returns images [count, side, side, 1] of distorted prototypes, one per class, and labels."""
-    rng = np.random.default_rng(seed)
-    prototypes = kind(_CANVAS, seed=1000).images(CLASSES)[..., 0]
+    rng, pixel = np.random.default_rng(seed), -(-_CANVAS // side)
+    canvas = side * pixel
+    prototypes = kind(canvas, seed=1000).images(CLASSES)[..., 0]
     labels, images = rng.integers(0, CLASSES, count), []
-    grid = np.mgrid[:_CANVAS, :_CANVAS]
+    grid = np.mgrid[:canvas, :canvas]
     for label in labels:
         turn, shear = 0.12 * distortion * rng.normal(size=2)
         matrix = [[np.cos(turn), shear - np.sin(turn)], [np.sin(turn), np.cos(turn)]]
         matrix = matrix @ np.diag(np.exp(0.1 * distortion * rng.normal(size=2)))
-        centre = np.full(2, (_CANVAS - 1) / 2)
+        centre = np.full(2, (canvas - 1) / 2)
         offset = centre - matrix @ centre + 1.5 * distortion * rng.normal(size=2)
         image = scipy.ndimage.affine_transform(prototypes[label], matrix, offset, order=1)
         bend = 2.0 * distortion * rng.normal(size=(2, 4, 4))
-        bend = scipy.ndimage.zoom(bend, (1, _CANVAS // 4, _CANVAS // 4), order=1)
+        bend = scipy.ndimage.zoom(bend, (1, canvas // 4, canvas // 4), order=1)
         image = scipy.ndimage.map_coordinates(image, grid + bend, order=1)
-        pixel = _CANVAS // side
         image = image.reshape(side, pixel, side, pixel).mean(axis=(1, 3))
         images.append(image + 0.03 * distortion * rng.normal(size=image.shape))
     return np.clip(images, 0, 1)[..., np.newaxis].astype("float32"), labels

@@ -78,15 +78,17 @@ def breaking(key, curve):
 
 def main():
     """Prints the rows and the losses of the rule."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    files = [FOLDER / name for name in FILES]
+    parser.add_argument("--rows", nargs="+", type=pathlib.Path, default=files, help="Files.")
     groups = collections.defaultdict(list)
-    for name in FILES:
-        for key, curve in sorted(settings(FOLDER / name).items()):
+    for path in parser.parse_args().rows:
+        for key, curve in sorted(settings(path).items()):
             rate, (best_rate, best) = rate_of(key), max(curve, key=lambda pair: pair[1])
             near = [r for r, value in curve if value >= best - 0.02]
             lost, broken = best - accuracy_at(curve, rate), breaking(key, curve)
             images = "gray in [0, 1]" if key[2] in GRAY else "dark or centred"
-            groups[name, key[8], images].append((lost, rate <= broken / 2))
+            groups[path.name, key[8], images].append((lost, rate <= broken / 2))
             print(
                 f"{key[0]:14} {key[1]:>8} {key[2]:10} N {key[3]:>5} eps {key[4]} B {key[5]:>4} "
                 f"T {key[6]:>3} {key[8]:4} {key[9]:4} {100 * best:5.1f}% at {best_rate:.3g} "
