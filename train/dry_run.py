@@ -170,8 +170,9 @@ def _held_out(images, validation):
 def _image_shape(settings, start, entry):
     sizes = zip(start.image_shape, entry.image_shape, strict=True)
     shape = tuple(of_model or of_data for of_model, of_data in sizes)
-    if settings.image_size:
-        shape = (settings.image_size, settings.image_size, shape[2])
+    side = settings.center_crop or settings.image_size
+    if side:
+        shape = (side, side, shape[2])
     if None in shape:
         raise UserError(
             f"The images of {settings.dataset!r} are of many sizes: give --image_size. Received: "

@@ -28,7 +28,9 @@ def augmentation(settings):
     """
     if settings.augment_resize > 1:
         return tfdpx.augment.ResizeCropFlip(
-            settings.image_size, scale=settings.augment_resize, flip=settings.augment_flip
+            settings.center_crop or settings.image_size,
+            scale=settings.augment_resize,
+            flip=settings.augment_flip,
         )
     if settings.augment_padding or settings.augment_flip:
         return tfdpx.augment.RandomCropFlip(settings.augment_padding, settings.augment_flip)

@@ -50,17 +50,17 @@ _FROM_CIFAR100 = dict(
 )  # fmt: skip
 # 10,000 training images are held out (Table 11); accuracy is on the official validation images.
 _IMAGENET = dict(
-    dataset="imagenet2012", validation=10_000, eval_split="test", center_crop=True, delta=8e-7,
+    dataset="imagenet2012", validation=10_000, eval_split="test", delta=8e-7,
     batch_size=16384, l2_norm_clip=1.0, ema_momentum=0.99999, report_every=500,
 )  # fmt: skip
 _FROM_JFT = dict(
-    _IMAGENET, image_size=320, model="nf_resnet_200", pretrained_on="jft", trainable="last",
+    _IMAGENET, center_crop=320, model="nf_resnet_200", pretrained_on="jft", trainable="last",
     learning_rate=0.4, microbatch_size=64,
 )  # fmt: skip
 # The paper's accountant solves for its 136 epochs; PLD allows 166.
 _FIGURE4 = dict(_FROM_JFT, batch_size=1024, noise_multiplier=0.6, epsilon=8.0, accountant="rdp")
 _PLACES = dict(
-    dataset="places365_small", image_size=256, center_crop=True, model="nf_resnet_50",
+    dataset="places365_small", center_crop=256, model="nf_resnet_50",
     pretrained_on="jft", delta=5e-7, label_smoothing=0.1, ema_momentum=0.99999, microbatch_size=32,
     report_every=500,
 )  # fmt: skip
@@ -106,7 +106,7 @@ COMMON = {
         _CIFAR10, model="wrn_40_4", batch_size=16384, augmult=32, microbatch_size=16
     ),
     "table14": dict(
-        _IMAGENET, image_size=224, model="nf_resnet_50", augmult=4, augment_resize=1.2,
+        _IMAGENET, center_crop=224, model="nf_resnet_50", augmult=4, augment_resize=1.2,
         augment_flip=True, microbatch_size=16,
     ),
     "table15": _FROM_IMAGENET32,

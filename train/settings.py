@@ -98,8 +98,9 @@ class RunSettings:
     image_size: int | None = setting("Height and width to resize images to, in pixels. Default: "
         "their own, if all have one; of folder:PATH: chosen from the files.", FROM_ONE, of=_PHOTOS,
         default=None)
-    center_crop: bool = setting("Cut the square in the middle out of each image before it is "
-        "resized; else it is squeezed.", of=_PHOTOS, default=False)
+    center_crop: int | None = setting("Scale the shorter side of each image to --image_size "
+        "(default: this) and cut a square of this many pixels out of the middle; else images are "
+        "squeezed.", FROM_ONE, of=_PHOTOS, default=None)
     validation: float = setting("Hold out this fraction of the training images, or this number "
         "from 2 on.",
         Check(lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
@@ -156,7 +157,10 @@ class RunSettings:
         "noise: never for a release.", NOT_NEGATIVE, of=_ALL, default=None)
 
     conflicts: typing.ClassVar[tuple[Conflict, ...]] = (
-        Conflict(lambda s: s.augment_resize > 1 and (s.augment_padding or not s.image_size),
+        Conflict(lambda s: (s.center_crop or 0) > (s.image_size or s.center_crop or 0),
+            "center_crop image_size", "Flag --center_crop must be at most --image_size."),
+        Conflict(lambda s: s.augment_resize > 1
+            and (s.augment_padding or not (s.center_crop or s.image_size)),
             "augment_resize image_size augment_padding", "Flag --augment_resize needs "
             "--image_size, and takes the place of --augment_padding."),
         Conflict(lambda s: s.eval_split == "validation" and not s.validation, "validation", "Flag "

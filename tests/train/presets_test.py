@@ -78,7 +78,7 @@ def test_the_45_columns_of_the_paper_are_set_as_it_prints_them():
             label_smoothing=0.1 if row["table"] == "21" else 0.0,
             ema_momentum=0.9999 if small else 0.99999,
             eval_split="test" if values.validation else None,
-            center_crop=not small,
+            center_crop=None if small else size_of(row),
         )
         if values.augmult:
             wanted |= dict(
@@ -91,7 +91,7 @@ def test_the_45_columns_of_the_paper_are_set_as_it_prints_them():
             assert values.delta == float(row["delta"]), preset
         entry = tfds.find(values.dataset)
         assert entry is tfds.find(DATASETS.get(row["task"], row["task"])), preset
-        assert (values.image_size or entry.image_shape[0]) == size_of(row), preset
+        assert (values.center_crop or entry.image_shape[0]) == size_of(row), preset
 
 
 # Updates, examples of an update, published noise, and epsilon by RDP and by PLD unless the noise
@@ -160,7 +160,7 @@ SET = {
     "figure4/last_50": dict(
         trainable="last", model="nf_resnet_50", batch_size=1024, noise_multiplier=0.6, delta=8e-7
     ),
-    "figure4/all_200": dict(trainable="all", model="nf_resnet_200", image_size=320),
+    "figure4/all_200": dict(trainable="all", model="nf_resnet_200", center_crop=320),
 }
 
 

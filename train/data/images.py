@@ -43,7 +43,7 @@ class ImageData:
         notes: Tuple of sentences to print about the images and the choices.
         left_out: Number of images that were left out because they could not be read.
         train_users: Array with the person of each training example; None without people.
-        center_crop: Whether images were cropped to the shape before they were resized.
+        center_crop: See `decode`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ImageData:
     notes: tuple = ()
     left_out: int = 0
     train_users: np.ndarray | None = None
-    center_crop: bool = False
+    center_crop: float = 0.0
 
     @property
     def largest_grey(self):
@@ -96,7 +96,7 @@ def load(
     *,
     eval_split=None,
     image_size=None,
-    center_crop=False,
+    center_crop=None,
     train_scale=1.0,
     takes=(None, None, None),
     **of_folder,
@@ -118,8 +118,8 @@ def load(
             there are any.
         image_size: Height and width in pixels to resize to. None keeps the size of images that have
             only one, and chooses a size for a folder.
-        center_crop: Whether images of another aspect ratio are cropped around their centre, or
-            squeezed.
+        center_crop: Int, the side of the square that is cut out of the middle of images with a
+            shorter side of `image_size` pixels, by default as many. None squeezes images.
         train_scale: Float >= 1. Training images are this many times larger, so that views can be
             cut from them.
         takes: `(height, width, channels)` of the images that a model takes; None for any. Images
@@ -136,6 +136,8 @@ def load(
             are not pairs of a uint8 image and a label.
     """
     name = tfds.Name.parse(name)
+    share = center_crop / (image_size or center_crop) if center_crop else 0.0
+    image_size = center_crop or image_size
     if image_size and any(side not in (None, image_size) for side in takes[:2]):
         raise UserError(
             f"The model takes images of {takes[0]}x{takes[1]} pixels, to which they are resized: "
@@ -178,8 +180,8 @@ def load(
         split = test_split if eval_split == "test" else eval_split
         measured = _Split(records, split, kind, classes, name)
         rows = measured.rows
-    train_x, train_y = train.read(train_rows, large, center_crop)
-    eval_x, eval_y = measured.read(rows, shape, center_crop)
+    train_x, train_y = train.read(train_rows, large, share)
+    eval_x, eval_y = measured.read(rows, shape, share)
     people = train.records.people
     return ImageData(
         name=name.full,
@@ -196,7 +198,7 @@ def load(
         notes=notes,
         left_out=folder.left_out if folder else 0,
         train_users=None if people is None else people[train_rows],
-        center_crop=center_crop,
+        center_crop=share,
     )
 
 
@@ -227,14 +229,14 @@ def load_for(settings, data_dir, download, takes=None, user=None):
     )
 
 
-def decode(encoded, shape, center_crop=False):
+def decode(encoded, shape, center_crop=0.0):
     """Returns an image of `shape`, uint8, from the bytes of a file or from an array.
 
     Args:
         encoded: Bytes of an image file, or a uint8 array `[h, w, channels]`.
         shape: `(height, width, channels)`, of 1 channel or 3.
-        center_crop: Whether to crop an image of another aspect ratio around its centre before it is
-            resized. The crop has the full length of the shorter side.
+        center_crop: Float, the part of the shorter side that is cut out of the middle before it is
+            resized. 0 squeezes the whole image.
     """
     height, width, channels = shape
     if isinstance(encoded, np.ndarray):
@@ -242,9 +244,11 @@ def decode(encoded, shape, center_crop=False):
     else:
         image = Image.open(io.BytesIO(encoded))
     image = eight_bits(image, channels)
-    if image.size != (width, height):
-        resize = ImageOps.fit if center_crop else Image.Image.resize
-        image = resize(image, (width, height), Image.Resampling.BILINEAR)
+    if center_crop:
+        bleed = (1 - center_crop) / 2
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR, bleed)
+    elif image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(shape)
 
 
@@ -260,7 +264,7 @@ class Images:
         center_crop: See `decode`.
     """
 
-    def __init__(self, records, rows, shape, first_class, num_classes, center_crop=False):
+    def __init__(self, records, rows, shape, first_class, num_classes, center_crop=0.0):
         self._records, self._rows = records, rows
         self._first_class, self._num_classes = first_class, num_classes
         self._decode = functools.partial(decode, shape=shape, center_crop=center_crop)

@@ -12,7 +12,7 @@ _PREPARATION = (
     "8-bit pixels, upright, transparent parts on white, {resized} by Pillow's bilinear filter. The "
     "model scales them itself. Its outputs are logits: their softmax are probabilities."
 )
-_CROPPED = "cropped around their centre to the aspect ratio of image_shape and resized to it"
+_CROPPED = "cropped around their centre to {0:.4g} of the shorter side and resized to image_shape"
 _SQUEEZED = "resized to image_shape without keeping the aspect ratio"
 
 
@@ -23,13 +23,13 @@ class ImageInput:
     Attributes:
         image_shape: `(height, width, channels)`.
         class_names: Tuple, a name for each output.
-        center_crop: Whether images are cropped around their centre before they are resized.
+        center_crop: Float, see `images.decode`.
         threshold: Float, see `measure.predicted_classes`.
     """
 
     image_shape: tuple
     class_names: tuple
-    center_crop: bool
+    center_crop: float
     threshold: float = 0.5
 
 
@@ -45,7 +45,9 @@ def of(data):
         "centre": data.centre,
         "deviation": data.deviation,
         "center_crop": data.center_crop,
-        "preparation": _PREPARATION.format(resized=_CROPPED if data.center_crop else _SQUEEZED),
+        "preparation": _PREPARATION.format(
+            resized=_CROPPED.format(data.center_crop) if data.center_crop else _SQUEEZED
+        ),
     }
 
 
@@ -65,6 +67,6 @@ def read(path):
     return ImageInput(
         tuple(inputs["image_shape"]),
         tuple(inputs["class_names"]),
-        inputs.get("center_crop", False),
+        inputs.get("center_crop", 0.0),
         inputs["threshold"],
     )

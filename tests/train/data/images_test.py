@@ -101,7 +101,7 @@ def test_photographs_are_resized_or_cropped_and_training_images_larger(tmp_path)
         images.load("tiny_imagenet", tmp_path)
     squeezed, cropped = (
         images.load("tiny_imagenet", tmp_path, image_size=20, train_scale=1.2, center_crop=crop)
-        for crop in (False, True)
+        for crop in (None, 20)
     )
     assert squeezed.image_shape == cropped.image_shape == (20, 20, 3) and cropped.center_crop
     assert squeezed.train_x.shape == (7, 24, 24, 3) and squeezed.eval_x.shape == (4, 20, 20, 3)
@@ -109,8 +109,13 @@ def test_photographs_are_resized_or_cropped_and_training_images_larger(tmp_path)
     assert np.ptp(squeezed.train_x, axis=(1, 2, 3)).min() > 225
     assert np.ptp(cropped.train_x, axis=(1, 2, 3)).max() < 180
     [wide], _ = gradients(1)
-    decoded = images.decode(wide, (20, 20, 3), center_crop=True)
+    decoded = images.decode(wide, (20, 20, 3), center_crop=1.0)
     np.testing.assert_allclose(decoded, images.decode(wide[:, 5:35], (20, 20, 3)), atol=1)
+    # The paper on heads cuts 256 pixels out of 384.
+    part = images.load("tiny_imagenet", tmp_path, image_size=30, center_crop=20)
+    assert part.image_shape == (20, 20, 3) and part.center_crop == 20 / 30
+    middle = images.decode(wide[5:25, 10:30], (20, 20, 3))
+    np.testing.assert_allclose(images.decode(wide, (20, 20, 3), 20 / 30), middle, atol=1)
     # Images to predict are cropped too, as the darkest and the brightest pixel show.
     files = [tmp_path / "wide.png"]
     Image.fromarray(wide).save(files[0])
@@ -119,7 +124,7 @@ def test_photographs_are_resized_or_cropped_and_training_images_larger(tmp_path)
     )
     whole, middle = (
         predict.logits(model, inputs.ImageInput((20, 20, 3), (), crop), files)[0, 1]
-        for crop in (False, True)
+        for crop in (0.0, 1.0)
     )
     assert whole > middle + 0.05
 
