@@ -39,22 +39,21 @@ class PrivateGradient:
 
     Attributes:
         tensor: float32 tensor.
-        deviation: Float, the standard deviation of the noise in each value.
     """
 
-    def __init__(self, tensor, deviation, key):
+    def __init__(self, tensor, key):
         if key is not _KEY:
             raise TypeError(
                 "PrivateGradient is made by the private training step alone: call "
                 "`model.fit` or `model.train_step` with a tfdpx optimizer."
             )
-        self.tensor, self.deviation = tensor, deviation
+        self.tensor = tensor
         # Set by the optimizer's override of Keras's all-reduce, and checked at the update.
         self.all_reduce_passed = False
 
     def __add__(self, tensor):
         """Returns the sum with a tensor computed without the data, as for a weight regulariser."""
-        return PrivateGradient(self.tensor + tensor, self.deviation, _KEY)
+        return PrivateGradient(self.tensor + tensor, _KEY)
 
 
 def check_private(gradients):
@@ -164,4 +163,4 @@ def privatize(sums, noise_multiplier, batch_size, seed):
             for xi, size in zip(drawn, sizes, strict=True)
         ]
         sums = [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
-    return [PrivateGradient(tf.identity(s, name=MARK), deviation, _KEY) for s in sums]
+    return [PrivateGradient(tf.identity(s, name=MARK), _KEY) for s in sums]

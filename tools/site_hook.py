@@ -27,6 +27,16 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 class AsMeant(griffe.Extension):
     """An extension of griffe that shows docstrings of Keras as their readers understand them."""
 
+    def on_class(self, *, cls, **_):
+        """Describes each argument of a `TypedDict` by the docstring of the class."""
+        if cls.name == "PrivateArguments":
+            [attributes] = [
+                s for s in cls.docstring.parse("google") if s.kind.value == "attributes"
+            ]
+            for entry in attributes.value:
+                described = cls.attributes[entry.name]
+                described.docstring = griffe.Docstring(entry.description, parent=described)
+
     def on_instance(self, *, obj, **_):
         """Indents examples of Keras's docstrings, because griffe needs this under "Examples"."""
         head, mark, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")

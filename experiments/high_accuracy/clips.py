@@ -30,7 +30,6 @@ layers = keras.layers
 DELTA = 1e-5
 CLIPS = {"0.1": 0.1, "1": 1.0, "10": 10.0, "automatic": "automatic", "adaptive": None}
 RATES = {"DPSGD": (0.5, 1.0, 2.0, 4.0), "DPAdam": (0.003, 0.01, 0.03, 0.1)}
-RATES["DPAdam, corrected"] = RATES["DPAdam"]
 
 
 def convolutional():
@@ -101,11 +100,10 @@ def trainer(task, optimizer, clip, steps, epsilon):
     plan = tfdpx.PrivacyPlan(
         len(train[0]), batch_size=size, steps=steps, epsilon=epsilon, delta=DELTA
     )
-    extra = {"bias_correction": "noise"} if "," in optimizer else {}
     private = tfdpx.DPSGD if optimizer == "DPSGD" else tfdpx.DPAdam
     made = private(
         1.0, batch_size=plan.batch_size, noise_multiplier=plan.noise_multiplier,
-        l2_norm_clip=CLIPS[clip] or tfdpx.AdaptiveClip(), **extra,
+        l2_norm_clip=CLIPS[clip] or tfdpx.AdaptiveClip(),
     )  # fmt: skip
     return Trainer(build(), made, plan, train), build
 

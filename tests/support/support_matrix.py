@@ -40,7 +40,7 @@ FEATURES = {
     },
     "`validation_split`": {"plan": {"num_examples": 30}, "fit": {"validation_split": 0.25}},
     "`class_weight`": {"fit": {"class_weight": {0: 4.0}}},
-    "`DPAdam`": {"make": tfdpx.DPAdam, "optimizer": lambda *_: {"bias_correction": "noise"}},
+    "`DPAdam`": {"make": tfdpx.DPAdam},
     "`make_private`": {"make": tfdpx.make_private(keras.optimizers.Lion)},
     '`"automatic"` clip': {"optimizer": lambda *_: {"l2_norm_clip": "automatic"}},
     "`AdaptiveClip`": {"optimizer": lambda *_: {"l2_norm_clip": tfdpx.AdaptiveClip()}},

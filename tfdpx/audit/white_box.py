@@ -313,8 +313,7 @@ class Canaries:
         config = self._optimizer.get_config()
         config.update(plan=None, noise_multiplier=noise_multiplier, seed=None, use_ema=False)
         # An example before its first draw is clipped at the whole clip, the largest of all.
-        for name in ("individual", "bias_correction"):
-            config.pop(name, None)
+        config.pop("individual", None)
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with layer_internals.undisturbed(), self._strategy.scope(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")

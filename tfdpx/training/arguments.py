@@ -4,6 +4,7 @@ import collections
 import copy
 import inspect
 import math
+from typing import Any, TypedDict
 
 from tfdpx import noise
 from tfdpx._arguments import agreed, has_arrays, is_integer, is_number, require, shortened
@@ -11,6 +12,7 @@ from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import USER
+from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.augment.layer_views import get as as_views
 from tfdpx.per_example.rounding import SMALLEST_CLIP
 from tfdpx.training.clipping import AUTOMATIC, AutomaticClip, ClipPolicy, IndividualClip
@@ -27,12 +29,69 @@ REFUSED = {
 # A larger `epsilon` of Adam is probably a privacy budget, because Keras's default is 1e-7.
 _MOST_EPSILON_OF_ADAM = 1e-2
 
-Settings = collections.namedtuple(
-    "Settings",
-    "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "individual public_validation augment_targets policy",
-    defaults=[None],
-)
+
+class KerasArguments(TypedDict, total=False):
+    """Arguments of every Keras optimizer that a private one takes too; see Keras."""
+
+    name: str | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+
+
+class PrivateArguments(KerasArguments, total=False):
+    """Arguments of every private optimizer: those of Keras, and of privacy.
+
+    Attributes:
+        plan: Optional `tfdpx.PrivacyPlan`, which gives `batch_size` and `noise_multiplier`.
+        batch_size: Int, the expected batch size B. Needed without a plan.
+        noise_multiplier: Float sigma, noise standard deviation in units of `l2_norm_clip`. Needed
+            without a plan. 0 clips without noise: epsilon is infinite.
+        l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient. With
+            `noise_multiplier=0` it may be infinity: the same step then averages gradients, neither
+            clipped nor divided by C. That is training without privacy.
+            `"automatic"` divides each gradient by its norm plus 0.01, with C = 1, so that only
+            the learning rate needs tuning (`docs/choosing.md`). A `tfdpx.AdaptiveClip` follows the
+            norms. By default 1.0.
+        microbatch_size: Optional int, the number of examples that are in memory at once. It changes
+            neither the update (except for rounding) nor its sensitivity. `None` chooses the size of
+            least predicted time, from shapes and the plan alone, and half of the batch at most if
+            activations are large.
+        augment: A `tfdpx.augment` object or a Keras augmentation layer, run on the device.
+        augmult: Int K, views of each example. 0, the default, means no augmentation. With
+            `augment=None`, K > 0 expects inputs of shape [batch, K, ...].
+        seed: Optional int, of noise, views and draws, for experiments. Private training needs
+            `None`, which takes seeds from the operating system, because noise with a known seed can
+            be subtracted.
+        individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
+            is clipped at its most recently measured norm, and its own epsilon is known. Needs
+            `fit(x, y)` or `fit(plan.batches(...))`.
+        public_validation: Bool. Declares that the examples that `fit` validates on are public.
+            Without it, callbacks that act on `val_` metrics are refused, and
+            `tfdpx.callbacks.TensorBoard` leaves these metrics out.
+        augment_targets: Bool, whether targets that are images of the size of the inputs (masks, for
+            example) move with them, by the same draw. An augmentation that interpolates blends
+            targets as it blends images, so give it classes as one-hot floats. None refuses such
+            targets with an `augment`. Boxes and points do not move.
+    """
+
+    plan: PrivacyPlan | None
+    batch_size: int | None
+    noise_multiplier: float | None
+    l2_norm_clip: float | str | ClipPolicy
+    microbatch_size: int | None
+    augment: Any
+    augmult: int
+    seed: int | None
+    individual: IndividualAccountant | None
+    public_validation: bool
+    augment_targets: bool | None
+
+
+# The arguments of privacy.
+NAMES = [n for n in PrivateArguments.__annotations__ if n not in KerasArguments.__annotations__]
+_DEFAULTS = {"l2_norm_clip": 1.0, "augmult": 0, "public_validation": False}
+Settings = collections.namedtuple("Settings", [*NAMES, "policy"])  # type: ignore[misc]
 
 
 def refuse(optimizer_class, keras_arguments):
@@ -83,15 +142,15 @@ def _takes(optimizer_class, argument):
     return any(argument in inspect.signature(c).parameters for c in constructors)
 
 
-def check_settings(**arguments):
-    """Returns the `Settings` of arguments of `tfdpx.DPSGD`, given by name; all are needed.
+def check_settings(arguments):
+    """Returns the `Settings` of a dict of arguments by `NAMES`.
 
     Warns if there is no noise.
 
     Raises:
         ValueError: If one is out of range, or contradicts `plan`.
     """
-    settings = Settings(**arguments)
+    settings = Settings(**{**dict.fromkeys([*NAMES, "policy"]), **_DEFAULTS, **arguments})
     policy = AutomaticClip() if settings.l2_norm_clip == AUTOMATIC else settings.l2_norm_clip
     if isinstance(policy, ClipPolicy):
         if settings.individual is not None:

@@ -6,7 +6,6 @@ The update itself is in `step`; the optimizers that users name are in `optimizer
 from __future__ import annotations
 
 import dataclasses
-import warnings
 import weakref
 from typing import Any
 
@@ -17,16 +16,17 @@ from tfdpx import account
 from tfdpx._keras import model_internals
 from tfdpx._warnings import warn
 from tfdpx.accounting import saved
-from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.mechanism import check_private
 from tfdpx.sampling.batch_sampler import check_optimizer
 from tfdpx.training import arguments, fit
 from tfdpx.training.budget import updates_left
-from tfdpx.training.clipping import ClipPolicy
 from tfdpx.training.session import StepState, reset_between_fits
 from tfdpx.training.step import private_train_step
+
+# Arguments of earlier versions, which files still name.
+_OLD = ("bias_correction", "least_second_moment", "per_example_engine", "require_proof")
 
 
 def _read_only(name):
@@ -60,62 +60,29 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     individual = _read_only("individual")
     public_validation = _read_only("public_validation")
 
-    def __init__(
-        self,
-        *args: Any,
-        plan: PrivacyPlan | None = None,
-        batch_size: int | None = None,
-        noise_multiplier: float | None = None,
-        l2_norm_clip: float | str | ClipPolicy = 1.0,
-        microbatch_size: int | str | None = None,
-        augment: Any = None,
-        augmult: int = 0,
-        seed: int | None = None,
-        per_example_engine: str | None = None,
-        individual: IndividualAccountant | None = None,
-        public_validation: bool = False,
-        augment_targets: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        private = {name: kwargs.pop(name) for name in arguments.NAMES if name in kwargs}
         arguments.refuse(type(self), kwargs)
-        if per_example_engine is not None:
-            warnings.warn(
-                "Argument `per_example_engine` means nothing any more: there is one engine. Leave "
-                "it out.",
-                DeprecationWarning,
-                stacklevel=2,
-            )
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
         arguments.refuse_epsilon(type(self), kwargs)
         super().__init__(*args, **kwargs)
         arguments.refuse_epsilon(type(self), vars(self))
-        self._settings = arguments.check_settings(
-            plan=plan,
-            batch_size=batch_size,
-            noise_multiplier=noise_multiplier,
-            l2_norm_clip=l2_norm_clip,
-            microbatch_size=microbatch_size,
-            augment=augment,
-            augmult=augmult,
-            seed=seed,
-            individual=individual,
-            public_validation=public_validation,
-            augment_targets=augment_targets,
-        )
+        self._settings = arguments.check_settings(private)
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.training.session.Session` under way.
         self.per_user = None  # Examples of a person that the step was traced for.
         self.class_weight = None  # The `ClassWeights` of the training under way.
         self.train_functions = weakref.WeakKeyDictionary()  # Of `fit.weighing`.
         self.state = StepState()
+        plan = self.plan
         unit = EXAMPLE if plan is None else plan.unit
         self.account = account.Account(self.state, self.noise_multiplier, unit)
         # An attribute, so that `tf.train.Checkpoint` saves it; `save_own_variables` does for Keras.
         self._saved_ledger = account.SavedLedger(self)
         self._ledger_facts = self._saved_ledger  # The name in version 0.2, so that it is refused.
         probability = plan and plan.sampling_probability
-        self.account.open(probability, poisson_sampled=False, seeded=seed is not None)
+        self.account.open(probability, poisson_sampled=False, seeded=self.seed is not None)
         reset_between_fits(self)
         self.clip_policy = arguments.clip_policy(self._settings, self.account)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
@@ -283,22 +250,11 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         # Refused arguments are all None.
         for argument in arguments.REFUSED:
             config.pop(argument, None)
-        plan, views, individual = self.plan, self.augment, self.individual
-        policy = self._settings.policy or self.l2_norm_clip
-        serialize = keras.saving.serialize_keras_object
+        settings = self._settings._replace(l2_norm_clip=self._settings.policy or self.l2_norm_clip)
         # Without `seed`, because a file must not reveal it, and a copy needs different noise.
-        config.update(
-            plan=None if plan is None else serialize(plan),
-            batch_size=self.batch_size,
-            noise_multiplier=self.noise_multiplier,
-            microbatch_size=self.microbatch_size,
-            augment=None if views is None else serialize(views),
-            augmult=self.augmult,
-            augment_targets=self.augment_targets,
-            l2_norm_clip=serialize(policy) if isinstance(policy, ClipPolicy) else policy,
-            individual=None if individual is None else serialize(individual),
-            public_validation=self.public_validation,
-        )
+        for name in arguments.NAMES:
+            if name != "seed":
+                config[name] = keras.saving.serialize_keras_object(getattr(settings, name))
         return config
 
     @classmethod
@@ -307,7 +263,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     ) -> PrivateOptimizer:
         """Builds the optimizer from `get_config()`."""
         config = dict(config)
-        for old_argument in ("per_example_engine", "require_proof"):
+        for old_argument in _OLD:
             config.pop(old_argument, None)
         if config.get("microbatch_size") == "auto":  # Of tfdpx 0.2.
             config["microbatch_size"] = None

@@ -221,4 +221,4 @@ def test_wrong_views_are_refused():
 
 def test_private_gradients_cannot_be_forged():
     with pytest.raises(TypeError, match="private training step"):
-        mechanism.PrivateGradient(tf.zeros([2]), 1.0, object())
+        mechanism.PrivateGradient(tf.zeros([2]), object())
