@@ -61,7 +61,7 @@ setuptools.setup(
     entry_points={"console_scripts": ["tfdpx = tfdpx.train.command:main"]},
     package_dir=PACKAGE_DIR,
     packages=find_packages(),
-    package_data={"tfdpx": ["py.typed"]},
+    package_data={"tfdpx": ["py.typed"], "tfdpx.report": ["templates/*"]},
     install_requires=[
         # Keras's train_step, which tfdpx/_keras/hook.py wraps, is tested on these ranges.
         "tensorflow>=2.16.2,<2.23",
@@ -90,6 +90,7 @@ setuptools.setup(
         "scikit-learn>=1.6",
         "matplotlib>=3.8",
         "pillow>=10",
+        "jinja2>=3.1",
         "rich>=13",
     ],
     extras_require={

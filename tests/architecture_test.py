@@ -24,12 +24,12 @@ ROOMS = [
         "sklearn",
         "audit",
     ),
-    *("callbacks", "distributed", "layers", "models", "_import_hook", "__init__"),
+    *("callbacks", "distributed", "report", "layers", "models", "_import_hook", "__init__"),
     *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
-# `plan.batches` imports the samplers when it is called, and `tfdpx.report` is loaded on first use.
-ON_THE_CALL = {("accounting", "sampling"), ("__init__", "train")}
+# `plan.batches` imports the samplers when it is called.
+ON_THE_CALL = {("accounting", "sampling")}
 NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
 
 NAMED_TUPLE = {"_asdict", "_fields", "_replace"}

@@ -33,10 +33,10 @@ if _TYPE_CHECKING:  # The names that `__getattr__` imports on first use.
     from tfdpx.callbacks import PrivacyBudget
     from tfdpx.heads import AdaMix
     from tfdpx.layers.private_model import make_private_model
+    from tfdpx.report.report import report
     from tfdpx.sampling.examples import RandomAccess
     from tfdpx.suggestion import suggest
     from tfdpx.tables import private_adapt
-    from tfdpx.train.model_report import report
     from tfdpx.training.clipping import AdaptiveClip
     from tfdpx.training.gradient_norms import gradient_norms
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
@@ -58,7 +58,7 @@ _HOMES = {
     "make_private": "training.optimizers",
     "make_private_model": "layers.private_model",
     "private_adapt": "tables",
-    "report": "train.model_report",
+    "report": "report.report",
     "suggest": "suggestion",
 }
 # Folders next to the core, on which it does not depend.
@@ -84,6 +84,10 @@ def _check_installation():
 
 _check_installation()
 _import_hook.connect()
+# `tfdpx.report` is a function. Python sets this attribute to the room of the same name at the first
+# import of it, so that import is made here, and `__getattr__` finds the function.
+_importlib.import_module("tfdpx.report")
+del report
 
 __all__ = [
     "AdaMix",

@@ -10,6 +10,10 @@ import secrets
 _DIGEST = "digest"
 
 
+class DiskError(OSError):
+    """Raised where a file of a finished run cannot be written; the message has the remedy."""
+
+
 def make_folder(path):
     """Makes a folder that only its owner can read, and checks that files can be written to it.
 

@@ -18,7 +18,7 @@ from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.accounting.groups import Sampling, group_epsilon
 from tfdpx.accounting.ledger import EXAMPLE, USER, Entry, Ledger
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.train import pictures
+from tfdpx.report import pictures
 from tfdpx.train.output import cell, print_table
 
 # Skips the other parts of tensorflow_privacy, because they fail to import on TensorFlow >= 2.16.

@@ -20,7 +20,7 @@ import time
 
 from absl import app, flags
 
-from tfdpx.train import devices, dry_run, presets, report, resume, run_flags, settings
+from tfdpx.train import devices, dry_run, output, presets, resume, run_flags, settings
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.run import run
 
@@ -55,15 +55,15 @@ def main(argv):
         asked = resume.resumed(settings.Settings, ("preset", _PRESET.value), flag_values)
         asked = asked or settings.resolve(_PRESET.value, flag_values)
         if record := dry_run.from_flags(asked):
-            report.print_table(record, title=f"{preset}: nothing was trained")
-            print(report.to_json(record), flush=True)
+            output.print_table(record, title=f"{preset}: nothing was trained")
+            print(output.to_json(record), flush=True)
             return
         strategy = devices.from_flags()
         path = run_flags.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
         with resume.working_folder("classify", path, devices.is_chief(strategy)) as workdir:
             record = run(asked, preset, workdir, strategy, run_flags.LOG_PRIVATE_METRICS.value)
     if record is not None:
-        print(report.to_json(record), flush=True)
+        print(output.to_json(record), flush=True)
 
 
 def _refuse_flags_of_updates(kind):

@@ -6,6 +6,8 @@ import sys
 
 from absl import flags, logging
 
+from tfdpx._files import DiskError
+
 
 class UserError(Exception):
     """Raised for errors that the user can fix, for example a flag, a path, or missing data.
@@ -13,10 +15,6 @@ class UserError(Exception):
     The programs print it as one line and exit with a nonzero status. Any other exception is a bug
     and keeps its stack trace.
     """
-
-
-class DiskError(UserError, OSError):
-    """Raised where a file cannot be written, for example because the disk is full."""
 
 
 @contextlib.contextmanager
@@ -43,7 +41,7 @@ def in_one_line(program, argv=()):
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         yield
-    except UserError as error:
+    except (UserError, DiskError) as error:
         sys.exit(printable(f"{program}: {' '.join(str(error).split())}"))
 
 

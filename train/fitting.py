@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib
+import json
 import math
+import pathlib
 import sys
 import warnings
 
@@ -11,13 +13,22 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
+from tfdpx import _files as files
+from tfdpx._keras import model_internals
+from tfdpx.accounting.ledger import EMPTY
+from tfdpx.checks.callbacks import is_covered
 from tfdpx.layers.few_weights import last_layer, train_only
-from tfdpx.train import individual, measure
+from tfdpx.report import measure
+from tfdpx.train import individual
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.output import to_json
 from tfdpx.train.resume import SavingInterruption
+from tfdpx.training.callbacks import epsilon_spent, steps_taken
+from tfdpx.training.session import after_save
 
 # The features of all images are kept in memory up to this size.
 MOST_BYTES = 2**30
+_THRESHOLDS_OF_AUC = 2000
 
 
 def augmentation(settings):
@@ -95,7 +106,7 @@ def private_optimizer(settings, plan, seed, accountant=None, public_validation=F
         plan: The `tfdpx.PrivacyPlan` of the run.
         seed: Int, the seed of the noise and the views, or None.
         accountant: `tfdpx.accounting.IndividualAccountant` of the run, or None.
-        public_validation: Bool, see `measure.is_public`.
+        public_validation: Bool, see `ImageData.is_public`.
     """
     arguments = dict(
         plan=plan,
@@ -243,10 +254,10 @@ class Trainer:
                     plan,
                     settings.seed,
                     individual.accountant(settings, plan),
-                    measure.is_public(data, settings.public_test),
+                    data.is_public(settings.public_test),
                 ),
                 loss=crossentropy(settings.label_smoothing),
-                weighted_metrics=["accuracy", *([measure.AUC()] if data.num_classes == 2 else [])],
+                weighted_metrics=["accuracy", *([AUC()] if data.num_classes == 2 else [])],
                 jit_compile=settings.keras_jit_compile,
             )
         averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
@@ -334,3 +345,88 @@ def features_of(model):
         return None
     body = keras.Model(inner.inputs, last.input)
     return keras.Model(model.inputs, body(model.layers[-2].output))
+
+
+class Curve(keras.callbacks.Callback):
+    """Writes a line of JSON after every Keras epoch: epsilon and, on public examples, accuracy.
+
+    The file stores the rows for a resumed run. A row is written after a `Checkpoint` of the same
+    `fit`, if there is one, has saved its update.
+
+    Args:
+        path: Path of the file to write.
+        plan: `tfdpx.PrivacyPlan`, from which epsilon is computed.
+        steps: Int, the updates of the restored model; later rows of the file are dropped.
+        before: `Ledger` of earlier trainings on the same data.
+
+    Attributes:
+        rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and, if the
+            optimizer has `public_validation=True` or no noise, `accuracy` and, of two classes,
+            `auc` (on the validation data given to `fit`).
+    """
+
+    def __init__(self, path, plan, steps, before=EMPTY):
+        super().__init__()
+        self._path, self._plan, self._before = pathlib.Path(path), plan, before
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        rows = [{**row, "epsilon": float(row["epsilon"])} for row in map(json.loads, lines)]
+        self.rows = [row for row in rows if row["step"] <= steps]
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Appends a row; `logs` must hold `val_accuracy`."""
+        del epoch
+        optimizer = self.model.optimizer
+        epsilon = epsilon_spent(optimizer, self._plan, self._before)
+        row = {"step": steps_taken(optimizer), "epsilon": epsilon}
+        if is_covered("val_accuracy", model_internals.innermost(optimizer)):
+            shown = {"accuracy": "val_accuracy", "auc": "val_auc"}.items()
+            row |= {name: float(logs[key]) for name, key in shown if key in logs}
+        self.rows.append(row)
+        after_save(self.model, self._write)
+
+    def _write(self):
+        lines = "".join(to_json(row) + "\n" for row in self.rows)
+        files.write(self._path, lines.encode(), mode=0o644)
+
+
+class RawWeights(keras.callbacks.Callback):
+    """Keeps the weights after the last update, because Keras then overwrites them by their average.
+
+    Args:
+        steps: Int, the number of updates of the whole training.
+
+    Attributes:
+        values: List of arrays, from `model.get_weights()`; None before the end.
+    """
+
+    def __init__(self, steps):
+        super().__init__()
+        self._steps = steps
+        self.values = None
+
+    def on_train_begin(self, logs=None):
+        """Keeps the weights if the run was resumed after its last update, because none follows."""
+        self.on_epoch_end(None, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Keeps the weights after the last update. Keras calls this before it averages them."""
+        del epoch, logs
+        if steps_taken(self.model.optimizer) >= self._steps:
+            self.values = self.model.get_weights()
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class AUC(keras.metrics.AUC):
+    """`keras.metrics.AUC` for two logits, with equal steps of log-odds where these are small.
+
+    Equal steps of probability, the default, cannot rank examples of a rare class.
+    """
+
+    def __init__(self, name="auc", **kwargs):
+        super().__init__(_THRESHOLDS_OF_AUC, name=name, **kwargs)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Adds labels `[batch]` and logits `[batch, 2]`."""
+        margins = keras.ops.cast(y_pred[:, 1] - y_pred[:, 0], "float32")
+        ranks = 0.5 + 0.5 * margins / (1 + keras.ops.abs(margins))
+        super().update_state(keras.ops.reshape(y_true, [-1]), ranks, sample_weight)

@@ -20,11 +20,12 @@ from tfdpx import heads
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
-from tfdpx.train import measure, report
-from tfdpx.train.data import identity, images, inputs
+from tfdpx.report import measure, report
+from tfdpx.train.data import identity, images, inputs, tfds
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import digest
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
+from tfdpx.train.settings import check_threshold
 from tfdpx.train.start_from import Start, not_private, without_paths, without_secrets
 
 SHARD = 4096
@@ -53,7 +54,7 @@ def run(settings, workdir):
     """
     build(settings, num_classes=2)  # Refuses invalid arguments before any image is read.
     features = FeatureFolder.of(settings, workdir)
-    measure.check_threshold(settings.threshold, features.class_names)
+    check_threshold(settings.threshold, features.class_names)
     x, y = features.arrays("train")
     public = ()
     if settings.head == "adamix":
@@ -88,16 +89,22 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
     x, y = features.arrays("test")
     measured = measure.Measured(
         *(y, head.predict(x), features.class_names, threshold),
-        is_public=measure.is_known(features.record.data.name),
+        is_public=tfds.is_known(features.record.data.name),
     )
-    before = features.before
-    record = Record(
+    before, folder, model = features.before, features.new_head(), None
+    if features.extractor is not None:
+        logits = head.to_layer("logits")(features.extractor.output)
+        model = keras.Model(features.extractor.inputs, logits)
+    record = report.write(
+        folder,
         program="classify",
         data=dataclasses.replace(features.record.data, num_examples=num_examples),
         ledger=before + ledger,
+        model=model,
+        measured=measured,
+        examples=features.data and features.data.eval_examples,
         delta=head.delta,
         accountant="pld" if before.steps else head.accountant,
-        sampling="full_batch",
         seen=features.record.seen,
         searched=searched,
         inputs=features.record.inputs,
@@ -110,7 +117,6 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
         },
         results={
             **chosen,
-            **measured.results(),
             "dimension": x.shape[1],
             "num_public": num_public or None,
             "left_out": features.record.settings.get("left_out"),
@@ -119,16 +125,8 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
             "releases": head.num_releases,
         },
     )
-    folder = features.new_head()
-    record.save(folder / records.FILE)  # Saved first, so that no weights exist without a record.
-    files.write(folder / report.STATEMENT, record.statement().encode(), mode=0o644)
     with files.replacing(folder / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)
-    if features.extractor is not None:
-        logits = head.to_layer("logits")(features.extractor.output)
-        report.save_model(keras.Model(features.extractor.inputs, logits), record, folder)
-    report.draw_metrics(measured, folder, features.data)
-    report.write_page(folder)
     return {**record.view(), "workdir": str(folder)}
 
 

@@ -14,7 +14,7 @@ import tfdpx
 from tfdpx import _files as files
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import plain
-from tfdpx.train import measure, pictures
+from tfdpx.report import measure, pictures
 from tfdpx.training.budget import steps_taken
 from tfdpx.training.session import after_save
 

@@ -11,9 +11,9 @@ from rich import console, table
 from rich.text import Text
 
 from tfdpx.accounting.record import plain
+from tfdpx.report.words import readable
 from tfdpx.train.errors import printable
 
-_MOST_ENTRIES = 20
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -46,6 +46,14 @@ def print_table(record, title, file=None):
     console.Console(file=file).print(rows)
 
 
+def print_record(record):
+    """Prints the statement and the results of a `Record`."""
+    print("\n".join(map(printable, record.statement().split("\n"))))
+    for warning in record.results.get("warnings") or ():
+        print(printable(f"Warning: {warning}"))
+    print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
+
+
 def print_paragraphs(paragraphs):
     """Prints strings as paragraphs of lines of at most 88 characters."""
     for text in paragraphs:
@@ -71,20 +79,3 @@ def of_spreadsheet(text):
     except ValueError:
         return f"'{text}" if text.startswith(_FORMULA) else text
     return text
-
-
-def readable(value):
-    """Returns a JSON value as a string for a table."""
-    if value is None:
-        return "-"
-    if isinstance(value, list):
-        return ", ".join(map(readable, value))
-    if isinstance(value, dict):
-        parts = [f"{name}: {readable(part)}" for name, part in value.items()]
-        more = f", and {len(parts) - _MOST_ENTRIES} more" * (len(parts) > _MOST_ENTRIES)
-        return ", ".join(parts[:_MOST_ENTRIES]) + more
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)

@@ -26,12 +26,14 @@ from absl import app, flags
 from rich import console, table
 
 from tfdpx import _files
-from tfdpx.train import measure, model_files, tables
+from tfdpx.report import measure
+from tfdpx.train import model_files, tables
 from tfdpx.train.data import inputs
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.output import cell, of_spreadsheet, to_json
+from tfdpx.train.settings import check_threshold
 
 _BATCH_SIZE = 256
 _MOST_ROWS = 50  # Rows of the table that is printed.
@@ -71,7 +73,7 @@ def run(values):
         return tables.predict_rows(path, values.rows, values.csv, *asked)
     takes = inputs.read(path)
     if values.threshold is not None:
-        measure.check_threshold(values.threshold, takes.class_names)
+        check_threshold(values.threshold, takes.class_names)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)
     outputs = logits(model_files.read(path, "model"), takes, files)

@@ -25,11 +25,10 @@ from absl import app, flags
 from tfdpx import _files as files
 from tfdpx import noise
 from tfdpx._keras import saving_internals
-from tfdpx.accounting import record as records
-from tfdpx.accounting.record import Record
+from tfdpx.report import measure, report
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train import classifiers, devices, measure, report
+from tfdpx.train import classifiers, devices, output
 from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.fitting import augmentation, crossentropy
@@ -132,7 +131,7 @@ def main(argv):
         path = WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
         with working_folder("pretrain", path) as workdir:
             record = train(settings, workdir)
-    print(report.to_json(record), flush=True)
+    print(output.to_json(record), flush=True)
 
 
 def resolve(recipe, overrides):
@@ -217,33 +216,28 @@ def train(settings, workdir):
     seconds = time.perf_counter() - began
 
     model, steps = devices.on_one_device(model), int(model.optimizer.iterations)
-    measured = measure.measure(model, data, settings.public_test)
-    record = Record(
+    measured = measure.measure(model, data, data.is_public(settings.public_test))
+    record = report.write(
+        workdir,
         program="pretrain",
         data=trained_on,
         ledger=not_private(steps),
-        delta=None,
+        model=model,
+        measured=measured,
+        examples=data.eval_examples,
         seen=trainings,
         inputs=inputs.of(data),
         settings=without_secrets(settings),
         results={
-            "test_accuracy": None,
-            "validation_accuracy": None,
-            **measured.results(),
             "loss": history.history["loss"][-1],
             "model": settings.model,
-            "parameters": model.count_params(),
             "steps": steps,
             "batch_size": settings.batch_size,
             "seconds": seconds,
         },
     )
-    report.save_model(model, record, workdir)
-    record.save(workdir / records.FILE)
-    report.draw_metrics(measured, workdir, data)
-    report.write_page(workdir)
     view = {**record.view(), "workdir": str(workdir)}
-    report.print_table(view, title=f"{settings.model} on {data.name}, not private")
+    output.print_table(view, title=f"{settings.model} on {data.name}, not private")
     folder.remove()
     return view
 

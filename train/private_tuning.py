@@ -21,9 +21,11 @@ import numpy as np
 from tfdpx.accounting import calibration, selection
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.train import defaults, measure, report
+from tfdpx.report import measure, page, report
+from tfdpx.train import defaults
 from tfdpx.train.data import images
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.output import print_record
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
 from tfdpx.train.settings import PRIVACY, resolve
 from tfdpx.train.start_from import Start, ledger_on
@@ -192,22 +194,18 @@ def _write(folder, ledger, trainings, search):
 
     Curves and events have the epsilon of one run only, and Keras logs the training loss.
     """
-    for name in ("curve.jsonl", report.CURVE, "log.txt", "point.json"):
+    for name in ("curve.jsonl", page.CURVE, "log.txt", "point.json"):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-    record = records.read(folder / records.FILE)
-    record = dataclasses.replace(
-        record,
+    record = report.rewrite(
+        folder,
         program="sweep",
         ledger=ledger,
         accountant="rdp",
         seen=trainings,
         searched=f"a random number of runs, {search['mean_runs']:g} on average, each at a point "
         "drawn at random, of which the best by a noisy score is kept",
-        results={**record.results, **search},
+        results=search,
     )
-    record.save(folder / "model.keras")
-    report.write_record(record, folder)
-    report.print_record(record)
-    report.write_page(folder)
+    print_record(record)
     return record

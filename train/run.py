@@ -13,16 +13,23 @@ import tensorflow as tf
 import tfdpx
 from tfdpx import account
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.accounting.record import Record
-from tfdpx.train import defaults, devices, fitting, heads, individual, measure, report, tables
+from tfdpx.report import measure, report
+from tfdpx.train import defaults, devices, fitting, heads, individual, tables
 from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.output import print_record
 from tfdpx.train.resume import RunFolder, facts
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
-from tfdpx.train.settings import HEADS, TABLES
-from tfdpx.train.start_from import Start, without_paths, without_secrets
+from tfdpx.train.settings import HEADS, TABLES, check_threshold
+from tfdpx.train.start_from import Start, without_secrets
 from tfdpx.training.budget import ledger_at_rates, steps_taken
+
+# Settings among the results of a run on images.
+_SHOWN = (
+    *("learning_rate", "l2_norm_clip", "ema_momentum", "features", "init_from", "trainable"),
+    "head_steps",
+)
 
 
 def run(settings, preset, workdir, strategy, log_private_metrics=False):
@@ -68,7 +75,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         data = images.load_for(
             settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape, settings.user
         )
-        measure.check_threshold(settings.threshold, data.class_names)
+        check_threshold(settings.threshold, data.class_names)
         # Before the training, because it should not be lost if the data cannot be identified.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
@@ -118,8 +125,8 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         say(f"{_description(settings, plan)}; {first_step} steps are done.")
 
     # Fit: a Keras epoch is `report_every` updates; the curve is of the averaged weights.
-    curve = report.Curve(workdir / "curve.jsonl", plan, first_step, before)
-    raw = measure.RawWeights(plan.steps)
+    curve = fitting.Curve(workdir / "curve.jsonl", plan, first_step, before)
+    raw = fitting.RawWeights(plan.steps)
     history = individual.History(examples, folder.path / "individual_history.npz")
     tensorboard = tfdpx.callbacks.TensorBoard(
         str(workdir / "tensorboard"),
@@ -142,57 +149,44 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     optimizer, trained = model.optimizer, model.trainable_variables
     steps = steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
-    how = (settings.public_test, settings.threshold)
+    how = (data.is_public(settings.public_test), settings.threshold)
     measured = measure.measure(model, examples, *how)
     raw_measured = measure.measure(devices.on_one_device(model, raw.values), examples, *how)
 
-    # Record: the privacy loss, the data, and the results.
+    # Report: the record of the privacy loss and the results, and all files that follow from it.
     ledger = before + ledger_at_rates(optimizer, plan)
     epsilons, released, of_statistics = None, {}, Ledger()
     if settings.individual:
         epsilons, released, of_statistics = individual.release(
             optimizer.individual, settings.individual_release
         )
-    record = Record(
+    recorded = without_secrets(settings)
+    record = report.write(
+        workdir,
         program="classify",
         data=dataclasses.replace(trained_on, num_examples=plan.num_examples),
         ledger=ledger + of_statistics,
-        delta=plan.delta if settings.private else None,
-        accountant=plan.accountant,
-        sampling=plan.sampling,
+        model=whole,
+        optimizer=optimizer,
+        measured=measured,
+        curve=curve.rows,
+        examples=data.eval_examples,
         seen=start.seen,
-        independence="; ".join(map(str, optimizer.independence)) or None,
         inputs=inputs.of(data),
-        settings=without_secrets(settings),
+        settings=recorded,
         results={
-            "test_accuracy": None,
-            "validation_accuracy": None,
-            **measured.results(),
             "raw_accuracy": float(np.mean(raw_measured.predictions == raw_measured.targets)),
             "raw_top5_accuracy": raw_measured.top5_accuracy,
-            "noise_multiplier": plan.noise_multiplier,
             "steps": steps,
             "seconds": seconds,
-            "batch_size": plan.batch_size,
-            "sampling_probability": plan.sampling_probability,
             "left_out": data.left_out,
-            "model": whole.name,
-            "learning_rate": settings.learning_rate,
-            "l2_norm_clip": settings.l2_norm_clip,
-            "ema_momentum": settings.ema_momentum,
-            "features": without_paths(settings.features),
-            "init_from": without_paths(settings.init_from),
-            "trainable": settings.trainable,
-            "head_steps": settings.head_steps,
-            "parameters": whole.count_params(),
+            **{name: recorded[name] for name in _SHOWN},
             "trained_parameters": sum(math.prod(v.shape) for v in trained),
             "replicas": strategy.num_replicas_in_sync,
             **released,
         },
     )
-
-    # Report: model, record, statement, pictures and page.
-    report.write(record, whole, data, measured, curve.rows, workdir)
+    print_record(record)
     if settings.individual:
         worst = ledger.composed_epsilon(plan.delta, plan.accountant)
         bounds = dataclasses.replace(record, ledger=ledger).attack_bounds()
@@ -205,7 +199,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
 
 def _run_on_table(settings, workdir):
     table = data_tables.load(settings)
-    measure.check_threshold(settings.threshold, table.class_names)
+    check_threshold(settings.threshold, table.class_names)
     columns = ", ".join(f"{name} ({kind})" for name, kind in table.kinds.items())
     print(f"{len(table.train)} rows to train on, {len(table.test)} to test on; {columns}")
     num_protected, units = len(table.train.one_of_each_person()), "rows"
@@ -225,39 +219,29 @@ def _run_on_table(settings, workdir):
     seconds = time.perf_counter() - began
     plan, optimizer = trained.plan, trained.optimizer
     measured = tables.measure(trained.model, table.test, table.class_names, settings.threshold)
-    record = Record(
+    record = report.write(
+        workdir,
         program="classify",
         data=data,
         ledger=optimizer.ledger,
-        delta=plan.delta,
-        accountant=plan.accountant,
-        sampling=plan.sampling,
-        independence="; ".join(map(str, optimizer.independence)) or None,
+        model=trained.model,
+        optimizer=optimizer,
+        measured=measured,
         inputs=tables.inputs(table, settings),
         unit="row",
         settings=without_secrets(settings),
         results={
-            **measured.results(),
-            "noise_multiplier": plan.noise_multiplier,
             "steps": plan.steps,
             "preprocessing_noise_multiplier": min(
                 (entry.noise_multiplier for entry in plan.spent.entries), default=None
             ),
             "releases": plan.spent.steps,
             "seconds": seconds,
-            "batch_size": plan.batch_size,
-            "sampling_probability": plan.sampling_probability,
-            "model": trained.model.name,
             "learning_rate": trained.learning_rate,
             "l2_norm_clip": trained.l2_norm_clip,
-            "parameters": trained.model.count_params(),
         },
     )
-    report.save_model(trained.model, record, workdir)
-    report.write_record(record, workdir)
-    report.print_record(record)
-    report.draw_metrics(measured, workdir)
-    report.write_page(workdir)
+    print_record(record)
     return {**record.view(), "workdir": str(workdir)}
 
 

@@ -14,6 +14,7 @@ import tfdpx
 from tfdpx._arguments import exactly_one_missing
 from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
+from tfdpx.report import measure
 from tfdpx.train import classifiers, presets
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
 from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES
@@ -531,6 +532,15 @@ def resolve(preset, overrides):
     if all(values.get(name) is not None for name in PRIVACY):
         values.pop(next((name for name in PRIVACY if name not in overrides), None), None)
     return Settings(**values)
+
+
+def check_threshold(threshold, class_names):
+    """Raises UserError if there is a `--threshold` but not two classes."""
+    if threshold != measure.THRESHOLD and len(class_names) != 2:
+        raise UserError(
+            "Flag --threshold is the least probability of the second of two classes: leave it out. "
+            f"Received: --threshold={threshold:g} for {len(class_names)} classes."
+        )
 
 
 def _is_range(lower, upper):

@@ -356,7 +356,7 @@ def _read_run(folder):
 
 def _accuracy(report):
     """Returns the name of the images that a run was measured on, and its accuracy."""
-    measured_on = "validation" if report["test_accuracy"] is None else "test"
+    measured_on = "validation" if report.get("test_accuracy") is None else "test"
     return {"measured_on": measured_on, "accuracy": report[f"{measured_on}_accuracy"]}
 
 

@@ -16,6 +16,7 @@ from keras import ops
 import tfdpx
 from tfdpx import _files
 from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
+from tfdpx.report.measure import Measured, predicted_classes, probabilities
 from tfdpx.table_rules import (
     TooFewRows,
     choose,
@@ -29,8 +30,8 @@ from tfdpx.train import model_files
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.measure import Measured, check_threshold, predicted_classes, probabilities
 from tfdpx.train.output import of_spreadsheet
+from tfdpx.train.settings import check_threshold
 
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "

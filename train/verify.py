@@ -3,7 +3,7 @@
     tfdpx verify PATH
 
 PATH is the folder of a run or one of its files: record.json, model.keras, another file of weights
-with a ledger, a ledger, report.html, model_card.md, or privacy_statement.txt. The first line is YES
+with a ledger, a ledger, report.html, card.md, or privacy_statement.txt. The first line is YES
 or NO. The next ones list the files and their problems, the protected people, the strength and the
 exceptions of the protection, and the fingerprint of the record. The last line is one JSON object.
 The exit status is 0 for YES and 1 for NO. This finds accidents and edits, but not a forger who
@@ -30,13 +30,14 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import EMPTY, EXAMPLE, USER
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.train import model_card, page, plain_words
+from tfdpx.report import card, page
+from tfdpx.report import words as plain_words
+from tfdpx.report.report import STATEMENT
 from tfdpx.train.errors import UserError, in_one_line, printable
 from tfdpx.train.output import print_paragraphs, to_json
-from tfdpx.train.report import STATEMENT
 from tfdpx.train.spent import MODEL, files_below, record_in
 
-_TEXTS = {STATEMENT: Record.statement, model_card.FILE: model_card.text}
+_TEXTS = {STATEMENT: Record.statement, card.FILE: card.text}
 _FINE = _AGREES, _SAME_EPSILON = "agrees", "states the same epsilon in other words"
 _CLAIM = re.compile(r"\(([\d.]+), ([\d.e-]+)\)-differential privacy")
 _VERSIONS = Record("verify", None, EMPTY, None).versions

@@ -20,7 +20,8 @@ from experiments.free_features.drawings import RandomViews, Shapes, Spectrum
 from tfdpx import noise, synthetic
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.train import classifiers, report, start_from
+from tfdpx.report import report
+from tfdpx.train import classifiers, start_from
 from tfdpx.train.data import tfds
 from tfdpx.train.pretrain import add_weight_decay
 
@@ -89,15 +90,14 @@ def pretrain(arguments):
         rows = rng.permutation(count)[: arguments.batch_size]
         choices = views.draw(len(rows), 1, noise.fold_in(key, step))
         last_loss = model.train_on_batch(views.apply(images[rows], choices)[:, 0], rows)
-    record = records.Record(
+    report.write(
+        arguments.workdir,
         program="experiments.free_features.pretrain",
         data=records.DatasetId(f"synthetic:{arguments.generator}", count),
         ledger=Ledger(),  # Generated images hold no person's data.
-        delta=None,
+        model=classifier,
         results={"model": arguments.model, "steps": arguments.steps, "loss": float(last_loss)},
     )
-    report.save_model(classifier, record, arguments.workdir)
-    record.save(arguments.workdir / records.FILE)
     return float(last_loss)
 
 

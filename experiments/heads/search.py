@@ -27,7 +27,8 @@ import numpy as np
 from experiments.heads import methods
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.train import heads, measure
+from tfdpx.report import measure
+from tfdpx.train import heads
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.output import print_table, to_json
 from tfdpx.train.start_from import not_private

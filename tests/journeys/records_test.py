@@ -12,6 +12,7 @@ from finished_runs import TINY
 import tfdpx
 from experiments.heads import search as head_search
 from tfdpx.accounting import record as records
+from tfdpx.report import pictures
 from tfdpx.train import account, classify
 
 
@@ -128,7 +129,7 @@ def test_names_like_markup_and_a_record_before_the_pictures(run, tmp_path, monke
     def fail(*args, **kwargs):
         raise RecursionError
 
-    monkeypatch.setattr("tfdpx.train.pictures.confusion_matrix", fail)
+    monkeypatch.setattr(pictures, "confusion_matrix", fail)
     with pytest.raises(RecursionError):
         run(classify, workdir=tmp_path / "run", **arguments)
     for name in ("record.json", "model.keras"):

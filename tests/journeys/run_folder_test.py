@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.train import account, classify, measure, predict, report
+from tfdpx.report import measure, report
+from tfdpx.train import account, classify, predict
 from tfdpx.train.data import images, inputs
 from tfdpx.train.data.folder import ImageFolder
 

@@ -108,16 +108,16 @@ def run(program, workdir, **settings):
 
 def _network(runs, folder):
     """Six updates of a network with views, a seed and averaged weights."""
-    from tfdpx.train import classify, report
+    from tfdpx.train import classify, fitting
 
-    weights, record_row = [], report.Curve.on_epoch_end
+    weights, record_row = [], fitting.Curve.on_epoch_end
 
     def spy(self, epoch, logs=None):
         weights[:] = self.model.get_weights()
         record_row(self, epoch, logs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report.Curve, "on_epoch_end", spy)
+        patch.setattr(fitting.Curve, "on_epoch_end", spy)
         output = run(classify, folder / "run", data_dir=runs.data_dir, **NETWORK)
     np.savez(folder / "weights_before_averaging.npz", *weights)
     return output

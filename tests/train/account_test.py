@@ -19,7 +19,8 @@ from scipy import stats
 from tfdpx.accounting import Ledger, group_epsilon
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import account, account_question, pictures
+from tfdpx.report import pictures
+from tfdpx.train import account, account_question
 
 PHOTOS = DatasetId("folder:photos", 500, "01")
 SMALL = dict(noise_multiplier=4.0, batch_size=50, num_examples=500, steps=60, delta=1e-5)

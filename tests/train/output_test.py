@@ -9,7 +9,7 @@ import pytest
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import account, output, predict, report
+from tfdpx.train import account, output, predict
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 LEDGER = Ledger((Entry(4.0, 0.1, 60, run=1),))
@@ -29,7 +29,7 @@ def test_a_received_record_cannot_write_to_the_terminal(flag, run, tmp_path):
 
 def test_nor_can_the_end_of_a_run_and_a_table_of_predictions(capsys, tmp_path):
     record = Record("classify", DatasetId(ESCAPE), LEDGER, 1e-5, results={"model": ESCAPE})
-    report.print_record(record)
+    output.print_record(record)
     predict.print_table([pathlib.Path(ESCAPE)], [ESCAPE], [0.5], tmp_path)
     text = capsys.readouterr().out
     assert text.count("\\x1b[2J") > 3 and not set(text) & set("\x1b\x07\x9b")

@@ -87,6 +87,16 @@ class ImageData:
         """The examples to measure on, as `Model.evaluate` and `distributed.fit` take them."""
         return (self.eval_x,) if self.eval_y is None else (self.eval_x, self.eval_y)
 
+    def is_public(self, public_test=False):
+        """Returns whether the examples to measure on are public test images.
+
+        Held-out training images are as private as the training images.
+
+        Args:
+            public_test: Bool, the flag `--public_test`: the user declares that they are public.
+        """
+        return self.eval_split == "test" and (public_test or tfds.is_known(self.name))
+
 
 def load(
     name,

@@ -128,6 +128,11 @@ class Name:
         return f"{self.entry.source}:{self.classes.start}-{self.classes.stop - 1}"
 
 
+def is_known(name):
+    """Returns whether the name of a data set is in `ENTRIES`."""
+    return Name.parse(name).entry in ENTRIES
+
+
 @dataclasses.dataclass(frozen=True)
 class Features:
     """The examples of a data set of images.

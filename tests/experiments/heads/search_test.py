@@ -12,7 +12,7 @@ from experiments.heads import methods
 from experiments.heads import search as head_search
 from experiments.heads.compare import mixture
 from tfdpx.accounting import record as records
-from tfdpx.train import measure
+from tfdpx.report import measure
 
 PRESET = "table10/vit_b16_imagenet1k/cifar10"
 METHODS = {

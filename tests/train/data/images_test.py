@@ -11,7 +11,8 @@ from PIL import Image
 from sklearn import model_selection
 
 import tfdpx
-from tfdpx.train import measure, predict
+from tfdpx.report import measure
+from tfdpx.train import predict
 from tfdpx.train.data import images, inputs
 from tfdpx.train.errors import UserError
 

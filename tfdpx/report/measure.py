@@ -1,9 +1,10 @@
-"""Measures trained models of images, heads and tables: metrics, warnings and their privacy."""
+"""Measures trained models: metrics, and warnings about them."""
 
 import dataclasses
 
 import keras
 import numpy as np
+import tensorflow as tf
 from scipy import special, stats
 from sklearn import metrics
 
@@ -11,10 +12,8 @@ from tfdpx.accounting import record as records
 from tfdpx.heads.releases import Releases
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train.data import tfds
-from tfdpx.train.errors import UserError
-from tfdpx.training.callbacks import steps_taken
 
+_LEAST_PROBABILITY, _LARGEST_PROBABILITY = 1e-30, 1 - 2.0**-24  # Their log-odds are finite.
 BATCH_SIZE = 500
 TOP = 5
 THRESHOLD = 0.5
@@ -23,7 +22,6 @@ NOT_PROTECTED = (
     "or test on public examples."
 )
 _MOST_NAMES = 5
-_THRESHOLDS_OF_AUC = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Measured:
         class_names: Names of the classes; empty for a regression.
         threshold: Float, see `predicted_classes`.
         split: "test" or "validation", the first word of the metrics' names.
-        is_public: Bool, see `is_public`.
+        is_public: Bool, whether the examples are public.
     """
 
     targets: np.ndarray
@@ -153,50 +151,6 @@ def predicted_classes(logits, threshold=THRESHOLD):
     return logits.argmax(axis=1)
 
 
-def check_threshold(threshold, class_names):
-    """Raises UserError if there is a `--threshold` but not two classes."""
-    if threshold != THRESHOLD and len(class_names) != 2:
-        raise UserError(
-            "Flag --threshold is the least probability of the second of two classes: leave it out. "
-            f"Received: --threshold={threshold:g} for {len(class_names)} classes."
-        )
-
-
-@keras.saving.register_keras_serializable(package="tfdpx")
-class AUC(keras.metrics.AUC):
-    """`keras.metrics.AUC` for two logits, with equal steps of log-odds where these are small.
-
-    Equal steps of probability, the default, cannot rank examples of a rare class.
-    """
-
-    def __init__(self, name="auc", **kwargs):
-        super().__init__(_THRESHOLDS_OF_AUC, name=name, **kwargs)
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        """Adds labels `[batch]` and logits `[batch, 2]`."""
-        margins = keras.ops.cast(y_pred[:, 1] - y_pred[:, 0], "float32")
-        ranks = 0.5 + 0.5 * margins / (1 + keras.ops.abs(margins))
-        super().update_state(keras.ops.reshape(y_true, [-1]), ranks, sample_weight)
-
-
-def is_public(data, public_test=False):
-    """Returns whether the examples to measure on are public test images.
-
-    Held-out training images are as private as the training images.
-
-    Args:
-        data: `images.ImageData`. The test images of the data sets in `tfds.ENTRIES` are
-            public.
-        public_test: Bool, the flag `--public_test`: the user declares that they are public.
-    """
-    return data.eval_split == "test" and (public_test or is_known(data.name))
-
-
-def is_known(name):
-    """Returns whether the name of a data set is in `tfds.ENTRIES`."""
-    return tfds.Name.parse(name).entry in tfds.ENTRIES
-
-
 def batches(data):
     """Returns the examples to measure on as a `tf.data.Dataset` of batches, in order.
 
@@ -206,18 +160,18 @@ def batches(data):
     return sampled_batches.in_order(as_examples(*data.eval_examples), BATCH_SIZE)
 
 
-def measure(model, data, public_test=False, threshold=THRESHOLD):
+def measure(model, data, is_public=False, threshold=THRESHOLD):
     """Measures a model on the examples of `data` to measure on, and returns a `Measured`.
 
     Args:
         model: A `keras.Model` from images to logits.
         data: `images.ImageData`.
-        public_test: Bool, see `is_public`.
+        is_public: Bool, whether the examples are public.
         threshold: Float, see `predicted_classes`.
     """
     pairs = zip(*predicted(model, data.eval_examples), strict=True)
     logits, labels = map(np.concatenate, pairs)
-    about = dict(split=data.eval_split, is_public=is_public(data, public_test))
+    about = dict(split=data.eval_split, is_public=is_public)
     return Measured(labels, logits, data.class_names, threshold, **about)
 
 
@@ -248,27 +202,59 @@ def noisy_count(right, noise_multiplier):
     return float(released.gaussian("right", np.array([round(right)], "float64"), 1.0)[0])
 
 
-class RawWeights(keras.callbacks.Callback):
-    """Keeps the weights after the last update, because Keras then overwrites them by their average.
+def measure_keras(model, test):
+    """Returns the `Measured` of a model with classes or one value, and the results for a record."""
+    is_pair = isinstance(test, tuple) and len(test) == 2
+    if not is_pair and not isinstance(test, tf.data.Dataset):
+        raise ValueError(
+            "Argument `test` must be a pair (x, y) or a tf.data.Dataset of batches of pairs. "
+            f"Received: a {type(test).__name__}."
+        )
+    batches = sampled_batches.in_order(as_examples(*test), BATCH_SIZE) if is_pair else test
+    outputs, labels = [], []
+    for x, y, _ in map(keras.utils.unpack_x_y_sample_weight, batches):
+        parts = model.predict(x, batch_size=BATCH_SIZE, verbose=0), y
+        if any(tf.nest.is_nested(part) or len(part.shape) > 2 for part in parts):
+            return None, _evaluate(model, test if is_pair else (test,))
+        outputs.append(np.asarray(parts[0], "float32").reshape(len(y), -1))
+        labels.append(np.asarray(y).reshape(len(y), -1))
+    targets, values = np.concatenate(labels), np.concatenate(outputs)
+    classes = _class_indices(targets, values.shape[1])
+    if classes is not None:
+        logits = _logits(values, model.loss if model.compiled else None)
+        measured = Measured(classes, logits, tuple(map(str, range(logits.shape[1]))))
+    elif targets.shape[1] == values.shape[1] == 1 and targets.dtype.kind in "fiu":
+        measured = Measured(targets[:, 0], values[:, 0])
+    else:
+        return None, _evaluate(model, test if is_pair else (test,))
+    return measured, measured.results()
 
-    Args:
-        steps: Int, the number of updates of the whole training.
 
-    Attributes:
-        values: List of arrays, from `model.get_weights()`; None before the end.
-    """
+def _class_indices(targets, num_outputs):
+    """Returns integer labels [n] for targets [n, 1] or one-hot [n, classes]; None for others."""
+    if targets.dtype.kind not in "biuf":
+        return None
+    if targets.shape[1] == num_outputs > 1:
+        is_one_hot = np.isin(targets, (0, 1)).all() and (targets.sum(axis=1) == 1).all()
+        return targets.argmax(axis=1) if is_one_hot else None
+    if targets.shape[1] > 1 or not np.isin(targets, range(max(num_outputs, 2))).all():
+        return None
+    return targets[:, 0].astype("int64")
 
-    def __init__(self, steps):
-        super().__init__()
-        self._steps = steps
-        self.values = None
 
-    def on_train_begin(self, logs=None):
-        """Keeps the weights if the run was resumed after its last update, because none follows."""
-        self.on_epoch_end(None, logs)
+def _logits(outputs, loss):
+    """Returns logits [n, classes] for logits or probabilities; one column is the second class."""
+    if outputs.shape[1] > 1:
+        is_sure = (outputs >= 0).all() and np.allclose(outputs.sum(axis=1), 1, atol=1e-2)
+        return np.log(np.maximum(outputs, _LEAST_PROBABILITY)) if is_sure else outputs
+    if not getattr(loss, "from_logits", ((outputs < 0) | (outputs > 1)).any()):
+        shares = np.clip(outputs.astype("float64"), _LEAST_PROBABILITY, _LARGEST_PROBABILITY)
+        outputs = special.logit(shares)
+    return np.concatenate([np.zeros_like(outputs), outputs], axis=1)
 
-    def on_epoch_end(self, epoch, logs=None):
-        """Keeps the weights after the last update. Keras calls this before it averages them."""
-        del epoch, logs
-        if steps_taken(self.model.optimizer) >= self._steps:
-            self.values = self.model.get_weights()
+
+def _evaluate(model, test):
+    """Evaluates the metrics that a model was compiled with, and returns results for a record."""
+    scores = model.evaluate(*test, return_dict=True, verbose=0) if model.compiled else {}
+    results = {f"test_{name}": float(score) for name, score in scores.items()}
+    return records.plain(results | {"measured_on": "test", "not_protected": NOT_PROTECTED})

@@ -11,14 +11,10 @@ import html
 import os
 import pathlib
 import re
-import shlex
 import string
 
 from tfdpx.accounting.record import Record, plain
-from tfdpx.train import plain_words, presets, settings
-from tfdpx.train.defaults import OF_FILE
-from tfdpx.train.output import readable
-from tfdpx.train.settings import PRIVACY
+from tfdpx.report import words
 
 FILE = "report.html"
 CURVE, CONFUSION, WRONG = "learning_curve.png", "confusion_matrix.png", "wrong_predictions.png"
@@ -32,8 +28,6 @@ _MEASURED = {
 }
 _TITLES = {ATTACK: "The limit on every attack, and guessing", **_MEASURED}
 _MOST_CLASSES = 20
-# Settings that a command always names.
-_ALWAYS = ("dataset", *PRIVACY, "delta")
 # The policy forbids scripts and network access, in case an escape ever fails.
 _PAGE = string.Template("""<!doctype html>
 <html lang="en">
@@ -79,9 +73,9 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
     """
     record = dataclasses.replace(record, weights=None)  # Only the model file has their digest.
     view = record.view()
-    protected, caution = plain_words.protected(record)
+    protected, caution = words.protected(record)
     warnings = [f"Warning: {text}" for text in record.results.get("warnings") or ()]
-    warnings += plain_words.reasons_against_release(record)
+    warnings += words.reasons_against_release(record)
     exact = record.results.get("not_protected")
     names = (record.inputs or {}).get("class_names") or []
     classes = {"classes": names[:_MOST_CLASSES], "number of classes": len(names) or None}
@@ -90,29 +84,26 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         f"<h1>{_escaped(protected)}</h1>",
         f'<p class="note">{_escaped(caution)}</p>',
         "<h2>Protected from what</h2>",
-        f"<p>{_escaped(plain_words.attack(record))}</p>",
+        f"<p>{_escaped(words.attack(record))}</p>",
         *_picture(pictures, ATTACK, _TITLES[ATTACK]),
         "<h2>Measured</h2>",
-        f"<p>{_escaped(plain_words.measured(record))}</p>",
+        f"<p>{_escaped(words.measured(record))}</p>",
         *([f'<p class="note">Caution: {_escaped(exact)}</p>'] if exact else []),
         *(part for name, title in _MEASURED.items() for part in _picture(pictures, name, title)),
         "<h2>What undoes this, or is not protected</h2>\n<ul>",
-        *(f"<li>{_escaped(text)}</li>" for text in plain_words.limits(record)),
+        *(f"<li>{_escaped(text)}</li>" for text in words.limits(record)),
         "</ul>\n<h2>How to check this</h2>",
-        f"<p>{_escaped(plain_words.check(record))}</p>",
+        f"<p>{_escaped(words.check(record))}</p>",
         "<h2>For specialists</h2>",
         _fold("The statement", f"<pre>{_escaped(record.statement())}</pre>"),
         _fold("Results", _table(view)),
         _fold("Settings", _table(record.settings | classes)),
         _fold("Versions", _table({"date": record.date, **record.versions})),
     ]
-    if command := command_again(record):
-        note = "Other random numbers, the same guarantee. Paths and the seed are in no file."
-        parts.append(_fold("The command", f"<pre>{_escaped(command)}</pre>\n<p>{note}</p>"))
     content = _escaped(record.to_json().decode())
     parts.append(_fold("The record", f'<pre id="record">{content}</pre>'))
     model = view.get("model") or view.get("method") or record.program
-    title = _escaped(f"Privacy of a model trained on {plain_words.data_name(record)} ({model})")
+    title = _escaped(f"Privacy of a model trained on {words.data_name(record)} ({model})")
     text = _PAGE.substitute(title=title, body="\n".join(parts))
     # The name of a file may have bytes that are not characters.
     return text.encode("utf-8", "backslashreplace")
@@ -157,44 +148,6 @@ def record_in(content: bytes) -> Record:
     return Record.from_json(take_apart(content)[0])
 
 
-def command_again(record):
-    """Returns the command that repeats the training, with a flag on each line, or None.
-
-    Files and folders are named by the ends of their paths, because a record has neither paths nor
-    the seed. No command repeats a search.
-    """
-    if record.searched or record.program not in ("classify", "pretrain"):
-        return None
-    recorded = plain(record.settings)
-    usual = _defaults(settings.RunSettings)
-    if record.program == "classify":
-        usual = _defaults(settings.Settings) | _usual_settings(recorded)
-        recorded = {name: recorded.get(name) for name in usual}  # The record of a head has more.
-    lines = [f"tfdpx {record.program}"]
-    for name, value in recorded.items():
-        is_asked = value != usual.get(name) or (value and name in _ALWAYS)
-        if is_asked and value not in (None, [], OF_FILE):
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            text = text.lower() if isinstance(value, bool) else text
-            lines.append(f"--{name}={shlex.quote(text)}")
-    return " \\\n  ".join(lines)
-
-
-def _defaults(kind):
-    return {field.name: field.default for field in dataclasses.fields(kind)}
-
-
-def _usual_settings(recorded):
-    """Returns the settings of a `classify` run that sets only the same data and budget."""
-    dataset = recorded.get("dataset")  # A folder of features may have no data set.
-    kind = settings.kind_of(dataset, recorded.get("head"))
-    if kind != settings.IMAGES:
-        return presets.OF_KIND[kind]
-    preset = presets.default_for(dataset)
-    usual = presets.values_of(preset, recorded["epsilon"])
-    return usual if recorded["private"] else usual | {"noise_multiplier": 0, "l2_norm_clip": "inf"}
-
-
 def _picture(pictures, name, title):
     """Returns a list with a picture and its title; an empty list if there is no picture."""
     if name not in pictures:
@@ -209,9 +162,9 @@ def _fold(title, content):
 
 def _table(values):
     rows = "\n".join(
-        f"<tr><th>{_escaped(name.replace('_', ' '))}</th><td>{_escaped(readable(value))}</td></tr>"
-        for name, value in plain(values).items()
-        if value not in (None, [], "")
+        f"<tr><th>{_escaped(k.replace('_', ' '))}</th><td>{_escaped(words.readable(v))}</td></tr>"
+        for k, v in plain(values).items()
+        if v not in (None, [], "")
     )
     return f"<table>\n{rows}\n</table>"
 

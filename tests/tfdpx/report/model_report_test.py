@@ -12,7 +12,8 @@ from sklearn import metrics
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.train import measure, model_report, page, verify
+from tfdpx.report import measure, page
+from tfdpx.train import verify
 
 X, Y = small.data(rows=60)
 PLAN = tfdpx.PrivacyPlan(60, batch_size=20, steps=6, noise_multiplier=2.0, delta=1e-3)
@@ -153,7 +154,7 @@ def test_logits_and_probabilities_of_two_classes(activation, units, loss, labels
     model = outputs_model(activation, units, loss)
     outputs = model.predict(X, verbose=0)
     scores = outputs[:, 0] if units == 1 else outputs[:, 1] - outputs[:, 0]
-    measured, results = model_report._measure(model, (X, labels))
+    measured, results = measure.measure_keras(model, (X, labels))
     assert results["test_auc"] == pytest.approx(metrics.roc_auc_score(BINARY, scores))
     right = np.mean((scores > (0.5 if activation == "sigmoid" else 0)) == (BINARY == 1))
     assert results["test_accuracy"] == pytest.approx(right)
@@ -164,20 +165,20 @@ def test_logits_and_probabilities_of_two_classes(activation, units, loss, labels
 def test_values_and_any_other_model():
     model = outputs_model(None, 1, "mse")
     values = X @ np.arange(6.0)
-    _, results = model_report._measure(model, (X, values))
+    _, results = measure.measure_keras(model, (X, values))
     assert results["test_r2"] == pytest.approx(
         metrics.r2_score(values, model.predict(X, verbose=0)[:, 0])
     )
     model = outputs_model(None, 4, "mse")
     many = np.repeat(values[:, None], 4, axis=1)
-    measured, results = model_report._measure(model, (X, many))
+    measured, results = measure.measure_keras(model, (X, many))
     assert measured is None and results["not_protected"] == measure.NOT_PROTECTED
     assert results["test_loss"] == pytest.approx(model.evaluate(X, many, verbose=0), rel=1e-5)
     inputs = keras.Input([6])
     two = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(2)(inputs)])
     two.compile("sgd", "mse", metrics=[["mae"], ["mae"]])
     pairs = tf.data.Dataset.from_tensor_slices((X, (values, many[:, :2]))).batch(16)
-    assert model_report._measure(two, pairs)[1]["test_loss"] > 0
+    assert measure.measure_keras(two, pairs)[1]["test_loss"] > 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from matplotlib import figure, image
 
 from tfdpx import PrivacyPlan
-from tfdpx.train import pictures
+from tfdpx.report import pictures
 
 
 @pytest.fixture

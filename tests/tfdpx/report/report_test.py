@@ -4,7 +4,6 @@ import html.parser
 import json
 import re
 import resource
-import shlex
 import types
 
 import numpy as np
@@ -12,9 +11,10 @@ import pytest
 
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import measure, model_card, page, report, settings
+from tfdpx.report import card, measure, page, pictures, report
+from tfdpx.train.data.images import ImageData
 from tfdpx.train.errors import in_one_line
-from tfdpx.train.start_from import not_private, without_secrets
+from tfdpx.train.start_from import not_private
 
 ATTACK = "\"'><script>alert(1)</script><img src=https://x.invalid/a onerror=b>&amp;$a\udcff\n \n\n"
 
@@ -43,28 +43,34 @@ def record(name="photos", **changed):
     return Record(**arguments | changed)
 
 
+def write(folder, measured, **arguments):
+    data, ledger = DatasetId("photos"), Ledger((Entry(5.0, 0.1, 20),))
+    arguments |= {"program": "classify", "delta": 1e-5}
+    return report.write(folder, data=data, ledger=ledger, measured=measured, **arguments)
+
+
 def page_of(folder, record):
     record.save(folder / "record.json")
     (folder / report.STATEMENT).write_text("epsilon = 0.100")  # The page ignores this.
-    (folder / report.CONFUSION).write_bytes(b"\x89PNG")
+    (folder / page.CONFUSION).write_bytes(b"\x89PNG")
     report.write_page(folder)
-    return Page((folder / report.FILE).read_text())
+    return Page((folder / page.FILE).read_text())
 
 
 def test_names_of_a_user_are_text_and_nothing_is_loaded_or_run(tmp_path):
     usual = page_of(tmp_path, record())
-    text = (tmp_path / report.FILE).read_text().replace("http-equiv", "")
+    text = (tmp_path / page.FILE).read_text().replace("http-equiv", "")
     assert not any(word in text for word in ("url(", "@import", "http"))
     names = dict(independence=ATTACK, versions={ATTACK: ATTACK}, date=ATTACK)
-    page = page_of(tmp_path, record(ATTACK, settings={ATTACK: [ATTACK]}, **names))
-    assert "<script>alert(1)</script>" in page.text
-    assert {tag: set(attrs) for tag, attrs in page.tags} == {
+    shown = page_of(tmp_path, record(ATTACK, settings={ATTACK: [ATTACK]}, **names))
+    assert "<script>alert(1)</script>" in shown.text
+    assert {tag: set(attrs) for tag, attrs in shown.tags} == {
         tag: set(attrs) for tag, attrs in usual.tags
     }
-    assert not {"script", "link", "iframe", "object", "a", "base"} & {tag for tag, _ in page.tags}
-    urls = [attrs[name] for _, attrs in page.tags for name in ("src", "href") if name in attrs]
+    assert not {"script", "link", "iframe", "object", "a", "base"} & {tag for tag, _ in shown.tags}
+    urls = [attrs[name] for _, attrs in shown.tags for name in ("src", "href") if name in attrs]
     assert len(urls) == 2 and all(url.startswith("data:image/png;base64,") for url in urls)
-    [policy] = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
+    [policy] = [attrs["content"] for _, attrs in shown.tags if "http-equiv" in attrs]
     assert policy.startswith("default-src 'none'")
 
 
@@ -117,43 +123,41 @@ def test_a_full_disk_at_the_page_is_one_sentence_and_the_record_stays(tmp_path):
     whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for most in (0, 60_000):  # Too few for a picture, and for the page.
-        assert most < len(whole[report.FILE])
+        assert most < len(whole[page.FILE])
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
         try:
             with pytest.raises(SystemExit) as ended, in_one_line("classify"):
                 report.write_page(tmp_path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert "\n" not in (text := str(ended.value)) and repr(str(tmp_path / report.FILE)) in text
+        assert "\n" not in (text := str(ended.value)) and repr(str(tmp_path / page.FILE)) in text
         assert "File too large" in text and "were saved before and are whole" in text
-        for name in ("record.json", report.FILE, report.STATEMENT):
+        for name in ("record.json", page.FILE, report.STATEMENT):
             assert (tmp_path / name).read_bytes() == whole[name]
     command = re.search('`python -c "(.*)"`', text)[1]
     exec(command)
-    assert (tmp_path / report.FILE).read_bytes() == whole[report.FILE]
+    assert (tmp_path / page.FILE).read_bytes() == whole[page.FILE]
 
 
 def test_a_full_disk_at_a_picture_is_one_sentence_too(tmp_path, monkeypatch):
     def fail(*arguments):
-        raise OSError(28, "No space left on device", str(tmp_path / report.CONFUSION))
+        raise OSError(28, "No space left on device", str(tmp_path / page.CONFUSION))
 
-    monkeypatch.setattr(report.pictures, "confusion_matrix", fail)
+    monkeypatch.setattr(pictures, "confusion_matrix", fail)
     one = np.zeros(1, int)
-    measured = types.SimpleNamespace(
-        warnings=list, targets=one, predictions=one, class_names=["a", "b"]
-    )
-    with pytest.raises(OSError, match="No space left.*confusion.*Make room") as raised:
-        report.draw_metrics(measured, tmp_path)
-    assert str(raised.value).count("Make room") == 1 and not list(tmp_path.iterdir())
+    measured = measure.Measured(one, np.eye(2)[one], ["a", "b"])
+    with pytest.raises(OSError, match="No space left.*confusion.*Make room"):
+        write(tmp_path, measured)
+    assert {path.name for path in tmp_path.iterdir()} == {"record.json", report.STATEMENT}
 
 
 def test_the_page_holds_the_record_and_follows_from_it_alone(tmp_path):
     expected = record(ATTACK, results=RARE)
     page_of(tmp_path, expected)
-    content = (tmp_path / report.FILE).read_bytes()
+    content = (tmp_path / page.FILE).read_bytes()
     assert page.record_in(content) == expected and b"= 0.100" not in content
     assert page.page(expected, page.pictures_of(tmp_path)) == content
-    (tmp_path / report.ATTACK).unlink()
+    (tmp_path / page.ATTACK).unlink()
     assert page.page(expected, page.pictures_of(tmp_path)) != content
     for edited, reason in ((b"", "holds no record"), (content.replace(b"0.966", b"0.999"), "edit")):
         with pytest.raises(ValueError, match=reason):
@@ -161,19 +165,18 @@ def test_the_page_holds_the_record_and_follows_from_it_alone(tmp_path):
 
 
 def test_a_model_card_has_the_header_of_hubs_and_no_private_metrics():
-    _, header, text = model_card.text(record(ATTACK)).split("---\n", 2)
+    _, header, text = card.text(record(ATTACK)).split("---\n", 2)
     lines = dict(line.split(": ", 1) for line in header.splitlines())
     lines = {name: json.loads(value) for name, value in lines.items()}
     assert lines["library_name"] == "keras" and "differential-privacy" in lines["tags"]
     assert lines["pipeline_tag"] == "image-classification" and "datasets" not in lines
     [run] = lines["model-index"]
     assert run["name"] == ATTACK and run["results"][0]["metrics"][0]["value"] == 0.75
-    assert '"name": "folder:\U0001f600"' in model_card.text(record("\U0001f600"))
+    assert '"name": "folder:\U0001f600"' in card.text(record("\U0001f600"))
     assert "75.0%" in text and "right at most" in text and "<script>" not in text.split("## St")[0]
     public = record("", data=DatasetId("cifar10"), unit="row", results={"test_r2": 0.5})
-    assert 'datasets: ["cifar10"]' in model_card.text(public)
-    assert 'pipeline_tag: "tabular-regression"' in model_card.text(public)
-    private = model_card.text(record(results=RARE, ledger=not_private(3), delta=None))
+    assert 'pipeline_tag: "tabular-regression"' in card.text(public)
+    private = card.text(record(results=RARE, ledger=not_private(3), delta=None))
     assert "96.6" not in private and "0.966" not in private and "never" not in private
     assert "differential-privacy" not in private and "**Not private:" in private
 
@@ -195,32 +198,12 @@ def test_pictures_are_of_public_test_images_only(
     data = types.SimpleNamespace(
         name=name, eval_split=split, eval_examples=(images, labels), class_names=("a", "b")
     )
-    monkeypatch.setattr(report.pictures, "wrong_predictions", lambda *args: drawn.append(args))
+    monkeypatch.setattr(pictures, "wrong_predictions", lambda *args: drawn.append(args))
     model = types.SimpleNamespace(predict_on_batch=lambda x: np.eye(2)[[1, 1, 0, 0, 0, 1]])
-    measured = measure.measure(model, data, public_test)
-    report.draw_metrics(measured, tmp_path, data)
-    assert (tmp_path / report.CONFUSION).exists() and len(drawn) == is_shown
+    measured = measure.measure(model, data, ImageData.is_public(data, public_test))
+    write(tmp_path, measured, examples=data.eval_examples)
+    assert (tmp_path / page.CONFUSION).exists() and len(drawn) == is_shown
     assert measured.results()["not_protected"] == (None if is_shown else measure.NOT_PROTECTED)
     for pixels, *classes, _, _ in drawn:
         assert pixels.ravel().tolist() == [0, 3]
         np.testing.assert_array_equal(classes, [[0, 1], [1, 0]])
-
-
-COMMANDS = [
-    (
-        dict(epsilon=3.0, l2_norm_clip="automatic", delta=1e-4),
-        "--epsilon=3.0 --delta=0.0001 --l2_norm_clip=automatic",
-    ),
-    (dict(private=False, steps=9, batch_size=8), "--private=false --steps=9 --batch_size=8"),
-]
-
-
-def test_the_command_asks_for_the_same():
-    for flags, arguments in COMMANDS:
-        flags = dict(flags, dataset="folder:/a/my photos", seed=7)
-        recorded = without_secrets(settings.resolve(None, flags))
-        command = page.command_again(record(program="classify", settings=recorded))
-        words = set(shlex.split(command.replace("\\\n", "")))
-        expected = {"tfdpx", "classify", "--dataset=folder:my photos", *arguments.split()}
-        assert words - {"--delta=1e-05"} == expected
-    assert page.command_again(record(program="classify", searched="30 trials")) is None

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import why_unknown
-from tfdpx.train import measure, plain_words
+from tfdpx.report import words
 
 FILE = "model_card.md"
 _METRICS = ("accuracy", "auc", "average_precision", "f1", "macro_f1", "r2", "mean_absolute_error")
@@ -25,28 +25,28 @@ def text(record: Record) -> str:
     Args:
         record: `tfdpx.accounting.record.Record`.
     """
-    name, unit = plain_words.data_name(record), record.unit
+    name, unit = words.data_name(record), record.unit
     model = record.results.get("model") or record.results.get("method") or record.program
-    protected, caution = plain_words.protected(record)
+    protected, caution = words.protected(record)
     if record.results.get("not_protected"):
         measured = f"Measured on private {unit}s, without noise: the results are not on this card."
     else:
-        measured = plain_words.measured(record)
+        measured = words.measured(record)
     parts = [
         f"# {_escaped(model)} on {_escaped(name)}",
-        *(f"**{_escaped(warning)}**" for warning in plain_words.reasons_against_release(record)),
+        *(f"**{_escaped(warning)}**" for warning in words.reasons_against_release(record)),
         f"A Keras model that tfdpx trained on the {unit}s of {_escaped(name)}.",
         "## Intended use",
         f"For {unit}s of the kind that it was trained on. Measure it on {unit}s of your own before "
         "decisions rest on it: privacy says nothing about accuracy or fairness.",
         "## Privacy",
-        *map(_escaped, (protected, caution, plain_words.attack(record))),
+        *map(_escaped, (protected, caution, words.attack(record))),
         "What undoes this, or is not protected:",
-        "\n".join(f"- {_escaped(limit)}" for limit in plain_words.limits(record)),
+        "\n".join(f"- {_escaped(limit)}" for limit in words.limits(record)),
         "## Results",
         _escaped(measured),
         "## How to check this",
-        _escaped(plain_words.check(record)),
+        _escaped(words.check(record)),
         "## Statement",
         textwrap.indent(record.statement(), "    "),  # As code, which shows any name unchanged.
     ]
@@ -68,8 +68,6 @@ def _header(record: Record, model: str, name: str) -> dict[str, Any]:
     kind = "regression" if "test_r2" in record.results else "classification"
     if record.unit in _TASKS:
         header["pipeline_tag"] = f"{_TASKS[record.unit]}-{kind}"
-    if measure.is_known(name):
-        header["datasets"] = [name]
     if metrics and "pipeline_tag" in header:
         measured = {"task": {"type": header["pipeline_tag"]}, "metrics": metrics}
         measured["dataset"] = {"name": name, "type": name}

@@ -12,6 +12,7 @@ from tfdpx.accounting.statement import rounded_up, why_unknown
 
 # Texts call the protection weak from this share of right guesses.
 _WEAK = 0.75
+_MOST_ENTRIES = 20
 _SPLITS = {"test": "test {}s", "validation": "{}s that were held out of the training"}
 
 
@@ -153,3 +154,20 @@ def check(record: Record) -> str:
         f"together. The fingerprint of the record is {record.fingerprint}. Have the sender read "
         "theirs to you by telephone: it must be the same."
     )
+
+
+def readable(value):
+    """Returns a JSON value as a string for a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(readable, value))
+    if isinstance(value, dict):
+        parts = [f"{name}: {readable(part)}" for name, part in value.items()]
+        more = f", and {len(parts) - _MOST_ENTRIES} more" * (len(parts) > _MOST_ENTRIES)
+        return ", ".join(parts[:_MOST_ENTRIES]) + more
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)

@@ -16,7 +16,8 @@ from tfdpx.accounting import Ledger
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import RELEASE
 from tfdpx.accounting.record import DatasetId
-from tfdpx.train import model_card, page, verify
+from tfdpx.report import card, page
+from tfdpx.train import verify
 
 STATEMENT = "privacy_statement.txt"
 
@@ -76,7 +77,7 @@ def make_anew(folder, **changed):
     for name in page.pictures_of(folder):
         (folder / name).unlink()
     (folder / STATEMENT).write_text(record.statement())
-    (folder / model_card.FILE).write_text(model_card.text(record))
+    (folder / card.FILE).write_text(card.text(record))
     (folder / page.FILE).write_bytes(page.page(record, {}))
 
 
@@ -208,7 +209,7 @@ TAMPERED = {
     "record of another run": (take(records.FILE), "model.keras and record.json are of different"),
     "model saved again by Keras": (saved_by_keras, "model.keras .*holds neither the record"),
     "card": (
-        lambda f: edit(f / model_card.FILE, "Caution: a person", "A person"),
+        lambda f: edit(f / card.FILE, "Caution: a person", "A person"),
         "model_card.md was edited",
     ),
     "ledger of another run": (lambda f: save_ledgers(f, 5), "ledger5.json has another ledger than"),

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from tfdpx.train import measure
+from tfdpx.report import measure
 from tfdpx.train.errors import UserError
+from tfdpx.train.fitting import AUC
+from tfdpx.train.settings import check_threshold
 
 LABELS = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 0])
 PROBABILITIES = np.array([0.1, 0.2, 0.3, 0.3, 0.1, 0.6, 0.3, 0.7, 0.2, 0.05])
@@ -44,7 +46,7 @@ def test_metrics_of_two_classes_at_a_threshold():
     assert results["test_accuracy_interval"] == pytest.approx(wilson(0.6, 10))
     assert results["test_most_frequent_class"] == "no" and not results["warnings"]
     assert results["threshold"] == 0.25 and results["not_protected"] == measure.NOT_PROTECTED
-    limits = pathlib.Path(__file__).parents[2] / "docs" / "known_limits.md"
+    limits = pathlib.Path(__file__).parents[3] / "docs" / "known_limits.md"
     assert measure.NOT_PROTECTED.partition(":")[0] in limits.read_text()
     public = two(LABELS, PROBABILITIES, split="validation", is_public=True).results()
     assert public["validation_accuracy"] == 0.7 and public["not_protected"] is None
@@ -52,7 +54,7 @@ def test_metrics_of_two_classes_at_a_threshold():
     assert measure.predicted_classes(np.zeros((2, 2))).tolist() == [1, 1]
     assert measure.predicted_classes(np.zeros((2, 3)), 0.1).tolist() == [0, 0]
     with pytest.raises(UserError, match="--threshold=0.3 for 3 classes"):
-        measure.check_threshold(0.3, "abc")
+        check_threshold(0.3, "abc")
 
 
 def test_metrics_of_several_classes_and_of_values():
@@ -92,6 +94,6 @@ def test_the_curve_ranks_rare_classes(shift, scale):
     rng = np.random.default_rng(0)
     labels = (rng.random(2000) < 0.1).astype(int)
     margins = (shift + scale * (labels + rng.normal(size=2000))).astype("float32")
-    area = measure.AUC()
+    area = AUC()
     area.update_state(labels, np.stack([0 * margins, margins], axis=1))
     assert float(area.result()) == pytest.approx(metrics.roc_auc_score(labels, margins), abs=3e-3)

@@ -1,0 +1,311 @@
+"""Writes the files of a run, and assembles its record.
+
+Every program ends in `write`. `tfdpx.report` calls it for the models of other code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import _files as files
+from tfdpx import account
+from tfdpx._keras import model_internals, saving_internals
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.record import DatasetId, Record
+from tfdpx.accounting.statement import why_unknown
+from tfdpx.report import card, measure, page, pictures
+from tfdpx.report.measure import Measured
+from tfdpx.sampling.examples import as_examples
+from tfdpx.training.budget import ledger_at_rates
+from tfdpx.training.private_optimizer import PrivateOptimizer
+
+STATEMENT, MODEL = "privacy_statement.txt", "model.keras"
+_MOST_WRONG = 12
+_UNITS = {2: "row", 4: "image"}  # By the rank of the only input of a model.
+
+
+def report(
+    model: keras.Model,
+    folder: str | os.PathLike,
+    *,
+    data: str,
+    test: Any = None,
+) -> dict[str, Any]:
+    """Writes a report of a model's privacy loss and results, for the people who receive the model.
+
+    The files are those of the program `tfdpx classify`: `model.keras` with its ledger, but without
+    its optimizer, `record.json`, `privacy_statement.txt`, `report.html`, `model_card.md` and
+    pictures. The command `tfdpx verify FOLDER` checks that they agree. Call it after the last
+    `fit`.
+
+    Metrics of `test` are exact, not private. They are on the page and in the record, which tell
+    this, but not on the model card. For classes they are for example accuracy with its interval and
+    base rate, and AUC; for a single number they are R2 and the mean absolute error. For all other
+    models they are the metrics of `compile`.
+
+    Args:
+        model: A `keras.Model` of which all or some layers were trained by a tfdpx optimizer with a
+            `plan`, or one with the layer of a fitted head of `tfdpx.heads`.
+        folder: Path of a folder without a report. It is created if needed.
+        data: String, the name of the training data, for example "ward 7, 2024". `tfdpx account`
+            adds up reports on data with the same name.
+        test: Optional test examples: arrays `(x, y)` as for `evaluate`, or a `tf.data.Dataset` of
+            batches.
+
+    Returns:
+        Dict of JSON values: results, epsilon and other values that follow from the record.
+
+    Raises:
+        OSError: If a file cannot be written, for example because the disk is full.
+        ValueError: If no private training of the model is known, a part of the privacy loss of its
+            weights is unknown, `folder` has a report, or `test` is neither a pair nor a data set.
+
+    Example:
+    >>> tfdpx.report(model, "reports/first", data="ward 7, 2024", test=(x, y))  # doctest: +SKIP
+    """
+    if not (isinstance(data, str) and data.strip()):
+        raise ValueError(
+            f"Argument `data` must be the name of the data trained on. Received: data={data!r}."
+        )
+    folder = pathlib.Path(folder)
+    if (folder / records.FILE).exists():
+        raise ValueError(
+            f"Argument `folder` must hold no report, because {records.FILE} in it is the account "
+            f"of another one. Received: folder={str(folder)!r}. Name a new folder."
+        )
+    optimizer = model_internals.innermost(getattr(model, "optimizer", None))
+    optimizer = optimizer if isinstance(optimizer, PrivateOptimizer) else None
+    ledger = _ledger(model, optimizer)
+    measured, results = (None, {}) if test is None else measure.measure_keras(model, test)
+    settings = _settings(optimizer)
+    shown = ("learning_rate", "l2_norm_clip")
+    with saving_internals.saving_arrays(model, account.arrays_of(ledger)):
+        record = write(
+            folder,
+            program="tfdpx.report",
+            data=DatasetId(data, ledger.num_examples),
+            ledger=ledger,
+            model=model,
+            optimizer=optimizer,
+            measured=measured,
+            results={**results, **{name: settings[name] for name in shown}},
+            unit=_unit(model),
+            settings=settings,
+        )
+    return {**record.view(), "folder": str(folder)}
+
+
+def write(
+    folder: str | os.PathLike,
+    *,
+    ledger: Ledger,
+    model: keras.Model | None = None,
+    optimizer: Any = None,
+    measured: Measured | None = None,
+    results: Mapping[str, Any] | None = None,
+    curve: Sequence[Mapping[str, float]] = (),
+    examples: Any = None,
+    **facts: Any,
+) -> Record:
+    """Assembles the record of a run, and writes all files that follow from it.
+
+    The model is the first file and has the record inside, so that no weights exist without their
+    record. The file of the record marks the run as finished. Pictures, page and card come last.
+
+    Args:
+        folder: Path. It is created if needed.
+        ledger: `Ledger` of the weights on the data.
+        model: A `keras.Model` without an optimizer, or None to write no model.
+        optimizer: The tfdpx optimizer with the plan of the run; None if the run had none.
+        measured: `measure.Measured`, for metrics and pictures; or None.
+        results: Dict of other results, as JSON values.
+        curve: The rows of a learning curve, dicts with `step`, `epsilon` and `accuracy`.
+        examples: The measured images, a tuple of the arguments of
+            `tfdpx.sampling.examples.as_examples`, for pictures of wrong predictions; or None.
+        **facts: Other arguments of `Record`. Those that follow from ledger and optimizer may be
+            left out.
+
+    Returns:
+        The `Record`.
+
+    Raises:
+        OSError: If a file cannot be written, for example because the disk is full.
+    """
+    folder, plan = pathlib.Path(folder), optimizer.plan if optimizer else None
+    is_full_batch = all(entry.sampling_probability == 1 for entry in ledger.entries)
+    sampling = plan.sampling if plan else "full_batch" if is_full_batch else "poisson"
+    known = {
+        "delta": (plan.delta if plan else ledger.delta) if ledger.has_noise else None,
+        "accountant": plan.accountant if plan else "pld",
+        "sampling": "unknown" if why_unknown(ledger) else sampling,
+        "independence": optimizer and ("; ".join(map(str, optimizer.independence)) or None),
+    }
+    of_training: dict[str, Any] = {}
+    if plan:
+        names = ("noise_multiplier", "batch_size", "sampling_probability")
+        of_training |= {name: getattr(plan, name) for name in names}
+    if model is not None:
+        trained = sum(math.prod(v.shape) for v in model.trainable_variables)
+        of_training |= {"model": model.name, "parameters": model.count_params()}
+        of_training |= {"trained_parameters": trained}
+    results = {**(measured.results() if measured else {}), **of_training, **(results or {})}
+    record = Record(ledger=ledger, results=results, **known | facts)
+    folder.mkdir(parents=True, exist_ok=True)
+    if model is not None:
+        with files.replacing(folder / MODEL, mode=0o644) as fresh:
+            model.save(fresh)
+            record.save(fresh)
+    _write_record(record, folder)
+    with _after_the_record(folder):
+        _draw(record, folder, measured, [row for row in curve if "accuracy" in row], examples)
+    write_page(folder)
+    return record
+
+
+def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -> Record:
+    """Changes the record of a finished run, and writes the files that follow from it again.
+
+    Args:
+        folder: `pathlib.Path` of the run.
+        results: Dict of further results.
+        **facts: Arguments of `Record` that replace those of the record.
+    """
+    old = records.read(folder / records.FILE)
+    record = Record(**{**vars(old), **facts, "results": {**old.results, **results}})
+    record.save(folder / MODEL)
+    _write_record(record, folder)
+    write_page(folder)
+    return record
+
+
+def write_page(folder: str | os.PathLike) -> None:
+    """Writes `attack.png`, `report.html` and `model_card.md` from the record of a finished run.
+
+    Args:
+        folder: Path of the folder with `record.json` and pictures.
+
+    Raises:
+        OSError: If the folder has no record because its run is unfinished, or the page cannot be
+            written, for example because the disk is full.
+        ValueError: If the record is damaged.
+    """
+    folder = pathlib.Path(folder)
+    record = records.read(folder / records.FILE)
+    bounds = record.attack_bounds()
+    with _after_the_record(folder):
+        if bounds and record.ledger.steps and record.epsilon < math.inf:
+            pictures.attack_curve({"no attack is above": bounds}, folder / page.ATTACK)
+        files.write(folder / page.FILE, page.page(record, page.pictures_of(folder)), mode=0o644)
+        # The name of a file may have bytes that are not characters.
+        text = card.text(record).encode("utf-8", "backslashreplace")
+        files.write(folder / card.FILE, text, mode=0o644)
+
+
+@contextlib.contextmanager
+def _after_the_record(folder: pathlib.Path) -> Iterator[None]:
+    """Context manager for pictures and page, in which an error of the disk names the remedy."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise files.DiskError(
+            f"The page {os.fspath(folder / page.FILE)!r} or a picture could not be written: "
+            f"{error}. Model, record and statement were saved before and are whole. Make room, and "
+            'write the page by `python -c "from tfdpx.report.report import write_page; '
+            f'write_page({os.fspath(folder)!r})"`.'
+        ) from error
+
+
+def _write_record(record: Record, folder: pathlib.Path) -> None:
+    files.write(folder / STATEMENT, record.statement().encode(), mode=0o644)
+    record.save(folder / records.FILE)
+
+
+def _draw(record, folder, measured, curve, examples):
+    """Draws the learning curve, and confusion matrix and calibration of classes.
+
+    Wrong predictions, and precision and recall by threshold, are drawn of public examples only.
+    """
+    drawn = []
+    if measured and len(measured.class_names) and len(measured.targets):
+        labels, predictions, names = measured.targets, measured.predictions, measured.class_names
+        drawn.append(folder / page.CONFUSION)
+        pictures.confusion_matrix(labels, predictions, names, drawn[-1])
+        if len(names) == 2 and np.isfinite(measured.margins).all():
+            drawn.append(folder / page.CALIBRATION)
+            shown = (names[1], drawn[-1], measured.is_public)
+            pictures.reliability(labels, measured.positive, *shown)
+        wrong = np.flatnonzero(np.not_equal(labels, predictions))
+        if examples is not None and measured.is_public and len(wrong):
+            rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
+            images, _, _ = as_examples(*examples).batch(rows, len(rows))
+            shown = (labels[rows], predictions[rows], names, folder / page.WRONG)
+            pictures.wrong_predictions(np.asarray(images), *shown)
+    if curve:
+        split = record.results["measured_on"]
+        drawn.append(folder / page.CURVE)
+        base_rate = record.results[f"{split}_base_rate"]
+        pictures.learning_curve(curve, drawn[-1], split, base_rate)
+        with tf.summary.create_file_writer(str(folder / "tensorboard" / "pictures")).as_default():
+            for path in drawn:
+                pixels = tf.io.decode_png(path.read_bytes(), channels=3)
+                tf.summary.image(path.stem, pixels[None], step=record.results["steps"])
+
+
+def _ledger(model: keras.Model, optimizer: Any) -> Ledger:
+    """Returns the ledger of the weights of a model, with a delta."""
+    ledger = optimizer.ledger if optimizer else account.ledger_of(model.weights)
+    if optimizer and optimizer.plan:
+        ledger = ledger_at_rates(optimizer, optimizer.plan)
+    if not ledger.entries:
+        raise ValueError(
+            "No private training of this model is known, so there is nothing to report. Compile it "
+            "with a tfdpx optimizer, `model.compile(tfdpx.DPSGD(..., plan=plan), ...)`, and `fit`."
+        )
+    if not ledger.is_complete:
+        raise ValueError(
+            "A part of what the weights of this model have spent is unknown: values came from a "
+            "file without a ledger, `set_weights`, an ordinary `fit`, an initializer of your own, "
+            "or from before `import tfdpx`. If no private data are in the weights that it began "
+            "with, say `tfdpx.checks.mark_public(model)` on these layers; else load the `.keras` "
+            "file that has the ledger, or use `tfdpx.copy_weights`."
+        )
+    if ledger.delta is None:
+        raise ValueError(
+            "The report needs a delta, and the optimizer has no plan that names it. Compile the "
+            "model again with `plan=tfdpx.PrivacyPlan(...)`; what was spent stays in its account."
+        )
+    return ledger
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    """Returns the arguments of an optimizer that the record names, as JSON values."""
+    names = ("optimizer", "learning_rate", "l2_norm_clip", "augmult", "batch_size")
+    settings: dict[str, Any] = dict.fromkeys(names)
+    if optimizer:
+        clip = optimizer.l2_norm_clip
+        settings |= {
+            "optimizer": type(optimizer).__name__,
+            "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
+            "l2_norm_clip": clip if isinstance(clip, (int, float, str)) else type(clip).__name__,
+            "augmult": optimizer.augmult,
+            "batch_size": optimizer.batch_size,
+        }
+        if plan := optimizer.plan:
+            settings |= {"epsilon": plan.epsilon, "delta": plan.delta}
+    return settings
+
+
+def _unit(model: keras.Model) -> str:
+    """Returns the word for an example of a model: image, row, or example."""
+    inputs = tf.nest.flatten(getattr(model, "inputs", None) or [])
+    return _UNITS.get(len(inputs[0].shape), "example") if len(inputs) == 1 else "example"
