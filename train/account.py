@@ -36,7 +36,7 @@ from absl import app, flags
 
 from tfdpx.accounting import groups
 from tfdpx.accounting import record as records
-from tfdpx.accounting.ledger import SELECTION, Ledger
+from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import plan_warnings
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up, why_unknown
@@ -187,7 +187,7 @@ def _together(read, delta, same_data):
         ledgers += [b.ledger for b in behind if any(_overlap(b.data, one) for one in data)]
     ledger = sum(ledgers, Ledger())
     deltas = sorted({record.delta for record in read} - {None})
-    is_needed = ledger.has_noise and any(entry.kind != SELECTION for entry in ledger.entries)
+    is_needed = ledger.has_noise and any(entry.is_gaussian for entry in ledger.entries)
     if delta is None and (len(deltas) > 1 or (is_needed and not deltas)):
         listed = ", ".join(f"{value:g}" for value in deltas) or "none"
         raise ValueError(f"Give --delta: the runs have no one delta. Found: {listed}.")

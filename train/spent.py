@@ -72,7 +72,7 @@ def record_in(path):
             return record
     if _is_model(path):
         ledger = _ledger_in(path)
-    elif _is(path, "Ledger"):
+    elif _is(path, "Ledger") or path.suffix == ".jsonl":
         ledger = Ledger.load(path)
     else:
         raise ValueError(

@@ -20,6 +20,7 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy.special
 from numpy.typing import ArrayLike
 
 from tfdpx._arguments import require
@@ -28,6 +29,7 @@ from tfdpx.accounting import accountants, gaussian
 # The false positive rates of tables: how often an accusation hits a person who was not in the data.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 _POINTS = 4000
+_SAME_GUESSES = 5e-4
 _LARGEST_EPSILON = 700.0  # Its exponential is a float.
 
 
@@ -142,6 +144,21 @@ class AttackBounds:
             "mu_from_delta": self.mu_from_delta,
         }
 
+    def goal_sentence(self, right_guesses: float) -> str:
+        """Returns a sentence on a plan for these right guesses, and on the limit that binds.
+
+        Args:
+            right_guesses: Float, as passed to `PrivacyPlan`.
+        """
+        most = full_batch_epsilon(right_guesses, self.delta)
+        sentence = f"Planned for at most {100 * right_guesses:g} right guesses of 100"
+        if right_guesses - self.right_guesses < _SAME_GUESSES:
+            return f"{sentence}."
+        return (
+            f"{sentence}; epsilon binds: it may be at most {most:.3g}, as of full batches with so "
+            "many, because an average can hide a few examples that are found out almost surely."
+        )
+
     def sentence(self, who: str) -> str:
         """Returns the bounds on guesses as sentences for people outside of the field.
 
@@ -161,6 +178,19 @@ class AttackBounds:
             f"wrong on only 1 absent {who} of 100, they recognise at most {recognised} of 100 "
             "present ones (1 is guessing)."
         )
+
+
+def full_batch_epsilon(right_guesses: float, delta: float) -> float:
+    """Returns the epsilon of full batches with this largest share of right guesses.
+
+    Args:
+        right_guesses: Float in (0.5, 1].
+        delta: Float in (0, 1).
+    """
+    share = right_guesses - delta * accountants.RESERVED_SHARE / 2  # As `AttackBounds` adds it.
+    mu = 2 * float(scipy.special.ndtri(min(max(share, 0.5), 1.0)))
+    run = (1 / mu if mu > 1e-12 else 1e12, 1.0, 1)
+    return accountants.composed_epsilon((run,), delta, "gdp")
 
 
 @functools.lru_cache(maxsize=8)

@@ -180,8 +180,10 @@ def _largest_within(spent, target, low, high, accountant):
         if excess(lower) > 0 or excess(upper) <= 0:
             return lower if excess(lower) > 0 else upper
         tolerance = 0.5 if number is round else _TOLERANCE * lower
-        root = scipy.optimize.brentq(excess, lower, upper, xtol=tolerance)
-        return root if excess(root) <= 0 else max(lower, root - tolerance)
+        fine = tolerance if number is round else tolerance / 100
+        root = scipy.optimize.brentq(excess, lower, upper, xtol=fine)
+        below = (value for value in (root, root - fine) if excess(value) <= 0)
+        return next(below, max(lower, root - tolerance))
 
     value = search("rdp", guess=1.0, factor=math.e)
     return number(value if accountant == "rdp" else search(accountant, guess=value, factor=1.1))

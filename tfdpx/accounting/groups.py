@@ -111,6 +111,8 @@ def group_epsilon(
         return 0.0
     if k == 1 or alone == math.inf:
         return alone
+    if not all(noise for noise, *_ in ledger.runs):  # Of searches and mechanisms none is known.
+        return math.inf
     if all(probability == 1 for _, probability, _ in ledger.runs):
         return _split(ledger.runs, k, at, accountant)
     target = at * (1 - accountants.RESERVED_SHARE)

@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdpx import _files as files
-from tfdpx._arguments import check_choice, check_positive_integer, is_integer, require
+from tfdpx._arguments import (
+    check_choice,
+    check_positive_integer,
+    is_integer,
+    is_number,
+    require,
+)
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, attack, selection, statement
 
 if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
 
-# A later version may add entries of kind "mechanism" with the fields epsilon, delta, unit and name,
-# for releases of other mechanisms. This one refuses kinds and fields that it does not know.
 _FORMAT = "tfdpx.Ledger/8"
 
 EXAMPLE, USER = "example", "user"
 UNITS = (EXAMPLE, USER)
-_KINDS = UPDATE, RELEASE, SELECTION = "update", "release", "selection"
+_KINDS = UPDATE, RELEASE, SELECTION, MECHANISM = "update", "release", "selection", "mechanism"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Entry:
     """A number of equal steps of DP-SGD, or of equal releases.
 
     Args:
-        noise_multiplier: Float >= 0.
+        noise_multiplier: Float >= 0; None for a mechanism.
         sampling_probability: Float in (0, 1], or None if unknown.
         steps: Int >= 1.
         poisson_sampled: Bool. Whether the batches were drawn by Poisson sampling with that
@@ -46,18 +50,21 @@ class Entry:
             while the seed is secret, so such weights are for experiments.
         unit: "example", or "user" if an update draws people and clips the mean gradient of the
             examples of each; neighbours then differ in all examples of one person.
-        kind: "update"; "release", a sum over all examples; or "selection", steps that are a part of
-            each run of a paid search (`selected`). Entries of one search share its `run`.
+        kind: "update"; "release", a sum over all examples; "selection", steps that are a part of
+            each run of a paid search (`selected`), which share its `run`; or "mechanism", a release
+            of which only epsilon and delta are known (`with_release`).
         mean_runs: Float > 1, of a selection: the mean number of runs.
-        delta: Float in (0, 1), of a selection: the delta of its epsilon.
+        delta: Float in (0, 1), of a selection: the delta of its epsilon; of a mechanism in [0, 1).
         shuffled: Bool. Whether the sampler of a plan cut the batches from permutations. No limit is
             known to the cost of other batches that are not Poisson samples.
+        epsilon: Float >= 0, of a mechanism.
+        name: String, of a mechanism.
 
     Raises:
         ValueError: If an argument is out of range.
     """
 
-    noise_multiplier: float
+    noise_multiplier: float | None
     sampling_probability: float | None
     steps: int
     poisson_sampled: bool = True
@@ -68,6 +75,8 @@ class Entry:
     mean_runs: float | None = None
     delta: float | None = None
     shuffled: bool = False
+    epsilon: float | None = None
+    name: str | None = None
 
     def __post_init__(self):
         check_choice("unit", self.unit, UNITS)
@@ -75,7 +84,9 @@ class Entry:
         is_search = self.kind == SELECTION
         if is_search or self.mean_runs is not None:
             selection.check_mean(self.mean_runs)
-        if is_search or self.delta is not None:
+        if self.kind == MECHANISM:
+            self._check_mechanism()
+        elif is_search or self.delta is not None:
             accountants.check_delta(self.delta)
         if is_search or self.run is not None:
             require(is_integer(self.run, is_search), "run", self.run, "be an integer, not negative")
@@ -83,18 +94,36 @@ class Entry:
             value = getattr(self, name)
             require(isinstance(value, bool | np.bool_), name, value, "be True or False")
         probability = 1.0 if self.sampling_probability is None else self.sampling_probability
-        accountants.check_run(self.noise_multiplier, probability, self.steps)
+        noise_multiplier = 1.0 if self.kind == MECHANISM else self.noise_multiplier
+        accountants.check_run(noise_multiplier, probability, self.steps)
         check_positive_integer("steps", self.steps)
         for name, kind in _PLAIN.items():  # NumPy's numbers cannot be written as JSON.
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, kind(value))
+
+    def _check_mechanism(self):
+        must = "be None for a mechanism, which has epsilon and delta"
+        require(self.noise_multiplier is None, "noise_multiplier", self.noise_multiplier, must)
+        is_valid = is_number(self.epsilon) and 0 <= self.epsilon < math.inf
+        require(is_valid, "epsilon", self.epsilon, "be a finite number >= 0")
+        is_valid = is_number(self.delta) and 0 <= self.delta < 1
+        require(is_valid, "delta", self.delta, "lie in [0, 1); it is 0 for pure privacy")
+        is_valid = isinstance(self.name, str) and bool(self.name.strip())
+        require(is_valid, "name", self.name, "be a text that tells what was released")
+        if self.run is None:  # Two equal releases are two.
+            object.__setattr__(self, "run", secrets.randbits(52) | 1)
 
     @property
     def key(self) -> tuple:
         """The values that entries of the same steps share."""
         sampling = self.sampling_probability, self.poisson_sampled, self.shuffled
         of_run = self.run, self.noise_multiplier, self.unit, self.seeded
-        return *of_run, *sampling, self.mean_runs, self.delta
+        return *of_run, *sampling, self.mean_runs, self.delta, self.epsilon, self.name
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether it composes as Gaussian noise: it is an update or a release."""
+        return self.kind in (UPDATE, RELEASE)
 
     @property
     def is_release(self) -> bool:
@@ -103,12 +132,13 @@ class Entry:
 
 
 _PLAIN = dict(noise_multiplier=float, sampling_probability=float, steps=int, run=int)
+_PLAIN |= dict(epsilon=float, delta=float)
 _PLAIN |= dict(poisson_sampled=bool, shuffled=bool, seeded=bool)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The updates, releases and paid searches on one data set. Immutable.
+    """The updates, releases, paid searches and other mechanisms on one data set. Immutable.
 
     The accountant computes their cost as if all steps had drawn their examples by Poisson sampling;
     `is_approximate` tells whether some did not. Of these, epsilon is no limit for batches that no
@@ -201,6 +231,63 @@ class Ledger:
         search["run"] = secrets.randbits(52) | 1
         return cls(tuple(dataclasses.replace(entry, **search) for entry in entries))
 
+    def with_release(
+        self, *, epsilon: float, delta: float, unit: str, neighbours: str, name: str
+    ) -> Ledger:
+        """Returns the ledger with a release by another mechanism or another library.
+
+        It counts as the worst mechanism of this epsilon and delta: the epsilon and `total_delta` of
+        the ledger grow by them, and so do `attack_bounds`, by the curve of that mechanism. An equal
+        release counts again. `tfdpx account --workdir=releases.jsonl` and `load` read one from a
+        line of JSON with these arguments.
+
+        Args:
+            epsilon: Float >= 0.
+            delta: Float in [0, 1), 0 for pure privacy.
+            unit: "example" or "user", the unit that differs between neighbours.
+            neighbours: "add_or_remove". A guarantee for replacing one unit does not compose with
+                the others in the ledger.
+            name: String, what was released, for example "OpenDP counts by age".
+
+        Raises:
+            ValueError: If an argument is invalid.
+
+        Example:
+        >>> about = dict(unit="example", neighbours="add_or_remove", name="OpenDP counts by age")
+        >>> EMPTY.with_release(epsilon=0.5, delta=0.0, **about).epsilon(delta=1e-5)
+        0.5
+        """
+        hint = (
+            ' Replacing one is a removal and an addition: look for the guarantee of "add_or_remove"'
+            " in the documentation of the mechanism."
+        )
+        is_valid = neighbours == "add_or_remove"
+        require(is_valid, "neighbours", neighbours, 'be "add_or_remove"', hint)
+        pair = {"kind": MECHANISM, "epsilon": epsilon, "delta": delta}
+        return self + Ledger((Entry(None, 1.0, 1, unit=unit, name=name, **pair),))
+
+    def with_laplace(
+        self, *, scale: float, l1_sensitivity: float, unit: str, neighbours: str, name: str
+    ) -> Ledger:
+        """Returns the ledger with a release by Laplace noise, of epsilon l1_sensitivity / scale.
+
+        Args:
+            scale: Float > 0, of the noise on every number released.
+            l1_sensitivity: Float > 0: by how much one unit, added or removed, changes the numbers
+                released, as the sum of absolute differences.
+            unit: As for `with_release`.
+            neighbours: As for `with_release`.
+            name: As for `with_release`.
+
+        Raises:
+            ValueError: If an argument is invalid.
+        """
+        for argument, value in (("scale", scale), ("l1_sensitivity", l1_sensitivity)):
+            is_valid = is_number(value) and 0 < value < math.inf
+            require(is_valid, argument, value, "be a positive, finite number")
+        about = {"unit": unit, "neighbours": neighbours, "name": name}
+        return self.with_release(epsilon=l1_sensitivity / scale, delta=0.0, **about)
+
     @property
     def selections(self) -> tuple[tuple[Entry, ...], ...]:
         """The entries of one run of each paid search."""
@@ -229,7 +316,7 @@ class Ledger:
     @property
     def has_noise(self) -> bool:
         """Whether all entries have noise and a common `unit`; otherwise epsilon is infinite."""
-        return self.unit is not None and all(entry.noise_multiplier for entry in self.entries)
+        return self.unit is not None and all(e.noise_multiplier != 0 for e in self.entries)
 
     @property
     def is_seeded(self) -> bool:
@@ -248,7 +335,7 @@ class Ledger:
 
         def is_of_plan(entry: Entry) -> bool:
             probability = entry.sampling_probability
-            if entry.unit != plan.unit or entry.kind == SELECTION:
+            if entry.unit != plan.unit or not entry.is_gaussian:
                 return False
             if probability is None or not math.isclose(probability, plan.sampling_probability):
                 return False
@@ -266,7 +353,7 @@ class Ledger:
         """Tuples `(noise_multiplier, sampling_probability, steps)`, with equal steps joined.
 
         Entries without a common `unit` count as if they had no noise, because they protect no one.
-        So do the entries of a paid search, because their losses do not compose with others.
+        So do paid searches and mechanisms, because their losses do not compose with others.
 
         Raises:
             ValueError: If a sampling probability is unknown.
@@ -280,16 +367,16 @@ class Ledger:
                     "Pass the plan to the optimizer, or declare the probability: "
                     "`ledger.assuming(batch_size / num_examples)`."
                 )
-            is_composable = self.unit and entry.kind != SELECTION
-            noise_multiplier = entry.noise_multiplier if is_composable else 0.0
-            key = (noise_multiplier, entry.sampling_probability)
+            is_composable = self.unit and entry.is_gaussian
+            key = (entry.noise_multiplier if is_composable else 0.0, entry.sampling_probability)
             alike[key] = alike.get(key, 0) + entry.steps
         return tuple((*key, steps) for key, steps in sorted(alike.items()))
 
     def epsilon(self, delta: float | None, accountant: str = "pld") -> float:
         """Returns the epsilon of all entries, under adding or removing one example, or user.
 
-        Paid searches add theirs to that of all updates and releases, so it holds at `total_delta`.
+        Paid searches and mechanisms add theirs to that of all updates and releases, so it holds at
+        `total_delta`.
         A step that draws more than the plan's `capacity` raises an error. Its probability is paid
         for at the plan's delta and above; a smaller delta does not cover this error.
 
@@ -326,8 +413,8 @@ class Ledger:
         """
         if not self.has_noise:
             return math.inf
-        runs, searches = self._parts()
-        spent = math.fsum(epsilon for epsilon, _ in searches)
+        runs, others = self.parts()
+        spent = math.fsum(epsilon for epsilon, _ in others)
         if delta is None and not runs:
             return spent
         return accountants.composed_epsilon(runs, delta, accountant) + spent
@@ -340,8 +427,8 @@ class Ledger:
                 noise's tail. Defaults to the ledger's. As for `epsilon`, not below the plan's.
 
         Returns:
-            `AttackBounds` for one `unit`. Paid searches count as the worst mechanism with their
-            epsilon and delta.
+            `AttackBounds` for one `unit`. Paid searches and mechanisms count as the worst mechanism
+            with their epsilon and delta.
 
         Raises:
             ValueError: If no bound is known, because the ledger is not complete, a batch was not
@@ -360,26 +447,32 @@ class Ledger:
                 "No bound on attacks is known, because some batches were not Poisson sampled. "
                 "Train with `fit(x, y)`, which draws by the plan."
             )
-        runs, searches = self._parts() if self.has_noise else (((0.0, 1.0, 1),), ())
-        return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, searches)
+        runs, others = self.parts() if self.has_noise else (((0.0, 1.0, 1),), ())
+        return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, others)
 
-    def _parts(self):
-        """Returns the runs of updates and releases, and a pair (epsilon, delta) per paid search."""
-        searches = (
+    def parts(self) -> tuple[tuple[accountants.Run, ...], tuple[tuple[float, float], ...]]:
+        """Returns the `runs` of updates and releases, and an (epsilon, delta) for each other."""
+        others = [
             (selection.selection_epsilon(run, run[0].delta, run[0].mean_runs), run[0].delta)
             for run in self.selections
-        )
-        entries = tuple(entry for entry in self.entries if entry.kind != SELECTION)
-        return dataclasses.replace(self, entries=entries).runs, tuple(searches)
+        ]
+        others += [(e.steps * e.epsilon, e.steps * e.delta) for e in self._mechanisms]
+        entries = tuple(entry for entry in self.entries if entry.is_gaussian)
+        return dataclasses.replace(self, entries=entries).runs, tuple(others)
+
+    @property
+    def _mechanisms(self):
+        return [entry for entry in self.entries if entry.kind == MECHANISM]
 
     def total_delta(self, delta: float | None) -> float | None:
-        """Returns the delta of `epsilon(delta)`, a float that includes the delta of paid searches.
+        """Returns the delta of `epsilon(delta)`, with that of paid searches and mechanisms.
 
         Args:
-            delta: As for `epsilon`. If it is None and there is no search, the result is None.
+            delta: As for `epsilon`. If it is None and there is no other delta, the result is None.
         """
         deltas = [run[0].delta for run in self.selections]
-        if delta is not None and not (deltas and all(e.kind == SELECTION for e in self.entries)):
+        deltas += [entry.steps * entry.delta for entry in self._mechanisms]
+        if delta is not None and not (deltas and not any(e.is_gaussian for e in self.entries)):
             deltas.append(delta)
         return sum(deltas) if deltas else None
 
@@ -427,10 +520,10 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
-        """Returns the ledger from a string of `to_json`.
+        """Returns the ledger from a string of `to_json`, or of releases of other mechanisms.
 
         Args:
-            text: String.
+            text: String; of releases a line each, JSON with the arguments of `with_release`.
 
         Raises:
             ValueError: If `text` is not a whole ledger.
@@ -442,6 +535,10 @@ class Ledger:
                 "and other texts are for people."
             )
         try:
+            if text and '"format"' not in text:
+                lines = [line for line in text.splitlines() if line.strip()]
+                read = (json.loads(line, object_pairs_hook=files.without_twins) for line in lines)
+                return sum((EMPTY.with_release(**arguments) for arguments in read), EMPTY)
             content = json.loads(text, object_pairs_hook=files.without_twins)
             if (file_format := content.pop("format")) != _FORMAT:
                 raise ValueError(

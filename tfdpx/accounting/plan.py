@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import functools
 import hashlib
+import math
 from typing import Any
 
 import scipy.stats
@@ -19,7 +20,7 @@ from tfdpx._arguments import (
 )
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration, statement
-from tfdpx.accounting.attack import AttackBounds
+from tfdpx.accounting.attack import AttackBounds, attack_bounds, full_batch_epsilon
 from tfdpx.accounting.ledger import EXAMPLE, UNITS, USER, Entry, Ledger
 
 SAMPLINGS = ("poisson", "shuffle")
@@ -56,7 +57,15 @@ class PrivacyPlan:
     with "person" for "example"; the number of people is public. `fit(x, y, user_ids=ids)` takes the
     person of each example.
 
-    With `spent`, epsilon covers the training and the earlier releases about the same data.
+    With `spent`, epsilon covers the training and the earlier releases about the same data. Delta
+    covers that of paid searches and other mechanisms in it.
+
+    With `right_guesses` in place of `epsilon`, the plan bounds attacks: someone who knows all but
+    whether one example was in the data, a coin decides, finds it out at most so often
+    (`attack_bounds`). Right guesses are an average, and a few sampled updates meet it with so
+    little noise that those drawn are found out almost surely. So epsilon does not exceed the one
+    that full batches of the same right guesses have, for example 2.02 for 0.6 and 3.25 for 0.65 at
+    delta 1e-5. Where this binds, right guesses stay below `right_guesses`, and `summary` says so.
 
     Args:
         num_examples: Int. Number of examples of the private data set, or of people; public.
@@ -72,6 +81,7 @@ class PrivacyPlan:
             `ceil(epochs * num_examples / batch_size)` steps.
         unit: "example" or "user", the unit that epsilon protects.
         spent: Optional `Ledger` of the same data, for example from `tfdpx.private_adapt`.
+        right_guesses: Float in (0.5, 1), instead of `epsilon`, for example 0.6; 0.5 is a coin.
 
     Raises:
         ValueError: If an argument is out of range, if not exactly one of the four is left out, or
@@ -96,6 +106,7 @@ class PrivacyPlan:
     accountant: str
     unit: str = EXAMPLE
     spent: Ledger = Ledger()
+    right_guesses: float | None = None
 
     def __init__(
         self,
@@ -111,10 +122,14 @@ class PrivacyPlan:
         epochs: float | None = None,
         unit: str = EXAMPLE,
         spent: Ledger | None = None,
+        right_guesses: float | None = None,
     ) -> None:
         values = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
         names = [field.name for field in dataclasses.fields(self)]
-        choices = (sampling, accountant, unit, Ledger() if spent is None else _named(spent))
+        if right_guesses is not None:
+            values = (*values[:4], _largest_epsilon(right_guesses, epsilon, delta), delta)
+        spent = Ledger() if spent is None else _named(spent)
+        choices = (sampling, accountant, unit, spent, right_guesses)
         settings: dict[str, Any] = dict(zip(names, (*values, *choices), strict=True))
         if epochs is not None:
             if steps is not None or batch_size is None:
@@ -130,16 +145,26 @@ class PrivacyPlan:
         solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
         unknown = exactly_one_missing({name: getattr(self, name) for name in solvable})
         self._check()
-        if self.spent.entries and is_number(epsilon):
-            cost = self.spent.composed_epsilon(self.delta, accountant)
-            must = f"pay for `spent`, which costs {cost:.4g} at delta={delta}"
-            require(cost <= epsilon, "epsilon", epsilon, must)
+        if self.spent.entries and is_number(self.epsilon):
+            cost = self._epsilon_of(1.0, 1.0, 0, self.delta, accountant)
+            must = f"pay for `spent`, which costs epsilon={cost:.4g} at delta={delta}"
+            goal = "epsilon" if right_guesses is None else "right_guesses"
+            require(cost <= self.epsilon, goal, settings[goal], must)
+            if right_guesses is not None:
+                share = self.spent.attack_bounds(delta).right_guesses
+                must = f"pay for `spent`, which alone allows a share of {share:.4g}"
+                require(share < right_guesses, goal, right_guesses, must)
         if unknown == "epsilon":
             value = self.epsilon_at(self.steps)
         else:
             config = self.get_config()
             value = calibration.solve(unknown, config, self.accountant, self._epsilon_of)
         object.__setattr__(self, unknown, value)
+        if right_guesses is not None:
+            if self.attack_bounds().right_guesses > right_guesses:  # Rare: after a search.
+                value = calibration.solve(unknown, config, self.accountant, self._cost_of)
+                object.__setattr__(self, unknown, value)
+            object.__setattr__(self, "epsilon", self.epsilon_at(self.steps))
         for warning in plan_warnings(
             self.epsilon, self.delta, self.num_examples, self.noise_multiplier
         ):
@@ -163,11 +188,13 @@ class PrivacyPlan:
                 f"Argument `spent` must be of releases about each {self.unit}. Received: one about "
                 f"each {self.spent.unit}, like those of tfdpx.private_adapt."
             )
-        if self.unit == USER and self.is_approximate:
-            raise ValueError(
-                f'Argument `sampling` must be "poisson" with unit="{USER}". Received: '
-                f"sampling={self.sampling!r}."
-            )
+        for name, holds in (
+            (f'unit="{USER}"', self.unit == USER),
+            ("`right_guesses`, because no bound on attacks is known for other batches",
+             self.right_guesses is not None),
+        ):  # fmt: skip
+            must = f'be "poisson" with {name}'
+            require(not (holds and self.is_approximate), "sampling", self.sampling, must)
         for name in ("num_examples", "batch_size", "steps"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, int(value))  # NumPy's cannot go into a config.
@@ -226,9 +253,22 @@ class PrivacyPlan:
         return self._epsilon_of(*run, self.delta, self.accountant)
 
     def _epsilon_of(self, noise_multiplier, sampling_probability, steps, delta, accountant):
-        """Returns the epsilon of such a run and of `spent`."""
+        """Returns the epsilon of such a run and of `spent`, within `delta` for both."""
+        runs, others = self.spent.parts()
+        epsilons, deltas = (math.fsum(pair[i] for pair in others) for i in (0, 1))
         run = (noise_multiplier, sampling_probability, steps)
-        return accountants.composed_epsilon((*self.spent.runs, run), delta, accountant)
+        if delta <= deltas:
+            return math.inf
+        return accountants.composed_epsilon((*runs, run), delta - deltas, accountant) + epsilons
+
+    def _cost_of(self, *run):
+        """Returns `_epsilon_of`, or the one of full batches with the right guesses if larger."""
+        epsilon = self._epsilon_of(*run)
+        if self.right_guesses is None or epsilon > self.epsilon:
+            return epsilon
+        runs, others = self.spent.parts()
+        bounds = attack_bounds((*runs, run[:3]), self.delta, self.unit, others)
+        return max(epsilon, full_batch_epsilon(bounds.right_guesses, self.delta))
 
     def batches(
         self,
@@ -382,7 +422,8 @@ class PrivacyPlan:
         """
         ledger = self.ledger_at(self.steps if steps is None else steps)
         about = (self.delta, self.accountant, self.num_examples, dataset)
-        facts = statement.Facts(ledger, *about, rows_per_user=rows_per_user, is_planned=True)
+        goals = {"rows_per_user": rows_per_user, "goal": self._goal()}
+        facts = statement.Facts(ledger, *about, **goals, is_planned=True)
         return statement.text(facts)
 
     def summary(self) -> str:
@@ -393,7 +434,11 @@ class PrivacyPlan:
             f"{about}({self.epsilon:.4g}, {self.delta:.3g})-DP for {self.steps} steps of "
             f"{self.batch_size} out of {self.num_examples} {self.unit}s ({self.sampling} sampling, "
             f"{self.accountant} accountant) at noise_multiplier={self.noise_multiplier:.5g}"
+            + (f". {self._goal()}" if self.right_guesses else "")
         )
+
+    def _goal(self):
+        return self.right_guesses and self.attack_bounds().goal_sentence(self.right_guesses)
 
     def get_config(self) -> dict[str, Any]:
         """Returns all arguments, including the computed one."""
@@ -412,7 +457,7 @@ class PrivacyPlan:
         """
         plan = object.__new__(cls)
         # Before version 0.2 all plans were for examples, and there was no `spent`.
-        config = {"unit": EXAMPLE, "spent": Ledger().to_json(), **config}
+        config = {"unit": EXAMPLE, "spent": Ledger().to_json(), "right_guesses": None, **config}
         for field in dataclasses.fields(cls):
             value = config[field.name]
             value = Ledger.from_json(value) if field.name == "spent" else value
@@ -421,6 +466,17 @@ class PrivacyPlan:
         # Solved values are within epsilon, so only edited ones change it.
         object.__setattr__(plan, "epsilon", max(plan.epsilon, plan.epsilon_at(plan.steps)))
         return plan
+
+
+def _largest_epsilon(right_guesses, epsilon, delta):
+    """Returns the largest epsilon of a plan with these right guesses, after checks."""
+    accountants.check_delta(delta)
+    is_valid = is_number(right_guesses) and 0.5 < right_guesses < 1
+    hint = " 0.6 lets an attacker be right at most 60 times of 100; 0.5 is tossing a coin."
+    require(is_valid, "right_guesses", right_guesses, "lie strictly between 0.5 and 1", hint)
+    must = "be left out with `right_guesses`, from which it follows"
+    require(epsilon is None, "epsilon", epsilon, must)
+    return full_batch_epsilon(right_guesses, delta)
 
 
 def _named(ledger):

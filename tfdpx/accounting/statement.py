@@ -21,6 +21,7 @@ _RELEASES = (
     "Gaussian releases of sums over all examples, after clipping each, with noise of "
     "noise_multiplier times the clip; the rest is computed from these."
 )
+_OTHERS = "Releases of other mechanisms count as the worst mechanism of their epsilon and delta."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Facts:
         initial: Optional string of whole sentences on the data behind initial weights or features.
         independence: Optional string, a whole sentence: whether examples can influence each other.
         not_covered: Strings: other things that are not covered, such as the files of a run.
+        goal: Optional string, a whole sentence on the right guesses that a plan was made for.
         is_planned: Bool. Whether the updates are still to be made, so that seeds are unknown.
         versions: Dict from packages to the versions that trained. Defaults to those installed.
     """
@@ -55,6 +57,7 @@ class Facts:
     initial: str | None = None
     independence: str | None = None
     not_covered: Sequence[str] = ()
+    goal: str | None = None
     is_planned: bool = False
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -197,7 +200,7 @@ def _why_there_is_none(facts):
     """Returns why nothing is guaranteed or nothing was spent; None if there is a guarantee."""
     ledger, dataset = facts.ledger, facts.dataset
     if facts.epsilon == math.inf:
-        unprotected = sum(entry.steps for entry in ledger.entries if not entry.noise_multiplier)
+        unprotected = sum(e.steps for e in ledger.entries if e.noise_multiplier == 0)
         plural = "s" * (unprotected != 1)
         why = f" {unprotected:,} update{plural} had no noise." if unprotected else ""
         if ledger.unit is None:
@@ -238,7 +241,8 @@ def _attack(facts, who):
     if facts.ledger.is_approximate:
         return None
     bounds = facts.ledger.attack_bounds(facts.delta)
-    return f"{bounds.sentence(who.one)} By privacy loss distributions."
+    goal = f" {facts.goal}" if facts.goal else ""
+    return f"{bounds.sentence(who.one)} By privacy loss distributions.{goal}"
 
 
 def _of_group(facts):
@@ -267,8 +271,9 @@ def _mechanism(facts, who):
         f"DP-SGD: in each update {who.gradient} is {clipped}, and Gaussian noise is added to their "
         "sum, of noise_multiplier times what one of them can change."
     )
-    kinds = {entry.is_release for entry in facts.ledger.entries}
-    return " ".join([updates] * (False in kinds) + [_RELEASES] * (True in kinds))
+    kinds = {e.is_release for e in facts.ledger.entries if e.epsilon is None}
+    others = [_OTHERS] * any(entry.epsilon is not None for entry in facts.ledger.entries)
+    return " ".join([updates] * (False in kinds) + [_RELEASES] * (True in kinds) + others)
 
 
 def steps(ledger: Ledger) -> str:
@@ -289,6 +294,9 @@ def steps(ledger: Ledger) -> str:
 
 
 def _entry(entry):
+    if entry.epsilon is not None:
+        pair = f"epsilon = {entry.epsilon:.6g}, delta = {entry.delta:g}"
+        return f"{entry.steps:,} of another mechanism, {entry.name}: {pair}"
     sampling = (
         "full batches"
         if entry.sampling_probability == 1

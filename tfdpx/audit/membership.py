@@ -21,6 +21,7 @@ from tfdpx._arguments import is_number, require
 from tfdpx.per_example.loss import row_losses
 
 _RATES = (0.001, 0.01, 0.1)
+_ERROR = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,9 @@ class MembershipReport:
         advantage: Float, of the best threshold on these same scores.
         tpr_at_fpr: Dict from a rate of false positives to the rate of true ones. Rates below
             `1 / others` are left out.
+        advantage_lower_bound: Float, with 95% confidence over the draw of members and others: the
+            best threshold on new scores has at least this advantage. It is usually 0 for scores
+            that know nothing, where `advantage` is above 0 by chance.
     """
 
     members: int
@@ -41,12 +45,14 @@ class MembershipReport:
     auc: float
     advantage: float
     tpr_at_fpr: dict
+    advantage_lower_bound: float
 
     def __str__(self):
         rates = ", ".join(f"{tpr:.2%} at {fpr:.1%}" for fpr, tpr in self.tpr_at_fpr.items())
         return (
             f"Membership of {self.members} members and {self.others} others: AUC {self.auc:.3f}, "
-            f"advantage {self.advantage:.3f}, true positives at false positives: {rates or '-'}."
+            f"advantage {self.advantage:.3f} (at least {self.advantage_lower_bound:.3f} with 95% "
+            f"confidence), true positives at false positives: {rates or '-'}."
         )
 
 
@@ -62,14 +68,17 @@ def membership_report(members: Any, others: Any) -> MembershipReport:
 
     Example:
     >>> print(membership_report([2.0, 1.0], [0.0, 1.0]))
-    Membership of 2 members and 2 others: AUC 0.875, advantage 0.500, true positives at false \
-positives: -.
+    Membership of 2 members and 2 others: AUC 0.875, advantage 0.500 (at least 0.000 with 95% \
+confidence), true positives at false positives: -.
     """
     scores = checked(members, others)
     rates = [rate for rate in _RATES if rate * len(scores[1]) >= 1]
     true = {rate: tpr_at_fpr(scores[0], scores[1], rate) for rate in rates}
     sizes = len(scores[0]), len(scores[1])
-    return MembershipReport(*sizes, auc(*scores), advantage(*scores), true)
+    largest = advantage(*scores)
+    # Massart 1990: each distribution is this near to its scores, with half of the error each.
+    chance = sum(math.sqrt(math.log(2 / _ERROR) / (2 * size)) for size in sizes)
+    return MembershipReport(*sizes, auc(*scores), largest, true, max(0.0, largest - chance))
 
 
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:

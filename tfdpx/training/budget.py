@@ -57,7 +57,11 @@ def _count_affordable(plan, spent, other_updates, left, rate):
 
     def exceeds(steps):
         total = spent + Ledger((Entry(plan.noise_multiplier, rate, steps, unit=plan.unit),))
-        return total.composed_epsilon(plan.delta, plan.accountant) > plan.epsilon
+        if total.composed_epsilon(plan.delta, plan.accountant) > plan.epsilon:
+            return True
+        most = plan.right_guesses
+        is_unknown = total.is_approximate  # No bound on attacks is known.
+        return bool(most) and (is_unknown or total.attack_bounds(plan.delta).right_guesses > most)
 
     # How many of 1, 2, ..., left steps do not exceed.
     return bisect.bisect_left(range(1, left + 1), True, key=exceeds)
