@@ -16,8 +16,8 @@ import numpy as np
 
 from tfdpx._arguments import check_choice, is_integer, is_number, require
 from tfdpx.accounting import accountants, individual_statistics
-from tfdpx.accounting.ledger import MECHANISM
 from tfdpx.accounting.gaussian import CONVERSIONS, divergences, epsilons, exact_epsilons
+from tfdpx.accounting.ledger import MECHANISM
 from tfdpx.accounting.plan import PrivacyPlan
 
 # Ids of examples are sent between replicas as float32, in which integers up to 2^24 are exact.
@@ -231,11 +231,11 @@ class IndividualAccountant:
         table = self._table(losses)
         of_plan = ledger.of(self.plan)
         spent = counts @ table + max(of_plan.steps - int(counts[0].sum()), 0) * table[-1]
-        others = [entry for entry in ledger.entries if entry not in of_plan.entries]
-        for entry in (entry for entry in others if entry.kind != MECHANISM):
+        earlier = [entry for entry in ledger.entries if entry not in of_plan.entries]
+        for entry in (entry for entry in earlier if entry.kind != MECHANISM):
             worst = losses.of_step([1.0], entry.noise_multiplier, entry.sampling_probability)
             spent += entry.steps * worst[0]
-        released = sum(entry.epsilon for entry in others if entry.kind == MECHANISM)
+        released = sum(entry.epsilon for entry in earlier if entry.kind == MECHANISM)
         epsilons = losses.epsilons(spent, delta) + released
         return np.minimum(epsilons, ledger.composed_epsilon(delta, self.plan.accountant))
 

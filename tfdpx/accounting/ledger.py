@@ -263,7 +263,7 @@ class Ledger:
         )
         is_valid = neighbours == "add_or_remove"
         require(is_valid, "neighbours", neighbours, 'be "add_or_remove"', hint)
-        pair = {"kind": MECHANISM, "epsilon": epsilon, "delta": delta}
+        pair: dict[str, Any] = {"kind": MECHANISM, "epsilon": epsilon, "delta": delta}
         return self + Ledger((Entry(None, 1.0, 1, unit=unit, name=name, **pair),))
 
     def with_laplace(
@@ -413,8 +413,8 @@ class Ledger:
         """
         if not self.has_noise:
             return math.inf
-        runs, others = self.parts()
-        spent = math.fsum(epsilon for epsilon, _ in others)
+        runs, pairs = self.parts()
+        spent = math.fsum(epsilon for epsilon, _ in pairs)
         if delta is None and not runs:
             return spent
         return accountants.composed_epsilon(runs, delta, accountant) + spent
@@ -447,18 +447,18 @@ class Ledger:
                 "No bound on attacks is known, because some batches were not Poisson sampled. "
                 "Train with `fit(x, y)`, which draws by the plan."
             )
-        runs, others = self.parts() if self.has_noise else (((0.0, 1.0, 1),), ())
-        return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, others)
+        runs, pairs = self.parts() if self.has_noise else (((0.0, 1.0, 1),), ())
+        return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, pairs)
 
     def parts(self) -> tuple[tuple[accountants.Run, ...], tuple[tuple[float, float], ...]]:
         """Returns the `runs` of updates and releases, and an (epsilon, delta) for each other."""
-        others = [
+        pairs = [
             (selection.selection_epsilon(run, run[0].delta, run[0].mean_runs), run[0].delta)
             for run in self.selections
         ]
-        others += [(e.steps * e.epsilon, e.steps * e.delta) for e in self._mechanisms]
+        pairs += [(e.steps * e.epsilon, e.steps * e.delta) for e in self._mechanisms]
         entries = tuple(entry for entry in self.entries if entry.is_gaussian)
-        return dataclasses.replace(self, entries=entries).runs, tuple(others)
+        return dataclasses.replace(self, entries=entries).runs, tuple(pairs)
 
     @property
     def _mechanisms(self):

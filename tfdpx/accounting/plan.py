@@ -60,12 +60,12 @@ class PrivacyPlan:
     With `spent`, epsilon covers the training and the earlier releases about the same data. Delta
     covers that of paid searches and other mechanisms in it.
 
-    With `right_guesses` in place of `epsilon`, the plan bounds attacks: someone who knows all but
-    whether one example was in the data, a coin decides, finds it out at most so often
-    (`attack_bounds`). Right guesses are an average, and a few sampled updates meet it with so
-    little noise that those drawn are found out almost surely. So epsilon does not exceed the one
-    that full batches of the same right guesses have, for example 2.02 for 0.6 and 3.25 for 0.65 at
-    delta 1e-5. Where this binds, right guesses stay below `right_guesses`, and `summary` says so.
+    With `right_guesses` in place of `epsilon`, the plan bounds attacks (`attack_bounds`): someone
+    who knows everything except whether one example was in the data, which a coin decided, is right
+    at most that often. Right guesses are an average, and a few sampled updates meet it with so
+    little noise that examples which are drawn are found out almost surely. So epsilon also does not
+    exceed that of full batches with the same right guesses, for example 2.02 for 0.6 and 3.25 for
+    0.65 at delta 1e-5. Where this binds, fewer guesses are right, and `summary` says so.
 
     Args:
         num_examples: Int. Number of examples of the private data set, or of people; public.
@@ -254,8 +254,8 @@ class PrivacyPlan:
 
     def _epsilon_of(self, noise_multiplier, sampling_probability, steps, delta, accountant):
         """Returns the epsilon of such a run and of `spent`, within `delta` for both."""
-        runs, others = self.spent.parts()
-        epsilons, deltas = (math.fsum(pair[i] for pair in others) for i in (0, 1))
+        runs, pairs = self.spent.parts()
+        epsilons, deltas = (math.fsum(pair[i] for pair in pairs) for i in (0, 1))
         run = (noise_multiplier, sampling_probability, steps)
         if delta <= deltas:
             return math.inf
@@ -266,8 +266,8 @@ class PrivacyPlan:
         epsilon = self._epsilon_of(*run)
         if self.right_guesses is None or epsilon > self.epsilon:
             return epsilon
-        runs, others = self.spent.parts()
-        bounds = attack_bounds((*runs, run[:3]), self.delta, self.unit, others)
+        runs, pairs = self.spent.parts()
+        bounds = attack_bounds((*runs, run[:3]), self.delta, self.unit, pairs)
         return max(epsilon, full_batch_epsilon(bounds.right_guesses, self.delta))
 
     def batches(

@@ -21,7 +21,9 @@ _RELEASES = (
     "Gaussian releases of sums over all examples, after clipping each, with noise of "
     "noise_multiplier times the clip; the rest is computed from these."
 )
-_OTHERS = "Releases of other mechanisms count as the worst mechanism of their epsilon and delta."
+_MECHANISMS = (
+    "Releases of other mechanisms count as the worst mechanism of their epsilon and delta."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,8 +274,8 @@ def _mechanism(facts, who):
         "sum, of noise_multiplier times what one of them can change."
     )
     kinds = {e.is_release for e in facts.ledger.entries if e.epsilon is None}
-    others = [_OTHERS] * any(entry.epsilon is not None for entry in facts.ledger.entries)
-    return " ".join([updates] * (False in kinds) + [_RELEASES] * (True in kinds) + others)
+    mechanisms = [_MECHANISMS] * any(entry.epsilon is not None for entry in facts.ledger.entries)
+    return " ".join([updates] * (False in kinds) + [_RELEASES] * (True in kinds) + mechanisms)
 
 
 def steps(ledger: Ledger) -> str:

@@ -125,6 +125,104 @@ def test_a_paid_search_counts_as_the_worst_of_its_epsilon_and_delta():
     assert ledger.attack_bounds(1e-5).true_positive_rate(1e-3) <= rate
 
 
+GOALS = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8)
+ABOUT = {"unit": "example", "neighbours": "add_or_remove"}
+
+
+def _plan(**arguments):
+    defaults = {"num_examples": 1000, "batch_size": 1000, "steps": 60, "delta": 1e-5}
+    return tfdpx.PrivacyPlan(**defaults | arguments)
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_full_batches_for_right_guesses_have_the_closed_form(goal):
+    mu = 2 * stats.norm.ppf(goal)
+    plan = _plan(right_guesses=goal)
+    assert plan.attack_bounds().right_guesses <= goal
+    assert plan.attack_bounds().right_guesses == pytest.approx(goal, abs=1e-6)
+    assert plan.noise_multiplier == pytest.approx(np.sqrt(60) / mu, rel=1e-6)
+    assert plan.epsilon == pytest.approx(gaussian.exact_epsilon(mu, 1e-5), abs=1e-3)
+    assert "binds" not in plan.summary() + plan.statement()
+    steps = _plan(right_guesses=goal, steps=None, noise_multiplier=20.0).steps
+    assert steps == int(mu**2 * 20.0**2 * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_simulated_attacks_on_sampled_plans_stay_within_the_right_guesses(goal):
+    plan = _plan(right_guesses=goal, batch_size=100, steps=20)
+    run, rng = (plan.noise_multiplier, 0.1, 20), np.random.default_rng(1)
+    scores = [_scores(*run, is_in, 100_000, rng) for is_in in (True, False)]
+    measured = (1 + stats.ks_2samp(*scores).statistic) / 2
+    bound = plan.attack_bounds().right_guesses
+    assert bound - 0.005 < measured < bound + 0.005
+    assert measured < goal
+    # Epsilon binds: less noise is refused although guesses would allow it.
+    limit = attack.full_batch_epsilon(goal, 1e-5)
+    assert limit * (1 - 1e-4) < plan.epsilon <= limit
+    said = "; epsilon binds: it may be at most" in plan.summary()
+    assert said == (goal - bound > 5e-4)
+    assert said == ("epsilon binds" in " ".join(plan.statement().split()))
+
+
+def test_one_pass_of_small_batches_is_held_by_epsilon_and_not_by_the_average():
+    """Full batches of 60, 65 and 75 right guesses have epsilon 2.02, 3.25 and 6.21."""
+    for goal, limit in ((0.6, 2.02), (0.65, 3.25), (0.75, 6.21)):
+        assert attack.full_batch_epsilon(goal, 1e-5) == pytest.approx(limit, abs=0.005)
+    plan = _plan(num_examples=5000, batch_size=50, steps=100, right_guesses=0.6)
+    assert plan.epsilon == pytest.approx(2.02, abs=0.005)
+    assert plan.attack_bounds().right_guesses < 0.57
+    assert "at most 2.02, as of full batches" in plan.summary()
+
+
+@pytest.mark.parametrize("sampled", [{}, {"batch_size": 100, "accountant": "rdp"}])
+@pytest.mark.parametrize("unknown", ["noise_multiplier", "steps"])
+def test_right_guesses_cover_earlier_updates_searches_and_people(sampled, unknown):
+    entry = Entry(100.0, 1.0, 50, unit="user")
+    spent = Ledger((entry,)) + Ledger.selected((entry,), 3.0, 1e-6)
+    about = ABOUT | {"unit": "user", "name": "counts"}
+    spent = spent.with_release(epsilon=0.1, delta=1e-7, **about)
+    solved = {"noise_multiplier": 15.0, "steps": 60} | sampled | {unknown: None}
+    plan = _plan(**solved, right_guesses=0.7, unit="user", spent=spent)
+    assert plan.attack_bounds().right_guesses <= 0.7
+    assert plan.attack_bounds().right_guesses > 0.7 - (0.002 if unknown == "steps" else 1e-5) or (
+        plan.epsilon > attack.full_batch_epsilon(0.7, 1e-5) * 0.99
+    )
+    # The plan's delta pays for search and mechanism too.
+    left = plan.delta - 1e-6 - 1e-7
+    assert plan.epsilon == pytest.approx(
+        plan.ledger_at(plan.steps).composed_epsilon(left, plan.accountant)
+    )
+    assert tfdpx.PrivacyPlan.from_config(plan.get_config()) == plan
+
+
+def test_a_search_leaves_the_training_less_than_its_epsilon_does():
+    """The best of several runs counts as the worst mechanism, with many right guesses."""
+    spent = Ledger().with_release(epsilon=0.6, delta=0.0, name="x", **ABOUT)
+    plan = _plan(right_guesses=0.66, spent=spent)
+    assert plan.attack_bounds().right_guesses == pytest.approx(0.66, abs=1e-6)
+    assert plan.epsilon < 0.9 * attack.full_batch_epsilon(0.66, 1e-5)
+    assert "binds" not in plan.summary()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"epsilon": 2.0}, "`epsilon` must be left out with `right_guesses`"),
+        ({"sampling": "shuffle", "batch_size": 100}, '`sampling` must be "poisson".*no bound'),
+        ({"right_guesses": 60}, "`right_guesses` must lie .* at most 60 times of 100"),
+        ({"right_guesses": 0.5}, "`right_guesses` must lie"),
+        ({"noise_multiplier": 2.0}, "Exactly one"),
+        (
+            {"spent": Ledger().with_release(epsilon=0.9, delta=0.0, name="x", **ABOUT)},
+            "`right_guesses` must pay for `spent`",
+        ),
+    ],
+)
+def test_a_plan_for_right_guesses_is_refused_by_name(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        _plan(**{"right_guesses": 0.65} | arguments)
+
+
 @pytest.mark.parametrize("noise", [0.05, 0.02, 1e-60, 0.0])
 @pytest.mark.parametrize("probability", [0.01, 1.0])
 def test_without_noise_to_speak_of_an_attack_may_be_right_every_time(noise, probability):

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from tfdpx.accounting import Ledger, epsilon
+from tfdpx.accounting import Ledger, epsilon, group_epsilon
 from tfdpx.accounting.ledger import Entry
 
 
@@ -145,9 +145,8 @@ def test_a_ledger_with_an_entry_twice_is_refused(ledger):
 
 def test_an_entry_of_a_later_version_is_refused_by_name(ledger):
     content = json.loads(ledger.to_json())
-    release = {"kind": "mechanism", "epsilon": 0.5, "delta": 1e-6, "unit": "example", "name": "x"}
-    for entry in (release, content["entries"][0] | {"kind": "mechanism"},
-                  content["entries"][0] | {"order": 2}):  # fmt: skip
+    for change in ({"kind": "another"}, {"order": 2}):
+        entry = content["entries"][0] | change
         text = json.dumps(content | {"entries": [entry, *content["entries"]]})
         with pytest.raises(ValueError, match="does not know its entry .*Read it with the version"):
             Ledger.from_json(text)
@@ -158,3 +157,69 @@ def test_shuffled_entries_are_their_own_and_survive_files(ledger):
     assert (Ledger((drawn,)) + Ledger((shuffled,))).steps == 18
     whole = Ledger((drawn, shuffled, *ledger.entries))
     assert Ledger.from_json(whole.to_json()) == whole
+
+
+RELEASE = dict(epsilon=0.5, delta=1e-6, unit="example", neighbours="add_or_remove", name="OpenDP")
+
+
+def test_a_release_of_another_library_adds_epsilon_delta_and_right_guesses(ledger):
+    whole = ledger.with_release(**RELEASE)
+    assert whole.epsilon(1e-5) == ledger.epsilon(1e-5) + 0.5
+    assert whole.total_delta(1e-5) == pytest.approx(1.1e-5)
+    assert whole.attack_bounds(1e-5).advantage > ledger.attack_bounds(1e-5).advantage
+    alone = Ledger().with_release(**RELEASE)
+    assert (alone.epsilon(None), alone.total_delta(1e-5)) == (0.5, 1e-6)
+    # Randomised response of epsilon 0.5, which fails with probability delta.
+    response = math.tanh(0.25) * (1 - 1e-6) + 1e-6
+    assert alone.attack_bounds(1e-5).advantage == pytest.approx(response, abs=1e-8)
+    for k in (2, 3):
+        assert group_epsilon(whole, k, delta=1e-5) == math.inf
+    text = " ".join(whole.statement(1e-5).split())
+    assert "of another mechanism, OpenDP: epsilon = 0.5, delta = 1e-06" in text
+    assert "delta = 1.10001e-05" in text and "Attack:" in text
+
+
+def test_equal_releases_count_twice_and_files_of_one_count_once(ledger, tmp_path):
+    once = ledger.with_release(**RELEASE)
+    twice = once.with_release(**RELEASE)
+    assert twice.epsilon(1e-5) == pytest.approx(ledger.epsilon(1e-5) + 1.0)
+    twice.save(tmp_path / "ledger.json")
+    assert Ledger.load(tmp_path / "ledger.json") == twice
+    named = Ledger(once.entries[-1:])
+    assert (named + named).epsilon(None) == 0.5
+    # A line a person has written, and the same line again.
+    line = json.dumps(RELEASE)
+    (tmp_path / "releases.jsonl").write_text(f"{line}\n\n{line}\n")
+    assert Ledger.load(tmp_path / "releases.jsonl").epsilon(None) == 1.0
+    joined = Ledger.from_json(line) + Ledger.from_json(line)
+    assert joined.assuming(0.1).epsilon(None) == 1.0
+    people = dict(RELEASE, unit="user")
+    assert once.with_release(**people).epsilon(1e-5) == math.inf  # Nothing protects both.
+
+
+def test_laplace_noise_counts_by_its_l1_sensitivity():
+    about = {name: RELEASE[name] for name in ("unit", "neighbours", "name")}
+    assert Ledger().with_laplace(scale=4.0, l1_sensitivity=2.0, **about).epsilon(None) == 0.5
+    with pytest.raises(ValueError, match="`scale` must be a positive"):
+        Ledger().with_laplace(scale=0.0, l1_sensitivity=2.0, **about)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"neighbours": "replace_one"}, 'must be "add_or_remove".*Replacing one'),
+        ({"epsilon": -1.0}, "`epsilon` must be"),
+        ({"epsilon": math.inf}, "`epsilon` must be"),
+        ({"delta": 1.0}, "`delta` must lie"),
+        ({"unit": "row"}, "`unit` must be one of"),
+        ({"name": ""}, "`name` must be a text"),
+    ],
+)
+def test_a_release_is_refused_by_name(change, text):
+    with pytest.raises(ValueError, match=text):
+        Ledger().with_release(**RELEASE | change)
+    with pytest.raises(ValueError, match="is not a whole ledger"):
+        Ledger.from_json(json.dumps({"a": 1, **RELEASE}))
+    for name in RELEASE:  # Nothing has a default.
+        with pytest.raises(TypeError, match=name):
+            Ledger().with_release(**{k: v for k, v in RELEASE.items() if k != name})

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from tfdpx.audit import membership
+from tfdpx.audit.one_run import one_run_report
 
 some_scores = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 
@@ -28,3 +30,24 @@ def test_no_scores_and_nan_are_refused(members):
             function(members, [0.0])
     with pytest.raises(ValueError, match="`fpr`"):
         membership.tpr_at_fpr([1.0], [0.0], 1.0)
+
+
+def test_scores_that_know_nothing_show_no_leakage():
+    """The largest of many thresholds is above chance by chance; bounds at 95% are above in 5%."""
+    shown = {"advantage": 0, "one run": 0, "one run, Gaussian": 0}
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        scores, coins = rng.normal(size=400), rng.integers(0, 2, 400) == 1
+        report = one_run_report(scores, coins, delta=1e-5)
+        assert report.membership.advantage > 0
+        shown["advantage"] += report.membership.advantage_lower_bound > 0
+        shown["one run"] += report.epsilon_lower_bound > 0
+        shown["one run, Gaussian"] += report.gdp_epsilon_lower_bound > 0
+    assert max(shown.values()) <= 10, shown
+
+
+def test_the_lower_bound_of_the_advantage_is_below_it_and_near_for_many_scores():
+    rng = np.random.default_rng(0)
+    report = membership.membership_report(rng.normal(1.0, size=100_000), rng.normal(size=100_000))
+    exact = 2 * stats.norm.cdf(0.5) - 1
+    assert exact - 0.02 < report.advantage_lower_bound < exact
