@@ -9,8 +9,6 @@ import sys
 import warnings
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 import tfdpx
 from tfdpx import _files as files
@@ -19,7 +17,7 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.layers.few_weights import last_layer, train_only
 from tfdpx.report import measure
-from tfdpx.train import individual
+from tfdpx.train import heads, individual
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.output import to_json
 from tfdpx.train.resume import SavingInterruption
@@ -306,27 +304,17 @@ def head_and_features(settings, model, data):
         The `keras.Model` to train, and the `ImageData` of its inputs.
     """
     features = features_of(model)
-    arrays = [data.train_x, data.eval_x]
-    in_memory = all(isinstance(images, np.ndarray) for images in arrays)
-    if settings.augmult or settings.head_steps or not in_memory or features is None:
+    if settings.augmult or settings.head_steps or features is None:
         return model, data
     shape = features.output_shape[1:]
-    if 4 * math.prod(shape) * sum(map(len, arrays)) > MOST_BYTES:
+    if 4 * math.prod(shape) * (data.num_train + data.num_eval) > MOST_BYTES:
         return model, data
     print(f"Computing features of shape {shape} once: the layers before the last do not train.")
-    size = measure.BATCH_SIZE
-    # One trace for any number of rows, because `predict` would make two.
-    spec = tf.TensorSpec([None, *features.input_shape[1:]], features.inputs[0].dtype)
-    compute = tf.function(features, input_signature=[spec], autograph=False)
-    train_x, eval_x = (
-        np.concatenate(
-            [np.zeros((0, *shape), "float32")]
-            + [compute(images[start : start + size]) for start in range(0, len(images), size)]
-        )
-        for images in arrays
-    )
+    train_x, train_y = heads.computed(features, data.train_x, data.train_y)
+    eval_x, eval_y = heads.computed(features, *data.eval_examples)
     head = keras.Sequential([keras.Input(shape), last_layer(model)], name=model.name)
-    return head, dataclasses.replace(data, train_x=train_x, eval_x=eval_x, image_shape=shape)
+    examples = dict(train_x=train_x, train_y=train_y, eval_x=eval_x, eval_y=eval_y)
+    return head, dataclasses.replace(data, **examples, image_shape=shape)
 
 
 def features_of(model):

@@ -15,7 +15,7 @@ from tfdpx._arguments import exactly_one_missing
 from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.report import measure
-from tfdpx.train import classifiers, presets
+from tfdpx.train import classifiers, objects, presets
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
 from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES
 from tfdpx.train.errors import UserError, checking_flags
@@ -25,13 +25,8 @@ IMAGES, TABLES, HEADS = "images", "tables", "heads"
 # Three of these determine the fourth, for which tfdpx.PrivacyPlan solves. If flags and preset give
 # all four, the preset's are dropped in this order.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
-HEAD_NAMES = ("least_squares", "newton", "feature_covariance", "first_order", "adamix")
 CLASSIFICATION, REGRESSION = "classification", "regression"
 TABLE_MODELS = ("linear", "network")
-_OPTIMIZERS = {
-    IMAGES: ("dpsgd", "dpadam", "dpadamw"),
-    HEADS: ("adam", "momentum", "sgd"),
-}
 
 
 class Check(NamedTuple):
@@ -57,19 +52,21 @@ class Conflict(NamedTuple):
     sentence: str
 
 
-def setting(flag_help, check=None, *, choices=None, of=(IMAGES,), **default):
+def setting(flag_help, check=None, *, choices=None, objects=None, of=(IMAGES,), **default):
     """Returns the field of a dataclass; `run_flags.define` makes a flag of it.
 
     Args:
         flag_help: The text of the flag.
         check: `Check` for every value but None.
         choices: Tuple of strings, all valid values.
+        objects: `objects.Objects` that the setting can name.
         of: The kinds of runs that have the setting.
         **default: `default` or `default_factory`, as for `dataclasses.field`.
     """
     if choices:
         check = Check(lambda v: v in choices, f"be {' or '.join(choices)}")
     metadata = {"help": flag_help, "check": check, "choices": choices, "of": of}
+    metadata["objects"] = objects
     return dataclasses.field(metadata=metadata, **default)
 
 
@@ -185,6 +182,8 @@ class RunSettings:
                 problems.append(
                     f"Flag --{field.name} must {check.text}. Received: --{field.name}={value}."
                 )
+            if value and field.metadata["objects"]:
+                problems += field.metadata["objects"].problems(value)
         # Conditions assume that all values are in range.
         for conflict in () if problems else self.conflicts:
             if conflict.holds(self):
@@ -218,9 +217,8 @@ class Settings(RunSettings):
         default="poisson")
     accountant: str | None = setting("The accountant of epsilon, pld by default; of heads gdp, "
         "which is exact.", choices=("pld", "rdp", "gdp", "zcdp"), of=_ALL, default=None)
-    optimizer: str | None = setting("Optimizer, dpsgd by default; of --head=first_order adam, "
-        "momentum or sgd.", choices=tuple(name for names in _OPTIMIZERS.values() for name in names),
-        of=_PHOTOS, default=None)
+    optimizer: str | None = setting("Optimizer, dpsgd by default.",
+        choices=("dpsgd", "dpadam", "dpadamw"), default=None)
     l2_norm_clip: float | str | None = setting("Bound on the norm of each example's gradient, or "
         "automatic: each is divided by its norm. Of heads: on the norm of features or gradients.",
         Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"), of=_PHOTOS,
@@ -289,37 +287,9 @@ class Settings(RunSettings):
     target_upper: float | None = setting("Of --task=regression: the largest value of the target, "
         "public.", of=(TABLES,), default=None)
 
-    head: str | None = setting("In place of updates: fit the last layer by this head of "
-        "tfdpx.heads, on features of --init_from that are kept in --workdir.", choices=HEAD_NAMES,
-        of=(HEADS,), default=None)
-    public_dataset: str | None = setting("Of --head=adamix: public images of the same classes.",
-        of=(HEADS,), default=None)
-    shots: int | None = setting("Of --head=adamix: in place of --public_dataset, so many training "
-        "images of each class are taken as public.", FROM_ONE, of=(HEADS,), default=None)
-    l2_regularization: float | None = setting("Lambda of heads.", of=(HEADS,), default=None)
-    alpha: float | None = setting("Of least_squares, and of feature_covariance that starts from "
-        "it: the weight of examples of other classes.", of=(HEADS,), default=None)
-    covariance_share: float | None = setting("Of feature_covariance: the share of the budget for "
-        "the covariance.", of=(HEADS,), default=None)
-    start: str | None = setting("Of feature_covariance: zeros or least_squares.", of=(HEADS,),
-        default=None)
-    start_scale: float | None = setting("Of feature_covariance: the factor of "
-        "--start=least_squares.", of=(HEADS,), default=None)
-    initial_bias: float | None = setting("Of feature_covariance and first_order: the bias at the "
-        "start.", of=(HEADS,), default=None)
-    feature_norm_clip: float | None = setting("Of feature_covariance: the bound on the norm of "
-        "features.", of=(HEADS,), default=None)
-    average: bool | None = setting("Of first_order: average the weights of all updates.",
-        of=(HEADS,), default=None)
-    quantile: float | None = setting("Of adamix: the quantile of the public norms to clip at.",
-        of=(HEADS,), default=None)
-    projection: int | None = setting("Of adamix: directions of the public gradients that the "
-        "private ones are projected on.", of=(HEADS,), default=None)
-    decay_to: str | None = setting("Of adamix: the target of weight decay, start or zero.",
-        of=(HEADS,), default=None)
-    initial_weights: str | None = setting("Of adamix: a .npy file of public weights [features, "
-        "classes] to start from, for example of tfdpx.models.zero_shot_head.", of=(HEADS,),
-        default=None)
+    head: str | None = setting("In place of updates: fit the last layer by a head of tfdpx.heads "
+        f"on features of --init_from. One of: {', '.join(objects.HEADS.names)}, with arguments as "
+        "in adamix:shots=2,quantile=0.9.", objects=objects.HEADS, of=(HEADS,), default=None)
 
     conflicts = (
         *RunSettings.conflicts,
@@ -329,9 +299,6 @@ class Settings(RunSettings):
             "A run on a table needs a finite --epsilon."),
         Conflict(lambda s: s.kind != HEADS and s.accountant in ("gdp", "zcdp"), "accountant",
             "Flag --accountant must be pld or rdp but for heads."),
-        Conflict(lambda s: s.optimizer and s.optimizer not in _OPTIMIZERS.get(s.kind, ()),
-            "optimizer", "Flag --optimizer must be dpsgd, dpadam or dpadamw, and adam, momentum or "
-            "sgd of --head=first_order."),
         Conflict(lambda s: s.momentum and s.optimizer not in (None, "dpsgd"), "optimizer momentum",
             "Flag --momentum belongs to --optimizer=dpsgd."),
         Conflict(lambda s: s.weight_decay is not None and s.optimizer != "dpadamw",
@@ -402,11 +369,6 @@ class Settings(RunSettings):
         Conflict(lambda s: not s.is_regression and (s.target_lower, s.target_upper) != (None, None),
             "target_lower target_upper task", "Flags --target_lower and --target_upper belong to "
             "--task=regression."),
-        Conflict(lambda s: s.head == "adamix" and (s.public_dataset is None) == (s.shots is None),
-            "public_dataset shots", "Exactly one of --public_dataset and --shots says which images "
-            "of --head=adamix are public."),
-        Conflict(lambda s: s.head != "adamix" and (s.public_dataset or s.shots),
-            "public_dataset shots", "Flags --public_dataset and --shots belong to --head=adamix."),
     )
 
     def __post_init__(self):

@@ -18,7 +18,6 @@ from tfdpx.accounting.record import Record
 
 MODEL = "model.keras"  # Of a run, beside its record.
 CHECKPOINT = "tfdpx-checkpoint.zip"  # Of `tfdpx.callbacks.Checkpoint`.
-_FEATURES = "features.json"  # Not a release; heads have records.
 # Folders that an interrupted run and an interrupted tuning leave behind.
 UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error)
@@ -49,8 +48,7 @@ def _refuse(error):
 def _says_what_was_spent(path):
     if _is_model(path) or path.name == records.FILE:
         return True
-    is_json = path.is_file() and (_is(path, "Ledger") or _is(path, "Record"))
-    return is_json and path.name != _FEATURES
+    return path.is_file() and (_is(path, "Ledger") or _is(path, "Record"))
 
 
 def _is_model(path):

@@ -47,7 +47,7 @@ def define_flags(values):
 
 def load(values):
     """Returns the `methods.Study` of --dataset, on features of --init_from."""
-    asked = dict(head="adamix", shots=1, dataset=values.dataset, init_from=values.init_from)
+    asked = dict(head="adamix:shots=1", dataset=values.dataset, init_from=values.init_from)
     start = Start(settings.resolve(None, asked))
     data = images.load(
         values.dataset,

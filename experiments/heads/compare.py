@@ -1,12 +1,13 @@
 r"""Compares the private heads on features, over many epsilons, in a table and a picture.
 
     python -m experiments.heads.compare --workdir=/tmp/heads
-    python -m experiments.heads.compare --features=/tmp/features --workdir=/tmp/digits
+    python -m experiments.heads.compare --dataset=digits:5-9 --init_from=runs/pretrained \
+        --workdir=/tmp/digits
 
-Without --features it makes a Gaussian mixture of 50,000 x 768 features in 100 classes (`mixture`).
+Without --dataset it makes a Gaussian mixture of 50,000 x 768 features in 100 classes (`mixture`).
 This takes a quarter of an hour on two cores, and several hours with the ten steps of dp_newton;
-leave it out by --methods. --features is a folder that `classify --head` wrote. Every fit is a line
-of `results.jsonl` in the working directory; an interrupted run resumes after the last one.
+leave it out by --methods. With --dataset the features are those of `classify --head`. Every fit is
+a line of `results.jsonl` in the working directory; an interrupted run resumes after the last one.
 `table.md` and `heads.png` are the medians.
 """
 
@@ -20,8 +21,9 @@ from matplotlib import figure
 
 from experiments.heads import methods
 from tfdpx import _resumable as resumable
+from tfdpx.train import settings
 from tfdpx.train.errors import in_one_line
-from tfdpx.train.heads import FeatureFolder
+from tfdpx.train.heads import Features
 
 
 def mixture(count, dimension=768, num_classes=100, seed=0, separation=0.5):
@@ -113,7 +115,9 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, help="Folder for results.")
-    add("--features", help="Folder of features. Default: a mixture.")
+    add("--dataset", help="As for tfdpx classify. Default: a mixture.")
+    add("--init_from", help="As for tfdpx classify.")
+    add("--init_data", help="As for tfdpx classify.")
     add("--methods", default=",".join(methods.METHODS), help="Methods to compare.")
     add("--epsilons", default=EPSILONS, help="Budgets.")
     add("--seeds", default="0", help="Seeds of the noise.")
@@ -155,11 +159,12 @@ def compare(values):
 
 
 def _data(values):
-    if values.features is None:
+    if values.dataset is None:
         train = mixture(values.num_examples, seed=0)
         return train, mixture(5_000, seed=1), 100
-    folder = FeatureFolder(values.features)
-    return folder.arrays("train"), folder.arrays("test"), folder.num_classes
+    origin = {name: getattr(values, name) for name in ("dataset", "init_from", "init_data")}
+    features = Features(settings.resolve(None, dict(origin, head="least_squares")))
+    return features.train, features.test, features.data.num_classes
 
 
 if __name__ == "__main__":

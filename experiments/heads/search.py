@@ -1,13 +1,13 @@
 r"""Searches the arguments of a private head on features, by Optuna or at random and paid for.
 
-    python -m experiments.heads.search --workdir=/tmp/features --method=dp_fc --epsilon=1 \
+    python -m experiments.heads.search --dataset=digits --workdir=W --method=dp_fc --epsilon=1 \
         --trials=20
     python -m experiments.heads.search --preset=table10/vit_g14_jft/cifar10 --epsilon=1 \
         --dry_run
 
---workdir is a folder that `classify --head` wrote; the head gets a new folder there, like the heads
-of that program. --preset is a column of Tables 7 to 10 of the paper on heads (`_TABLES`): method,
-delta, clip, steps, trials and ranges.
+The features are those of `classify --head` for --dataset and --init_from, and the head is written
+to --workdir like the heads of that program. --preset is a column of Tables 7 to 10 of the paper on
+heads (`_TABLES`): method, delta, clip, steps, trials and ranges.
 
 --trials=N searches by Optuna (`pip install optuna`) on a tenth of the training images. The
 guarantee does not cover that search, because it is for the last fit alone. --private_tuning=M
@@ -15,12 +15,13 @@ covers it: a random number of runs, M on average, is made. Only the best is rele
 together stay within epsilon (Papernot and Steinke 2021). The number of images held out for it is
 public: each is held out or not by a secret hash of itself. The last line of the standard output is
 one JSON object.
-not, by a secret hash of itself. The last line of the standard output is one JSON object.
 """
 
 import argparse
 import hashlib
 import math
+import pathlib
+import secrets
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from experiments.heads import methods
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.report import measure
-from tfdpx.train import heads
+from tfdpx.train import heads, settings
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.output import print_table, to_json
 from tfdpx.train.start_from import not_private
@@ -102,6 +103,11 @@ _RANGES = {
     "dp_fc": {"learning_rate": (0.001, 100.0)},
     "dp_adam": {"learning_rate": (0.01, 10.0)},
 }
+# Their names in `classify`.
+_HEADS = {
+    "dp_ls": "least_squares", "dp_newton": "newton", "dp_fc": "feature_covariance",
+    "dp_adam": "first_order",
+}  # fmt: skip
 _CLIPS = (0.005, 2.0)
 _HELD_OUT = 0.1
 
@@ -110,7 +116,10 @@ def main(arguments=None):
     """Runs the search of the flags; errors of the user become one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
-    add("--workdir", help="Folder of features.")
+    add("--workdir", type=pathlib.Path, help="Folder for the head.")
+    add("--dataset", default="digits", help="As for tfdpx classify.")
+    add("--init_from", help="As for tfdpx classify. Default: features that know no data.")
+    add("--init_data", help="As for tfdpx classify.")
     add("--preset", help="A column of Tables 7 to 10.")
     add("--dry_run", action="store_true", help="Only print the content and cost of a preset.")
     add("--method", choices=methods.METHODS, help="Head to fit. Default: the preset's.")
@@ -157,12 +166,14 @@ def search(values):
         raise UserError("Flags --workdir and --method, or --preset, are needed.")
     if (values.trials and mean) or not (trials or mean):
         raise UserError("Pass one of --trials and --private_tuning.")
-    folder = heads.FeatureFolder(values.workdir)
-    train = folder.arrays("train")
-    parts = split(*train, draws(folder, train[0]), preset.get("held_out", _HELD_OUT))
+    origin = {name: getattr(values, name) for name in ("dataset", "init_from", "init_data")}
+    asked = settings.resolve(None, dict(origin, head=_HEADS[_base(method, _HEADS)]))
+    features = heads.Features(asked)
+    train, key = features.train, secrets.token_bytes(32)
+    parts = split(*train, draws(key, train[0]), preset.get("held_out", _HELD_OUT))
     searched = preset.get("ranges", ranges(method))
     delta = values.delta or preset.get("delta", 1e-5)
-    budget = dict(num_classes=folder.num_classes, epsilon=values.epsilon, delta=delta)
+    budget = dict(num_classes=features.data.num_classes, epsilon=values.epsilon, delta=delta)
     budget |= _fixed(preset)
     with checking_flags():
         if mean:
@@ -178,8 +189,9 @@ def search(values):
             ledger = head.ledger if values.epsilon < math.inf else not_private()
             how = f"{trials} trials of Optuna, on a part of these examples, without noise"
             results = {"validation_accuracy": best}
-    chosen = {"method": method, **chosen, **results}
-    return heads.save(folder, head, ledger, len(train[1]), chosen, how)
+    results = {"method": method, **chosen, **results}
+    values.workdir.mkdir(parents=True, exist_ok=True)
+    return heads.save(features, head, ledger, len(train[1]), values.workdir, results, how)
 
 
 def _fixed(preset):
@@ -189,18 +201,21 @@ def _fixed(preset):
 
 def ranges(method):
     """Returns a dict from the searched arguments to their bounds, unless a preset has them."""
-    base = next(name for name in sorted(_RANGES, key=len) if method.startswith(name))
-    return {**_RANGES[base], "l2_norm_clip": _CLIPS}
+    return {**_RANGES[_base(method, _RANGES)], "l2_norm_clip": _CLIPS}
 
 
-def draws(folder, features):
+def _base(method, names):
+    """Returns the name that a method begins with."""
+    return next(name for name in sorted(names, key=len) if method.startswith(name))
+
+
+def draws(key, features):
     """Returns draws in [0, 1), float array [n], that no one else can compute.
 
     Args:
-        folder: `tfdpx.train.heads.FeatureFolder`.
+        key: Secret bytes.
         features: Float array [n, d].
     """
-    key = (folder.path / heads.KEY).read_bytes()
     digests = (
         hashlib.blake2b(np.ascontiguousarray(row), key=key, digest_size=6).digest()
         for row in features

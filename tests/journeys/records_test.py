@@ -58,12 +58,14 @@ def test_a_folder_of_runs_and_a_model_of_ones_own_give_one_statement(private, as
 def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, ask, capsys, tmp_path):
     finished = finished_runs("head")
     record = json.loads(finished.output.splitlines()[-1])
-    heads = shutil.copytree(finished.workdir, tmp_path / "heads")
+    heads = tmp_path / "heads"
+    shutil.copytree(finished.workdir, heads / "first")
     assert 2.0 < record["epsilon"] < 3.0
     assert ask(private, heads)["epsilon"] == pytest.approx(record["epsilon"])
-    text = (heads / "head-001/privacy_statement.txt").read_text()
+    text = (heads / "first" / "privacy_statement.txt").read_text()
     assert "on these too, which epsilon covers" in " ".join(text.split())
-    head_search.main([f"--workdir={heads}", "--method=dp_ls", "--epsilon=1", "--private_tuning=2"])
+    search = [f"--workdir={heads / 'second'}", "--dataset=digits", f"--init_from={private}"]
+    head_search.main([*search, "--method=dp_ls", "--epsilon=1", "--private_tuning=2"])
     second = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert second["epsilon"] > 2.9 and second["num_held_out"] + second["num_fitted"] == 1437
     assert ask(heads)["epsilon"] > second["epsilon"]

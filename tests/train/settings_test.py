@@ -98,8 +98,8 @@ def test_flags_of_another_kind_of_run_and_all_problems_are_named_at_once():
     for arguments, message in [
         ({**table, "target": "y", "model": "wrn_16_4"}, "--model must be linear or network"),
         ({**head, "momentum": 0.9, "target": "y"}, "--momentum .*--target belongs to tables, not"),
-        ({**head, "shots": 3}, "--shots belong to --head=adamix"),
-        ({"quantile": 0.5}, "--quantile belongs to heads, not to images"),
+        ({**head, "head": "newton:quantile=3", "steps": 0}, "--steps must.*'quantile' of newton"),
+        ({"pixels": "0..1", **table}, "--pixels belongs to images and heads, not to tables"),
         ({"steps": 0, "seed": -1}, "--steps must be at least 1.*--seed must not be negative"),
         ({"augment_flip": True, "momentum": 0.9, "optimizer": "dpadam"}, "--momentum.*--augmult"),
     ]:

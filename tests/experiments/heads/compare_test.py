@@ -2,16 +2,14 @@
 
 import math
 
-import feature_folder
 import pytest
 
 from experiments.heads import compare
 
 
 def test_methods_are_compared_and_the_comparison_resumes(tmp_path, capsys):
-    folder = feature_folder.make(tmp_path / "features").path
     out = tmp_path / "out"
-    arguments = ["--methods=dp_ls,dp_fc", f"--features={folder}", f"--workdir={out}"]
+    arguments = ["--methods=dp_ls,dp_fc", "--dataset=digits:0-2", f"--workdir={out}"]
     compare.main(["--epsilons=4", *arguments])
     capsys.readouterr()
     compare.main(["--epsilons=4,inf", *arguments])
