@@ -5,15 +5,27 @@ as escapes.
 """
 
 import json
+import math
 import textwrap
 
 from rich import console, table
 from rich.text import Text
 
+from tfdpx.accounting.ledger import USER
 from tfdpx.accounting.record import plain
+from tfdpx.accounting.statement import rounded_up
 from tfdpx.report.words import readable
 from tfdpx.train.errors import printable
 
+_NO_BOUNDS = (
+    "No bound on attacks is known: it needs a privacy loss distribution, and none is known for "
+    "batches of a fixed size or of unknown sampling, and for an unknown past."
+)
+# The neighbours with the same number of examples.
+_ABSENT = {
+    "zero_out": " Absent means that an empty example is in its place.",
+    "replace_one": " Absent means that any other example is in its place.",
+}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -59,6 +71,40 @@ def print_paragraphs(paragraphs):
     for text in paragraphs:
         text = printable(" ".join(text.split()))
         print(textwrap.fill(text, 88, subsequent_indent="  ", break_long_words=False))
+
+
+def print_attack_bounds(bounds, neighbours):
+    """Prints bounds on attacks, rounded up, as a table and a sentence.
+
+    Args:
+        bounds: `tfdpx.accounting.AttackBounds`, or None if no bounds are known.
+        neighbours: String, the neighbours for which they hold.
+
+    Returns:
+        Dict of JSON values: `attack_bounds`, None if no bounds are known.
+    """
+    if bounds is None:
+        print(f"{textwrap.fill(_NO_BOUNDS, 88)}\n")
+        return {"attack_bounds": None}
+    values, who = bounds.to_dict(), "person" if bounds.unit == USER else "example"
+    rows = {
+        f"recognised, if {100 * float(rate):g}% of absent ones are taken for present": _percent(one)
+        for rate, one in values["true_positive_rate"].items()
+    }
+    mu = rounded_up(values["mu"]) if values["mu"] < math.inf else "infinite"
+    rows |= {
+        "right guesses (50% by guessing)": _percent(values["right_guesses"]),
+        "AUC (0.5 by guessing)": rounded_up(values["auc"], 3),
+        "advantage": rounded_up(values["advantage"], 3),
+        f"mu, at every delta from {values['mu_from_delta']:g}": mu,
+    }
+    print_table(rows, title=f"attacks on one {who}, at most")
+    print(f"{textwrap.fill(bounds.sentence(who) + _ABSENT.get(neighbours, ''), 88)}\n")
+    return {"attack_bounds": values}
+
+
+def _percent(share):
+    return f"{rounded_up(100 * share, 3)}%"
 
 
 def cell(value):

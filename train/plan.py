@@ -1,11 +1,18 @@
-"""Shows the noise and the number of updates for each privacy budget, before anything is spent.
+r"""Plans a training in numbers, before anything is spent.
 
     tfdpx plan --num_examples=4000 --batch_size=400
+    tfdpx plan --num_examples=50000 --batch_size=4096 --epochs=10 --epsilon=3
 
-Each row is for an epsilon from 0.5 to 20: the noise multiplier, the updates, a learning rate to
-test first, the largest share of right guesses of an attacker, and the epsilon of a person with 2 or
-4 examples. Set --steps or --epochs to solve for the noise, or --noise_multiplier to solve for the
-updates. No data are read, and no row promises an accuracy. The last line is one JSON object.
+Of --epsilon, --noise_multiplier, --batch_size and --steps (or --epochs) the one that is left out is
+solved for: epsilon, the least noise, the largest batch, or the most updates. If more are left out,
+the usual batch size and number of updates fill in. If epsilon is still open, a table has a row for
+each epsilon from 0.5 to 20: the noise multiplier, the updates, a learning rate to test first, the
+largest share of right guesses of an attacker, and the epsilon of a person with 2 or 4 examples, or
+with --rows_per_user. No data are read, and no row promises an accuracy.
+
+--sampling and --neighbours choose another sampling than Poisson sampling; combinations without an
+accountant are refused. A single answer has the statement of tensorflow-privacy next to it, with the
+reason why it differs. The last line is one JSON object.
 """
 
 import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
@@ -13,6 +20,7 @@ import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
 # isort: split
 
 import math
+import re
 import sys
 import textwrap
 import warnings
@@ -20,16 +28,30 @@ import warnings
 from absl import app, flags
 from rich import console, table
 
-from tfdpx.accounting import PrivacyPlan, accountants, group_epsilon
+from tfdpx._arguments import check_positive_integer, exactly_one_missing, require
+from tfdpx.accounting import PrivacyPlan, attack, calibration, group_epsilon, groups
+from tfdpx.accounting.gaussian import exact_epsilon
+from tfdpx.accounting.ledger import EXAMPLE
+from tfdpx.accounting.plan import plan_warnings
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.suggestion import suggest
 from tfdpx.train import defaults
-from tfdpx.train.errors import UserError, in_one_line
-from tfdpx.train.output import to_json
+from tfdpx.train.errors import checking_flags, in_one_line
+from tfdpx.train.output import print_attack_bounds, print_table, to_json
+
+# Skips the other parts of tensorflow_privacy, because they fail to import on TensorFlow >= 2.16.
+sys.skip_tf_privacy_import = True
+try:
+    from tensorflow_privacy.privacy.analysis import compute_dp_sgd_privacy_lib
+except ImportError:
+    compute_dp_sgd_privacy_lib = None
 
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0)
 GROUPS = (2, 4)
+_QUANTITIES = ("noise_multiplier", "batch_size", "steps", "epochs", "delta", "epsilon")
 _LARGEST_DELTA = 1e-5  # The largest delta that this program chooses.
+_COLUMNS = ("epsilon", "noise_multiplier", "steps", "epochs", "learning_rate", "right_guesses")
+_COLUMNS += ("epsilon_of_examples_of_one_person", "outlook")
 _NOTES = (
     "Right guesses: someone who knows everything but whether one example was in the data finds it "
     "out at most so often (50% is tossing a coin; above 75% the protection is weak).",
@@ -42,6 +64,12 @@ _NOTES = (
     "where it hides a part. No row promises an accuracy. How much a model learns depends on the "
     "data, and a larger batch or more examples allow a smaller epsilon.",
 )
+_WHY = (
+    "Why these differ from the figures above: `assuming Poisson sampling` is as tfdpx draws, which "
+    "keeps 0.01% of delta back; `once per epoch` is without amplification, as for shuffled batches "
+    "(--sampling=shuffle). Its default `used_microbatching=True` would halve the noise, because "
+    "its microbatches average before they are clipped: tfdpx clips every example."
+)
 
 
 def define_flags(values):
@@ -49,86 +77,232 @@ def define_flags(values):
     real, whole = flags.DEFINE_float, flags.DEFINE_integer
     for define, name, text in (
         (whole, "num_examples", "Training examples; public."),
-        (whole, "batch_size", "Expected examples in an update. Default: up to 4,096."),
-        (whole, "steps", "Model updates. Default: 200, or more for more than 80,000 examples."),
-        (whole, "weights", "Trained weights of the network; shows how well it can learn."),
+        (whole, "batch_size", "Expected examples in an update. Usual: up to 4,096."),
+        (whole, "steps", "Model updates. Usual: 200, or more for more than 80,000 examples."),
         (real, "epochs", "In place of --steps: passes over the data."),
-        (real, "noise_multiplier", "In place of --steps: the updates are solved for."),
+        (real, "noise_multiplier", "Standard deviation of the noise, divided by l2_norm_clip."),
+        (real, "epsilon", "Privacy budget."),
         (real, "delta", "Delta. Default: at most a tenth of 1/num_examples, and at most 1e-5."),
+        (whole, "weights", "Trained weights of the network; shows how well it can learn."),
+        (whole, "rows_per_user", "The most examples of a person: adds their epsilon together."),
     ):
         define(name, None, text, flag_values=values)
-    choices = ["pld", "rdp"]
-    flags.DEFINE_enum("accountant", "pld", choices, "Privacy accountant.", flag_values=values)
+    for name, default, choices, text in (
+        ("sampling", "poisson", groups.SAMPLINGS, "The sampling of batches."),
+        ("neighbours", None, groups.NEIGHBOURS, "Neighbouring data. Default: those of --sampling."),
+        ("accountant", None, ("pld", "rdp"), "Privacy accountant. Default: the tightest."),
+    ):
+        flags.DEFINE_enum(name, default, list(choices), text, flag_values=values)
 
 
 def main(argv, values=flags.FLAGS):
-    """Prints the table that the flags ask for; errors of the user become one line."""
-    with in_one_line("tfdpx.train.plan", argv):
-        if problems := list(_problems(values)):
-            raise UserError(" ".join(problems))
-        record = plans(
-            values.num_examples,
-            values.batch_size,
-            values.steps,
-            values.epochs,
-            values.noise_multiplier,
-            values.delta,
-            values.accountant,
-            values.weights,
-        )
-    _print(record, values.delta is not None)
+    """Answers the question of the flags; errors of the user become one line."""
+    with in_one_line("tfdpx.train.plan", argv), checking_flags():
+        received = {name: values[name].value for name in ("num_examples", *_QUANTITIES)}
+        about = groups.Sampling(values.sampling, values.neighbours), values.accountant
+        record = plan(received, *about, values.weights, values.rows_per_user)
     print(to_json(record), flush=True)
 
 
-def plans(
-    num_examples,
-    batch_size=None,
-    steps=None,
-    epochs=None,
-    noise_multiplier=None,
-    delta=None,
-    accountant="pld",
-    weights=None,
-):
-    """Plans a training at each of `EPSILONS`.
+def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
+    """Prints the answer to a question, or the table if it leaves epsilon open.
 
     Args:
-        num_examples: Int.
-        batch_size: Int; None, as for `steps`, uses `defaults.for_networks`.
-        steps: Int, or None.
-        epochs: Float, in place of `steps`, or None.
-        noise_multiplier: Float, in place of both, to solve for the steps.
-        delta: Float in (0, 1), or None to choose one.
-        accountant: "pld" or "rdp".
+        received: Dict of `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
+            `delta` and `epsilon`; None means unknown.
+        sampling: `tfdpx.accounting.groups.Sampling`.
+        accountant: "pld" or "rdp"; None is the tightest for the sampling.
         weights: Int, the trained weights of the network; None, for learning rates, uses
             `defaults.WEIGHTS`.
+        rows_per_user: Int, the most examples of a person; None shows those of `GROUPS`.
 
     Returns:
-        Dict of JSON values with `plans`, a dict for each epsilon. Its other values are None if no
-        plan keeps within that epsilon.
+        Dict of JSON values: the answer, or `plans` with a dict for each epsilon of the table.
+        These are None if no plan keeps within that epsilon.
+
+    Raises:
+        ValueError: If a value is out of range, nothing is left out or nothing keeps within epsilon.
     """
-    delta = _delta(num_examples) if delta is None else delta
-    usual, _ = defaults.for_networks(num_examples)
-    size = batch_size or usual["batch_size"]
+    count = received["num_examples"]
+    if count is None:
+        raise ValueError("Flag --num_examples is the number of training examples. It is not set.")
+    check_positive_integer("num_examples", count)
+    if weights is not None:
+        check_positive_integer("weights", weights)
+    values = {name: value for name, value in received.items() if value is not None}
+    if {"steps", "epochs"} <= values.keys():
+        raise ValueError(
+            "Flag --epochs takes the place of --steps: leave one of them out. Received: "
+            f"--steps={values['steps']} --epochs={values['epochs']}."
+        )
+    people = GROUPS
+    if rows_per_user is not None:
+        must = "be from 1 to --num_examples, with --sampling=poisson"
+        is_valid = 1 <= rows_per_user <= count and sampling.name == "poisson"
+        require(is_valid, "rows_per_user", rows_per_user, must)
+        people = (rows_per_user,)
+    has_length = bool({"steps", "epochs"} & values.keys())
+    has_noise, has_epsilon = ("noise_multiplier" in values), ("epsilon" in values)
+    usual, _ = defaults.for_networks(count)
+    usual["delta"] = min(_LARGEST_DELTA, 10.0 ** math.floor(math.log10(0.1 / count) + 1e-9))
+    is_open = {
+        "batch_size": "batch_size" not in values and not (has_length and has_noise and has_epsilon),
+        "steps": not (has_length or has_noise),
+        "delta": "delta" not in values,
+    }
+    chosen = [name for name, is_left_out in is_open.items() if is_left_out]
+    values |= {name: usual[name] for name in chosen}
+    calibration.check(values)
+    about = sampling, accountant or sampling.accountants[0], weights, people
+    sampling.check_accountant(about[1])
+    if has_epsilon or (has_length and has_noise):
+        return _print_answer(answer(values, *about) | {"chosen": chosen}, sampling)
+    return _print_table(_table(values, *about), people, "delta" in chosen)
+
+
+def answer(values, sampling, accountant, weights=None, people=GROUPS):
+    """Solves for the quantity that was left out, like `tfdpx.PrivacyPlan`.
+
+    Args:
+        values: Dict as `received` of `plan`, with all but one of the noise, the batch size, the
+            length and epsilon.
+        sampling: `tfdpx.accounting.groups.Sampling`.
+        accountant: "pld" or "rdp".
+        weights: As for `plan`.
+        people: Tuple of ints, numbers of examples of one person.
+
+    Returns:
+        Dict of JSON values.
+
+    Raises:
+        ValueError: If a value is out of range, not exactly one quantity is unknown, nothing keeps
+            within `epsilon`, or the accountant cannot resolve the loss.
+    """
+    length = values.get("steps", values.get("epochs"))
+    names = ("noise_multiplier", "batch_size", "epsilon")
+    solvable = {name: values.get(name) for name in names} | {"steps": length}
+    solved, delta = exactly_one_missing(solvable, "--{}"), values["delta"]
+    if solved == "epsilon":
+        value = sampling.epsilon(*calibration.run_of(values), delta, accountant)
+    else:
+        value = calibration.solve(solved, values, accountant, sampling.epsilon)
+    values = {**values, solved: value}
+    count, size, epsilon = (values[name] for name in ("num_examples", "batch_size", "epsilon"))
+    noise, rate, steps = run = calibration.run_of(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Its epsilon is of Poisson samples.
+        same = PrivacyPlan(count, size, steps, noise, delta=delta, accountant=accountant)
+    is_poisson = sampling.name == "poisson"
+    together = {str(k): group_epsilon(same, k) for k in people if is_poisson and k <= count}
+    suggestion, bounds = suggest(same, weights or defaults.WEIGHTS), _bounds(run, delta, sampling)
+    return {
+        "solved": solved,
+        "num_examples": count,
+        "batch_size": size,
+        "sampling_probability": rate,
+        "noise_multiplier": noise,
+        "steps": steps,
+        "epochs": steps * rate,
+        "delta": delta,
+        "epsilon": epsilon,
+        "accountant": accountant,
+        "sampling": sampling.name,
+        "neighbours": sampling.neighbours,
+        "is_exact": is_poisson,
+        "weights": weights,
+        "learning_rate": suggestion.learning_rate,
+        "outlook": suggestion.outlook if weights else None,
+        "right_guesses": bounds and bounds.right_guesses,
+        "epsilon_of_examples_of_one_person": together,
+        "warnings": list(plan_warnings(epsilon, delta, count, noise)),
+    }
+
+
+def _bounds(run, delta, sampling):
+    """Returns `AttackBounds` on one example; None for batches of a fixed size."""
+    if sampling.name == "without_replacement":
+        return None
+    return attack.attack_bounds((sampling.run(*run),), delta, EXAMPLE)
+
+
+def _print_answer(record, sampling):
+    """Prints an answer with other accountants and bounds on attacks; returns the whole record."""
+    run = tuple(record[name] for name in ("noise_multiplier", "sampling_probability", "steps"))
+    by_each = {by: _epsilon(sampling, run, record["delta"], by) for by in ("pld", "rdp", "gdp")}
+    record |= {f"epsilon_{name}": epsilon for name, epsilon in by_each.items()}
+    theirs, text = tf_privacy(record)
+    record |= theirs
+    print_table(record, title=f"{record['solved']} solved")
+    print(f"Epsilon is {sampling.about}.\n")
+    bounds = _bounds(run, record["delta"], sampling)
+    record |= print_attack_bounds(bounds, sampling.neighbours)
+    print(text)
+    _print_warnings(record)
+    return record
+
+
+def _epsilon(sampling, run, delta, accountant):
+    """Returns epsilon by "pld", "rdp" or, exactly, "gdp"; None if the accountant has none."""
+    try:
+        if accountant != "gdp":
+            return sampling.epsilon(*run, delta, accountant)
+        noise_multiplier, probability, steps = sampling.run(*run)
+    except ValueError:  # The accountant lacks the sampling, or cannot resolve so small a loss.
+        return None
+    is_gaussian = probability == 1 and noise_multiplier and sampling.name != "without_replacement"
+    return exact_epsilon(math.sqrt(steps) / noise_multiplier, delta) if is_gaussian else None
+
+
+def tf_privacy(record):
+    """Returns the statement of tensorflow-privacy for the same numbers.
+
+    Args:
+        record: Dict returned by `answer`.
+
+    Returns:
+        Pair of a dict of JSON values, the two epsilons of tensorflow-privacy, and a text: the
+        statement and the reason why it differs, or the reason why it is missing. The epsilons are
+        then None.
+    """
+    names = [f"epsilon_tensorflow_privacy_{name}" for name in ("once_per_epoch", "poisson")]
+    if not record["noise_multiplier"]:
+        why = "Without noise there is no differential privacy: epsilon is infinite."
+        return dict.fromkeys(names), why
+    if compute_dp_sgd_privacy_lib is None:
+        why = (
+            "tensorflow-privacy is not installed (it refuses Python 3.12 and later), so its "
+            "statement is missing here; the other figures need none of it."
+        )
+        return dict.fromkeys(names), why
+    statement = compute_dp_sgd_privacy_lib.compute_dp_sgd_privacy_statement(
+        number_of_examples=record["num_examples"],
+        batch_size=record["batch_size"],
+        # tensorflow-privacy rounds up to whole steps, and a whole number could become one more.
+        num_epochs=(record["steps"] - 1e-6) * record["sampling_probability"],
+        noise_multiplier=record["noise_multiplier"],
+        delta=record["delta"],
+        used_microbatching=False,
+        accountant_type=compute_dp_sgd_privacy_lib.AccountantType[record["accountant"].upper()],
+    )
+    epsilons = map(float, re.findall(r"^ +Epsilon .*: +(\S+)$", statement, re.MULTILINE))
+    why = textwrap.fill(_WHY, 100)
+    return dict(zip(names, epsilons, strict=True)), f"tensorflow-privacy:\n\n{statement}\n{why}"
+
+
+def _table(values, sampling, accountant, weights, people):
+    """Returns the record of a plan at each of `EPSILONS`, a dict."""
     rows, cautions = [], {}
     for epsilon in EPSILONS:
-        length = {"steps": steps, "epochs": epochs, "noise_multiplier": noise_multiplier}
-        length = {name: value for name, value in length.items() if value is not None}
-        about = {"delta": delta, "accountant": accountant, "epsilon": epsilon}
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                length = length or {"steps": usual["steps"]}
-                plan = PrivacyPlan(num_examples, size, **length, **about)
-            cautions |= dict.fromkeys(str(caution.message) for caution in caught)
+            row = answer({**values, "epsilon": epsilon}, sampling, accountant, weights, people)
+            cautions |= dict.fromkeys(row["warnings"])
         except ValueError:  # No plan keeps within so small an epsilon, or it is too large.
-            plan = None
-        rows.append({"epsilon": epsilon, **_row(plan, weights)})
+            row = {"epsilon": epsilon}
+        rows.append({name: row.get(name) for name in _COLUMNS})
     return {
-        "num_examples": num_examples,
-        "batch_size": size,
-        "sampling_probability": size / num_examples,
-        "delta": delta,
+        **{name: values[name] for name in ("num_examples", "batch_size", "delta")},
+        "sampling_probability": values["batch_size"] / values["num_examples"],
+        "sampling": sampling.name,
         "accountant": accountant,
         "weights": weights,
         "plans": rows,
@@ -136,84 +310,44 @@ def plans(
     }
 
 
-def _row(plan, weights):
-    """Returns the values of a plan for the table, a dict; all are None without a plan."""
-    names = ("noise_multiplier", "steps", "epochs", "learning_rate", "right_guesses")
-    names += ("epsilon_of_examples_of_one_person", "outlook")
-    if plan is None:
-        return dict.fromkeys(names)
-    groups = {str(k): group_epsilon(plan, k) for k in GROUPS if k <= plan.num_examples}
-    suggestion = suggest(plan, weights or defaults.WEIGHTS)
-    values = (plan.noise_multiplier, plan.steps, plan.epochs, suggestion.learning_rate)
-    values += (plan.attack_bounds().right_guesses, groups, suggestion.outlook if weights else None)
-    return dict(zip(names, values, strict=True))
-
-
-def _delta(num_examples):
-    """Returns the delta for so many examples, a power of ten."""
-    return min(_LARGEST_DELTA, 10.0 ** math.floor(math.log10(0.1 / num_examples) + 1e-9))
-
-
-def _problems(values):
-    """Yields a sentence for each flag that is out of range, and each conflict of two flags."""
-    count, size = values.num_examples, values.batch_size
-    if count is None or count < 1:
-        yield f"Flag --num_examples must be at least 1. Received: --num_examples={count}."
-    if size is not None and not 1 <= size <= max(count or 0, 1):
-        yield (
-            "Flag --batch_size must lie between 1 and --num_examples. Received: "
-            f"--batch_size={size}."
-        )
-    lengths = ("steps", "epochs", "noise_multiplier")
-    received = {name: values[name].value for name in lengths if values[name].value is not None}
-    listed = " ".join(f"--{name}={value:g}" for name, value in received.items())
-    if len(received) > 1:
-        yield f"Give one of --steps, --epochs and --noise_multiplier. Received: {listed}."
-    for name, value in received.items():
-        if not 0 < value < math.inf:
-            yield f"Flag --{name} must be positive and finite. Received: --{name}={value:g}."
-    if values.weights is not None and values.weights < 1:
-        yield f"Flag --weights must be at least 1. Received: --weights={values.weights}."
-    if values.delta is not None:
-        try:
-            accountants.check_delta(values.delta)
-        except ValueError as error:
-            yield str(error)
-
-
-def _print(record, is_delta_asked):
-    """Prints the table and the meaning of its columns."""
+def _print_table(record, people, is_delta_chosen):
+    """Prints the table and the meaning of its columns; returns the record."""
     count, size, delta = (record[name] for name in ("num_examples", "batch_size", "delta"))
     rows = table.Table(title=f"{count:,} examples, {size:,} an update, delta {delta:g}")
     titles = ("epsilon", "noise", "updates", "learning rate", "right guesses")
-    for title in (*titles, *(f"epsilon of {k} examples" for k in GROUPS)):
+    for title in (*titles, *(f"epsilon of {k} examples" for k in people)):
         rows.add_column(title, justify="right")
     if record["weights"]:
         rows.add_column("outlook")
-    for plan in record["plans"]:
+    for row in record["plans"]:
         cells = ["-"] * len(rows.columns)
-        if plan["steps"] is not None:
-            groups = plan["epsilon_of_examples_of_one_person"]
-            cells[1:5] = (
-                f"{plan['noise_multiplier']:.3f}",
-                f"{plan['steps']:,}",
-                f"{plan['learning_rate']:g}",
-                f"{rounded_up(100 * plan['right_guesses'], 3)}%",
+        if row["steps"] is not None:
+            together, right = row["epsilon_of_examples_of_one_person"], row["right_guesses"]
+            cells[1:] = (
+                f"{row['noise_multiplier']:.3f}",
+                f"{row['steps']:,}",
+                f"{row['learning_rate']:g}",
+                "-" if right is None else f"{rounded_up(100 * right, 3)}%",
+                *(rounded_up(together[str(k)], 3) if str(k) in together else "-" for k in people),
+                *([row["outlook"]] if record["weights"] else []),
             )
-            people = (rounded_up(groups[str(k)], 3) if str(k) in groups else "-" for k in GROUPS)
-            cells[5:] = (*people, plan["outlook"]) if record["weights"] else people
-        rows.add_row(f"{plan['epsilon']:g}", *cells[1:])
+        rows.add_row(f"{row['epsilon']:g}", *cells[1:])
     console.Console().print(rows)
-    chosen = "as asked for" if is_delta_asked else "at most a tenth of 1/num_examples"
+    how = "at most a tenth of 1/num_examples" if is_delta_chosen else "as asked for"
     notes = [
-        f"Delta is {delta:g}, {chosen}, because publishing one example in full, chosen at random, "
+        f"Delta is {delta:g}, {how}, because publishing one example in full, chosen at random, "
         f"would satisfy a delta of 1/num_examples = {1 / count:.3g}.",
         "Noise is the noise multiplier: its standard deviation over the clip.",
         *_NOTES,
     ]
-    both = " and of ".join(map(str, GROUPS))
+    both = " and of ".join(map(str, people))
     for note in notes:
         print(textwrap.fill(note.replace("{both}", both), 88, subsequent_indent="  "))
+    _print_warnings(record)
+    return record
+
+
+def _print_warnings(record):
     for caution in record["warnings"]:
         print(f"Warning: {caution}", file=sys.stderr)
 

@@ -17,15 +17,20 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 
 MODEL = "model.keras"  # Of a run, beside its record.
-CHECKPOINT = "tfdpx-checkpoint.zip"  # Of `tfdpx.callbacks.Checkpoint`.
-# Folders that an interrupted run and an interrupted tuning leave behind.
-UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
+# The folder of an unfinished run, with its settings, and the folders of an unfinished tuning.
+_UNFINISHED, _SETTINGS, _TUNING = "checkpoint", "settings.json", ".private_tuning-"
+_ARCHIVE, _HDF5, _WEIGHTS = b"PK\x03\x04", b"\x89HDF", "model.weights.h5"
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error)
 UNREADABLE += (zipfile.BadZipFile,)
 
 
 def files_below(path):
-    """Returns the files that may have a ledger, and folders of unfinished work, sorted."""
+    """Returns the ledgers, records and models of tfdpx in a folder, known by their content.
+
+    Returns:
+        List of the files, with those that are damaged and have the name of one, and list of the
+        folders of unfinished work; both sorted.
+    """
     files, unfinished, walked = [], [], set()
     for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
         folder, there = pathlib.Path(parent), os.path.realpath(parent)
@@ -33,9 +38,9 @@ def files_below(path):
             folders.clear()
             continue
         walked.add(there)
-        unfinished += [
-            folder / name for name in folders if name == UNFINISHED or name.startswith(_TUNING)
-        ]
+        is_run = folder.name == _UNFINISHED and _is(folder / _SETTINGS, "Settings")
+        if is_run or folder.name.startswith(_TUNING):
+            unfinished.append(folder)
         files += [folder / name for name in names if _says_what_was_spent(folder / name)]
     return sorted(files), sorted(unfinished)
 
@@ -46,20 +51,39 @@ def _refuse(error):
 
 
 def _says_what_was_spent(path):
-    if _is_model(path) or path.name == records.FILE:
+    if not path.is_file():
+        return False
+    if path.name == records.FILE or path.name.endswith((".keras", ".weights.h5")):
         return True
-    return path.is_file() and (_is(path, "Ledger") or _is(path, "Record"))
+    return _is_model(path) or _is(path, "Ledger|Record")
 
 
 def _is_model(path):
-    return path.name.endswith((".keras", ".weights.h5", CHECKPOINT))
+    """Returns whether a file is an archive or weights that Keras saved."""
+    start = _start(path)
+    try:
+        if start == _ARCHIVE:
+            with zipfile.ZipFile(path) as archive:
+                return _WEIGHTS in archive.namelist()
+        if start == _HDF5:
+            with h5py.File(path) as file:
+                return "optimizer/vars" in file
+    except UNREADABLE:
+        pass
+    return False
 
 
-def _is(path, kind):
-    """Returns whether a file is JSON of a `Ledger` or a `Record`, even if it is damaged."""
-    form = rf'"format"\s*:\s*"tfdpx\.{kind}/'.encode()
+def _start(path):
     with path.open("rb") as file:
-        return file.read(1) == b"{" and re.search(form, file.read()) is not None
+        return file.read(4)
+
+
+def _is(path, kinds):
+    """Returns whether a file is JSON of one of these kinds of tfdpx, even if it is damaged."""
+    if not path.is_file() or _start(path)[:1] != b"{":
+        return False
+    form = rf'"format"\s*:\s*"tfdpx\.({kinds})/'.encode()
+    return re.search(form, path.read_bytes()) is not None
 
 
 def record_in(path):
@@ -68,7 +92,7 @@ def record_in(path):
         record = records.read(path)
         if record is not None:
             return record
-    if _is_model(path):
+    if path.name.endswith((".keras", ".weights.h5")) or _is_model(path):
         ledger = _ledger_in(path)
     elif _is(path, "Ledger") or path.suffix == ".jsonl":
         ledger = Ledger.load(path)
@@ -84,9 +108,9 @@ def record_in(path):
 def _ledger_in(path):
     """Reads, without Keras, the `Ledger` that Keras saved with a private optimizer."""
     weights = path
-    if path.suffix != ".h5":
+    if _start(path) != _HDF5:
         with zipfile.ZipFile(path) as archive:
-            weights = io.BytesIO(archive.read("model.weights.h5"))
+            weights = io.BytesIO(archive.read(_WEIGHTS))
     with h5py.File(weights) as file:
         arrays = file.get("optimizer/vars", {})
         ledger = saved.read({name: np.array(arrays[name]) for name in arrays})

@@ -103,7 +103,9 @@ def test_a_folder_is_asked_whole(private, public, ask, refusal, tmp_path):
     assert ask(tmp_path)["epsilon"] == "inf"
     # Keras saves the file without its record, so its history is unknown.
     keras.saving.load_model(private / "model.keras").save(tmp_path / "own.keras")
-    message = refusal(account, workdir=tmp_path)
+    answer = ask(tmp_path)
+    assert answer["releasable"] is False and answer["not_read"] == [str(tmp_path / "own.keras")]
+    message = refusal(account, workdir=tmp_path / "own.keras")
     assert "what its weights have spent is unknown" in message
 
 

@@ -12,7 +12,7 @@ from cases import nightly, slow
 import tfdpx
 from tfdpx.train import command
 
-ACCOUNT = "--num_examples=1000 --batch_size=100 --steps=10 --noise_multiplier=2 --delta=1e-5"
+PLAN = "--num_examples=1000 --batch_size=100 --steps=10 --noise_multiplier=2 --delta=1e-5"
 PROGRAM = os.path.join(os.path.dirname(sys.executable), "tfdpx")
 pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason="another environment's package")
 
@@ -36,8 +36,8 @@ def test_help_and_version_name_all_programs_without_tensorflow():
 
 @pytest.mark.slow
 def test_a_program_says_what_its_module_says():
-    module = run(sys.executable, "-m", "tfdpx.train.account", *ACCOUNT.split())
-    program = run(PROGRAM, "account", *ACCOUNT.split())
+    module = run(sys.executable, "-m", "tfdpx.train.plan", *PLAN.split())
+    program = run(PROGRAM, "plan", *PLAN.split())
     assert program.returncode == 0 and not program.stderr
     assert program.stdout == module.stdout and '"epsilon": ' in program.stdout
 

@@ -4,7 +4,6 @@ import csv
 import pathlib
 
 import numpy as np
-import pytest
 
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
@@ -15,15 +14,14 @@ ESCAPE = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 LEDGER = Ledger((Entry(4.0, 0.1, 60, run=1),))
 
 
-@pytest.mark.parametrize("flag", ["workdir", "compare"])
-def test_a_received_record_cannot_write_to_the_terminal(flag, run, tmp_path):
+def test_a_received_record_cannot_write_to_the_terminal(run, tmp_path):
     for number, name in enumerate((ESCAPE, f"ward {ESCAPE}")):
         data = DatasetId(name, 500, "01")
         changes = dict(results={"model": ESCAPE}, settings={ESCAPE: ESCAPE, "seen": number})
         folder = tmp_path / f"{number}{ESCAPE.replace('/', '')}"
         folder.mkdir()
         Record(ESCAPE, data, LEDGER, 1e-5, **changes).save(folder / "record.json")
-    answer, text = run(account, **{flag: [str(folder) for folder in tmp_path.iterdir()]})
+    answer, text = run(account, workdir=[str(folder) for folder in tmp_path.iterdir()])
     assert "\\x1b[2J" in text and not set(text) & set("\x1b\x07\x9b") and answer
 
 

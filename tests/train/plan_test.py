@@ -1,12 +1,20 @@
-"""`tfdpx plan`: a table of budgets before anything is spent."""
+"""`tfdpx plan`: a table of budgets, and answers in numbers, before anything is spent."""
+
+import math
+import re
 
 import dp_accounting
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
+from scipy import stats
 
 import tfdpx
-from tfdpx.accounting import PrivacyPlan, group_epsilon
+from tfdpx.accounting import Ledger, PrivacyPlan, group_epsilon
+from tfdpx.accounting.ledger import Entry
 from tfdpx.train import defaults, plan
+
+SMALL = dict(noise_multiplier=4.0, batch_size=50, num_examples=500, steps=60, delta=1e-5)
 
 
 @pytest.fixture
@@ -65,9 +73,126 @@ def test_weights_decide_rate_and_outlook(ask):
     assert "outlook" in text and text.count("hopeless") >= 3
 
 
-def test_bad_arguments_are_named_all_at_once(refusal):
-    text = refusal(plan, num_examples=30, batch_size=50, steps=3, noise_multiplier=-1, delta=2)
-    for part in ("--batch_size=50", "one of --steps", "--noise_multiplier must", "`delta` must"):
-        assert part in text
-    assert "--num_examples=None" in refusal(plan)
-    assert "--weights must be at least 1" in refusal(plan, num_examples=50, weights=0)
+REFUSED = [
+    ({}, "--num_examples is the number"),
+    ({"num_examples": 0}, "`num_examples` must be a positive integer"),
+    ({**SMALL, "epsilon": 1}, "Exactly one of --.*Left out: none"),
+    ({**SMALL, "epochs": 3}, "leave one of them out.*--steps=60 --epochs=3"),
+    ({**SMALL, "batch_size": 501}, "`batch_size` must not exceed `num_examples`.*batch_size=501"),
+    ({**SMALL, "noise_multiplier": -1}, "`noise_multiplier` must"),
+    ({**SMALL, "delta": 2}, "`delta` must"),
+    ({"num_examples": 500, "weights": 0}, "`weights` must be a positive"),
+    ({**SMALL, "sampling": "with_replacement"}, "but no accountant for it"),
+    ({**SMALL, "sampling": "shuffle", "rows_per_user": 2}, "with --sampling=poisson"),
+    ({**SMALL, "rows_per_user": 501}, "`rows_per_user` must be from 1 to --num_examples"),
+    (
+        dict(num_examples=500, noise_multiplier=1, epsilon=0.01, accountant="rdp"),
+        "No `steps` meets",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_unanswerable_questions_are_refused_by_name(refusal, arguments, message):
+    assert re.search(message, refusal(plan, **arguments))
+
+
+def composed(noise, steps, rate=0.1, accountant="pld", delta=1e-5):
+    """Returns dp_accounting's epsilon of a run."""
+    kinds = pld_privacy_accountant.PLDAccountant, rdp_privacy_accountant.RdpAccountant
+    judge = kinds[accountant == "rdp"]()
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    judge.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
+    return judge.get_epsilon(delta)
+
+
+# Each quantity has a change that would overspend.
+UNKNOWN = {"noise_multiplier": 0.999, "batch_size": 1, "steps": 1, "epsilon": None}
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN)
+def test_any_one_is_solved_from_the_others(ask, unknown):
+    arguments = {**SMALL, "epsilon": 1.2}
+    del arguments[unknown]
+    answer, _ = ask(accountant="rdp", **arguments)
+    value, change = answer[unknown], UNKNOWN[unknown]
+
+    def spent(value):
+        values = {**arguments, unknown: value}
+        rate = values["batch_size"] / values["num_examples"]
+        return composed(values["noise_multiplier"], values["steps"], rate, "rdp")
+
+    assert answer["solved"] == unknown and answer["chosen"] == []
+    assert answer["epsilon_rdp"] == pytest.approx(spent(value), rel=1e-4)
+    if change is not None:
+        assert spent(value) <= 1.2 < spent(value + change if change % 1 == 0 else value * change)
+
+
+def test_the_usual_values_fill_in_where_more_is_left_out(ask):
+    answer, _ = ask(num_examples=500, epsilon=3, accountant="rdp")
+    usual, _ = defaults.for_networks(500)
+    assert answer["solved"] == "noise_multiplier"
+    assert answer["chosen"] == ["batch_size", "steps", "delta"]
+    assert (answer["batch_size"], answer["steps"]) == (usual["batch_size"], usual["steps"])
+
+
+def test_epochs_and_pld_and_what_is_said_of_both(ask, capsys, monkeypatch):
+    arguments = {name: value for name, value in SMALL.items() if name != "steps"}
+    answer, _ = ask(**arguments, epochs=6)
+    assert (answer["steps"], answer["epochs"], answer["sampling_probability"]) == (60, 6.0, 0.1)
+    assert answer["epsilon_pld"] == pytest.approx(composed(4.0, 60), rel=2e-3)
+    assert answer["epsilon"] == answer["epsilon_pld"] < answer["epsilon_rdp"]
+    # A weak guarantee, and no library to compare with.
+    monkeypatch.setattr(plan, "compute_dp_sgd_privacy_lib", None)
+    answer, text = ask(**{**SMALL, "delta": 0.01})
+    assert "Warning: delta=0.01 exceeds 1/num_examples=0.002" in capsys.readouterr().err
+    assert "tensorflow-privacy is not installed" in " ".join(text.split())
+    assert answer["epsilon_tensorflow_privacy_poisson"] is None and answer["is_exact"] is True
+
+
+def test_bounds_on_attacks_are_printed_rounded_up(ask):
+    full = {**SMALL, "batch_size": 500}
+    for arguments, steps, remark in [
+        (full, 60, "given example"),
+        ({**SMALL, "sampling": "shuffle"}, 6, "an empty example is in its place"),
+        ({**full, "noise_multiplier": 2.0, "sampling": "shuffle"}, 60, "Absent means"),
+    ]:
+        answer, text = ask(**arguments)
+        text = " ".join(text.split())
+        mu = math.sqrt(steps) / arguments["noise_multiplier"]
+        bounds, right = answer["attack_bounds"], stats.norm.cdf(mu / 2)
+        true = stats.norm.cdf(mu + stats.norm.ppf(0.01))
+        values = (bounds["right_guesses"], bounds["true_positive_rate"]["0.01"], bounds["mu"])
+        assert values == pytest.approx((right, true, mu), abs=1e-4) and remark in text
+        printed = re.findall(r"(?:if 1% of[^│]*|right guesses \([^│]*)│ ([\d.]+)%", text)
+        true, right = (float(number) / 100 for number in printed)
+        assert 0 <= true - values[1] < 1e-3 and 0 <= right - values[0] < 1e-3
+        assert f"right at most {math.ceil(100 * values[0])} times of 100" in text
+    answer, text = ask(**SMALL, sampling="without_replacement")
+    assert answer["attack_bounds"] is None and "No bound on attacks is known" in text
+
+
+@pytest.mark.filterwarnings("ignore:The epsilon of k")
+@pytest.mark.slow
+def test_people_with_several_rows(ask):
+    record, _ = ask(**{**SMALL, "batch_size": 500}, rows_per_user=3)
+    together = group_epsilon(Ledger((Entry(4.0, 1.0, 60),)), 3, delta=1e-5)
+    assert record["epsilon_of_examples_of_one_person"] == {"3": pytest.approx(together, rel=1e-3)}
+    assert record["epsilon_pld"] == pytest.approx(record["epsilon_gdp"], rel=1e-4)
+
+
+ORACLES = [
+    ({}, "pld", "poisson"),
+    ({"sampling": "shuffle"}, "pld", "once_per_epoch"),
+    ({"noise_multiplier": 20.0, "batch_size": 500, "steps": 206}, "rdp", "poisson"),
+]
+
+
+@pytest.mark.skipif(plan.compute_dp_sgd_privacy_lib is None, reason="needs tensorflow-privacy")
+@pytest.mark.parametrize(("arguments", "accountant", "name"), ORACLES)
+def test_tensorflow_privacy_agrees_and_stands_beside(ask, arguments, accountant, name):
+    answer, text = ask(**{**SMALL, **arguments}, accountant=accountant)
+    theirs = answer[f"epsilon_tensorflow_privacy_{name}"]
+    assert answer[f"epsilon_{accountant}"] == pytest.approx(theirs, rel=2e-4, abs=6e-4)
+    assert re.search(rf"epsilon tensorflow privacy {name.replace('_', ' ')} *│ {theirs:.5g}", text)
+    assert f"{theirs:12.3f}\n" in text and "Why these differ" in text
