@@ -20,7 +20,6 @@ ROOMS = [
         "training",
         "heads",
         "tables",
-        "table_rules",
         "sklearn",
         "audit",
     ),

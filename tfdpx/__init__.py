@@ -36,7 +36,7 @@ if _TYPE_CHECKING:  # The names that `__getattr__` imports on first use.
     from tfdpx.report.report import report
     from tfdpx.sampling.examples import RandomAccess
     from tfdpx.suggestion import suggest
-    from tfdpx.tables import private_adapt
+    from tfdpx.tables.private_adapt import private_adapt
     from tfdpx.training.clipping import AdaptiveClip
     from tfdpx.training.gradient_norms import gradient_norms
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
@@ -57,7 +57,7 @@ _HOMES = {
     "gradient_norms": "training.gradient_norms",
     "make_private": "training.optimizers",
     "make_private_model": "layers.private_model",
-    "private_adapt": "tables",
+    "private_adapt": "tables.private_adapt",
     "report": "report.report",
     "suggest": "suggestion",
 }

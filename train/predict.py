@@ -27,8 +27,9 @@ from rich import console, table
 
 from tfdpx import _files
 from tfdpx.report import measure
-from tfdpx.train import model_files, tables
-from tfdpx.train.data import inputs
+from tfdpx.tables import estimators
+from tfdpx.train import model_files
+from tfdpx.train.data import inputs, tables
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
 from tfdpx.train.errors import UserError, in_one_line
@@ -70,7 +71,7 @@ def run(values):
     path = model_files.model_file(values.model, "model", (".keras",))
     if values.rows:
         asked = (values.all_classes, values.threshold)
-        return tables.predict_rows(path, values.rows, values.csv, *asked)
+        return predict_rows(path, values.rows, values.csv, *asked)
     takes = inputs.read(path)
     if values.threshold is not None:
         check_threshold(values.threshold, takes.class_names)
@@ -122,7 +123,7 @@ def print_table(files, names, shares, csv_path):
 
 
 def write(path, files, names, predicted, shares, class_names=()):
-    """Writes the CSV file, completely or not at all.
+    """Writes the CSV file of images, completely or not at all.
 
     Args:
         path: `pathlib.Path`.
@@ -135,13 +136,58 @@ def write(path, files, names, predicted, shares, class_names=()):
     Raises:
         UserError: If the file cannot be written.
     """
-    content = io.StringIO(newline="")
-    writer = csv.writer(content)
-    writer.writerow(["file", "class", "probability", *map(of_spreadsheet, class_names)])
+    lines = [["file", "class", "probability", *map(of_spreadsheet, class_names)]]
     for file, name, share, row in zip(files, names, predicted, shares, strict=True):
         columns = [share, *(row if class_names else ())]
         texts = map(of_spreadsheet, (str(file), name))
-        writer.writerow([*texts, *(f"{share:.6f}" for share in columns)])
+        lines.append([*texts, *(f"{share:.6f}" for share in columns)])
+    _write_lines(path, lines)
+
+
+def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=None):
+    """Predicts the rows of a file, and writes a CSV file with a line for each row, in order.
+
+    Args:
+        model_path: String, a .keras file.
+        rows_path: String, a CSV or Parquet file with the columns that the model was trained on.
+        csv_path: String, the file to write.
+        all_classes: Bool, whether to write the probability of every class.
+        threshold: Float, see `measure.predicted_classes`; None for the recorded threshold.
+
+    Returns:
+        Dict for the last line of the output.
+
+    Raises:
+        UserError: If the model is not for a table, or a column is missing or of another kind.
+    """
+    recorded = model_files.recorded_inputs(model_path)
+    if "columns" not in recorded:
+        raise UserError(
+            f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
+            f"Received: --model={model_path}."
+        )
+    if threshold is not None:
+        check_threshold(threshold, recorded["class_names"])
+    columns = tables.read_columns(rows_path, recorded["columns"], flag="rows")
+    outputs = estimators.predict(model_files.read(model_path, "model"), columns)
+    names = [of_spreadsheet(name) for name in recorded["class_names"]]
+    lines = [[of_spreadsheet(recorded["target"])]]
+    if names:
+        lines[0] += ["probability", *(names if all_classes else ())]
+        classes = measure.predicted_classes(outputs, threshold or recorded["threshold"])
+        for index, shares in zip(classes, measure.probabilities(outputs), strict=True):
+            columns = [shares[index], *(shares if all_classes else ())]
+            lines.append([names[index], *(f"{share:.6f}" for share in columns)])
+    else:
+        lines += [[f"{value:.6g}"] for value in outputs[:, 0]]
+    _write_lines(pathlib.Path(csv_path).expanduser(), lines)
+    return {"rows": len(outputs), "model": model_path, "csv": csv_path}
+
+
+def _write_lines(path, lines):
+    """Writes lists of texts as a CSV file."""
+    content = io.StringIO(newline="")
+    csv.writer(content).writerows(lines)
     try:
         # Names of files are written unchanged, even if they are not UTF-8.
         _files.write(path, content.getvalue().encode(errors="surrogateescape"), mode=0o644)

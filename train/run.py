@@ -202,7 +202,7 @@ def _run_on_table(settings, workdir):
     check_threshold(settings.threshold, table.class_names)
     columns = ", ".join(f"{name} ({kind})" for name, kind in table.kinds.items())
     print(f"{len(table.train)} rows to train on, {len(table.test)} to test on; {columns}")
-    num_protected, units = len(table.train.one_of_each_person()), "rows"
+    num_protected, units = table.train.num_protected, "rows"
     if settings.user:
         units = "people"
         print(f"People to train on, by --user={settings.user}: {num_protected}.")
@@ -215,30 +215,32 @@ def _run_on_table(settings, workdir):
         print(table.note)
     data = identity.of(settings.dataset, num_protected)
     began = time.perf_counter()
-    trained = tables.fit(table, settings)
+    estimator = tables.fit(table, settings)
     seconds = time.perf_counter() - began
-    plan, optimizer = trained.plan, trained.optimizer
-    measured = tables.measure(trained.model, table.test, table.class_names, settings.threshold)
+    model, training = estimator.model_, estimator.training_
+    plan, names = training.plan, ("noise_multiplier", "batch_size", "sampling_probability", "steps")
     record = report.write(
         workdir,
         program="classify",
         data=data,
-        ledger=optimizer.ledger,
-        model=trained.model,
-        optimizer=optimizer,
-        measured=measured,
+        ledger=estimator.ledger_,
+        delta=plan.delta,
+        accountant=plan.accountant,
+        sampling=plan.sampling,
+        model=model,
+        measured=tables.measure(model, table.test, table.class_names, settings.threshold),
         inputs=tables.inputs(table, settings),
         unit="row",
         settings=without_secrets(settings),
         results={
-            "steps": plan.steps,
+            **{name: getattr(plan, name) for name in names},
             "preprocessing_noise_multiplier": min(
                 (entry.noise_multiplier for entry in plan.spent.entries), default=None
             ),
             "releases": plan.spent.steps,
             "seconds": seconds,
-            "learning_rate": trained.learning_rate,
-            "l2_norm_clip": trained.l2_norm_clip,
+            "learning_rate": training.learning_rate,
+            "l2_norm_clip": training.l2_norm_clip,
         },
     )
     print_record(record)

@@ -127,6 +127,9 @@ class FirstOrder(Head):
         ),
     }
 
+    def _link(self, logits):
+        return expit(logits)
+
     def _releases(self):
         return {"gradient": self.steps}
 
@@ -141,10 +144,12 @@ class FirstOrder(Head):
         optimizer = _OPTIMIZERS[self.optimizer](self.learning_rate)
         optimizer.build([variable])
         total = np.zeros(shape)
+        clip = self.l2_norm_clip
+        sensitivity = 1.0 if clip == "automatic" else clip
         for _ in range(self.steps):
             kernel, bias = weights[:-1], weights[-1]
-            sums = gradient_sum(examples, kernel, bias, self.l2_norm_clip, use_bias=True)
-            slope = released.gaussian("gradient", np.vstack(sums), self.l2_norm_clip)
+            sums = gradient_sum(examples, kernel, bias, clip, link=self._link, use_bias=True)
+            slope = released.gaussian("gradient", np.vstack(sums), sensitivity)
             slope = slope / examples.count
             slope[:-1] += (self.l2_regularization or 0.0) * kernel
             optimizer.apply([keras.ops.convert_to_tensor(slope, "float32")])

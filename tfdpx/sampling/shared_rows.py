@@ -15,6 +15,7 @@ import dataclasses
 import math
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,15 +188,15 @@ def on_pickle(estimator: Any) -> None:
         copies.has_sent = True
 
 
-def on_fit(estimator: Any, x: np.ndarray, ledger: Ledger) -> None:
+def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None:
     """Counts a private fit. Outside of a search it warns of the sum with earlier fits.
 
     Args:
         estimator: The estimator.
-        x: Array of all rows.
+        arrays: Arrays of all rows, for example one for each column.
         ledger: `tfdpx.accounting.Ledger` of the fit, with a delta.
     """
-    arrays = np.unique(row_digests([x]), return_counts=True)
+    arrays = np.unique(row_digests(arrays), return_counts=True)
     rows = list(zip(*(array[:_MOST_ROWS].tolist() for array in arrays), strict=True))
     fit, search = _Fit(ledger.runs, ledger.delta), None
     with _lock:

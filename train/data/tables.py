@@ -13,6 +13,7 @@ import re
 import numpy as np
 
 from tfdpx.sampling.users import numbered
+from tfdpx.tables.estimators import input_name
 from tfdpx.train.errors import UserError, did_you_mean
 
 NUMBER, BOOLEAN, CATEGORY = "number", "boolean", "category"
@@ -37,32 +38,24 @@ class Rows:
         columns: Dict from a name to an array `[rows]` of float64 with NaN, or of texts.
         target: float32 numbers, or int64 classes `[rows]`.
         people: int64 `[rows]`, the number of the person of each row; None without `--user`.
-        hashes: uint64 `[rows]`, hashes of each row with its person; None without `--user`.
     """
 
     columns: dict
     target: np.ndarray
     people: np.ndarray | None = None
-    hashes: np.ndarray | None = None
 
     def __len__(self):
         return len(self.target)
 
     def __getitem__(self, index):
         columns = {name: values[index] for name, values in self.columns.items()}
-        by_person = (None if a is None else a[index] for a in (self.people, self.hashes))
-        return Rows(columns, self.target[index], *by_person)
+        people = None if self.people is None else self.people[index]
+        return Rows(columns, self.target[index], people)
 
-    def one_of_each_person(self):
-        """Returns `Rows` with one row of each person; all rows without `--user`.
-
-        The choice depends on the rows of that person alone, so that no person changes another's
-        row.
-        """
-        if self.people is None:
-            return self
-        order = np.lexsort((self.hashes, self.people))
-        return self[order[np.unique(self.people[order], return_index=True)[1]]]
+    @property
+    def num_protected(self):
+        """The number of people, or of rows without `--user`."""
+        return len(self) if self.people is None else len(np.unique(self.people))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +75,10 @@ class Table:
     train: Rows
     test: Rows
     note: str = ""
+
+    def of_kind(self, kind):
+        """Returns the names of the columns of a kind, a list."""
+        return [name for name, other in self.kinds.items() if other == kind]
 
 
 def load(settings):
@@ -120,8 +117,8 @@ def load(settings):
     target_kind = _kind_of(settings.target, column)
     values = _values(column, target_kind)
     target, class_names = _encode(column, values, target_kind, settings)
-    hashed = [*columns.values(), values]
     if settings.user is None:
+        hashed = [*columns.values(), values]
         hashes, rows = _hashes(hashed, settings.test_seed), Rows(columns, target)
     else:
         names = [text or "" for text in source[settings.user].to_pylist()]
@@ -133,8 +130,7 @@ def load(settings):
                 "rows have no name, or one that differs from another in spaces or in upper and "
                 "lower case alone: correct them."
             ) from error
-        of_rows = _hashes([np.array(names), *hashed], settings.test_seed)
-        rows = Rows(columns, target, people, of_rows)
+        rows = Rows(columns, target, people)
         different, places = np.unique(names, return_inverse=True)
         hashes = _hashes([different], settings.test_seed)[places]
     is_test = hashes < settings.test_fraction * 2**64
@@ -275,11 +271,6 @@ def read(path, kinds, where):
             raise UserError(f"Column {name!r} of {where} is not of {kind} values.") from error
         table = table.set_column(names.index(name), name, column)
     return table
-
-
-def input_name(column):
-    """Returns the name of a column's input of a model, because Keras's names have no slash."""
-    return column.replace("/", "_")
 
 
 def _require(wanted, names, where):

@@ -20,8 +20,9 @@ from tfdpx.checks.adapted import spent_on
 from tfdpx.heads.releases import Releases
 
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
+STATISTICS = "statistics"  # The name of the releases.
 # Keras squares ranges in float32.
-_WIDEST = 1e18
+WIDEST = 1e18
 # The vocabulary if no category is frequent, because Keras needs one; these are public.
 _NO_TEXT, _NO_INT = "(no frequent category)", -(2**31)
 
@@ -112,15 +113,10 @@ def private_adapt(
             "IntegerLookup or FeatureSpace without values. Received: "
             f"{layer.name!r} of class {type(layer).__name__}. Give any other layer public values."
         )
-    releases = Releases({"statistics": (float(noise_multiplier), 2)}, seed)
-
-    def released(exact, sensitivity):
-        """Returns the noisy array, and the standard deviation of its noise."""
-        value = releases.gaussian("statistics", exact(), sensitivity)
-        return value, noise_multiplier * sensitivity
-
+    releases = Releases({STATISTICS: (float(noise_multiplier), 2)}, seed)
+    released = releasing(releases, noise_multiplier)
     if isinstance(layer, _LOOKUPS):
-        _adapt_lookup(layer, x, released)
+        adapt_lookup(layer, x, released)
     else:
         _adapt_numbers(layer, _numbers(layer, x), lower, upper, released)
     ledger = releases.ledger()
@@ -128,12 +124,30 @@ def private_adapt(
     return ledger
 
 
+def releasing(releases, noise_multiplier):
+    """Returns a function that the functions below take as `released`.
+
+    It takes a function that returns the exact array, and the sensitivity of this array. It returns
+    the noisy array, and the standard deviation of its noise.
+
+    Args:
+        releases: `Releases` in which `STATISTICS` are planned.
+        noise_multiplier: Float, their noise.
+    """
+
+    def released(exact, sensitivity):
+        value = releases.gaussian(STATISTICS, exact(), sensitivity)
+        return value, noise_multiplier * sensitivity
+
+    return released
+
+
 def _adapt_numbers(layer, x, lower, upper, released):
     limits = [None if limit is None else _limit(limit, x.shape[1]) for limit in (lower, upper)]
     public_limits = [limit for limit in limits if limit is not None]
-    is_valid = all(np.all(np.abs(limit) < _WIDEST) for limit in public_limits)
+    is_valid = all(np.all(np.abs(limit) < WIDEST) for limit in public_limits)
     is_valid = is_valid and (len(public_limits) < 2 or np.all(public_limits[0] < public_limits[1]))
-    must = f"be below {_WIDEST:g} in magnitude, lower < upper, one for all or one per column"
+    must = f"be below {WIDEST:g} in magnitude, lower < upper, one for all or one per column"
     require(is_valid, "lower, upper", (lower, upper), must)
     if len(public_limits) < 2:
         least, most = bounds(x, released, *limits)
@@ -144,8 +158,12 @@ def _adapt_numbers(layer, x, lower, upper, released):
         boundaries = quantiles(x[:, 0], *ends, layer.num_bins, released)
         layer.bin_boundaries = boundaries.tolist()
         return
-    mean, variance = moments(x, least, most, released)
-    layer.build((None, *x.shape[1:]))
+    set_moments(layer, *moments(x, least, most, released))
+
+
+def set_moments(layer, mean, variance):
+    """Gives a `Normalization` its statistics, arrays [columns]."""
+    layer.build((None, len(mean)))
     layer.adapt_mean.assign(mean.reshape(layer.adapt_mean.shape))
     layer.adapt_variance.assign(variance.reshape(layer.adapt_variance.shape))
     layer.finalize_state()
@@ -178,7 +196,14 @@ def _numbers(layer, x):
     return x
 
 
-def _adapt_lookup(layer, x, released):
+def adapt_lookup(layer, x, released):
+    """Gives a lookup the frequent categories of a column.
+
+    Args:
+        layer: `StringLookup` or `IntegerLookup` without a vocabulary.
+        x: Array [rows].
+        released: Function that `releasing` returns.
+    """
     texts = isinstance(layer, keras.layers.StringLookup)
     x = np.asarray(x)
     if x.ndim == 2 and x.shape[1] == 1:
@@ -188,7 +213,7 @@ def _adapt_lookup(layer, x, released):
             f"Argument `x` must be {'texts' if texts else 'ints'} of shape [rows] for "
             f"{layer.name!r}. Received: dtype {x.dtype}, shape {x.shape}. Use a layer per column."
         )
-    x = np.array([_text(v) for v in x.tolist()]) if texts else x.astype("int64")
+    x = np.array([text_of(v) for v in x.tolist()]) if texts else x.astype("int64")
     special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
     most = None if layer.max_tokens is None else layer.max_tokens - special
     vocabulary = categories(
@@ -202,8 +227,8 @@ def _adapt_lookup(layer, x, released):
     layer.set_vocabulary(vocabulary or [_NO_TEXT if texts else _NO_INT])
 
 
-def _text(value):
-    """Returns the text that a lookup gets; a missing value is the empty text."""
+def text_of(value):
+    """Returns the text that a lookup gets, for example of bytes; "" for a missing value."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     # `NA` of pandas has no truth value.

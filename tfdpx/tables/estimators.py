@@ -1,0 +1,628 @@
+"""Private estimators with the interface of scikit-learn; `tfdpx.sklearn` is their public place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import ArrayLike
+from scipy import sparse
+from scipy.special import softmax
+from sklearn import base, model_selection
+from sklearn.pipeline import Pipeline
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+
+from tfdpx import account
+from tfdpx._arguments import (
+    check_choice,
+    check_positive_integer,
+    is_integer,
+    is_number,
+    require,
+)
+from tfdpx.accounting import accountants
+from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
+from tfdpx.accounting.plan import PrivacyPlan
+from tfdpx.heads.gradients import FirstOrder
+from tfdpx.heads.head import norm_bound, optional, positive
+from tfdpx.sampling import shared_rows
+from tfdpx.sampling.inputs import unfit_column
+from tfdpx.sampling.users import DEFAULT_PER_USER, numbered
+from tfdpx.tables import rules
+from tfdpx.tables.private_adapt import WIDEST, text_of
+from tfdpx.training.optimizers import DPSGD
+
+_AUTOMATIC = "automatic"
+_MATRIX = ""  # The name of an array of all columns.
+_LEDGER = "_ledger"  # The name in a pickle.
+_PREDICT_BATCH = 8192
+# Kinds of columns that are refused, with the remedy.
+_NO_NUMBERS = {
+    "dates": "Replace them by numbers, such as days since a public date, or leave the column out.",
+    "texts": "Encode them before, for example by OneHotEncoder(categories=[...], "
+    "handle_unknown='ignore') in a ColumnTransformer, with categories that are publicly known. Or "
+    "pass a dict from the names of columns to arrays, such as dict(X), with texts as they are.",
+}
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class _PrivateEstimator(base.BaseEstimator):
+    """The base of both estimators: their arguments, training, copies and pickling."""
+
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    _: dataclasses.KW_ONLY
+    lower: ArrayLike | None = None
+    upper: ArrayLike | None = None
+    model: str | Callable[[Any], Any] | None = None
+    batch_size: int | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    l2_norm_clip: float | str | None = None
+    accountant: str = "pld"
+    seed: int | None = None
+
+    def __sklearn_clone__(self):
+        copy = super().__sklearn_clone__()
+        shared_rows.on_clone(self, copy)
+        return copy
+
+    def __sklearn_tags__(self):
+        shared_rows.on_use(self)
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True  # A missing number is replaced by the mean.
+        tags.non_deterministic = self.seed is None
+        return tags
+
+    def _train(self, arrays, y, num_classes, user_ids, examples_per_user, rescaling=None):
+        """Fits `model_`, with its ledger.
+
+        Args:
+            arrays: Dict that `_read` returns.
+            y: Int labels `[rows]`, or numbers in about [-1, 1].
+            num_classes: Int; 0 for a regression.
+            user_ids: See `fit`.
+            examples_per_user: See `fit`.
+            rescaling: Layer from the outputs to predictions, or None.
+        """
+        if not callable(self.model):
+            check_choice("model", self.model, (None, rules.LINEAR, rules.NETWORK))
+        optional(positive)("learning_rate", self.learning_rate)
+        optional(check_positive_integer)("batch_size", self.batch_size)
+        optional(check_positive_integer)("steps", self.steps)
+        if self.l2_norm_clip != _AUTOMATIC:
+            for check in (positive, norm_bound):
+                optional(check)("l2_norm_clip", self.l2_norm_clip)
+        columns, unit, people = rules.Columns(arrays, *self._limits(arrays)), EXAMPLE, {}
+        sample, target = columns, y
+        if user_ids is not None:
+            # A row of each person for the statistics, drawn whoever the others are.
+            owners, _ = numbered(user_ids, len(y))
+            order = np.random.default_rng(self.seed).permutation(len(y))
+            places = order[np.unique(owners[order], return_index=True)[1]]
+            sample, target, unit = columns.rows(places), y[places], USER
+            people = {"user_ids": owners, "examples_per_user": examples_per_user}
+        statistics = rules.Preprocessing(
+            sample, num_classes, self.epsilon, self.delta, self.seed, unit
+        )
+        shares = statistics.rare_shares(target)
+        preprocessing, spent = statistics.model()
+        num_columns = columns.lower.size + len(columns.texts)
+        training = self.training_ = rules.choose(
+            self,
+            len(sample),
+            spent,
+            is_regression=not num_classes,
+            rare_columns=None if shares is None else num_columns,
+            unit=unit,
+        )
+        inputs = {
+            input_name(name): keras.Input(
+                tensor.shape[1:], dtype=tensor.dtype, name=input_name(name) or None
+            )
+            for name, tensor in zip(arrays, preprocessing.inputs, strict=True)
+        }
+        features = preprocessing(list(inputs.values()))
+        inputs = inputs.get(_MATRIX, inputs)
+        x = predict(keras.Model(inputs, features), arrays)
+        data = x, y, training, num_classes, shares, self.seed
+        if training.name == rules.LINEAR and training.plan.batch_size == len(y) and not people:
+            head, ledger = _fit_linear(*data)
+        else:
+            hidden = self.model if callable(self.model) else None
+            head, ledger = _fit_layers(*data, hidden, **people)
+        outputs = head(features)
+        outputs = outputs if rescaling is None else rescaling(outputs)
+        self.model_ = keras.Model(inputs, outputs, name=f"{training.name}_on_table")
+        ledger = dataclasses.replace(ledger, delta=self.delta, num_examples=len(sample))
+        account.attach(ledger, self.model_.variables)
+        shared_rows.on_fit(self, list(arrays.values()), ledger)
+        return self
+
+    @property
+    def ledger_(self) -> Ledger:
+        """Ledger of the weights of `model_`."""
+        return account.ledger_of(self.model_.weights)
+
+    def _limits(self, arrays):
+        """Returns `lower` and `upper` as float64 arrays, NaN where they have to be found."""
+        names = [name for name, values in arrays.items() if values.dtype.kind != "U"]
+        count = arrays[_MATRIX].shape[1] if names == [_MATRIX] else len(names)
+        try:
+            lower, upper = (
+                np.broadcast_to(np.asarray(_by_column(limit, names), "float64"), (count,))
+                for limit in (self.lower, self.upper)
+            )
+            is_known = ~(np.isnan(lower) & np.isnan(upper))
+            is_valid = bool(np.all(lower[is_known] < upper[is_known]))
+            is_valid &= bool(np.all(np.abs([lower, upper])[:, is_known] < WIDEST))
+        except (TypeError, ValueError):
+            is_valid = False
+        must = (
+            f"be two numbers, lower < upper, or lists of one for each of the {count} columns of X"
+        )
+        require(is_valid, "lower, upper", (self.lower, self.upper), must)
+        return lower, upper
+
+    def _read(self, X, y=None, reset=True, **checks):
+        """Returns a dict of arrays, as in `rules.Columns`, and y, after scikit-learn's checks."""
+        if isinstance(X, dict):
+            arrays = {name: _column(name, values) for name, values in X.items()}
+            check_consistent_length(*arrays.values(), y)
+            if reset:
+                self.n_features_in_, self.feature_names_in_ = len(arrays), np.array(list(arrays))
+            elif list(arrays) != list(self.feature_names_in_):
+                raise ValueError(
+                    "Argument `X` must have the columns of `fit`, in their order: "
+                    f"{list(self.feature_names_in_)}. Received: {list(arrays)}."
+                )
+            return arrays if y is None else (arrays, column_or_1d(y))
+        checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
+        _check_numbers("X", X)
+        y = "no_validation" if y is None and not reset else y
+        data = validate_data(self, X, y, reset=reset, **checks)
+        x, *rest = data if isinstance(data, tuple) else (data,)
+        arrays = {_MATRIX: x.toarray() if sparse.issparse(x) else x}
+        return (arrays, *rest) if rest else arrays
+
+    def _predicted(self, X):
+        """Returns the outputs of the model, float32 `[rows, outputs]`."""
+        check_is_fitted(self)
+        return predict(self.model_, self._read(X, reset=False))
+
+    def _epsilon_of(self, fits):
+        """Returns the epsilon of several fits on the same rows, as if all had full batches."""
+        steps = self.steps or rules.FEW_STEPS
+        plan = PrivacyPlan(1, 1, steps, epsilon=self.epsilon, delta=self.delta, accountant="gdp")
+        run = plan.noise_multiplier, 1.0, fits * steps
+        return accountants.composed_epsilon((run,), self.delta)
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        if "model_" in state:
+            return {**state, _LEDGER: self.ledger_}
+        shared_rows.on_pickle(self)
+        return state
+
+    def __setstate__(self, state):
+        ledger = state.get(_LEDGER)
+        super().__setstate__({name: value for name, value in state.items() if name != _LEDGER})
+        if ledger is not None:
+            variables = self.model_.variables
+            account.mark_known(variables)  # The ledger belongs to exactly these weights.
+            account.attach(ledger, variables)  # Makes them unknown again if it is incomplete.
+
+
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
+    """A private scikit-learn classifier for tables of numbers.
+
+    A tenth of the budget is spent on scaling the columns (and on counting the labels, if there are
+    enough rows), and the rest on training a Keras model by DP-SGD. Encode strings first, with a
+    list of categories that is publicly known. A missing number (NaN) is replaced by the mean of its
+    column.
+
+    Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
+    private under adding or removing one row of X and y. The numbers of rows and columns, `classes_`
+    and all arguments count as public: do not read them off the data. Each fit on the same rows
+    spends its epsilon again, for example in a search over settings; a warning tells the sum of this
+    process. Scores on private rows are exact, without noise, and so is a calibrator that is fitted
+    to them (`CalibratedClassifierCV`). Give a float as `l2_norm_clip` for better probabilities.
+
+    Args:
+        epsilon: Float > 0, the budget of one `fit`, preprocessing included.
+        delta: Float in (0, 1), well below 1 / rows.
+        classes: Optional list of the labels; public. None reads them off y, and then a label that
+            only one row has reveals that row.
+        lower: Float, or one for each column of X: the smallest possible value, publicly known, even
+            if roughly. If both bounds are None, powers of two are found privately, which takes more
+            rows. [0, 1] counts as exact.
+        upper: Like `lower`, the largest possible value.
+        model: None for a linear model, or one hidden layer of 64 units if epsilon times rows is at
+            least 3,500; "linear" or "network" to choose; or a function of a symbolic Keras tensor
+            of scaled columns `[rows, columns]` that returns the last hidden tensor. The estimator
+            adds the dense layer for the outputs.
+        batch_size: Int, the expected number of rows in an update; None for all rows, at most
+            65,536.
+        steps: Int, updates; None for 180, or 60 if epsilon times rows are below 300.
+        learning_rate: Float; None for the rule of docs/tables.md.
+        l2_norm_clip: Float, the bound on the norm of a row's gradient, or "automatic". None chooses
+            "automatic", or a float if a noisy count finds a rare label.
+        seed: Optional int for repeatable experiments, also passed to Keras. There is no privacy if
+            the seed is known, because the noise can then be repeated.
+
+    Attributes:
+        classes_: Array of the labels, sorted; public.
+        ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
+        model_: `keras.Model` from float32 `[rows, columns]` to logits; it includes the scaling.
+        n_features_in_: Int, columns of X.
+
+    Example:
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(0, 100, size=(2_000, 2))
+    >>> y = np.where(X[:, 0] > X[:, 1], "yes", "no")
+    >>> classifier = PrivateClassifier(1.0, lower=0.0, upper=100.0, model="linear")
+    >>> bool(classifier.fit(X, y).score(X, y) > 0.9)
+    True
+    >>> bool(classifier.ledger_.epsilon(1e-5) <= 1)
+    True
+    """
+
+    classes: ArrayLike | None = None
+
+    def fit(
+        self,
+        X: ArrayLike | dict[str, ArrayLike],
+        y: ArrayLike,
+        *,
+        user_ids: Any = None,
+        examples_per_user: int = DEFAULT_PER_USER,
+    ) -> PrivateClassifier:
+        """Trains on private rows, and records the privacy loss in `ledger_`.
+
+        Args:
+            X: Array or data frame of numbers `[rows, columns]`. Or a dict from the names of columns
+                to arrays `[rows]` of numbers, booleans or texts. Frequent texts are one-hot
+                encoded: a text of one row is published with a probability below 1e-15.
+            y: Labels `[rows]`.
+            user_ids: Optional array `[rows]` of ints or strings, the person of each row. The ledger
+                then protects all rows of a person together, and the number of people is public.
+            examples_per_user: Int, with `user_ids`: the most rows of a person in an update. The
+                statistics of columns take one row of each person.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: If an argument is invalid, or there are too few rows to find bounds.
+        """
+        X, y = self._read(X, y, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_ = np.unique(y if self.classes is None else self.classes)
+        if not np.all(np.isin(y, self.classes_)):
+            raise ValueError(
+                "Argument `y` has labels that are not in `classes`. Give all that there may be. "
+                f"Received: classes={self.classes}."
+            )
+        if len(self.classes_) < 2:
+            raise ValueError(
+                "A classifier needs two classes or more. Received: y of one class. Give all that "
+                "there may be by `classes`."
+            )
+        target = np.searchsorted(self.classes_, y)
+        return self._train(X, target, len(self.classes_), user_ids, examples_per_user)
+
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+        """Returns the probabilities of `classes_`, float32 `[rows, classes]`.
+
+        Args:
+            X: As for `fit`.
+        """
+        return keras.ops.convert_to_numpy(keras.ops.softmax(self._predicted(X)))
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Returns the most likely label of each row, `[rows]`.
+
+        Args:
+            X: As for `fit`.
+        """
+        labels = np.argmax(self._predicted(X), axis=1)
+        return self.classes_[labels]
+
+
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
+    """A private scikit-learn regressor for tables of numbers.
+
+    Works like `PrivateClassifier`, for a target between two public bounds. Predictions are nearer
+    to the median than to the mean, because gradients of the squared error are normalized.
+
+    Args:
+        epsilon: Float > 0, the budget of one `fit`, preprocessing included.
+        delta: Float in (0, 1), well below 1 / rows.
+        target_lower: Float, the smallest possible target, publicly known; required.
+        target_upper: Float, the largest possible target; required.
+        lower: This and the following arguments are those of `PrivateClassifier`.
+        upper: Like `lower`, the largest possible value.
+        model: None, "linear", "network" or a function.
+        batch_size: Int, or None.
+        steps: Int, or None.
+        learning_rate: Float, or None.
+        l2_norm_clip: Float, "automatic", or None for "automatic".
+        seed: Optional int for repeatable experiments.
+
+    Attributes:
+        ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
+        model_: `keras.Model` from float32 `[rows, columns]` to targets between -1 and 1, the two
+            bounds.
+        n_features_in_: Int, columns of X.
+    """
+
+    target_lower: float | None = None
+    target_upper: float | None = None
+
+    def fit(
+        self,
+        X: ArrayLike | dict[str, ArrayLike],
+        y: ArrayLike,
+        *,
+        user_ids: Any = None,
+        examples_per_user: int = DEFAULT_PER_USER,
+    ) -> PrivateRegressor:
+        """Trains on private rows, and records the privacy loss in `ledger_`.
+
+        Args:
+            X: As for `PrivateClassifier.fit`.
+            y: Numbers `[rows]`.
+            user_ids: As for `PrivateClassifier.fit`.
+            examples_per_user: As for `PrivateClassifier.fit`.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: If an argument is invalid, or there are too few rows to find bounds.
+        """
+        _check_numbers("y", y)
+        X, y = self._read(X, y, ensure_min_samples=2, y_numeric=True)
+        limits = self.target_lower, self.target_upper
+        is_valid = all(is_number(v) and math.isfinite(v) for v in limits) and limits[0] < limits[1]
+        must = "be two numbers, publicly known, the first below the second"
+        require(is_valid, "target_lower, target_upper", limits, must)
+        middle, half = (limits[1] + limits[0]) / 2, (limits[1] - limits[0]) / 2
+        rescaling = keras.layers.Rescaling(half, middle, name="tfdpx.rescaling")
+        return self._train(X, (y - middle) / half, 0, user_ids, examples_per_user, rescaling)
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Returns the predicted number of each row, float64 `[rows]`.
+
+        Args:
+            X: As for `fit`.
+        """
+        return self._predicted(X)[:, 0].astype("float64")
+
+
+def _by_column(limit, names):
+    """Returns `lower` or `upper`, a dict as a list for the columns of numbers."""
+    if isinstance(limit, dict):
+        if not limit.keys() <= set(names):
+            raise ValueError
+        return [limit.get(name, math.nan) for name in names]
+    return math.nan if limit is None else limit
+
+
+def _check_numbers(name, values, names=None):
+    """Raises ValueError for dates and texts, because scikit-learn's errors quote private values."""
+    column, kind = (None, None) if sparse.issparse(values) else unfit_column(values, names)
+    if kind in _NO_NUMBERS:
+        raise ValueError(
+            f"Argument `{name}` must hold numbers. Received: {kind} in column {column!r}. "
+            f"{_NO_NUMBERS[kind]}"
+        )
+
+
+def cross_validate(
+    estimator: base.BaseEstimator,
+    X: Any,
+    y: Any,
+    *,
+    cv: int | float = 5,
+    scoring: Any = None,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """Scores a private estimator on folds, or on one held-out part, with one ledger for all fits.
+
+    It first prints the epsilon of all fits together. Their privacy losses compose, because training
+    folds share rows. Every row is in all training folds but one, so the ledger counts all of the
+    `cv` fits but the cheapest. With a single held-out part there is one fit.
+
+    Guarantee: all fitted estimators together have the epsilon of the ledger. The scores have no
+    guarantee, because they are exact functions of private rows. Folds depend on the number of rows
+    alone. Stratified folds, the default of scikit-learn for classifiers, would not do, because the
+    label of one row can move other rows to another fold.
+
+    Args:
+        estimator: `PrivateClassifier` or `PrivateRegressor`, or a `Pipeline` that ends with one.
+        X: As for its `fit`.
+        y: As for its `fit`. If the estimator has no `classes`, the labels in y count as public.
+        cv: Int >= 2, the number of folds; or float in (0, 1), the share of the rows to hold out.
+        scoring: As for `sklearn.model_selection.cross_validate`.
+        seed: Optional int, which draws the folds.
+
+    Returns:
+        Dict of `sklearn.model_selection.cross_validate`, with "test_score", or one entry for each
+        score, and "estimator", the list of fitted estimators; and "ledger", the
+        `tfdpx.accounting.Ledger`.
+
+    Raises:
+        TypeError: If the estimator is not one of these.
+        ValueError: If `cv` is invalid.
+    """
+    estimator = base.clone(estimator)
+    private, rows = _private_part(estimator), len(y)
+    is_share = is_number(cv) and 0 < cv < 1
+    must = f"be an int from 2 to {rows}, or a share between 0 and 1"
+    require(is_share or (is_integer(cv, 2) and cv <= rows), "cv", cv, must)
+    if isinstance(private, PrivateClassifier) and private.classes is None:
+        private.set_params(classes=np.unique(y))  # A fold may lack a label.
+    order = np.random.default_rng(seed).permutation(rows)
+    parts = [order[: math.ceil(cv * rows)]] if is_share else np.array_split(order, cv)
+    splits = [(np.setdiff1d(order, part), np.sort(part)) for part in parts]
+    fits = max(1, len(splits) - 1)
+    shared_rows.copies_of(private).role = "silent"  # Its ledger has all folds.
+    print(
+        f"{len(splits)} private fit{'s' * (len(splits) > 1)} at epsilon={private.epsilon:g}; a row "
+        f"is in {fits} of them. Together: epsilon={private._epsilon_of(fits):.3g} at "
+        f"delta={private.delta:g}."
+    )
+    report = model_selection.cross_validate(
+        estimator, X, y, cv=splits, scoring=scoring, return_estimator=True, error_score="raise"
+    )
+    ledgers = [_private_part(fitted).ledger_ for fitted in report["estimator"]]
+    ledgers.sort(key=lambda ledger: ledger.composed_epsilon(private.delta))
+    total = sum(ledgers[-fits:], Ledger())
+    report["ledger"] = dataclasses.replace(total, delta=private.delta, num_examples=rows)
+    return report
+
+
+def _private_part(estimator):
+    """Returns `estimator` if it is private, or the private last step of a pipeline."""
+    last = estimator[-1] if isinstance(estimator, Pipeline) else estimator
+    if not isinstance(last, _PrivateEstimator):
+        raise TypeError(
+            "Argument `estimator` must be a PrivateClassifier or PrivateRegressor, or a Pipeline "
+            f"that ends with one. Received: {type(last).__name__}."
+        )
+    return last
+
+
+def predict(model: keras.Model, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns the outputs of the `model_` of an estimator, float32 `[rows, outputs]`.
+
+    Args:
+        model: `keras.Model`.
+        arrays: Dict from a column's name to float64 or texts `[rows]`.
+    """
+    largest, parts = np.finfo("float32").max, {}
+    for name, values in arrays.items():
+        if values.dtype.kind != "U":  # The model clips the largest number, but not infinity.
+            values = np.clip(values, -largest, largest).astype("float32")
+        parts[input_name(name)] = values.reshape(len(values), -1)
+    outputs = []
+    for start in range(0, max(len(values), 1), _PREDICT_BATCH):
+        batch = {
+            name: ops.convert_to_tensor(part[start : start + _PREDICT_BATCH])
+            for name, part in parts.items()
+        }
+        outputs.append(ops.convert_to_numpy(model(batch.get(_MATRIX, batch))))
+    return np.concatenate(outputs)
+
+
+def input_name(column: str) -> str:
+    """Returns the name of a column's input of a model, because Keras's names have no slash."""
+    return column.replace("/", "_")
+
+
+def _column(name, values):
+    """Returns a column of a dict as float64 or texts `[rows]`."""
+    values = np.asarray(values)
+    if values.dtype.kind == "U":
+        return values
+    if unfit_column(values)[1] == "texts":
+        return np.array([text_of(value) for value in values.tolist()])
+    _check_numbers("X", values, [name])
+    return values.astype("float64")
+
+
+@dataclasses.dataclass(eq=False)
+class _Linear(FirstOrder):
+    """`FirstOrder` for the softmax cross-entropy, or for the squared error of one number.
+
+    The estimator has checked the arguments.
+    """
+
+    _checks = {}
+
+    def _link(self, logits):
+        return softmax(logits, axis=1) if self.num_classes > 1 else (logits + 1) / 2
+
+
+def _fit_linear(x, y, training, num_classes, shares, seed):
+    """Returns a linear model and its ledger. It is that of `_fit_layers`, a hundred times faster.
+
+    Args:
+        x: Like the following arguments, see `_fit_layers`. All rows are in each update.
+        y: Numbers outside of [-1, 1] are clipped.
+        training: `rules.Training`.
+        num_classes: Int.
+        shares: Array `[classes]`, or None.
+        seed: Optional int.
+    """
+    plan, clip = training.plan, training.l2_norm_clip
+    head = _Linear(
+        num_classes or 1,
+        noise_multiplier=plan.noise_multiplier,
+        delta=plan.delta,
+        steps=plan.steps,
+        optimizer="sgd",
+        learning_rate=training.learning_rate / (1.0 if clip == _AUTOMATIC else clip),
+        initial_bias=0.0 if shares is None else np.log(shares),
+        l2_norm_clip=clip,
+        seed=seed,
+    )
+    # Targets of a head are in [0, 1].
+    head.fit(x, y if num_classes else (np.clip(y, -1, 1)[:, np.newaxis] + 1) / 2)
+    layers = [keras.Input(x.shape[1:]), head.to_layer()]
+    return keras.Sequential(layers, name="tfdpx.head"), plan.spent + head.ledger
+
+
+def _fit_layers(x, y, training, num_classes, shares, seed, hidden=None, **people):
+    """Returns a model of scaled columns, trained by DP-SGD, and its ledger.
+
+    Args:
+        x: float32 `[rows, features]`.
+        y: Int labels `[rows]`, or numbers in about [-1, 1] for a regression.
+        training: `rules.Training`.
+        num_classes: Int; 0 for a regression.
+        shares: Noisy shares of the labels `[classes]` if one is rare, or None.
+        seed: Optional int for repeatable experiments.
+        hidden: Function from the symbolic `x` to the input of the last dense layer, or None for the
+            model that `training` names.
+        **people: `user_ids` and `examples_per_user`, see `PrivacyPlan.batches`.
+    """
+    if seed is not None:
+        keras.utils.set_random_seed(seed % 2**32)
+    inputs = values = keras.Input(x.shape[1:])
+    if hidden is not None:
+        values = hidden(inputs)
+    elif training.name == rules.NETWORK:
+        values = keras.layers.Dense(rules.HIDDEN_UNITS, "tanh")(inputs)
+    last = keras.layers.Dense(num_classes or 1, kernel_initializer="zeros")
+    head = keras.Model(inputs, last(values), name="tfdpx.head")
+    loss = "mean_squared_error"
+    if num_classes:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    else:
+        y = y[:, np.newaxis]
+    if shares is not None:
+        last.bias.assign(np.log(shares))
+    plan, clip = training.plan, training.l2_norm_clip
+    optimizer = DPSGD(training.learning_rate, plan=plan, l2_norm_clip=clip, seed=seed)
+    # A new model of the same layers, because the file of a compiled one would hold the optimizer.
+    private = keras.Model(head.input, head.output)
+    private.compile(optimizer, loss)
+    batches = plan.batches(x, y, optimizer=optimizer, **people)
+    private.fit(batches, shuffle=False, verbose=0)
+    return head, optimizer.ledger

@@ -1,0 +1,312 @@
+"""Rules for private models of tables: the statistics to pay for, and the training to choose.
+
+A part of the budget pays for statistics of the columns and for a count of the labels. The rest pays
+for training a linear model or one hidden layer. The choice depends on epsilon times rows, by a rule
+that was fitted on generated tables (docs/tables.md). All rules use public numbers only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfdpx import account
+from tfdpx.accounting.ledger import EXAMPLE, Ledger
+from tfdpx.accounting.plan import PrivacyPlan
+from tfdpx.heads.releases import Releases
+from tfdpx.tables.private_adapt import (
+    STATISTICS,
+    adapt_lookup,
+    bounds,
+    moments,
+    narrow,
+    releasing,
+    set_moments,
+)
+
+HIDDEN_UNITS = 64
+LINEAR, NETWORK = "linear", "network"
+# The noise of the label counts, as a multiple of the noise of the other releases.
+NOISE_OF_LABELS = 2
+_LABELS = "labels"
+# The share of the squared mu of Gaussian differential privacy, because squares of mu add up.
+_SHARE_OF_RELEASES = 0.1
+_LARGEST = 4.0  # Numbers are clipped to this many deviations.
+_NOISIEST_MEAN = 0.05  # Relative to the range; noisier means are not worth their budget.
+# Relative to the rows: noisier counts neither narrow bounds nor find a rare label.
+_NOISIEST_CELL, _NOISIEST_LABEL = 0.12, 1 / 3
+_RARE_LABEL = 0.5  # Relative to an even share, for example 25% for two labels.
+# Ranges are found from noisy counts in bins of powers of two. The fullest bin of a column has about
+# a third of the rows, and must stand out from the noise.
+_FULLEST_BIN, _BINS = 1 / 3, 123
+# Limits of epsilon times rows, and the values below and above them.
+_NETWORK_FROM = 3_500
+_FEW_STEPS_BELOW, FEW_STEPS, _STEPS = 300, 60, 180
+_LARGEST_BATCH = 65_536
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns of a table, and the public limits of its numbers.
+
+    Attributes:
+        arrays: Dict from a name to texts `[rows]`, or to float64 `[rows]` or `[rows, columns]` with
+            NaN where missing.
+        lower: float64 `[numbers]`, one for each column of numbers; NaN if it has to be found.
+        upper: Like `lower`.
+    """
+
+    arrays: dict[str, np.ndarray]
+    lower: np.ndarray
+    upper: np.ndarray
+
+    @property
+    def texts(self) -> list[str]:
+        """Returns the names of the columns of texts."""
+        return [name for name, values in self.arrays.items() if values.dtype.kind == "U"]
+
+    @property
+    def numbers(self) -> list[str]:
+        """Returns the names of the arrays of numbers."""
+        return [name for name in self.arrays if name not in self.texts]
+
+    @property
+    def is_unknown(self) -> np.ndarray:
+        """Returns whether the limits of a column have to be found, bool `[numbers]`."""
+        return np.isnan(self.lower)
+
+    @property
+    def is_rough(self) -> np.ndarray:
+        """Returns whether limits may be too wide, bool `[numbers]`; [0, 1] counts as exact."""
+        return ~self.is_unknown & ((self.lower != 0) | (self.upper != 1))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def rows(self, places: np.ndarray) -> Columns:
+        """Returns some of the rows, in any order."""
+        arrays = {name: values[places] for name, values in self.arrays.items()}
+        return dataclasses.replace(self, arrays=arrays)
+
+
+class TooFewRows(ValueError):
+    """Raised if there are too few rows to find the ranges of columns.
+
+    Attributes:
+        num_rows: Int, the number of rows.
+        rows: Int, the number of rows that would be enough.
+        epsilon: Float, the epsilon that would be enough, rounded up.
+    """
+
+    def __init__(self, num_rows, num_columns, rows, epsilon):
+        self.num_rows, self.rows, self.epsilon = num_rows, rows, epsilon
+        super().__init__(
+            f"{num_rows} rows are too few to find the ranges of {num_columns} columns privately, "
+            f"which takes some {rows} rows, or epsilon={epsilon:g}. Give what is publicly known of "
+            "the columns, even roughly, as `lower` and `upper`."
+        )
+
+
+class Preprocessing:
+    """The statistics that a training pays for.
+
+    Args:
+        columns: `Columns` with one row of each person.
+        num_classes: Int; 0 for a regression.
+        epsilon: Float > 0, for statistics and training together.
+        delta: Float in (0, 1).
+        seed: Optional int for repeatable experiments.
+        unit: See `PrivacyPlan`.
+
+    Attributes:
+        noise_multiplier: Float, for all statistics but the label counts, which have
+            `NOISE_OF_LABELS` times as much.
+        takes_moments: Bool, whether private means and variances of numbers are taken.
+        narrows: Bool, whether rough limits are narrowed first.
+        counts_labels: Bool, whether labels are counted.
+
+    Raises:
+        TooFewRows: If there are too few rows to find ranges.
+    """
+
+    def __init__(self, columns, num_classes, epsilon, delta, seed=None, unit=EXAMPLE):
+        self._columns, self._num_classes, self._unit = columns, num_classes, unit
+        num_rows = len(columns)
+        unknown, rough = int(columns.is_unknown.sum()), int(columns.is_rough.sum())
+        known = columns.lower.size - unknown
+        budget: dict[str, Any] = {"delta": delta, "accountant": "gdp"}
+        plan = PrivacyPlan(num_rows, num_rows, 1, epsilon=epsilon, **budget)
+        of_one = plan.noise_multiplier / math.sqrt(_SHARE_OF_RELEASES)
+        releases: float = 2 * bool(unknown) + len(columns.texts)
+        of_label = NOISE_OF_LABELS * of_one * math.sqrt(releases + 2)
+        even_share = num_rows / max(num_classes, 1)
+        is_clear = of_label < _NOISIEST_LABEL * _RARE_LABEL * even_share
+        self.counts_labels = num_classes > 1 and is_clear
+        releases += self.counts_labels / NOISE_OF_LABELS**2
+        of_cell = of_one * math.sqrt((releases + 2) * rough)
+        self.narrows = bool(rough) and of_cell < _NOISIEST_CELL * num_rows
+        of_mean = of_one * math.sqrt((releases + 1) * 1.25 * known) / (2 * num_rows)
+        self.takes_moments = self.narrows or (bool(known) and of_mean < _NOISIEST_MEAN)
+        of_known = self.narrows + (self.takes_moments and not unknown)
+        noise = self.noise_multiplier = of_one * math.sqrt(releases + of_known)
+        of_bin = math.sqrt(unknown * 2 * math.log(10 * _BINS * max(unknown, 1)))
+        if of_bin * noise > _FULLEST_BIN * num_rows:
+            # The other releases may follow with more rows or a larger epsilon.
+            most = releases + (num_classes > 1) / NOISE_OF_LABELS**2 + bool(rough)
+            needed = math.ceil(of_bin * of_one * math.sqrt(most) / _FULLEST_BIN)
+            enough = plan.noise_multiplier * num_rows / needed
+            cost = PrivacyPlan(num_rows, num_rows, 1, noise_multiplier=enough, **budget)
+            raise TooFewRows(num_rows, unknown, needed, math.ceil(10 * cost.epsilon) / 10)
+        planned = {
+            STATISTICS: (noise, 3 + len(columns.texts)),
+            _LABELS: (NOISE_OF_LABELS * noise, 1),
+        }
+        self._releases = Releases(planned, seed)
+        self._released = releasing(self._releases, noise)
+
+    def rare_shares(self, target: np.ndarray) -> np.ndarray | None:
+        """Returns noisy shares of the labels `[classes]`, or None if no label is known to be rare.
+
+        Args:
+            target: Int array `[rows]`.
+        """
+        if not self.counts_labels:
+            return None
+        counts = np.bincount(target, minlength=self._num_classes).astype("float64")
+        counts = self._releases.gaussian(_LABELS, counts, 1.0)
+        counts = np.maximum(counts, NOISE_OF_LABELS * self.noise_multiplier)
+        is_rare = np.min(counts) < _RARE_LABEL * len(target) / self._num_classes
+        return counts / np.sum(counts) if is_rare else None
+
+    def model(self) -> tuple[keras.Model, Ledger]:
+        """Returns a model from the columns to features, and the ledger of all statistics.
+
+        Numbers are centred and scaled by a private mean and variance within their limits; rough
+        limits are narrowed first. If there are too few rows, the limits themselves are used.
+        Frequent texts are one-hot encoded.
+        """
+        arrays, layers, parts = self._columns.arrays, [], []
+        inputs = {
+            name: keras.Input(
+                values.shape[1:] or (1,),
+                dtype="string" if name in self._columns.texts else "float32",
+                name=f"column_{place}",
+            )
+            for place, (name, values) in enumerate(arrays.items())
+        }
+        if numbers := [inputs[name] for name in self._columns.numbers]:
+            layers.append(keras.layers.Normalization())
+            set_moments(layers[-1], *self._moments())
+            scaled = layers[-1](
+                numbers[0] if len(numbers) == 1 else ops.concatenate(numbers, axis=-1)
+            )
+            scaled = ops.where(ops.isnan(scaled), 0.0, scaled)
+            parts.append(ops.clip(scaled, -_LARGEST, _LARGEST))
+        for name in self._columns.texts:
+            layers.append(keras.layers.StringLookup(output_mode="one_hot"))
+            adapt_lookup(layers[-1], arrays[name], self._released)
+            parts.append(layers[-1](inputs[name]))
+        entries = self._releases.ledger().entries
+        ledger = Ledger(tuple(dataclasses.replace(e, unit=self._unit) for e in entries))
+        for layer in layers:
+            account.declare_statistics(layer, ledger)
+        features = parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)
+        return keras.Model(list(inputs.values()), features, name="tfdpx.preprocessing"), ledger
+
+    def _moments(self):
+        """Returns the mean and the variance by which numbers are scaled, float64 `[numbers]`."""
+        columns = self._columns
+        x = np.column_stack([columns.arrays[name] for name in columns.numbers])
+        lower, upper, unknown = columns.lower.copy(), columns.upper.copy(), columns.is_unknown
+        if unknown.any():
+            lower[unknown], upper[unknown] = bounds(x[:, unknown], self._released)
+        if self.narrows:
+            rough = columns.is_rough
+            limits = lower[rough], upper[rough]
+            lower[rough], upper[rough] = narrow(x[:, rough], *limits, self._released)
+        mean, variance = (lower + upper) / 2, ((upper - lower) / 2) ** 2
+        if (taken := unknown | self.takes_moments).any():
+            limits = lower[taken], upper[taken]
+            mean[taken], variance[taken] = moments(x[:, taken], *limits, self._released)
+        return mean, variance
+
+
+class Training(NamedTuple):
+    """The choices for the training of a model of a table.
+
+    Attributes:
+        name: "linear" or "network".
+        plan: `tfdpx.PrivacyPlan`.
+        learning_rate: Float.
+        l2_norm_clip: Float, or "automatic".
+    """
+
+    name: str
+    plan: PrivacyPlan
+    learning_rate: float
+    l2_norm_clip: float | str
+
+
+def choose(
+    asked: Any,
+    num_rows: int,
+    spent: Ledger,
+    *,
+    is_regression: bool,
+    rare_columns: int | None = None,
+    unit: str = EXAMPLE,
+) -> Training:
+    """Chooses a model, its plan, learning rate and clip, unless an argument sets them.
+
+    Args:
+        asked: The estimator, with these arguments.
+        num_rows: Int, the number of rows to train on, or of people.
+        spent: The `tfdpx.accounting.Ledger` of the preprocessing.
+        is_regression: Bool.
+        rare_columns: Int, the number of inputs if a label is rare. The clip is then about the
+            largest norm of a gradient, so that few gradients are clipped. Automatic clipping would
+            weight all errors alike, and all probabilities would tend to the frequent label.
+        unit: See `PrivacyPlan`.
+
+    Raises:
+        ValueError: If the values contradict each other.
+    """
+    budget = asked.epsilon * num_rows
+    name = NETWORK if callable(asked.model) or budget >= _NETWORK_FROM else LINEAR
+    if asked.model in (LINEAR, NETWORK):
+        name = asked.model
+    plan = PrivacyPlan(
+        num_rows,
+        asked.batch_size or min(num_rows, _LARGEST_BATCH),
+        asked.steps or (FEW_STEPS if budget < _FEW_STEPS_BELOW else _STEPS),
+        epsilon=asked.epsilon,
+        delta=asked.delta,
+        accountant=asked.accountant,
+        spent=spent,
+        unit=unit,
+    )
+    clip: float | str = "automatic"
+    if is_regression:
+        rate = min(_rate_of_noise(plan), 0.1)
+    elif rare_columns:
+        # The mean square of a column is 1, and of the tanh of a hidden unit about 1/2. The error of
+        # the probabilities has a norm of at most sqrt(2).
+        clip = math.sqrt(2 * (1 + (HIDDEN_UNITS / 2 if name == NETWORK else rare_columns)))
+        rate = min(_rate_of_noise(plan) / 2, clip)
+    elif name == NETWORK:
+        rate = min(_rate_of_noise(plan), 8.0)
+    else:
+        rate = 2.0  # A linear model predicts the same classes at any scale of its weights.
+    clip = clip if asked.l2_norm_clip is None else asked.l2_norm_clip
+    return Training(name, plan, asked.learning_rate or rate, clip)
+
+
+def _rate_of_noise(plan):
+    """Returns the rate at which the noise of all updates moves each weight by about 0.18."""
+    noise = plan.noise_multiplier / plan.batch_size * math.sqrt(plan.steps)
+    return 0.18 / noise if noise else math.inf
