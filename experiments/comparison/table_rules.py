@@ -73,9 +73,8 @@ def _digit(values, ratio=1):
 
 def scores(table, settings):
     """Returns accuracy, AUC, mean probability of the second label and its share on test rows."""
-    trained = tables.fit(table, settings)
-    outputs = keras.ops.softmax(tables.predict(trained.model, table.test.columns))
-    yes, target = keras.ops.convert_to_numpy(outputs)[:, 1], table.test.target
+    estimator, target = tables.fit(table, settings), table.test.target
+    yes = estimator.predict_proba(table.test.columns)[:, 1]
     keras.backend.clear_session()
     auc = metrics.roc_auc_score(target, yes)
     return np.mean((yes > 0.5) == target), auc, np.mean(yes), np.mean(target)

@@ -122,9 +122,7 @@ def main():
             of_heads = []
             for seed in range(arguments.seeds):
                 table, settings = case(name, seed, epsilon, arguments.rows, ranges)
-                trained = tables.fit(table, settings)
-                measured = tables.measure(trained.model, table.test, settings)
-                scores["tfdpx"].append(next(iter(measured.values())))
+                scores["tfdpx"].append(score(table, settings))
                 if ranges == "public":
                     task = as_arrays(table, settings)
                     if epsilon == EPSILONS[0]:
@@ -144,6 +142,11 @@ def main():
                     numbers = "{:.3f} ({:.3f} to {:.3f})".format(*results[row])
                     print(f"{row}: {numbers}; {seconds:.0f} s", flush=True)
     print(json.dumps(results))
+
+
+def score(table, settings):
+    """Returns the accuracy, or R2, on the test rows of a model that is trained as a run would."""
+    return tables.fit(table, settings).score(table.test.columns, table.test.target)
 
 
 def case(name, seed, epsilon, num_rows, ranges):

@@ -178,7 +178,7 @@ class _PrivateEstimator(base.BaseEstimator):
 
     def _read(self, X, y=None, reset=True, **checks):
         """Returns a dict of arrays, as in `rules.Columns`, and y, after scikit-learn's checks."""
-        if isinstance(X, dict):
+        if isinstance(X, dict) and not sparse.issparse(X):
             arrays = {name: _column(name, values) for name, values in X.items()}
             check_consistent_length(*arrays.values(), y)
             if reset:

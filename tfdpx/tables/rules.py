@@ -215,8 +215,8 @@ class Preprocessing:
         ledger = Ledger(tuple(dataclasses.replace(e, unit=self._unit) for e in entries))
         for layer in layers:
             account.declare_statistics(layer, ledger)
-        features = parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)
-        return keras.Model(list(inputs.values()), features, name="tfdpx.preprocessing"), ledger
+        name = "tfdpx.preprocessing"
+        return keras.Model(list(inputs.values()), _joined(parts), name=name), ledger
 
     def _moments(self):
         """Returns the mean and the variance by which numbers are scaled, float64 `[numbers]`."""
@@ -234,6 +234,10 @@ class Preprocessing:
             limits = lower[taken], upper[taken]
             mean[taken], variance[taken] = moments(x[:, taken], *limits, self._released)
         return mean, variance
+
+
+def _joined(tensors):
+    return tensors[0] if len(tensors) == 1 else ops.concatenate(tensors, axis=-1)
 
 
 class Training(NamedTuple):

@@ -6,13 +6,12 @@ import pytest
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
 from experiments.comparison import tables  # noqa: E402
-from tfdpx.train import tables as train_tables  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["wine", "diabetes"])
 def test_a_case_trains_and_has_arrays_for_peers(name):
     table, settings = tables.case(name, 0, 8.0, None, "public")
-    assert train_tables.measure(train_tables.fit(table, settings).model, table.test, settings)
+    assert tables.score(table, settings) > 0.3
     task = tables.as_arrays(table, settings)
     assert np.all(np.abs(task["x"]) <= 1) and len(task["x"]) == len(table.train)
     assert tables.without_privacy(task) > 0.3

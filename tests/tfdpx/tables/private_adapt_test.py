@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdpx
-from tfdpx import tables
 from tfdpx.accounting import Ledger
 from tfdpx.audit.bounds import gdp_mu_lower_bound
 from tfdpx.checks.adapted import spent_on
-from tfdpx.tables import private_adapt
+from tfdpx.tables import private_adapt as statistics
+from tfdpx.tables.private_adapt import private_adapt
 
 layers = keras.layers
 TINY = 1e-6  # Almost no noise.
@@ -72,10 +72,10 @@ def test_a_row_moves_a_release_by_at_most_its_sensitivity(rows, row):
     x, more = np.array(rows), np.array([*rows, row])
     limits = np.array([-1.0, 0.0]), np.array([3.0, 1.0])
     for compute in (
-        lambda data, released: tables.bounds(data, released),
-        lambda data, released: tables.moments(data, *limits, released),
-        lambda data, released: tables.narrow(data, *limits, released),
-        lambda data, released: tables.quantiles(data[:, 0], -1.0, 3.0, 4, released),
+        lambda data, released: statistics.bounds(data, released),
+        lambda data, released: statistics.moments(data, *limits, released),
+        lambda data, released: statistics.narrow(data, *limits, released),
+        lambda data, released: statistics.quantiles(data[:, 0], -1.0, 3.0, 4, released),
     ):
         pairs = [exact(functools.partial(compute, data))[1] for data in (x, more)]
         for (one, bound), (other, same) in zip(*pairs, strict=True):
@@ -88,7 +88,7 @@ def test_a_row_moves_the_cells_of_every_column():
     limits = np.full(9, -1.0), np.full(9, 3.0)
     x = np.random.default_rng(0).normal(size=(5, 9))
     [(fewer, bound)], [(more, _)] = (
-        exact(lambda released, data=data: tables.narrow(data, *limits, released))[1]
+        exact(lambda released, data=data: statistics.narrow(data, *limits, released))[1]
         for data in (x[1:], x)
     )
     moved = np.linalg.norm(more - fewer)
@@ -105,13 +105,13 @@ def test_rough_bounds_are_narrowed():
         lower = np.array([0.0, -1e4 * factor, 0.0, -factor])
         upper = np.array([30.0, 3e4, 70.0, 1.0]) * factor
         (least, most), [(cells, _)] = exact(
-            lambda released, limits=(lower, upper): tables.narrow(x, *limits, released)
+            lambda released, limits=(lower, upper): statistics.narrow(x, *limits, released)
         )
         assert np.all((lower <= least) & (least <= inside[0]) & (inside[1] <= most))
         assert np.all(most <= upper) and np.all(cells.sum(axis=0) == 2000)
         assert np.all(most - least <= [13, 25_000, 60, 2.5])
     bounds = np.zeros(1), np.ones(1)
-    (least, most), _ = exact(lambda released: tables.narrow(x[:0, :1], *bounds, released))
+    (least, most), _ = exact(lambda released: statistics.narrow(x[:0, :1], *bounds, released))
     assert 0 <= least < most <= 1
 
 
@@ -148,7 +148,7 @@ def test_a_category_of_one_row_is_never_named():
         layer = layers.StringLookup()
         private_adapt(layer, x, noise_multiplier=2.0, seed=seed)
         assert layer.get_vocabulary(False) == ["a"]
-    deviations = (tables._RARE * 2.0) / 2.0
+    deviations = (statistics._RARE * 2.0) / 2.0
     assert 0.5 * math.erfc(deviations / math.sqrt(2)) < 1e-15
 
 

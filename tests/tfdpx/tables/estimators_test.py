@@ -27,12 +27,13 @@ from sklearn import (
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.utils import estimator_checks
 
-import tfdpx.sklearn
-from tfdpx import account, table_rules
+import tfdpx
+from tfdpx import account
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.heads.features import clip_factors
 from tfdpx.sampling import shared_rows
 from tfdpx.sklearn import PrivateClassifier, PrivateRegressor, cross_validate
+from tfdpx.tables import estimators, rules
 
 BOUNDS = {"lower": -10.0, "upper": 10.0}
 TARGET = {"target_lower": -5.0, "target_upper": 5.0}
@@ -99,7 +100,8 @@ def test_all_of_epsilon_is_spent_and_no_more(data, estimator):
     target = labels if base.is_classifier(estimator) else y
     ledger = estimator.set_params(epsilon=3.0).fit(x, target).ledger_
     assert 0.995 * 3 < ledger.epsilon(1e-5) <= 3
-    assert ledger.steps == 20 + len(ledger.entries) - 1 + (len(ledger.entries) == 2)
+    # Narrower bounds and moments, and a count of labels.
+    assert ledger.steps == 20 + 2 + base.is_classifier(estimator)
     assert ledger.is_seeded and "300" in ledger.statement()
 
 
@@ -117,10 +119,10 @@ def trained_linear(monkeypatch, x, y, num_classes, clip):
         released.append((value, sensitivity))
         return value
 
-    monkeypatch.setattr(table_rules.Releases, "gaussian", exact)
-    budget = dict(epsilon=3.0, delta=1e-5, is_regression=not num_classes, steps=3, name="linear")
-    training = table_rules.choose(len(x), Ledger(), **budget)._replace(l2_norm_clip=clip)
-    head, _ = table_rules.train_linear(x, y, training, num_classes)
+    monkeypatch.setattr(rules.Releases, "gaussian", exact)
+    asked = PrivateClassifier(steps=3, model="linear", l2_norm_clip=clip)
+    training = rules.choose(asked, len(x), Ledger(), is_regression=not num_classes)
+    head, _ = estimators._fit_linear(x, y, training, num_classes, None, None)
     return released, training, head
 
 
@@ -155,7 +157,8 @@ def test_the_short_cut_of_linear_models_is_dp_sgd(monkeypatch, data, num_classes
     x, target = x.astype("float32"), (labels == "yes").astype(int) if num_classes else y / 10
     _, training, head = trained_linear(monkeypatch, x, target, num_classes, "automatic")
     plan = tfdpx.PrivacyPlan(len(x), len(x), 3, noise_multiplier=0.0, delta=1e-5)
-    other, _ = table_rules.train_head(x, target, training._replace(plan=plan), num_classes)
+    training = training._replace(plan=plan)
+    other, _ = estimators._fit_layers(x, target, training, num_classes, None, None)
     for ours, theirs in zip(head.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-5 if num_classes else 0.01)
 
@@ -164,9 +167,9 @@ def test_noise_of_the_updates(data):
     """Over many draws the weights after one update vary as the plan says."""
     x = np.zeros([50, 400], "float32")
     x[:, 0] = 1.0
-    budget = dict(epsilon=3.0, delta=1e-5, is_regression=False, steps=1, name="linear")
-    training = table_rules.choose(50, Ledger(), **budget)
-    head, ledger = table_rules.train_linear(x, np.zeros(50, int), training, 2)
+    asked = PrivateClassifier(steps=1, model="linear")
+    training = rules.choose(asked, 50, Ledger(), is_regression=False)
+    head, ledger = estimators._fit_linear(x, np.zeros(50, int), training, 2, None, None)
     kernel = np.asarray(head.layers[-1].kernel)[1:]  # The data do not reach these weights.
     wanted = training.learning_rate * training.plan.noise_multiplier / 50
     assert np.std(kernel) == pytest.approx(wanted, rel=0.12)
@@ -260,7 +263,7 @@ def test_folds_add_up(data, capsys):
 
 @pytest.mark.planted("a fold that no ledger counts")
 def test_a_fold_that_is_not_counted_is_seen(monkeypatch, data):
-    monkeypatch.setattr(tfdpx.sklearn, "sum", lambda x, start: sum(x[1:], start), raising=False)
+    monkeypatch.setattr(estimators, "sum", lambda x, start: sum(x[1:], start), raising=False)
     with pytest.raises(AssertionError):
         folds_are_counted(data)
 
@@ -279,7 +282,7 @@ def test_folds_do_not_depend_on_labels(monkeypatch, data):
     x, _, labels = data
     splits = []
     monkeypatch.setattr(
-        tfdpx.sklearn.model_selection,
+        estimators.model_selection,
         "cross_validate",
         lambda *arguments, cv, **others: splits.append(cv) or {"estimator": [linear_fit] * 2},
     )
@@ -308,10 +311,11 @@ class Fits:
         self.squared_mu = collections.Counter()
         self.squared_mu_if_shared = 0.0
         self.count = 0
-        original = tfdpx.sklearn._PrivateEstimator._train
+        original = estimators._PrivateEstimator._train
 
-        def train(estimator, x, *others):
-            original(estimator, x, *others)
+        def train(estimator, arrays, *others):
+            original(estimator, arrays, *others)
+            [x] = arrays.values()
             runs = [(e.noise_multiplier, e.steps) for e in estimator.ledger_.entries]
             squared = sum(steps / noise**2 for noise, steps in runs)
             for row, times in collections.Counter(map(bytes, x)).items():
@@ -320,7 +324,7 @@ class Fits:
             self.count += 1
             return estimator
 
-        monkeypatch.setattr(tfdpx.sklearn._PrivateEstimator, "_train", train)
+        monkeypatch.setattr(estimators._PrivateEstimator, "_train", train)
 
     @property
     def epsilon(self):
@@ -515,7 +519,7 @@ def test_one_hot_columns_are_not_narrowed(monkeypatch, data):
     x, _, labels = data
     narrowed = []
     monkeypatch.setattr(
-        table_rules,
+        rules,
         "narrow",
         lambda x, lower, upper, released: narrowed.append(x.shape[1]) or (lower, upper),
     )
@@ -567,6 +571,57 @@ def test_texts_and_sparse_columns(data):
     dense = linear_classifier().fit(x, labels)
     sparse = linear_classifier().fit(scipy.sparse.csr_matrix(x), labels)
     np.testing.assert_allclose(sparse.predict_proba(x), dense.predict_proba(x), rtol=1e-6)
+
+
+def columns_of(x):
+    """A dict of two columns of numbers, one of them with an odd name, a boolean and texts."""
+    city = np.where(x[:, 1] > 0, "Bonn", "Rome").astype(object)
+    city[:3] = None, np.nan, "Oslo"  # The last one in a single row.
+    return {"a/b": x[:, 0], "clip": 100 * x[:, 2], "owns": x[:, 1] > 1, "city": city}
+
+
+def test_columns_of_a_dict(data):
+    x, y, labels = data
+    columns = columns_of(x)
+    limits = [{"a/b": v, "clip": 100 * v, "owns": max(v / 9, 0)} for v in (-9.0, 9.0)]
+    limits = dict(zip(("lower", "upper"), limits, strict=True))
+    classifier = linear_classifier(**limits, steps=None, model="linear").fit(columns, labels)
+    assert classifier.score(columns, labels) > 0.85
+    layers = classifier.model_.get_layer("tfdpx.preprocessing").layers
+    [lookup] = [layer for layer in layers if isinstance(layer, keras.layers.StringLookup)]
+    assert set(lookup.get_vocabulary(False)) == {"Bonn", "Rome"}
+    assert classifier.ledger_.steps == 180 + 4 and classifier.ledger_.epsilon(1e-5) <= 10
+    loaded = pickle.loads(pickle.dumps(classifier))
+    assert np.array_equal(loaded.predict(columns), classifier.predict(columns))
+    model = PrivateRegressor(30.0, model="linear", **TARGET)  # All bounds are found.
+    assert model.fit(columns, y).score(columns, y) > 0.5
+    with pytest.raises(ValueError, match="columns of `fit`.*Received: .'clip'"):
+        classifier.predict({"clip": x[:, 0]})
+    with pytest.raises(ValueError, match="`X`.*dates in column 'day'"):
+        linear_classifier().fit({"day": np.arange(300).astype("datetime64[D]")}, labels)
+    with pytest.raises(ValueError, match="`lower, upper`"):
+        linear_classifier(lower={"city": 0.0}, upper={"city": 1.0}).fit(columns, labels)
+
+
+def test_statistics_take_one_row_of_each_person(monkeypatch, data):
+    """It is drawn from a person's rows alone, so all rows of one change them as one row does."""
+    x, _, labels = data
+    seen, people = [], np.repeat(np.arange(100), 3)
+    original = rules.Preprocessing.__init__
+    monkeypatch.setattr(
+        rules.Preprocessing,
+        "__init__",
+        lambda self, columns, *others: seen.append(columns) or original(self, columns, *others),
+    )
+    classifier = linear_classifier(seed=None, steps=2, model="linear")
+    classifier.fit(np.column_stack([people / 50, x]), labels, user_ids=people, examples_per_user=2)
+    ledger = classifier.ledger_
+    assert {entry.unit for entry in ledger.entries} == {"user"} and ledger.num_examples == 100
+    assert 9.9 < ledger.epsilon(1e-5) <= 10
+    [chosen] = (columns.arrays[""] for columns in seen)
+    assert sorted(chosen[:, 0]) == sorted(set(people / 50))
+    places = [np.flatnonzero(x[:, 0] == row[1])[0] % 3 for row in chosen]
+    assert set(places) == {0, 1, 2}  # Not always the first row of a person.
 
 
 def test_what_cross_validate_refuses(data):
