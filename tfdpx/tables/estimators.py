@@ -227,12 +227,12 @@ class _PrivateEstimator(base.BaseEstimator):
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
-    """A private scikit-learn classifier for tables of numbers.
+    """A private scikit-learn classifier for tables.
 
     A tenth of the budget is spent on scaling the columns (and on counting the labels, if there are
-    enough rows), and the rest on training a Keras model by DP-SGD. Encode strings first, with a
-    list of categories that is publicly known. A missing number (NaN) is replaced by the mean of its
-    column.
+    enough rows), and the rest on training a Keras model by DP-SGD. Encode texts first, with a list
+    of categories that is publicly known, or pass a dict of columns. A missing number (NaN) is
+    replaced by the mean of its column.
 
     Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
     private under adding or removing one row of X and y. The numbers of rows and columns, `classes_`
@@ -248,7 +248,8 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
             only one row has reveals that row.
         lower: Float, or one for each column of X: the smallest possible value, publicly known, even
             if roughly. If both bounds are None, powers of two are found privately, which takes more
-            rows. [0, 1] counts as exact.
+            rows. [0, 1] counts as exact. A dict by name for an X that is a dict, in which the
+            bounds of other columns are found.
         upper: Like `lower`, the largest possible value.
         model: None for a linear model, or one hidden layer of 64 units if epsilon times rows is at
             least 3,500; "linear" or "network" to choose; or a function of a symbolic Keras tensor
@@ -260,14 +261,17 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
         learning_rate: Float; None for the rule of docs/tables.md.
         l2_norm_clip: Float, the bound on the norm of a row's gradient, or "automatic". None chooses
             "automatic", or a float if a noisy count finds a rare label.
+        accountant: "pld" or "rdp", see `tfdpx.PrivacyPlan`.
         seed: Optional int for repeatable experiments, also passed to Keras. There is no privacy if
             the seed is known, because the noise can then be repeated.
 
     Attributes:
         classes_: Array of the labels, sorted; public.
         ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
-        model_: `keras.Model` from float32 `[rows, columns]` to logits; it includes the scaling.
+        model_: `keras.Model` from float32 `[rows, columns]`, or from a dict of `[rows, 1]`, to
+            logits; it includes the scaling.
         n_features_in_: Int, columns of X.
+        training_: Name of the model, `plan`, `learning_rate` and `l2_norm_clip` of the last `fit`.
 
     Example:
     >>> rng = np.random.default_rng(0)
@@ -361,13 +365,14 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         steps: Int, or None.
         learning_rate: Float, or None.
         l2_norm_clip: Float, "automatic", or None for "automatic".
+        accountant: "pld" or "rdp".
         seed: Optional int for repeatable experiments.
 
     Attributes:
         ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
-        model_: `keras.Model` from float32 `[rows, columns]` to targets between -1 and 1, the two
-            bounds.
+        model_: `keras.Model` like that of `PrivateClassifier`, but to the predicted numbers.
         n_features_in_: Int, columns of X.
+        training_: As for `PrivateClassifier`.
     """
 
     target_lower: float | None = None

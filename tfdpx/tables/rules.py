@@ -139,10 +139,10 @@ class Preprocessing:
         num_rows = len(columns)
         unknown, rough = int(columns.is_unknown.sum()), int(columns.is_rough.sum())
         known = columns.lower.size - unknown
-        budget: dict[str, Any] = {"delta": delta, "accountant": "gdp"}
+        budget = {"delta": delta, "accountant": "gdp"}
         plan = PrivacyPlan(num_rows, num_rows, 1, epsilon=epsilon, **budget)
         of_one = plan.noise_multiplier / math.sqrt(_SHARE_OF_RELEASES)
-        releases: float = 2 * bool(unknown) + len(columns.texts)
+        releases = 2 * bool(unknown) + len(columns.texts)
         of_label = NOISE_OF_LABELS * of_one * math.sqrt(releases + 2)
         even_share = num_rows / max(num_classes, 1)
         is_clear = of_label < _NOISIEST_LABEL * _RARE_LABEL * even_share
