@@ -11,7 +11,14 @@ from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d import WSConv2DRule
 from tfdpx.per_example import cost_model, explain, rounding, rule
 from tfdpx.per_example.rows import split_views
-from tfdpx.per_example.rules import contraction, convolution, embedding, normalization, recurrent
+from tfdpx.per_example.rules import (
+    contraction,
+    convolution,
+    embedding,
+    normalization,
+    recurrent,
+    window,
+)
 
 layers = keras.layers
 FORCED = ("instantiate", "ghost")  # A single layer has no other.
@@ -86,12 +93,16 @@ RULES = {
     "depthwise": lambda: [
         (
             layers.DepthwiseConv2D(
-                3, strides, padding=padding, depth_multiplier=multiplier, activation="relu"
+                kernel, strides, padding=padding, depth_multiplier=multiplier,
+                dilation_rate=dilation, activation="relu",
             ),
             (5, 6, 3),
         )
-        for padding, strides, multiplier in (
-            ("same", 1, 1), ("valid", 2, 3), ("valid", 1, 2), ("same", 2, 2)
+        for kernel, padding, strides, multiplier, dilation in (
+            (3, "same", 1, 1, 1), (3, "valid", 2, 3, 1), (3, "valid", 1, 2, 1),
+            (3, "same", 2, 2, 1), (5, "same", 1, 1, 1), (4, "same", 2, 2, 1),
+            ((2, 5), "valid", 1, 1, 1), (3, "same", 4, 1, 1), (2, "same", 1, 2, 2),
+            (3, "valid", 1, 1, (2, 1)),
         )
     ],
     "group_norm": lambda: [
@@ -223,7 +234,7 @@ def _drops_the_last_step(self):
 
 
 of_kernel = recurrent._KernelRule.inputs_by_position.func
-side_by_side = convolution._join_as_channels
+side_by_side, correlate = convolution._join_as_channels, window.Window.correlate
 
 
 PLANTED = [
@@ -235,6 +246,7 @@ PLANTED = [
      "ws_conv2d"),
     (WSConv2DRule, "post_sum_transforms", rule.Rule.post_sum_transforms, "ws_conv2d"),
     (convolution, "_join_as_channels", lambda *a: tf.reverse(side_by_side(*a), [-1]), "depthwise"),
+    (window.Window, "correlate", lambda s, x, g: correlate(s, x, tf.reverse(g, [0])), "depthwise"),
     (normalization.GroupNormalizationRule, "scale_gradients",
      lambda s: s.offset_gradients(), "group_norm"),
     (normalization.LayerNormalizationRule, "scale_gradients", lambda s: s.offset_gradients(),

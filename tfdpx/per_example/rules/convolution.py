@@ -15,12 +15,14 @@ from tfdpx.per_example.rows import (
     positions,
     repeat_views,
     scale_examples,
-    split_views,
     sum_rows,
 )
 from tfdpx.per_example.rule import BeforeActivation, register
 from tfdpx.per_example.rules.contraction import FLOAT, gram, length
 from tfdpx.per_example.rules.window import Window
+
+# Time of a copy of a pixel into strided patches, however few its channels, in bytes of traffic.
+_BYTES_OF_COPY = 300
 
 
 @register(keras.layers.Conv2D)
@@ -102,9 +104,11 @@ class Conv2DRule(BeforeActivation):
         count, positions, fan_in, fan_out = self.sizes()
         multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
         patches = FLOAT * count * positions * self.groups * fan_in
+        is_strided = max(self.window.strides) > 1 and not self.call.jit_compile
+        copies = count * positions * self.window.taps if is_strided else 0
         calls = math.inf if self.call.jit_compile else count * self.groups
         by_calls = Cost(multiply, calls=calls)
-        return by_calls, Cost(multiply, bytes=4 * patches)
+        return by_calls, Cost(multiply, bytes=4 * patches + _BYTES_OF_COPY * copies)
 
     def sizes(self):
         """Returns examples, positions of all views, fan-in and fan-out; nominal if unknown."""
@@ -293,7 +297,8 @@ class DepthwiseConv2DRule(Conv2DRule):
     """A convolution with a group for each channel.
 
     Images are put side by side as channels, because no channel sees another. One ordinary weight
-    gradient then contains that of every example.
+    gradient, or one convolution of images with output gradients, then contains that of every
+    example.
     """
 
     assumes = ("call", "kernel")
@@ -326,35 +331,31 @@ class DepthwiseConv2DRule(Conv2DRule):
     @functools.cached_property
     def kernel_instances(self):
         """See `Conv2DRule.kernel_instances`."""
-        if not self._is_plain:
+        sizes = [*self.inputs.shape[1:3], *self.convolved_gradients.shape[1:3]]
+        if None in sizes:
             return self._multiply_patches()
-        tensors = self.inputs, self.convolved_gradients
-        gradients = self.kernel_gradient(*(_join_as_channels(t, self.num_views) for t in tensors))
+        images, gradients = map(_join_as_channels, (self.inputs, self.convolved_gradients))
+        # What oneDNN has a kernel for; TensorFlow's own is up to 400 times slower.
+        is_plain = max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
+        if is_plain and max(self.window.size) <= 3 <= min(sizes):
+            gradients = self.kernel_gradient(images, gradients)
+        else:
+            shape = [*sizes[2:], -1, self.layer.depth_multiplier]
+            gradients = self.window.correlate(images, tf.reshape(gradients, shape))
         height, width, _, out = self.kernel_shape
         gradients = tf.reshape(gradients, [height, width, 1, -1, out])
-        return tf.transpose(gradients, [3, 0, 1, 2, 4])
+        return sum_rows(tf.transpose(gradients, [3, 0, 1, 2, 4]), self.num_views)
 
     def costs(self):
-        """See `Rule.costs`."""
+        """See `Rule.costs`: a kernel is smaller than the images that other ways would read."""
         costs = super().costs()
-        if not self._is_plain:
-            del costs["ordinary"]  # And with it the ghost norm.
-        return costs
-
-    def allows_ordinary_sum(self):
-        """See `Rule.allows_ordinary_sum`."""
-        return False
-
-    @property
-    def _is_plain(self):
-        """Whether TensorFlow's own gradient works: no dilation, one stride."""
-        return max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
+        return {way: costs[way] for way in ("instantiate", "contract")}
 
 
-def _join_as_channels(images, num_views):
-    """Reshapes [B * K, H, W, C] to [K, H, W, B * C]."""
-    channels = tf.transpose(split_views(images, num_views), [1, 2, 3, 0, 4])
-    return tf.reshape(channels, tf.concat([tf.shape(channels)[:3], [-1]], axis=0))
+def _join_as_channels(images):
+    """Reshapes [N, H, W, C] to [1, H, W, N * C]."""
+    channels = tf.transpose(images, [1, 2, 0, 3])
+    return tf.reshape(channels, tf.concat([[1], tf.shape(channels)[:2], [-1]], axis=0))
 
 
 def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):

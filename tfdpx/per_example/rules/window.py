@@ -94,6 +94,29 @@ class Window:
         ]
         return group_gradients[0] if groups == 1 else tf.concat(group_gradients, axis=-1)
 
+    def correlate(self, images, gradients):
+        """The kernel gradient of each channel, as a convolution of images with gradients.
+
+        Args:
+            images: float32 [1, H, W, C], with known H and W.
+            gradients: float32 [H', W', C, multiplier], at the outputs of each channel.
+
+        Returns:
+            float32 [1, kh, kw, C * multiplier].
+        """
+        edges = self._edges(images.shape[1:3])
+        # A movement of the kernel is one of the gradients here, and the other way round.
+        extents = [
+            (size - 1) * rate + (count - 1) * stride + 1
+            for size, rate, count, stride in zip(
+                self.size, self.dilation, gradients.shape[:2], self.strides, strict=True
+            )
+        ]
+        images = tf.pad(images, [[0, 0], *edges, [0, 0]])[:, : extents[0], : extents[1]]
+        return tf.nn.depthwise_conv2d(
+            images, gradients, [1, *self.dilation, 1], "VALID", dilations=self.strides
+        )
+
     def split_phases(self, images, gradients):
         """Splits both into the phases of the dilation, so that each phase needs none.
 
