@@ -86,7 +86,6 @@ def tune(runs, mean, workdir, train):
     updates, score = _entries(points[0], num_examples, mean)
     trainings = tuple(dict.fromkeys(itertools.chain(*(start.seen for start in starts))))
     before = ledger_on(trainings, points[0].dataset)
-    workdir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".private_tuning-", dir=workdir) as folder:
         top, best = -math.inf, pathlib.Path(folder, "best")
         for _ in range(selection.draw_runs(mean)):

@@ -20,6 +20,7 @@ import keras
 import numpy as np
 from absl import flags
 
+from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.train.errors import UserError, checking_flags
@@ -51,27 +52,50 @@ def working_folder(program, path, is_chief=True):
         UserError: If the folder cannot be written, or has a finished run.
     """
     workdir = pathlib.Path(path)
+    try:
+        with locked_folder(workdir) if is_chief else contextlib.nullcontext():
+            if (workdir / records.FILE).exists():
+                raise UserError(
+                    f"The folder --workdir={path} holds a finished run. Choose another, or delete "
+                    "it."
+                )
+            yield workdir
+    except KeyboardInterrupt as error:
+        _end(program, workdir, error)
+
+
+@contextlib.contextmanager
+def locked_folder(workdir):
+    """Creates a folder that only this process and its children write to.
+
+    If the block fails, new folders that are empty are removed.
+
+    Args:
+        workdir: `pathlib.Path`.
+
+    Yields:
+        File descriptor as for `_files.locked`, or None.
+
+    Raises:
+        UserError: If the folder cannot be written, or another process has locked it.
+    """
     # With its parents, for example `runs` for a first run.
     missing = [folder for folder in (workdir, *workdir.parents) if not folder.exists()]
     try:
         try:
-            if is_chief:
-                workdir.mkdir(parents=True, exist_ok=True)
-                (workdir / ".writable").touch()
-                (workdir / ".writable").unlink()
-        except OSError as error:
-            raise UserError(f"Cannot write to --workdir={path}: {error}.") from error
-        if (workdir / records.FILE).exists():
-            raise UserError(
-                f"The folder --workdir={path} holds a finished run. Choose another, or delete it."
-            )
-        yield workdir
-    except BaseException as error:
+            workdir.mkdir(parents=True, exist_ok=True)
+            (workdir / ".writable").touch()
+            (workdir / ".writable").unlink()
+            locking = contextlib.ExitStack()
+            lock = locking.enter_context(files.locked(workdir, "Another run writes to the folder"))
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"Cannot write to --workdir={workdir}. {error}") from error
+        with locking:
+            yield lock
+    except BaseException:
         with contextlib.suppress(OSError):  # The folder is not empty, or was never created.
             for folder in missing:
                 folder.rmdir()
-        if isinstance(error, KeyboardInterrupt):
-            _end(program, workdir, error)
         raise
 
 

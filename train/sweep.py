@@ -43,17 +43,21 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
+from concurrent import futures
 
 from absl import app, flags
+from rich import console, table
+from sklearn.model_selection import ParameterGrid
 
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
-from tfdpx.train import devices, presets, private_tuning
+from tfdpx.train import devices, presets, private_tuning, resume
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.output import to_json
+from tfdpx.train.output import cell, to_json
 from tfdpx.train.run_flags import WORKDIR, given
 from tfdpx.train.settings import PRIVACY, Settings, resolve
 
@@ -69,7 +73,6 @@ flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
 # The preset and settings of a run of the sweep, beside the files of `classify`.
 _POINT = "point.json"
-_SECONDS_BETWEEN_POLLS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +151,9 @@ def _sweep(values, workdir):
         seeds = _parse_values("seeds", "seed", ",".join(values.seeds))
         grid = {**parse(values.grid), "seed": seeds}
         shared = _settings_of_all(values, grid)
-        failures = execute(grid_runs(grid, shared), workdir, shared, values.jobs)
+        runs = grid_runs(grid, shared)
+        with resume.locked_folder(workdir) as lock:
+            failures = execute(runs, workdir, shared, values.jobs, lock)
     seconds = time.perf_counter() - began
     return {**summarize(workdir), "failures": failures, "seconds": seconds}
 
@@ -166,12 +171,13 @@ def _tune(values, workdir):
 
     def train(run, folder):
         with contextlib.redirect_stdout(None):  # The number of runs is secret.
-            failures = execute([run], folder, {})
+            failures = execute([run], folder, {}, lock=lock)
         if failures:
             raise UserError(f"A run {failures[run.name]} Nothing is kept.")
         return folder / "runs" / run.name
 
-    return private_tuning.tune(runs, values.private_tuning, workdir, train)
+    with resume.locked_folder(workdir) as lock:
+        return private_tuning.tune(runs, values.private_tuning, workdir, train)
 
 
 def _settings_of_all(values, grid):
@@ -240,8 +246,7 @@ def grid_runs(grid, shared):
             epsilon is not swept.
     """
     runs, changing = [], sorted(_CHANGES_EPSILON & set(grid))
-    for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values, strict=True))
+    for point in ParameterGrid(grid):
         base_settings = shared
         if point.get("augmult") == 0:  # There is no augmentation without views.
             base_settings = {k: v for k, v in shared.items() if not k.startswith("augment")}
@@ -261,7 +266,7 @@ def grid_runs(grid, shared):
     return runs
 
 
-def execute(runs, workdir, shared, jobs=1):
+def execute(runs, workdir, shared, jobs=1, lock=None):
     """Trains every run that is not finished yet.
 
     A run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`, so that the others
@@ -273,56 +278,50 @@ def execute(runs, workdir, shared, jobs=1):
         workdir: Folder of the sweep, `pathlib.Path`.
         shared: Dict of the settings that all runs share.
         jobs: Int, runs at a time.
+        lock: File descriptor of `resume.locked_folder` or None. Runs may outlive this process, and
+            hold the lock until they end.
 
     Returns:
         Dict from the names of failed runs to a line with the reason.
 
     Raises:
-        UserError: If the folder cannot be written, has a sweep with other shared settings, or
-            another sweep is writing to it.
+        UserError: If the folder has a sweep with other shared settings.
     """
-    with contextlib.ExitStack() as stack:
+    holder, remedy = f"The folder --workdir={workdir} holds a sweep", "Choose another folder."
+    with checking_flags():
+        resumable.begin(workdir / "sweep.json", shared, holder, remedy, runs[0].point)
+    waiting = [run for run in runs if _read_run(workdir / "runs" / run.name) is None]
+    if len(waiting) < len(runs):
+        print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.", flush=True)
+    failures, processes, is_stopped = {}, [], threading.Event()
+
+    def train(run):
+        folder = workdir / "runs" / run.name
+        with _start(run, folder, lock) as process:
+            processes.append(process)
+            if is_stopped.is_set():
+                process.terminate()
+        if finished := _read_run(folder):
+            return f"{100 * _accuracy(finished['report'])['accuracy']:.1f}%"
+        failures[run.name] = _reason(process.returncode, folder / "log.txt")
+        return failures[run.name]
+
+    with futures.ThreadPoolExecutor(jobs) as pool:
         try:
-            (workdir / "runs").mkdir(parents=True, exist_ok=True)
-            user = "Another sweep, or a run that one left behind, writes to the folder"
-            lock = stack.enter_context(files.locked(workdir, user))
-        except (OSError, RuntimeError) as error:
-            raise UserError(f"Cannot write to --workdir={workdir}. {error}") from error
-        holder, remedy = f"The folder --workdir={workdir} holds a sweep", "Choose another folder."
-        with checking_flags():
-            resumable.begin(workdir / "sweep.json", shared, holder, remedy, runs[0].point)
-        waiting = [run for run in runs if _read_run(workdir / "runs" / run.name) is None]
-        if len(waiting) < len(runs):
-            print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.", flush=True)
-        return _train_all(waiting, workdir / "runs", jobs, lock)
-
-
-def _train_all(waiting, folder, jobs, lock):
-    total, failures, running = len(waiting), {}, {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                run = waiting.pop(0)
-                running[run.name] = _start(run, folder / run.name, lock)
-            time.sleep(_SECONDS_BETWEEN_POLLS)
-            for name in [n for n, process in running.items() if process.poll() is not None]:
-                status = running.pop(name).returncode
-                if finished := _read_run(folder / name):
-                    text = f"{100 * _accuracy(finished['report'])['accuracy']:.1f}%"
-                else:
-                    text = failures[name] = _reason(status, folder / name / "log.txt")
-                done = total - len(waiting) - len(running)
-                print(f"[{done}/{total}] {name}: {text}", flush=True)
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
+            tasks = {pool.submit(train, run): run.name for run in waiting}
+            for done, task in enumerate(futures.as_completed(tasks), 1):
+                print(f"[{done}/{len(waiting)}] {tasks[task]}: {task.result()}", flush=True)
+        except BaseException:
+            is_stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.terminate()
+            raise
     return failures
 
 
 def _start(run, folder, lock):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     settings = {"preset": run.chosen["preset"], **dataclasses.asdict(run.settings)}
     resumable.save(folder / _POINT, settings, point=run.point)
     handed_on = [flags.FLAGS[name] for name in _HANDED_ON]
@@ -383,7 +382,7 @@ def read_table(workdir):
     return sorted(rows, key=place), swept
 
 
-def medians(rows, swept):
+def points(rows, swept):
     """Returns the accuracy of each point over its seeds, in the order of the rows.
 
     Args:
@@ -391,15 +390,22 @@ def medians(rows, swept):
         swept: Names of the settings that define a point.
 
     Returns:
-        List of dicts: the settings `swept`, and `median`, `lowest`, `highest` and `runs`.
+        List of dicts: the settings `swept`, and `mean`, `std` (the standard deviation over seeds,
+        0 for one), `median`, `lowest`, `highest` and `runs`.
     """
-    points = []
+    summaries = []
     for values, group in itertools.groupby(rows, key=lambda row: [row[name] for name in swept]):
         accuracies = [row["accuracy"] for row in group]
-        point = dict(zip(swept, values, strict=True))
-        point |= {"median": statistics.median(accuracies), "runs": len(accuracies)}
-        points.append({**point, "lowest": min(accuracies), "highest": max(accuracies)})
-    return points
+        measures = {
+            "mean": statistics.mean(accuracies),
+            "std": statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
+            "median": statistics.median(accuracies),
+            "lowest": min(accuracies),
+            "highest": max(accuracies),
+            "runs": len(accuracies),
+        }
+        summaries.append(dict(zip(swept, values, strict=True)) | measures)
+    return summaries
 
 
 def rank(point):
@@ -428,18 +434,22 @@ def summarize(workdir):
         writer = csv.DictWriter(file, list(columns))
         writer.writeheader()
         writer.writerows(rows)
-    points = sorted(medians(rows, swept), key=rank)
-    for point in points:
-        where = " ".join(f"{name}={point[name]}" for name in swept)
-        low, high = (f"{100 * point[end]:.1f}" for end in ("lowest", "highest"))
-        print(f"{100 * point['median']:.1f}% ({low} to {high}, {point['runs']} runs)  {where}")
-    best = points[-1]
+    summaries = sorted(points(rows, swept), key=rank)
+    best, measured_on = summaries[-1], rows[0]["measured_on"]
+    measures = ("mean", "std", "median", "lowest", "highest")
+    shown = table.Table(title=f"{measured_on} accuracy, %")
+    for name in (*swept, *measures, "runs"):
+        shown.add_column(cell(name), justify="right", overflow="fold")
+    for point in summaries:
+        percents = (f"{100 * point[name]:.1f}" for name in measures)
+        shown.add_row(*(cell(point[name]) for name in swept), *percents, str(point["runs"]))
+    console.Console().print(shown)
     return {
         "runs": len(rows),
-        "points": len(points),
-        "measured_on": rows[0]["measured_on"],
+        "points": len(summaries),
+        "measured_on": measured_on,
         "best": {name: best[name] for name in swept},
-        **{f"best_{name}_accuracy": best[name] for name in ("median", "lowest", "highest")},
+        **{f"best_{name}_accuracy": best[name] for name in measures},
         "table": str(path),
         "workdir": str(workdir),
     }

@@ -57,7 +57,7 @@ def draw(rows, swept, folder):
     Returns:
         Paths of the files.
     """
-    points = sweep.medians(rows, swept)
+    points = sweep.points(rows, swept)
     several = [name for name in swept if len(_values(points, name)) > 1]
     measured_on = " and ".join(sorted({row["measured_on"] for row in rows}))
     paths = []

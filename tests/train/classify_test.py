@@ -13,6 +13,7 @@ from sklearn import metrics
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
+from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import DatasetId
 from tfdpx.train import classify
@@ -218,6 +219,14 @@ def test_errors_of_the_user_are_one_line(refusal, tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["file"]  # Nothing is left.
     line = refusal(classify, workdir=tmp_path / "file" / "run")
     assert re.search("Cannot write to --workdir=.*file/run", line)
+
+
+def test_one_program_at_a_time_writes_to_a_folder(refusal, tmp_path):
+    with files.locked(tmp_path):
+        for arguments in ({}, {"head": "least_squares"}, {"dataset": "csv:missing.csv"}):
+            assert "Another run writes to the folder" in refusal(
+                classify, workdir=tmp_path, **arguments
+            )
 
 
 def test_a_run_is_not_overwritten_and_folders_that_were_there_stay(finished, refusal, tmp_path):

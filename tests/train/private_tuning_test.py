@@ -19,8 +19,8 @@ def made_up(monkeypatch):
     """Replaces four runs by ones that train nothing; a list receives their settings."""
     right, chosen, entries = iter(10 * [500, 1400, 900, 1000]), [], []
 
-    def execute(runs, folder, shared):
-        del shared
+    def execute(runs, folder, shared, lock):
+        del shared, lock
         chosen.append(runs[0].chosen)
         folder = folder / "runs" / runs[0].name
         folder.mkdir(parents=True)

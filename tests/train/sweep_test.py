@@ -140,7 +140,7 @@ def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, refusal, w
     assert "with epsilon=not given. Received: epsilon=3.0" in line
     assert started(workdir) == 8
     with files.locked(workdir):
-        assert "Another sweep" in refusal(sweep, workdir=workdir, grid="learning_rate=1")
+        assert "Another run writes" in refusal(sweep, workdir=workdir, grid="learning_rate=1")
     next((workdir / "runs").glob("*/record.json")).write_text('{"test_accu')
     assert "no whole record" in refusal(sweep, workdir=workdir, table_only=True)
 
@@ -157,7 +157,7 @@ def test_failed_runs_say_why_and_are_tried_again(run, workdir):
     assert (record["failures"], record["runs"], started(workdir)) == ({}, 2, 6)
 
 
-def test_rows_are_in_order_and_points_are_medians_and_ranges(tmp_path):
+def test_rows_are_in_order_and_points_summarise_their_seeds(tmp_path):
     for accuracy, seed, rate in [(0.9, 1, 10.0), (0.5, 0, 10.0), (0.8, 2, 10.0), (0.7, 0, 1.0)]:
         folder, point = tmp_path / "runs" / str(accuracy), {"learning_rate": rate, "seed": seed}
         resumable.begin(folder / "point.json", {"batch_size": 64, **point}, "", "", point=point)
@@ -169,4 +169,5 @@ def test_rows_are_in_order_and_points_are_medians_and_ranges(tmp_path):
         (1.0, 0, 0.7), (10.0, 0, 0.5), (10.0, 1, 0.9), (10.0, 2, 0.8),
     ]  # fmt: skip
     best = {"learning_rate": 10.0, "median": 0.8, "lowest": 0.5, "highest": 0.9, "runs": 3}
-    assert max(sweep.medians(rows, swept), key=sweep.rank) == best
+    best |= {"mean": pytest.approx(2.2 / 3), "std": pytest.approx(0.2081666)}
+    assert max(sweep.points(rows, swept), key=sweep.rank) == best
