@@ -8,13 +8,15 @@ Without --dataset it makes a Gaussian mixture of 50,000 x 768 features in 100 cl
 This takes a quarter of an hour on two cores, and several hours with the ten steps of dp_newton;
 leave it out by --methods. With --dataset the features are those of `classify --head`. Every fit is
 a line of `results.jsonl` in the working directory; an interrupted run resumes after the last one.
-`table.md` and `heads.png` are the medians.
+`table.md` and `heads.png` are the medians; the last row of the table has the seconds of a fit, as
+Table 6 of the paper has hours.
 """
 
 import argparse
 import math
 import pathlib
 import statistics
+import time
 
 import numpy as np
 from matplotlib import figure
@@ -56,11 +58,12 @@ def mixture(count, dimension=768, num_classes=100, seed=0, separation=0.5):
     return features, labels
 
 
-def write_table(medians, path):
+def write_table(medians, seconds, path):
     """Writes a row per epsilon and a column per method; the best of each row in bold.
 
     Args:
         medians: Dict from `(method, epsilon as a string)` to accuracy.
+        seconds: Dict from a method to the median seconds of its fits.
         path: `pathlib.Path`.
     """
     methods, epsilons = _axes(medians)
@@ -71,6 +74,8 @@ def write_table(medians, path):
         cells = ["" if v is None else f"{'**' * (v == best)}{100 * v:.1f}{'**' * (v == best)}"
                  for v in values]  # fmt: skip
         lines.append(f"| {epsilon} | {' | '.join(cells)} |")
+    times = (f"{seconds[method]:.2g}" for method in methods)
+    lines.append(f"| seconds | {' | '.join(times)} |")
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -136,6 +141,9 @@ def compare(values):
     results = values.workdir / "results.jsonl"
     lines = resumable.lines(results)
     accuracies = {(r["method"], r["epsilon"], r["seed"]): r["accuracy"] for r in lines}
+    times = {}
+    for line in lines:
+        times.setdefault(line["method"], []).append(line["seconds"])
     train, test, num_classes = _data(values)
     seeds = list(map(int, values.seeds.split(",")))
     for epsilon in map(float, values.epsilons.split(",")):
@@ -145,16 +153,19 @@ def compare(values):
                 if key in accuracies:
                     continue
                 head = methods.build(method, num_classes, epsilon, values.delta, seed=seed)
-                accuracy = head.fit(*train).evaluate(*test)["accuracy"]
-                accuracies[key] = accuracy
+                began = time.perf_counter()
+                head.fit(*train)
+                times.setdefault(method, []).append(time.perf_counter() - began)
+                accuracies[key] = accuracy = head.evaluate(*test)["accuracy"]
                 line = dict(zip(("method", "epsilon", "seed"), key, strict=True), accuracy=accuracy)
-                resumable.add_line(results, line)
+                resumable.add_line(results, {**line, "seconds": times[method][-1]})
                 print(f"{method:24} epsilon {epsilon:<5g} {100 * accuracy:.1f}%", flush=True)
     medians = {}
     for (method, epsilon, _), accuracy in accuracies.items():
         medians.setdefault((method, epsilon), []).append(accuracy)
     medians = {key: statistics.median(group) for key, group in medians.items()}
-    write_table(medians, values.workdir / "table.md")
+    seconds = {method: statistics.median(values) for method, values in times.items()}
+    write_table(medians, seconds, values.workdir / "table.md")
     draw(medians, values.workdir / "heads.png")
 
 

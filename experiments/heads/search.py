@@ -125,6 +125,7 @@ def main(arguments=None):
     add("--method", choices=methods.METHODS, help="Head to fit. Default: the preset's.")
     add("--epsilon", type=float, required=True, help="Privacy budget.")
     add("--delta", type=float, help="Delta; default: the preset's, or 1e-5.")
+    add("--steps", type=int, help="Steps of the method; default: the preset's or the method's.")
     add("--trials", type=int, help="Trials of Optuna, which are not paid for.")
     add("--private_tuning", type=float, help="Mean number of runs, paid for.")
     add("--seed", type=int, help="Seed of the last fit's noise; never for release.")
@@ -141,7 +142,7 @@ def describe(values):
         raise UserError("Flag --dry_run needs --preset.")
     preset = resolve_preset(values.preset)
     budget = dict(num_classes=preset["num_classes"], epsilon=values.epsilon, delta=preset["delta"])
-    head = methods.build(preset["method"], **budget, **_fixed(preset))
+    head = methods.build(preset["method"], **budget, **_fixed(preset, values.steps))
     plan = head.plan(preset["num_examples"])
     return {
         **preset,
@@ -174,7 +175,7 @@ def search(values):
     searched = preset.get("ranges", ranges(method))
     delta = values.delta or preset.get("delta", 1e-5)
     budget = dict(num_classes=features.data.num_classes, epsilon=values.epsilon, delta=delta)
-    budget |= _fixed(preset)
+    budget |= _fixed(preset, values.steps)
     with checking_flags():
         if mean:
             head, chosen, score, ledger = privately(method, *parts, budget, mean, searched)
@@ -194,8 +195,8 @@ def search(values):
     return heads.save(features, head, ledger, len(train[1]), values.workdir, results, how)
 
 
-def _fixed(preset):
-    fixed = {name: preset.get(name) for name in ("l2_norm_clip", "steps")}
+def _fixed(preset, steps):
+    fixed = {"l2_norm_clip": preset.get("l2_norm_clip"), "steps": steps or preset.get("steps")}
     return {name: value for name, value in fixed.items() if value is not None}
 
 
