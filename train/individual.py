@@ -4,6 +4,7 @@ Everything is private data, because there is one number for each example, and is
 that only its owner can read. TensorBoard and the report get released statistics only.
 """
 
+import csv
 import json
 
 import keras
@@ -15,6 +16,7 @@ from tfdpx import _files as files
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import plain
 from tfdpx.report import measure, pictures
+from tfdpx.train.errors import UserError, printable
 from tfdpx.training.budget import steps_taken
 from tfdpx.training.session import after_save
 
@@ -26,7 +28,8 @@ them. Do not publish them, nor the pictures. An image's epsilon may be given to 
 
     arrays.npz    epsilons [n], and labels [n], losses [reports, n] and norms [reports, n] over the
                   clip, of the training images in their order; steps [reports]; and held-out losses
-    groups.json   mean epsilon, loss and success of a membership attack of each class
+    groups.json   mean epsilon, loss and success of a membership attack of each class, or of each
+                  group of --individual_groups
 
 All epsilons, in files, pictures and released statistics, are of the training alone. A release of
 statistics (--individual_release) costs every image more, and record.json has both together.
@@ -129,7 +132,34 @@ def release(accountant, noise_multiplier):
     return epsilons, released, statistics.ledger
 
 
-def write(epsilons, worst, history, model, data, workdir, bounds=None):
+def read_groups(path, data):
+    """Returns the groups of the training images and of those to measure on, two arrays of strings.
+
+    Args:
+        path: CSV file of rows `image,group`, with or without a header; None for classes.
+        data: `images.ImageData`; `names_of` tells how images are called.
+
+    Raises:
+        UserError: If the file cannot be read, or an image is missing.
+    """
+    if path is None:
+        return None
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            groups = {row[0]: row[1] for row in csv.reader(file) if len(row) > 1}
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read --individual_groups={path}: {error}.") from error
+    names = [data.names_of(part) for part in ("train", "eval")]
+    if missing := [name for part in names for name in part if name not in groups]:
+        raise UserError(
+            "Flag --individual_groups must name the group of each image in rows image,group. "
+            f"Received: --individual_groups={path}, in which {len(missing)} images are missing, "
+            f"for example {printable(missing[0])}."
+        )
+    return [np.array([groups[name] for name in part]) for part in names]
+
+
+def write(epsilons, worst, history, model, data, workdir, bounds=None, groups=None):
     """Writes arrays, pictures and the report of the classes to `workdir / FOLDER`.
 
     Args:
@@ -140,6 +170,7 @@ def write(epsilons, worst, history, model, data, workdir, bounds=None):
         data: `images.ImageData`.
         workdir: `pathlib.Path`.
         bounds: `tfdpx.accounting.AttackBounds`, drawn with the attack by losses; or None.
+        groups: Returned by `read_groups`.
 
     Returns:
         Path of the folder.
@@ -157,8 +188,9 @@ def write(epsilons, worst, history, model, data, workdir, bounds=None):
         held_out_losses=held_out, held_out_labels=held_out_labels,
     )  # fmt: skip
     names = np.array(data.class_names)
-    at_the_end = group_report(epsilons, final, names[labels], held_out, names[held_out_labels])
-    on_average = group_report(epsilons, mean, names[labels])
+    groups, held_out_groups = groups or (names[labels], names[held_out_labels])
+    at_the_end = group_report(epsilons, final, groups, held_out, held_out_groups)
+    on_average = group_report(epsilons, mean, groups)
     reports = {"loss at the end": at_the_end, "loss on average": on_average}
     (folder / "groups.json").write_text(json.dumps(plain(reports), indent=1))
     pictures.individual_histogram(epsilons, worst, folder / "histogram.png")

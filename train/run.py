@@ -76,6 +76,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
             settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape, settings.user
         )
         check_threshold(settings.threshold, data.class_names)
+        groups = individual.read_groups(settings.individual_groups, data)
         # Before the training, because it should not be lost if the data cannot be identified.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
@@ -190,7 +191,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     if settings.individual:
         worst = ledger.composed_epsilon(plan.delta, plan.accountant)
         bounds = dataclasses.replace(record, ledger=ledger).attack_bounds()
-        of_training = (epsilons, worst, history, model, examples, workdir, bounds)
+        of_training = (epsilons, worst, history, model, examples, workdir, bounds, groups)
         private = individual.write(*of_training)
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()

@@ -263,6 +263,8 @@ class Settings(RunSettings):
         default=0.01)
     individual_refreshes: int = setting("Times in an epoch that --individual measures all norms.",
         NOT_NEGATIVE, default=0)
+    individual_groups: str | None = setting("CSV of rows image,group: --individual reports these "
+        "groups, not classes. An image is its path below PATH, or SPLIT/ROW.", default=None)
     individual_release: float | None = setting("Report the mean and quantiles of --individual, at "
         "this noise multiplier.", POSITIVE, default=None)
     ema_momentum: float | None = setting("Decay of the average of the weights; 0: no average.",
@@ -338,9 +340,11 @@ class Settings(RunSettings):
             and (s.individual or s.validation or s.sampling != "poisson"),
             "user individual validation sampling", "Flag --user needs Poisson sampling, and no "
             "--individual or --validation."),
-        Conflict(lambda s: not s.individual and (s.individual_release or s.individual_refreshes),
-            "individual individual_release individual_refreshes", "Flags --individual_release and "
-            "--individual_refreshes belong to --individual."),
+        Conflict(lambda s: not s.individual
+            and (s.individual_release or s.individual_refreshes or s.individual_groups),
+            "individual individual_release individual_refreshes individual_groups", "Flags "
+            "--individual_release, --individual_refreshes and --individual_groups belong to "
+            "--individual."),
         Conflict(
             lambda s: s.augment and (s.augment_padding or s.augment_flip or s.augment_resize > 1),
             "augment augment_padding augment_flip augment_resize", "Flag --augment takes the place "

@@ -3,6 +3,7 @@ r"""Compares AdaMix with its ablations and baselines: see README.md in this fold
     python -m experiments.adamix --workdir=W
     python -m experiments.adamix --workdir=W --shifts=rotated,inverted --epsilons=1
     python -m experiments.adamix --workdir=W --shots=1,2,5,10,50 --epsilons=1
+    python -m experiments.adamix --workdir=W --shots=2 --epsilons=1 --sigma=40
     python -m experiments.adamix --workdir=W --init_from=resnet50.keras --dataset=folder:photos
 
 Every fit is a line of `results.jsonl` in the working directory. An interrupted run continues after
@@ -42,6 +43,9 @@ def define_flags(values):
     flags.DEFINE_list("shots", ["2", "5"], "Public images of each class.", **common)
     flags.DEFINE_list("shifts", ["none"], f"Domains of public images: {list(SHIFTS)}.", **common)
     flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of split and noise.", **common)
+    flags.DEFINE_float("sigma", 20.0, "Noise multiplier; epsilon sets the steps.", **common)
+    text = "File .npy of tfdpx.models.zero_shot_head: methods names_start and names_and_images."
+    flags.DEFINE_string("initial_weights", None, text, **common)
     flags.DEFINE_integer("num_private", None, "Private images to use at most.", **common)
 
 
@@ -65,7 +69,9 @@ def load(values):
         for shift in sorted({"none", *values.shifts})
     }
     test = extract(data.eval_x), data.eval_y
-    return methods.Study(domains, data.train_y, test, data.num_classes, values.num_private)
+    weights = values.initial_weights and np.load(values.initial_weights)
+    about = values.num_private, values.sigma, weights
+    return methods.Study(domains, data.train_y, test, data.num_classes, *about)
 
 
 def run(values, workdir):
@@ -80,8 +86,8 @@ def run(values, workdir):
     """
     workdir.mkdir(parents=True, exist_ok=True)
     path, study = workdir / "results.jsonl", load(values)
-    about = {name: values[name].value for name in ("dataset", "num_private", "init_from")}
-    results = {}
+    about = {name: values[name].value for name in ("dataset", "num_private", "init_from", "sigma")}
+    results, by_sigma = {}, {}
     for line in resumable.lines(path):
         if {name: line[name] for name in about} == about:
             results.setdefault(tuple(line[name] for name in _KEY), []).append(line)
@@ -95,15 +101,21 @@ def run(values, workdir):
         resumable.add_line(path, line)
         lines.append(line)
         print(f"{key}, seed {seed}: error {line['error']:.4f}", flush=True)
+    for line in resumable.lines(path):
+        if all(line[name] == about[name] for name in about if name != "sigma") and line["epsilon"]:
+            key = tuple(line[name] for name in _KEY)
+            by_sigma.setdefault(key, {}).setdefault(line["sigma"], []).append(line["error"])
     pictures.write_table(results, workdir / "table.md")
     pictures.draw(results, workdir)
+    pictures.draw_sigmas(by_sigma, workdir)
     return results
 
 
 def _jobs(values):
+    names = [*values.methods, *(methods.FROM_WEIGHTS if values.initial_weights else ())]
     for shots in map(int, values.shots):
         for shift in values.shifts:
-            for method in values.methods:
+            for method in names:
                 # All examples together are the same, however they were split.
                 seeds = values.seeds[:1] if method == "paragon" else values.seeds
                 free = method in methods.FREE

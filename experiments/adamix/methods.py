@@ -30,15 +30,32 @@ class Recording(AdaMix):
         return clip_and_subspace
 
 
-class ZeroStart(Recording):
-    """AdaMix with steps that start from zero instead of the public examples."""
+class FirstStart(Recording):
+    """AdaMix with steps that start from `initial_weights`, or zero, not the public examples."""
 
     def _start(self):
         return self._first
 
 
 class Theorem3(Recording):
-    """AdaMix with the step sizes and the average of Theorem 3, and decay toward the start."""
+    """AdaMix with the decay, the step sizes and the average of Theorem 3, without its ball.
+
+    The decay balances the two terms of the bound on J in the theorem's proof: `dim tau^2 / (rho
+    decay)` of the noise, and `decay / 2 |w* - w_ref|^2`. The printed one, sqrt(rho / (2 |w* -
+    w_ref| dim tau^2)), falls where this one rises. w* is the minimum without privacy.
+    """
+
+    def fit(self, features, labels=None, *, public_data=None):
+        """Fits like `AdaMix`; the decay depends on the private examples without noise."""
+        start = PublicSet.of(public_data, self.num_classes)
+        start = start.minimum(
+            self.l2_regularization, np.zeros([features.shape[1], self.num_classes])
+        )
+        joined = PublicSet.of(_joined((features, labels), public_data), self.num_classes)
+        distance = np.linalg.norm(joined.minimum(self.l2_regularization, start) - start)
+        rho = self.steps / (2 * self.noise_multiplier**2)
+        self.l2_regularization = float((2 * start.size / rho) ** 0.5 * self.l2_norm_clip / distance)
+        return super().fit(features, labels, public_data=public_data)
 
     def _moved(self, kernel, slope, reference, count, step):
         decay = self.l2_regularization
@@ -111,12 +128,18 @@ def _joined(first, second):
 METHODS = {
     "adamix": (_mixed(), _ADAPTIVE),
     "adamix_projected": (_mixed(projection=9), (24.0, 72.0, 216.0)),
-    "zero_start": (_mixed(ZeroStart), _ADAPTIVE),
+    "zero_start": (_mixed(FirstStart), _ADAPTIVE),
+    "theorem3": (_mixed(Theorem3, l2_norm_clip=1.0), (1.0,)),
     "ngd": (_mixed(l2_norm_clip=1.0), _FIXED),
     "ppgd": (_mixed(PPGD), _ADAPTIVE),
     "fully_private": (fully_private, _FIXED),
     "only_public": (only_public, None),
     "paragon": (paragon, None),
+}
+# From public weights of --initial_weights, for example of the names of classes.
+FROM_WEIGHTS = {
+    "names_start": (FirstStart, _ADAPTIVE),
+    "names_and_images": (Recording, _ADAPTIVE),
 }
 FREE = tuple(name for name, (_, rates) in METHODS.items() if rates is None)
 
@@ -131,6 +154,8 @@ class Study:
         test: Pair of features and labels.
         num_classes: Int.
         most_private: Optional int, the largest number of private examples that are used.
+        sigma: Float, the noise multiplier.
+        initial_weights: Optional array `[d, num_classes]` for the methods of `FROM_WEIGHTS`.
     """
 
     features: dict
@@ -138,6 +163,15 @@ class Study:
     test: tuple
     num_classes: int
     most_private: int | None = None
+    sigma: float = 20.0
+    initial_weights: np.ndarray | None = None
+
+    def method(self, name):
+        """Returns the function of a method and its candidate learning rates."""
+        if name in FROM_WEIGHTS:
+            kind, rates = FROM_WEIGHTS[name]
+            return _mixed(kind, initial_weights=self.initial_weights), rates
+        return METHODS[name]
 
     def sets(self, shots, seed, shift="none"):
         """Returns public and private pairs of features and labels."""
@@ -153,24 +187,30 @@ class Study:
 
         As in the paper, epsilon does not cover that choice. None if there is none to choose.
         """
-        fit, rates = METHODS[method]
-        if rates is None:
-            return None
+        fit, rates = self.method(method)
+        if rates is None or len(rates) == 1:
+            return rates and rates[0]
         public, (x, y) = self.sets(shots, _DRAW, shift)
-        held, scale, errors = int(_HELD_OUT * len(x)), min(1.0, len(x) / _MANY), {}
+        held, errors = int(_HELD_OUT * len(x)), {}
+        # With sigma^2 times the steps, both noise and gradients move a weight that much further.
+        scale = min(1.0, len(x) / _MANY) * (20.0 / self.sigma) ** 2
         for rate in rates:
-            arguments = dict(epsilon=epsilon, seed=_DRAW, learning_rate=rate * scale)
+            arguments = self._arguments(epsilon, _DRAW, rate * scale)
             head = fit(self.num_classes, public, (x[held:], y[held:]), **arguments)
             errors[rate] = 1 - head.evaluate(x[:held], y[:held])["accuracy"]
         return scale * min(errors, key=errors.get)
+
+    def _arguments(self, epsilon, seed, rate):
+        sigma = self.sigma
+        return dict(epsilon=epsilon, seed=seed, learning_rate=rate, noise_multiplier=sigma)
 
     def measured(self, method, shots, shift, epsilon, rate, seed):
         """Returns the results of one fit: error, attack, epsilon, and individual quantiles."""
         public, private = self.sets(shots, seed, shift)
         arguments = {}
         if rate is not None:
-            arguments = dict(epsilon=epsilon, seed=seed, learning_rate=rate)
-        head = METHODS[method][0](self.num_classes, public, private, **arguments)
+            arguments = self._arguments(epsilon, seed, rate)
+        head = self.method(method)[0](self.num_classes, public, private, **arguments)
         measured = {
             "error": 1 - head.evaluate(*self.test)["accuracy"],
             "auc": measures.membership_auc(

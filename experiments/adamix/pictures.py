@@ -11,6 +11,11 @@ from matplotlib import figure
 
 from experiments.adamix.methods import FREE
 
+STARTS = {
+    "zero": "zero_start", "names of classes": "names_start", "public images": "adamix",
+    "names, then public images": "names_and_images",
+}  # fmt: skip
+
 
 def spread(values):
     """Returns mean and standard deviation, in percent, as text."""
@@ -50,6 +55,8 @@ def draw(results, folder):
     private = {key: fits for key, fits in plain.items() if key[0] not in FREE}
     for shots, epsilon in sorted({(key[1], key[3]) for key in private}):
         draw_individuals(private, shots, epsilon, folder / f"individual_{shots}_{epsilon:g}.png")
+        if ("names_start", shots, "none", epsilon) in private:
+            draw_starts(private, shots, epsilon, folder / f"starts_{shots}_{epsilon:g}.png")
     shots_with_baseline = {key[1] for key in plain if key[0] == "only_public"}
     comparable = {key: fits for key, fits in plain.items() if key[1] in shots_with_baseline}
     if "paragon" in _methods(plain):
@@ -76,6 +83,34 @@ def draw_errors(results, shots, shift, path):
             [line] = axes.plot(epsilons, mid, marker="o", label=method)
             axes.fill_between(epsilons, low, high, color=line.get_color(), alpha=0.15)
     axes.set_title(f"{shots} public images per class" + ("" if shift == "none" else f", {shift}"))
+    _save(fig, axes, path)
+
+
+def draw_sigmas(by_sigma, folder):
+    """Test error against sigma (the paper's appendix), where a setting has several.
+
+    Args:
+        by_sigma: Dict from `(method, shots, shift, epsilon)` to a dict from sigma to errors.
+        folder: `pathlib.Path`.
+    """
+    settings = {key[1:] for key, errors in by_sigma.items() if len(errors) > 1}
+    for shots, shift, epsilon in sorted(settings):
+        fig, axes = _axes("noise multiplier, sigma", "test error, %")
+        for (method, *setting), errors in by_sigma.items():
+            if setting == [shots, shift, epsilon]:
+                means = [100 * statistics.mean(errors[sigma]) for sigma in sorted(errors)]
+                axes.plot(sorted(errors), means, marker="o", label=method)
+        axes.set_title(f"{shots} public images per class, epsilon {epsilon:g}")
+        _save(fig, axes, folder / f"sigma_{shots}_{shift}_{epsilon:g}.png")
+
+
+def draw_starts(results, shots, epsilon, path):
+    """Test error by the weights that private steps start from (Figure 4, left)."""
+    fig, axes = _axes("test error, %", "")
+    for name, method in STARTS.items():
+        fits = results.get((method, shots, "none", epsilon))
+        if fits:
+            axes.barh(name, 100 * _mean(fits), color="grey")
     _save(fig, axes, path)
 
 

@@ -44,6 +44,8 @@ class ImageData:
         left_out: Number of images that were left out because they could not be read.
         train_users: Array with the person of each training example; None without people.
         center_crop: See `decode`.
+        names_of: Function from "train" or "eval" to a list with a name of each example: the path of
+            its file below that of the folder, or SPLIT/ROW of other data sets.
     """
 
     name: str
@@ -61,6 +63,7 @@ class ImageData:
     left_out: int = 0
     train_users: np.ndarray | None = None
     center_crop: float = 0.0
+    names_of: Callable | None = None
 
     @property
     def largest_grey(self):
@@ -193,6 +196,14 @@ def load(
     train_x, train_y = train.read(train_rows, large, share)
     eval_x, eval_y = measured.read(rows, shape, share)
     people = train.records.people
+
+    def names_of(part):
+        split, place = (train, train_rows) if part == "train" else (measured, rows)
+        if folder:
+            files = (split.records.pairs[row][0] for row in place)
+            return [file.relative_to(name.path).as_posix() for file in files]
+        return [f"{'train' if split is train else eval_split}/{row}" for row in place]
+
     return ImageData(
         name=name.full,
         train_x=train_x,
@@ -209,6 +220,7 @@ def load(
         left_out=folder.left_out if folder else 0,
         train_users=None if people is None else people[train_rows],
         center_crop=share,
+        names_of=names_of,
     )
 
 
