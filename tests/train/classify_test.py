@@ -223,7 +223,11 @@ def test_errors_of_the_user_are_one_line(refusal, tmp_path):
 
 def test_one_program_at_a_time_writes_to_a_folder(refusal, tmp_path):
     with files.locked(tmp_path):
-        for arguments in ({}, {"head": "least_squares"}, {"dataset": "csv:missing.csv"}):
+        for arguments in (
+            {},
+            {"head": "least_squares"},
+            {"dataset": "csv:missing.csv", "target": "x"},
+        ):
             assert "Another run writes to the folder" in refusal(
                 classify, workdir=tmp_path, **arguments
             )
