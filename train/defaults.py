@@ -104,7 +104,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         f"--{name}={value}" if isinstance(value, str) else f"--{name}={value:g}"
         for name, value in chosen.items()
     )
-    units = "images" if settings.user is None else "people"
+    units = "people" if settings.has_people else "images"
     return settings, f"Chosen for {num_examples:,} {units}: {listed} ({reason}). Flags win over it."
 
 

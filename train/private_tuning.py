@@ -24,6 +24,7 @@ from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.report import measure, page, report
 from tfdpx.train import defaults
 from tfdpx.train.data import images
+from tfdpx.train.data.people import NONE
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.output import print_record
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
@@ -32,8 +33,8 @@ from tfdpx.train.start_from import Start, ledger_on
 
 # The settings that the guarantee requires.
 _NEEDED = dict(
-    private=True, sampling="poisson", noise_multiplier=None, seed=None, user=None, individual=False,
-    validation=0.0,
+    private=[True], sampling=["poisson"], noise_multiplier=[None], seed=[None], user=[None, NONE],
+    individual=[False], validation=[0.0],
 )  # fmt: skip
 # Settings that determine the training images and the releases of a run.
 _SHARED = (
@@ -109,9 +110,9 @@ def tune(runs, mean, workdir, train):
 
 def _check(points):
     """Raises UserError unless all points have allowed settings and the same images and releases."""
-    for name, value in _NEEDED.items():
+    for name, allowed in _NEEDED.items():
         for point in points:
-            if getattr(point, name) != value:
+            if getattr(point, name) not in allowed:
                 raise UserError(
                     "Flag --private_tuning protects single images and needs --epsilon, from which "
                     "the noise follows, Poisson sampling, no --seed, no --user, no --individual, "

@@ -77,6 +77,8 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         )
         check_threshold(settings.threshold, data.class_names)
         groups = individual.read_groups(settings.individual_groups, data)
+        if data.several and settings.private:
+            raise UserError(f"{data.several} If every person has one image, add --user=none.")
         # Before the training, because it should not be lost if the data cannot be identified.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None

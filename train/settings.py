@@ -16,6 +16,7 @@ from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.report import measure
 from tfdpx.train import classifiers, objects, presets
+from tfdpx.train.data.people import NONE
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
 from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES
 from tfdpx.train.errors import UserError, checking_flags
@@ -252,8 +253,8 @@ class Settings(RunSettings):
         "epsilon is infinite.", default=False)
     user: str | None = setting("Protect people, not images or rows. Of folder:PATH the person of "
         "an image is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression "
-        "for the path below the folders of training images. Of tables: the column with the "
-        "person of each row.", of=(IMAGES, TABLES), default=None)
+        "for the path below the folders of training images; none: every person has one image. Of "
+        "tables: the column with the person of each row.", of=(IMAGES, TABLES), default=None)
     examples_per_user: int = setting("Images or rows of a person in an update, with --user; drawn "
         "if there are more.", FROM_ONE, of=(IMAGES, TABLES), default=4)
     individual: bool = setting("Clip each image at its own last norm, and write an epsilon for "
@@ -336,7 +337,7 @@ class Settings(RunSettings):
             "private sampling head_steps", "Flag --individual needs a private run, Poisson "
             "sampling and no --head_steps."),
         Conflict(
-            lambda s: s.user is not None
+            lambda s: s.has_people
             and (s.individual or s.validation or s.sampling != "poisson"),
             "user individual validation sampling", "Flag --user needs Poisson sampling, and no "
             "--individual or --validation."),
@@ -416,6 +417,11 @@ class Settings(RunSettings):
                 )
         return ranges
 
+    @property
+    def has_people(self):
+        """Whether updates draw people, whom --user names."""
+        return self.user not in (None, NONE)
+
     def privacy_plan(self, num_examples):
         """Returns the `tfdpx.PrivacyPlan` of a run on `num_examples` images, rows or people.
 
@@ -432,7 +438,7 @@ class Settings(RunSettings):
                 delta=self.delta,
                 sampling=self.sampling,
                 accountant=self.accountant or "pld",
-                unit="example" if self.user is None else "user",
+                unit="user" if self.has_people else "example",
             )
 
 

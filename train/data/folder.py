@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from rich import console, progress
 
-from tfdpx.train.data.people import People, suggestion
+from tfdpx.train.data.people import NONE, People, suggestion
 from tfdpx.train.data.tfds import FOLDER, Features
 from tfdpx.train.errors import UserError, printable
 
@@ -214,7 +214,8 @@ class ImageFolder:
                 f"PATH/test/CLASS/NAME. Received: PATH={path}, with classes: "
                 f"{' '.join([', '.join(names) or 'none', *passed_over])}"
             )
-        people = People(user, train_folder).of(list(train)) if user else None
+        has_people = user not in (None, NONE)
+        people = People(user, train_folder).of(list(train)) if has_people else None
         digests = {image.file: image.digest for image in readable}
         tested = 0.0 if test_folder else 0.2 if test_fraction is None else test_fraction
         held_out = tested + (1 - tested) * validation
@@ -254,8 +255,9 @@ class ImageFolder:
             ids = np.array([people[file] for file in train], object)
             self._splits["train"].people = ids
             self.notes.insert(2, f"People to train on, by --user={user}: {len(set(ids))}.")
-        elif several := suggestion(list(train), train_folder, len(names)):
-            self.notes.append(several)
+        self.several = "" if user else suggestion(list(train), train_folder, len(names))
+        if self.several:
+            self.notes.append(self.several)
 
     def records(self, split):
         """Returns the `Files` of a split.

@@ -46,6 +46,7 @@ class ImageData:
         center_crop: See `decode`.
         names_of: Function from "train" or "eval" to a list with a name of each example: the path of
             its file below that of the folder, or SPLIT/ROW of other data sets.
+        several: Sentence that several images may be of one person, or empty.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ImageData:
     train_users: np.ndarray | None = None
     center_crop: float = 0.0
     names_of: Callable | None = None
+    several: str = ""
 
     @property
     def largest_grey(self):
@@ -221,6 +223,7 @@ def load(
         train_users=None if people is None else people[train_rows],
         center_crop=share,
         names_of=names_of,
+        several=folder.several if folder else "",
     )
 
 

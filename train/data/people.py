@@ -10,7 +10,8 @@ import numpy as np
 from tfdpx.sampling.users import numbered, spelling
 from tfdpx.train.errors import UserError, checking_flags, printable
 
-PARENT_FOLDER = "parent_folder"
+# Values of --user beside regular expressions; the second says that every person has one image.
+PARENT_FOLDER, NONE = "parent_folder", "none"
 # Match the names of files up to their first separator, and up to their last one.
 _PREFIXES = (r"([^-_. /]+)[-_. ][^/]*\.[^./]*$", r"([^/]+)[-_. ][^-_. /]*\.[^./]*$")
 _MOST_NAMES = 20  # Number of paths in an error.

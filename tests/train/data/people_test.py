@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfdpx.train import classify
+from tfdpx.train import classify, settings
 from tfdpx.train.data import images
 from tfdpx.train.errors import UserError
 
@@ -100,6 +100,15 @@ def test_several_images_of_a_person_are_asked_about(tmp_path, name, user):
         assert several[0].endswith(f"to protect people, add --user={user}.")
         protected = load(tmp_path, user.strip("'"), test_fraction=0.5)
         assert 0 < protected.num_protected < PEOPLE < protected.num_train
+        assert not load(tmp_path, "none").several
+
+
+def test_a_run_stops_before_it_trains_if_several_images_seem_to_be_of_one_person(tmp_path, refusal):
+    dataset = f"folder:{write(tmp_path / 'images')}"
+    line = refusal(classify, dataset=dataset, epsilon=8.0, workdir=tmp_path / "run")
+    assert "add --user=parent_folder. If every person has one image, add --user=none." in line
+    assert not (tmp_path / "run").exists()
+    assert settings.resolve(None, dict(dataset=dataset, user="none")).has_people is False
 
 
 def test_images_of_nobody_are_refused(tmp_path):
