@@ -11,6 +11,7 @@ from absl import flags
 from tfdpx._keras import lora
 from tfdpx.account import copy_weights
 from tfdpx.sampling.shards import check_divides
+from tfdpx.train.allocator import keep_freed_memory
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.training.distributed import agree
 
@@ -35,11 +36,12 @@ _CPU_DEVICES = flags.DEFINE_integer(
 def from_flags():
     """Returns the `tf.distribute.Strategy` of the flags --strategy, --tpu and --cpu_devices.
 
-    Must be called before TensorFlow computes anything.
+    Must be called before TensorFlow computes anything. The process then keeps freed memory.
 
     Raises:
         UserError: If there are no such devices, or TF_CONFIG is missing or invalid.
     """
+    keep_freed_memory()
     return make(_STRATEGY.value, _TPU.value, _CPU_DEVICES.value)
 
 

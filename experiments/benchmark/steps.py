@@ -12,9 +12,9 @@ from tfdpx import per_example
 from tfdpx._keras import model_internals
 from tfdpx.layers import trainable
 from tfdpx.per_example import cost_model
-from tfdpx.train import classifiers
+from tfdpx.train import allocator, classifiers
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.training import allocator, optimizers
+from tfdpx.training import optimizers
 
 IMAGE_SIZE = 32
 
@@ -304,7 +304,7 @@ def make_step(kind, settings):
         kind: One of `KINDS`.
         settings: `Settings`.
     """
-    allocator.keep_freed_memory()  # For all kinds, like the first private `fit` of a process.
+    allocator.keep_freed_memory()  # For all kinds, as programs do.
     model = make_model(kind, settings)
     return trace(model.train_step, (make_batch(kind, settings),), settings)
 

@@ -25,6 +25,8 @@ extension point for these, so we wrap the following methods:
 - Keras's `ops.take`, which `Embedding` uses: in the private step an entry at an index out of range
   is NaN, for the same reason.
 - Keras's random numbers: all rows get the same ones while two forward passes are compared.
+- TensorFlow's converters of `tf.vectorized_map`, and its draws from a state, act as usual but
+  within the private step.
 - `keras.Operation.__call__`: an active recorder in this thread sees every call of every layer.
   Without one, the wrapper adds a single attribute look-up.
 
@@ -46,6 +48,7 @@ from tfdpx._keras import (
     origins,
     saving_internals,
     step_context,
+    tensorflow_internals,
 )
 
 _installed = []  # (owner, name, original value, or None if it was inherited)
@@ -92,10 +95,12 @@ def install(load=None):
     for name, still in layer_internals.STILL.items():
         _wrap(layer_internals.RANDOM, name, functools.partial(_still, still))
     _wrap(*layer_internals.TAKING, _taking)
+    for owner, name, make in tensorflow_internals.REPLACED:
+        _wrap(owner, name, make)
 
 
 def uninstall():
-    """Restores Keras's methods and functions. Does nothing if not installed."""
+    """Restores the methods and functions of Keras and TensorFlow, if they are wrapped."""
     while _installed:
         owner, name, original = _installed.pop()
         if original is None:

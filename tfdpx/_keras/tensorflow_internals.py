@@ -59,7 +59,6 @@ def vectorizing_by(held, multiply):
         adjoint_a, adjoint_b = operation.get_attr("adj_x"), operation.get_attr("adj_y")
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
-    _install_converters()
     converters = {"BatchMatMulV2": products, **_CONVERTERS}
     before, _active.converters = getattr(_active, "converters", None), (held, converters)
     try:
@@ -212,20 +211,12 @@ _CONVERTERS = {
 }
 
 
-@functools.cache
-def _install_converters():
-    pfor._pfor_converter_registry = _Converters(pfor._pfor_converter_registry)
-    for loop in pfor.WhileOp, pfor.WhileV2:
-        loop._process_cond_stacked = _same_rounds(loop._process_cond_stacked)
-    pfor._stack_tensor_list_shape = _known_shape(pfor._stack_tensor_list_shape)
-
-
 def _known_shape(original):
-    @functools.wraps(original)
     def stack(shape, count):
         static_shape = tf.get_static_value(shape)
         if (
-            static_shape is not None
+            getattr(_active, "converters", None)
+            and static_shape is not None
             and static_shape.ndim
             and static_shape.size
             and (static_shape >= 0).all()
@@ -238,7 +229,6 @@ def _known_shape(original):
 
 
 def _same_rounds(original):
-    @functools.wraps(original)
     def process(*args, **kwargs):
         if getattr(_active, "converters", None):
             # TensorFlow's gradient of such a loop fails.
@@ -258,7 +248,6 @@ def stateful_draws_from(next_key):
     Args:
         next_key: Function to an int64 tensor [2], different on each call.
     """
-    _redirect_stateful_draws()
     before, _active.next_key = getattr(_active, "next_key", None), next_key
     try:
         yield
@@ -266,42 +255,52 @@ def stateful_draws_from(next_key):
         _active.next_key = before
 
 
-@functools.cache
-def _redirect_stateful_draws():
-    def uniform(shape, dtype, **_):
-        return tf.random.stateless_uniform(shape, _active.next_key(), dtype=dtype)
-
-    def integers(shape, minval, maxval, **_):
-        return tf.random.stateless_uniform(
-            shape, _active.next_key(), minval, maxval, dtype=minval.dtype
-        )
-
-    def normal(shape, dtype, **_):
-        return tf.random.stateless_normal(shape, _active.next_key(), dtype=dtype)
-
-    def truncated(shape, dtype, **_):
-        return tf.random.stateless_truncated_normal(shape, _active.next_key(), dtype=dtype)
-
-    def counter_and_key(*_, **__):
-        return tf.random.stateless_uniform([3], _active.next_key(), None, None, tf.int64)
-
-    for module, name, keyed in (
-        (gen_random_ops, "random_uniform", uniform),
-        (gen_random_ops, "random_uniform_int", integers),
-        (gen_random_ops, "random_standard_normal", normal),
-        (gen_random_ops, "truncated_normal", truncated),
-        (gen_stateful_random_ops, "rng_read_and_skip", counter_and_key),
-    ):
-        setattr(module, name, _redirected(getattr(module, name), keyed))
+def _uniform(shape, dtype, **_):
+    return tf.random.stateless_uniform(shape, _active.next_key(), dtype=dtype)
 
 
-def _redirected(original, keyed):
-    @functools.wraps(original)
+def _integers(shape, minval, maxval, **_):
+    key = _active.next_key()
+    return tf.random.stateless_uniform(shape, key, minval, maxval, dtype=minval.dtype)
+
+
+def _normal(shape, dtype, **_):
+    return tf.random.stateless_normal(shape, _active.next_key(), dtype=dtype)
+
+
+def _truncated(shape, dtype, **_):
+    return tf.random.stateless_truncated_normal(shape, _active.next_key(), dtype=dtype)
+
+
+def _counter_and_key(*_, **__):
+    return tf.random.stateless_uniform([3], _active.next_key(), None, None, tf.int64)
+
+
+def _redirected(keyed, original):
     def draw(*args, **kwargs):
         is_keyed = getattr(_active, "next_key", None) is not None
         return (keyed if is_keyed else original)(*args, **kwargs)
 
     return draw
+
+
+# The functions and objects of TensorFlow that `hook` replaces, each with a function that makes the
+# replacement of the original. They act within `vectorizing_by` and `stateful_draws_from` only.
+REPLACED = (
+    (pfor, "_pfor_converter_registry", _Converters),
+    (pfor, "_stack_tensor_list_shape", _known_shape),
+    *((loop, "_process_cond_stacked", _same_rounds) for loop in (pfor.WhileOp, pfor.WhileV2)),
+    *(
+        (module, name, functools.partial(_redirected, keyed))
+        for module, name, keyed in (
+            (gen_random_ops, "random_uniform", _uniform),
+            (gen_random_ops, "random_uniform_int", _integers),
+            (gen_random_ops, "random_standard_normal", _normal),
+            (gen_random_ops, "truncated_normal", _truncated),
+            (gen_stateful_random_ops, "rng_read_and_skip", _counter_and_key),
+        )
+    ),
+)
 
 
 @contextlib.contextmanager

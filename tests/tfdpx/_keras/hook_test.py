@@ -22,6 +22,19 @@ def test_without_the_hook_a_private_optimizer_refuses_to_train(installed):
         small.step(small.model(), *small.data())
 
 
+def test_tensorflow_is_as_it_was_without_the_hook(installed):
+    def now():
+        return [vars(owner)[name] for owner, name, _ in tensorflow_internals.REPLACED]
+
+    wrapped = now()
+    hook.uninstall()
+    originals = now()
+    assert not any(a is b for a, b in zip(wrapped, originals, strict=True))
+    hook.install()
+    hook.uninstall()
+    assert all(a is b for a, b in zip(now(), originals, strict=True))
+
+
 def test_ordinary_training_is_untouched(installed):
     x, y = small.data()
     with_hook = small.step(small.model(keras.optimizers.SGD(0.1)), x, y)

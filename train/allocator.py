@@ -38,7 +38,7 @@ def keep_freed_memory():
     glibc, or if the user has set one of glibc's environment variables for this, such as
     `MALLOC_TRIM_THRESHOLD_`.
 
-    The first private `fit` or `train_on_batch` of a process calls it; further calls do nothing.
+    Programs call it before they train; further calls do nothing.
     Threads that already have a heap keep it.
 
     Returns:

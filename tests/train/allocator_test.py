@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfdpx.training import allocator
+from tfdpx.train import allocator
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
