@@ -22,7 +22,7 @@ SETTINGS = {"classify": Settings, "pretrain": Pretraining}
 # Flags of a program that are neither its settings nor defined by its module.
 OTHERS = {
     "classify": (
-        "preset log_private_metrics final workdir data_dir download resume dry_run "
+        "preset final workdir data_dir download resume dry_run "
         "seconds_per_update strategy tpu cpu_devices"
     ).split(),
     "pretrain": "recipe workdir data_dir download resume".split(),

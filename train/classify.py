@@ -38,9 +38,7 @@ COMMON = (
 for _name in COMMON:
     flags.declare_key_flag(_name)
 # Flags that only runs on images by updates have.
-_OF_UPDATES = (
-    *("resume", "dry_run", "final", "strategy", "tpu", "cpu_devices", "log_private_metrics"),
-)
+_OF_UPDATES = (*("resume", "dry_run", "final", "strategy", "tpu", "cpu_devices"),)
 
 
 def main(argv):
@@ -61,7 +59,7 @@ def main(argv):
         strategy = devices.from_flags()
         path = run_flags.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
         with resume.working_folder("classify", path, devices.is_chief(strategy)) as workdir:
-            record = run(asked, preset, workdir, strategy, run_flags.LOG_PRIVATE_METRICS.value)
+            record = run(asked, preset, workdir, strategy)
     if record is not None:
         print(output.to_json(record), flush=True)
 

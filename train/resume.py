@@ -29,7 +29,7 @@ from tfdpx.train.run_flags import RESUME, WORKDIR
 # Settings that may change on a resume, because they affect neither weights nor guarantee.
 FREE = ("report_every", "seed", "public_test", "threshold")
 # Flags that are not settings, and that a resume takes from the run unless they are set.
-_FLAGS = ("data_dir", "log_private_metrics", "strategy", "tpu", "cpu_devices")
+_FLAGS = ("data_dir", "strategy", "tpu", "cpu_devices")
 # The exit status as in shells: 128 plus the number of the signal.
 _STATUS = 130
 

@@ -32,7 +32,7 @@ _SHOWN = (
 )
 
 
-def run(settings, preset, workdir, strategy, log_private_metrics=False):
+def run(settings, preset, workdir, strategy):
     """Trains, measures, and writes all files of a run to `workdir`.
 
     Args:
@@ -40,7 +40,6 @@ def run(settings, preset, workdir, strategy, log_private_metrics=False):
         preset: String, the name of the preset of the settings.
         workdir: `pathlib.Path`.
         strategy: The `tf.distribute.Strategy`; only the chief writes.
-        log_private_metrics: Bool, whether TensorBoard receives metrics without a guarantee.
 
     Returns:
         The report, a dict; None on a host that is not the chief.
@@ -53,7 +52,7 @@ def run(settings, preset, workdir, strategy, log_private_metrics=False):
     if settings.kind == HEADS:
         return heads.run(settings, workdir)
     try:
-        return _run_on_images(settings, preset, workdir, strategy, log_private_metrics)
+        return _run_on_images(settings, preset, workdir, strategy)
     except tf.errors.UnavailableError as error:
         raise UserError(f"another worker is gone; start all with --resume: {error}") from error
     except RuntimeError as error:
@@ -62,7 +61,7 @@ def run(settings, preset, workdir, strategy, log_private_metrics=False):
         raise UserError(str(error)) from error
 
 
-def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
+def _run_on_images(asked, preset, workdir, strategy):
     is_chief = devices.is_chief(strategy)
 
     # Load: the weights to start from and their earlier trainings; then the images, as bytes in
@@ -134,7 +133,6 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     tensorboard = tfdpx.callbacks.TensorBoard(
         str(workdir / "tensorboard"),
         plan=plan,
-        log_private_metrics=log_private_metrics,
         before=before,
     )
     writers = [tensorboard, curve, raw]

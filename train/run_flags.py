@@ -65,11 +65,6 @@ DATA_DIR = flags.DEFINE_string(
 )
 DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if it is not in --data_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue the unfinished run in --workdir, if any.")
-LOG_PRIVATE_METRICS = flags.DEFINE_bool(
-    "log_private_metrics",
-    False,
-    "Also write metrics without a guarantee, such as the training loss, to TensorBoard.",
-)
 FINAL = flags.DEFINE_bool(
     "final", False, "Train on all training images: --validation=0 --eval_split=test."
 )

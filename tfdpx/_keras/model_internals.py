@@ -265,22 +265,3 @@ def adam_moments(optimizer, variable):
     """Returns Adam's averages of a weight's gradient and its square, two `keras.Variable`s."""
     place = optimizer._get_variable_index(variable)
     return optimizer._momentums[place], optimizer._velocities[place]
-
-
-def write_epoch(board, step, logs):
-    """Writes the scalars of an epoch like Keras's TensorBoard callback, at a given step.
-
-    Args:
-        board: A `keras.callbacks.TensorBoard`.
-        step: Int, the position on the x-axis.
-        logs: Dict by name; names that begin with "val_" go to the run "validation".
-    """
-    board._log_epoch_metrics(step, logs)
-
-
-@contextlib.contextmanager
-def writing(board, validation=False):
-    """Makes summaries go to the run "train" or "validation" of a TensorBoard callback."""
-    writer = board._val_writer if validation else board._train_writer
-    with writer.as_default():
-        yield

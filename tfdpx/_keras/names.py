@@ -92,7 +92,6 @@ TABLE = (
     ),
     (_KERAS, "keras.src.backend.tensorflow.optimizer:", "_all_reduce_sum_gradients"),
     (_KERAS, "keras.src.optimizers.adam:", "_momentums _velocities"),
-    (_KERAS, "keras.src.callbacks.tensorboard:", "_log_epoch_metrics _train_writer _val_writer"),
     (_TENSORFLOW, "tensorflow.python.trackable.base:", "_update_uid"),
     (_TENSORFLOW, "tensorflow.python.eager.context:", "FunctionCallOptions context"),
     (

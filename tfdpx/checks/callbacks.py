@@ -88,9 +88,7 @@ def check_callbacks(callbacks, optimizer):
         for callback in _flatten(callbacks):
             problems += _problems_of_acting(callback, optimizer)
             problems += _problems_of_paths(callback, optimizer)
-            writes_only_covered = getattr(callback, "writes_only_covered", False)
-            writes = isinstance(callback, _WRITING) or _is_of(callback, _TRACKERS)
-            if writes and not writes_only_covered:
+            if isinstance(callback, _WRITING) or _is_of(callback, _TRACKERS):
                 warn(
                     f"{type(callback).__name__} writes the training loss and metrics, which the "
                     "privacy guarantee does not cover. Keep what it writes as secret as the data, "

@@ -7,17 +7,12 @@ import bisect
 import dataclasses
 import functools
 import math
-import threading
-import time
 
 import keras
 
 from tfdpx._keras import model_internals
 from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import EMPTY, Entry, Ledger
-
-# Seconds of silence before a message explains the wait.
-_PATIENCE = 5.0
 
 
 class BudgetExceeded(RuntimeError):
@@ -233,59 +228,3 @@ class StopAtBudget(keras.callbacks.Callback):
     @property
     def _session(self):
         return self._optimizer.session
-
-
-class BudgetProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar, with the steps that the budget leaves an epoch as its target."""
-
-    def set_params(self, params):
-        """Keeps the number of steps that `fit` was asked for."""
-        super().set_params(params)
-        self._steps = params["steps"]
-
-    def on_epoch_begin(self, epoch, logs=None):
-        """Begins a bar of the steps that follow."""
-        left = model_internals.innermost(self.model.optimizer).session.left
-        if self._steps is not None and left is not None:
-            execution = self.model.steps_per_execution
-            self.target = min(self._steps, left // execution * execution)
-        super().on_epoch_begin(epoch, logs)
-
-
-class FirstUpdate(keras.callbacks.Callback):
-    """Prints that the private step is being built, if that takes longer than some seconds."""
-
-    def __init__(self):
-        super().__init__()
-        self._start = self._timer = None
-        self._is_announced = False
-
-    def on_train_begin(self, logs=None):
-        """Starts the timer, unless `fit` is silent."""
-        if self.params.get("verbose"):
-            self._start = time.monotonic()
-            self._timer = threading.Timer(_PATIENCE, self._announce)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Prints how long the first update took."""
-        if self._timer is not None:
-            self.end()
-            if self._is_announced:
-                seconds = time.monotonic() - self._start
-                print(f"The first update took {seconds:.0f} s.", flush=True)
-
-    def end(self):
-        """Stops the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _announce(self):
-        self._is_announced = True
-        print(
-            f"\nThe private step of model '{self.model.name}' is being built for its first update: "
-            "traced, and compared with batches of one example. Layers that loop take longest.",
-            flush=True,
-        )

@@ -1,15 +1,12 @@
-"""Keras callbacks: stop at the end of the budget, log what the guarantee covers, measure norms."""
+"""Keras callbacks: stop at the end of the budget, and log the numbers that the guarantee covers."""
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
-from tensorboard.plugins.hparams import api as hparams
 
 from tfdpx._keras import model_internals
 from tfdpx._warnings import warn
@@ -25,7 +22,6 @@ from tfdpx.training.budget import (
     steps_taken,
 )
 from tfdpx.training.checkpoint import Checkpoint
-from tfdpx.training.norms import GradientNorms
 from tfdpx.training.session import after_save
 
 __all__ = [
@@ -37,9 +33,6 @@ __all__ = [
     "epsilon_spent",
     "steps_taken",
 ]
-
-# The number of gradient norms in the histogram of an epoch.
-_NORMS = 256
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -119,229 +112,92 @@ class PrivacyBudget(keras.callbacks.Callback):
                 )
 
 
-class TensorBoard(keras.callbacks.TensorBoard):
-    """`keras.callbacks.TensorBoard` without the numbers that the guarantee does not cover.
+class TensorBoard(keras.callbacks.Callback):
+    """Writes the numbers of each epoch that the guarantee covers for TensorBoard, and no other.
 
     Training loss and metrics are functions of the private data without noise, so they reveal more
-    than epsilon allows. This callback writes only numbers that the guarantee covers: epsilon, the
-    noise multiplier, the learning rate, the norm of the privatized gradient
-    (`optimizer.privatized_gradient_norm`) and weight histograms. Validation metrics are written if
+    than epsilon allows; `keras.callbacks.TensorBoard` writes them. This callback writes epsilon,
+    the noise multiplier, the learning rate and the norm of the privatized gradient
+    (`optimizer.privatized_gradient_norm`), and an adaptive clip. Validation metrics are written if
     the optimizer was made with `public_validation=True`, which declares that their examples are
-    public. The x-axis shows model updates, not epochs. Hyperparameters are under "HParams"; the
-    plan and the amount spent of it are under "Text". The chart of `epsilon` has a second line, the
-    run "budget", with the plan's epsilon. With a `tfdpx.callbacks.Checkpoint` the numbers of an
+    public. The x-axis shows model updates, not epochs. The chart of `epsilon` has a second line,
+    the run "budget", with the plan's epsilon. With a `tfdpx.callbacks.Checkpoint` the numbers of an
     update are written once a save holds that update.
 
     Args:
         log_dir: String. Folder for the event files.
-        plan: Optional `PrivacyPlan`, for epsilon; not needed after a `PrivacyBudget` in the list of
-            callbacks.
-        log_private_metrics: Bool. Whether to write metrics without a guarantee too, with names
-            that start with "not_private/", in the sub-folder `not_private` of `log_dir`. Delete
-            that folder before you share the logs. If the plan draws the batches, each epoch has a
-            histogram "not_private/gradient_norms" of 256 examples, before clipping.
+        plan: Optional `PrivacyPlan`, for epsilon; by default the optimizer's.
         before: `Ledger` of earlier uses of the same data, which epsilon counts too.
-        **kwargs: Arguments of `keras.callbacks.TensorBoard`.
     """
-
-    writes_only_covered = True  # Looked for by `check_callbacks`.
 
     def __init__(
         self,
         log_dir: str | os.PathLike = "logs",
         plan: PrivacyPlan | None = None,
-        log_private_metrics: bool = False,
         *,
         before: Ledger = EMPTY,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(log_dir=log_dir, **kwargs)
-        self.plan, self._before = plan, before
-        self.log_private_metrics = log_private_metrics
-        self._private_writer = self._budget_writer = self._norms = None
-        self._batches_seen = 0
+        super().__init__()
+        self.log_dir, self.plan, self._before = log_dir, plan, before
+        self._writers: dict[str, Any] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Opens the writers."""
-        super().on_train_begin(logs)
-        self._batches_seen, self._norms = 0, None
-        if self.log_private_metrics:
-            folder = os.path.join(self.log_dir, "not_private")
-            self._private_writer = tf.summary.create_file_writer(folder)
-        optimizer = model_internals.innermost(self.model.optimizer)
-        if self.plan is None:
-            self.plan = getattr(optimizer, "plan", None)
-        with model_internals.writing(self):
-            hparams.hparams(_hyperparameters(optimizer))
-            if self.plan is not None:
-                self._describe(f"The plan: {self.plan.summary()}.", optimizer)
-        if self.plan is not None and math.isfinite(self.plan.epsilon):
-            self._budget_writer = tf.summary.create_file_writer(
-                os.path.join(self.log_dir, "budget")
-            )
-            self._write_epsilon(self._epsilon(optimizer), _count_updates(optimizer))
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Writes the batch's numbers, if `update_freq` asks for it."""
-        self._batches_seen += 1
-        super().on_train_batch_end(batch, {})
-        # Some releases of Keras (3.8, 3.12) would write every batch.
-        if self.update_freq == "epoch" or self._batches_seen % self.update_freq:
-            return
-        step, norm, logs = self._batches_seen, self._gradient_norm(), dict(logs or {})
-
-        def write():
-            with model_internals.writing(self):
-                for name, value in norm.items():
-                    tf.summary.scalar(f"batch_{name}", value, step=step)
-            self._write_private("batch_", logs, step)
-
-        self._after_save(write)
-
-    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Writes the validation metrics."""
-        super().on_test_end({})
-        logs, step = dict(logs or {}), _to_number(self.model.optimizer.iterations, int)
-        is_public = self._is_covered("val_loss")
-        if not is_public:
-            warn(
-                f"{type(self).__name__} leaves the validation metrics out, which the privacy "
-                f"guarantee does not cover. {IF_PUBLIC} In `tfdpx classify` this is --public_test."
-            )
-
-        def write():
-            if not is_public:
-                return self._write_private("evaluation_", logs, step)
-            with model_internals.writing(self, validation=True):
-                for name, value in logs.items():
-                    tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
-
-        self._after_save(write)
+        """Writes the epsilon before the training."""
+        self._after_save(self._epsilons())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the epoch's numbers."""
-        logs = dict(logs or {})
-        covered_logs = {name: value for name, value in logs.items() if self._is_covered(name)}
-        private_logs = {name: value for name, value in logs.items() if name not in covered_logs}
-        optimizer = model_internals.innermost(self.model.optimizer)
-        if self.plan is not None and hasattr(optimizer, "ledger"):
-            covered_logs.update(epsilon_log(self.plan, optimizer, self._before))
-        if hasattr(optimizer, "noise_multiplier"):
-            covered_logs["noise_multiplier"] = optimizer.noise_multiplier
-        covered_logs.update(self._gradient_norm())
-        step, epsilons = _count_updates(optimizer), self._epsilon(optimizer)
-        norms = self._gradient_norms(optimizer)
-
-        def write():
-            super(TensorBoard, self).on_epoch_end(epoch, {})
-            model_internals.write_epoch(self, step, covered_logs)
-            self._write_epsilon(epsilons, step)
-            self._write_private("epoch_", private_logs, step)
-            if norms is not None:
-                with self._private_writer.as_default():
-                    tf.summary.histogram("not_private/gradient_norms", norms, step=step)
-
-        self._after_save(write)
+        optimizer, numbers = model_internals.innermost(self.model.optimizer), self._epsilons()
+        for name, value in (logs or {}).items():
+            run, metric = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
+            if metric.startswith("epsilon"):
+                numbers.setdefault((run, metric), value)
+            elif is_covered(name, optimizer):
+                numbers[run, f"epoch_{metric}"] = value
+            elif run == "validation":
+                warn(
+                    f"{type(self).__name__} leaves the validation metrics out, which the privacy "
+                    f"guarantee does not cover. {IF_PUBLIC} In `tfdpx classify` this is "
+                    "--public_test."
+                )
+        for name in ("learning_rate", "noise_multiplier", "privatized_gradient_norm"):
+            if hasattr(optimizer, name):
+                numbers["train", f"epoch_{name}"] = getattr(optimizer, name)
+        self._after_save(numbers)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Closes the writers."""
+        """Closes the files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    def _epsilons(self):
+        """Dict by run and name: epsilon and, as another run, its budget."""
         optimizer = model_internals.innermost(self.model.optimizer)
-        if self.plan is not None and hasattr(optimizer, "ledger"):
-            [(name, epsilon)] = epsilon_log(self.plan, optimizer, self._before).items()
-            with model_internals.writing(self):
-                self._describe(
-                    f"Spent: {name}={epsilon:.4g} at delta={self.plan.delta:g}, in "
-                    f"{_count_updates(optimizer)} updates, under adding or removing one example.",
-                    optimizer,
-                )
-        super().on_train_end(logs)
-        for writer in (self._private_writer, self._budget_writer):
-            if writer is not None:
-                writer.close()
-
-    def _is_covered(self, name):
-        return is_covered(name, model_internals.innermost(self.model.optimizer))
-
-    def _describe(self, text, optimizer):
-        tf.summary.text("privacy_statement", text, step=_count_updates(optimizer))
-
-    def _after_save(self, write):
-        """Calls `write` once a `Checkpoint` holds its update; at once without one."""
-
-        def write_records():
-            with tf.summary.record_if(True):
-                write()
-
-        after_save(self.model, write_records)
-
-    def _epsilon(self, optimizer):
-        """The epsilon spent by its name, a dict; empty where no budget is shown."""
-        if self._budget_writer is None or not hasattr(optimizer, "ledger"):
+        plan = self.plan or getattr(optimizer, "plan", None)
+        if plan is None or not hasattr(optimizer, "ledger"):
             return {}
-        return epsilon_log(self.plan, optimizer, self._before)
+        [(name, epsilon)] = epsilon_log(plan, optimizer, self._before).items()
+        return {("train", name): epsilon, ("budget", name): plan.epsilon}
 
-    def _write_epsilon(self, epsilons, step):
-        """Epsilon and, as another run, its budget: two lines in one chart."""
-        for name, value in epsilons.items():
-            with model_internals.writing(self):
-                tf.summary.scalar(name, value, step=step)
-            with self._budget_writer.as_default():
-                tf.summary.scalar(name, self.plan.epsilon, step=step)
-
-    def _gradient_norm(self):
+    def _after_save(self, numbers):
+        """Writes a dict by run and name once a `Checkpoint` holds the updates; or now."""
         optimizer = model_internals.innermost(self.model.optimizer)
-        norm = getattr(optimizer, "privatized_gradient_norm", None)
-        return {} if norm is None else {"privatized_gradient_norm": _to_number(norm, float)}
+        is_private = hasattr(optimizer, "ledger")
+        step = steps_taken(optimizer) if is_private else _to_float(optimizer.iterations)
+        numbers = {place: _to_float(value) for place, value in numbers.items()}
 
-    def _gradient_norms(self, optimizer):
-        """float32 [n]: before clipping, of some examples; None where they are not wanted or known.
+        def write():
+            for (run, name), value in numbers.items():
+                if run not in self._writers:
+                    folder = os.path.join(self.log_dir, run)
+                    self._writers[run] = tf.summary.create_file_writer(folder)
+                with self._writers[run].as_default(), tf.summary.record_if(True):
+                    tf.summary.scalar(name, value, step=int(step))
 
-        By the engine of the training, in microbatches as it was traced for.
-        """
-        session = getattr(optimizer, "session", None)
-        if self._private_writer is None or session is None or session.draws is None:
-            return None
-        if optimizer.of_users:
-            return None
-        examples = session.draws.examples
-        if self._norms is None:
-            cache = optimizer.prepared[self.model]
-            [size, *_] = cache.sizes.values()
-            self._norms = GradientNorms(
-                self.model, examples, size.examples, lambda *_: cache.engine
-            )
-        count = min(_NORMS, examples.count)
-        norms = self._norms(np.linspace(0, examples.count, count, endpoint=False).astype(int))
-        return norms[np.isfinite(norms)]
-
-    def _write_private(self, prefix, logs, step):
-        if self._private_writer is None:
-            return
-        with self._private_writer.as_default():
-            for name, value in (logs or {}).items():
-                tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
+        after_save(self.model, write)
 
 
-def _count_updates(optimizer):
-    """Int: the updates behind the weights, or of another optimizer, its own."""
-    if hasattr(optimizer, "ledger"):
-        return steps_taken(optimizer)
-    return _to_number(optimizer.iterations, int)
-
-
-def _hyperparameters(optimizer):
-    """Dict of plain values: the optimizer's arguments and its plan's."""
-    settings = optimizer.get_config()
-    plan = getattr(optimizer, "plan", None)
-    if plan is not None:
-        settings |= {f"plan_{name}": value for name, value in plan.get_config().items()}
-    return {
-        name: value
-        for name, value in settings.items()
-        if isinstance(value, (bool, int, float, str))
-    }
-
-
-def _to_number(value, number_type):
-    # convert_to_numpy, since int() refuses the variables of a distribution strategy.
-    return number_type(keras.ops.convert_to_numpy(value))
+def _to_float(value):
+    # convert_to_numpy, since float() refuses the variables of a distribution strategy.
+    return float(keras.ops.convert_to_numpy(value))

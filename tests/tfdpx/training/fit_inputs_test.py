@@ -160,12 +160,3 @@ def test_random_access_needs_a_plan():
     model.compile(tfdpx.DPSGD(0.1, batch_size=6, noise_multiplier=1.0), "mse")
     with pytest.raises(ValueError, match="drawn from by the optimizer's plan.*plan=None"):
         model.fit(tfdpx.RandomAccess(list(zip(X, Y, strict=True))), verbose=0)
-
-
-@pytest.mark.slow
-def test_a_long_first_update_is_announced(monkeypatch, capsys):
-    monkeypatch.setattr("tfdpx.training.budget._PATIENCE", 0.0)
-    trained(lambda model: model.fit(X, Y, verbose=2))
-    assert "is being built for its first update" in capsys.readouterr().out
-    trained(lambda model: model.fit(X, Y, verbose=0))
-    assert "first update" not in capsys.readouterr().out

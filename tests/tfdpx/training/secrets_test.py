@@ -136,7 +136,7 @@ def said(model, folder):
             )
             callbacks = [
                 tfdpx.callbacks.PrivacyBudget(PLAN),
-                tfdpx.callbacks.TensorBoard(str(folder), plan=PLAN, log_private_metrics=True),
+                tfdpx.callbacks.TensorBoard(str(folder), plan=PLAN),
                 tell,
             ]
             model.fit(batches, callbacks=callbacks, verbose=2)

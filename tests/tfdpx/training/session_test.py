@@ -180,7 +180,7 @@ from tfdpx.train.fitting import Curve
 folder = sys.argv[1]
 model = t.make()
 model.compile(model.optimizer, model.loss, metrics=["accuracy"])
-board = tfdpx.callbacks.TensorBoard(folder + "/board", plan=t.PLAN, update_freq=1)
+board = tfdpx.callbacks.TensorBoard(folder + "/board", plan=t.PLAN)
 curve = Curve(folder + "/curve.jsonl", t.PLAN, 0)
 model.fit(
     t.PLAN.batches(t.X, t.Y), epochs=3, steps_per_epoch=2, verbose=0,
