@@ -14,6 +14,7 @@ the Gaussian mechanism with noise multiplier sigma. Regularisers added afterward
 """
 
 import math
+import weakref
 
 import tensorflow as tf
 
@@ -23,8 +24,8 @@ from tfdpx.per_example import rounding
 _KEY = object()
 # Number of values per row of noise: TensorFlow splits rows of 64 bytes without a copy.
 _ROW = 16
-# The name of the operations that produce private gradients, for checks of graphs.
-MARK = "private_gradient"
+# The operations that give noisy sums, for checks of graphs.
+private_operations: weakref.WeakSet = weakref.WeakSet()
 # The remedy for a custom training step.
 INSTEAD_OF_TRAIN_STEP = (
     "Use the `train_step` of keras.Model: change data by `augment`, the loss by `compute_loss` or "
@@ -163,4 +164,6 @@ def privatize(sums, noise_multiplier, batch_size, seed):
             for xi, size in zip(drawn, sizes, strict=True)
         ]
         sums = [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
-    return [PrivateGradient(tf.identity(s, name=MARK), _KEY) for s in sums]
+    sums = [tf.identity(s) for s in sums]
+    private_operations.update(s.op for s in sums if tf.is_symbolic_tensor(s))
+    return [PrivateGradient(s, _KEY) for s in sums]

@@ -16,7 +16,7 @@ from tfdpx._keras import lora
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.per_example import rounding
 from tfdpx.per_example.rules import contraction
-from tfdpx.training.clipping import Measured
+from tfdpx.training.clipping import NormStatistics
 
 layers = keras.layers
 BOUND = 1.0 + 1e-5
@@ -287,7 +287,7 @@ def test_every_clip(monkeypatch, name):
 def test_an_indicator_that_is_not_bounded_is_noticed(monkeypatch):
     def measure(self, ids, present, squared_norms, clips):
         below = tf.where(present, 1.0 - tf.sqrt(squared_norms) / clips, 0.0)
-        return Measured(noisy=[tf.reduce_sum(below) * (self._weight / self._batch_size)])
+        return NormStatistics(noisy=[tf.reduce_sum(below) * (self._weight / self._batch_size)])
 
     monkeypatch.setattr(tfdpx.AdaptiveClip, "measure", measure)
     with pytest.raises(AssertionError):

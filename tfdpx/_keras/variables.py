@@ -4,11 +4,12 @@ import numpy as np
 import tensorflow as tf
 
 
-def variable(value, dtype):
+def variable(value, dtype, shape=None):
     """Returns a `tf.Variable` that replicas update alike. An optimizer would track Keras's."""
     return tf.Variable(
         np.array(value, dtype),
         trainable=False,
+        shape=shape,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 

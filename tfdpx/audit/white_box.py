@@ -320,7 +320,9 @@ class Canaries:
             optimizer = _observed(type(self._optimizer)).from_config(config)
             # Each update also starts at the same clip.
             optimizer.clip_policy.update = lambda measured: None
-            optimizer.class_weight = self._class_weight
+            if self._class_weight is not None:
+                optimizer.weighted_models.add(self._model)
+                optimizer.state.class_weights.assign(*self._class_weight.arrays())
             loss = tf.nest.map_structure(lambda _: _linear, self._y)
             self._model.compile(optimizer, loss, jit_compile=self._jit_compile)
         model, strategy, variables = self._model, self._strategy, self.variables

@@ -2,7 +2,7 @@
 
 from tfdpx._keras import layer_internals
 from tfdpx.augment import LayerViews
-from tfdpx.checks.state import StatefulOperations, problems_of_raising
+from tfdpx.checks.state import problems_of_graph
 
 
 def problems_of_augment(augment):
@@ -21,7 +21,4 @@ def problems_of_augment(augment):
                 "one example."
             )
     for graph in inner.graphs() if hasattr(inner, "graphs") else []:
-        yield from StatefulOperations(graph, getattr(inner, "layer", None), []).problems(
-            "The augmentation"
-        )
-        yield from problems_of_raising(graph, "The augmentation")
+        yield from problems_of_graph(graph, getattr(inner, "layer", None), "The augmentation")

@@ -78,8 +78,35 @@ def problems_of_microbatch(
     else:
         yield from _problems_without_gradient(model, all_rows, norm_of_all())
         return
-    tolerance = _tolerance(model)
-    for (rows, added), (squared_norms, sums) in zip(inputs, outputs, strict=True):
+    wanted, outputs = (norm, gradients), zip(inputs, outputs, strict=True)
+    problems = list(_problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of))
+    yield from problems
+    if padding is None or problems:
+        return
+    pair = [_mean_gradient(model, part, trace) for part in _pad(one, padding)]
+    change = _norm([g - h for g, h in zip(*pair, strict=True)])
+    if not change <= _tolerance(model) * _norm(pair[0]):
+        yield (
+            "The gradient of an example changes if it is padded further, so the longest example of "
+            "a batch changes the gradients of all others, which no clipping bounds. Pad all "
+            "examples of the data set to one length, or let the model ignore padding, for example "
+            "by `mask_zero=True` and layers that use masks."
+        )
+
+
+def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
+    """Yields texts of how a microbatch's outputs differ from the norm and gradients of one example.
+
+    Args:
+        model: The `keras.Model`.
+        outputs: Iterable of pairs: the rows and which of them are the example, and the squared
+            norms and clipped sums.
+        wanted: Pair of its norm and the list of its gradients, by a batch of one.
+        lowest_norms: As for `problems_of_microbatch`.
+        factors_of: As for `problems_of_microbatch`.
+    """
+    (norm, gradients), tolerance = wanted, _tolerance(model)
+    for (rows, added), (squared_norms, sums) in outputs:
         norms, factors = np.sqrt(squared_norms), np.array(factors_of(squared_norms))
         is_low = ~(norms >= (1 - 2 * tolerance) * norm)
         is_high = ~(norms <= (1 + max(2 * tolerance, _MOST_RAISED)) * norm)
@@ -102,15 +129,6 @@ def problems_of_microbatch(
                     f"The clipped sum of gradients at '{variable.path}' disagrees with the sum of "
                     f"batches of one example. {_WRONG}"
                 )
-    if padding is not None:
-        pair = [_mean_gradient(model, part, trace) for part in _pad(one, padding)]
-        if not _norm([g - h for g, h in zip(*pair, strict=True)]) <= tolerance * _norm(pair[0]):
-            yield (
-                "The gradient of an example changes if it is padded further, so the longest "
-                "example of a batch changes the gradients of all others, which no clipping bounds. "
-                "Pad all examples of the data set to one length, or let the model ignore padding, "
-                "for example by `mask_zero=True` and layers that use masks."
-            )
 
 
 def padding_of(data, session):

@@ -44,71 +44,91 @@ _RANDOM = (
 )
 
 
-class StatefulOperations:
-    """Names of operations of a graph that keep something, draw random numbers or run Python.
+# Operations that end a run for some values of an example, and so tell that it was drawn.
+_RAISING = (
+    *("Assert", "CheckNumerics", "CheckNumericsV2", "Decode", "MatrixInverse", "MatrixLogarithm"),
+    *("MatrixSolve", "MatrixSquareRoot", "ParseExample", "ParseSequence", "ParseSingle"),
+    *("ParseTensor", "StringToNumber", "Lu", "SelfAdjointEig", "Eig"),
+)
+
+
+# Formats of the problems of a graph, of what it is and a list of names.
+_PROBLEMS = {
+    "python": (
+        "{} runs Python inside the graph: {}. What that keeps or mixes cannot be checked. Write it "
+        "with TensorFlow's or Keras' operations."
+    ),
+    "draws": (
+        "{} draws random numbers outside of any keras.random.SeedGenerator: {}. They must be "
+        "secret, as the noise is. Give random layers an attribute `seed_generator = "
+        "keras.random.SeedGenerator()`, as Keras' own have, and draw from that."
+    ),
+    "writes": (
+        "{} changes state: {}. What it takes from the data would stay without noise. Do not assign "
+        "to variables, metrics, tables or queues in training, and replace layers that do "
+        "(BatchNormalization: `tfdpx.layers.replace_batch_norm(model)`)."
+    ),
+    "raises": (
+        "{} runs operations that end the run for some values of one example, and so tell that it "
+        "was drawn: {}. Do this to the data set before training, or use an operation that takes "
+        "every value (`tf.linalg.pinv` for an inverse, a place for unknown words in "
+        "`StringLookup`)."
+    ),
+    "reads": (
+        "{} reads values of examples that no noise was added to: {}. Metrics add up private "
+        "examples, so what depends on one is not bounded by the clip. Use a number, or a variable "
+        "that no training data changes."
+    ),
+}
+
+
+def problems_of_graph(graph, layer, subject, unread=(), metrics=None):
+    """Yields texts of operations that keep something, draw random numbers, run Python, or raise.
 
     Args:
-        graph: A `tf.Graph`.
-        layer: The `keras.Layer` whose variables are known by name, or None.
-        allowed: List of `keras.Variable`s that may be written.
-        harmless: Prefixes of the types of more operations that are no state.
+        graph: A `tf.Graph` of a function.
+        layer: The `keras.Layer` whose variables are named, or None.
+        subject: Str, what the graph is.
+        unread: List of `keras.Variable`s that it may not read.
+        metrics: For a graph that only computes metrics: the list of `keras.Variable`s that it may
+            write. It may also raise, and add up over hosts.
     """
-
-    def __init__(self, graph, layer, allowed, harmless=()):
-        paths = {} if layer is None else _paths_by_handle(layer)
-        allowed_ids = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
-        self.writes, self.draws, self.python_calls = [], [], []
-        for name, operation, resources, _ in _stateful_operations(graph):
-            if operation.type in _HARMLESS or operation.type.startswith(harmless):
-                continue
-            if operation.type == "Empty" and operation.get_attr("init"):
-                continue  # Zeros.
-            if "PyFunc" in operation.type:
-                self.python_calls.append(name)
-            elif operation.type.startswith(_RANDOM):
-                self.draws.append(name)
-            elif not resources or any(id(r) not in allowed_ids for r in resources):
-                names = [paths[id(r)] for r in resources if id(r) in paths]
-                self.writes.extend(names or [f"{name} ({operation.type})"])
-
-    def problems(self, subject):
-        """Texts, naming variables, or operations where they are none of the layer's.
-
-        Args:
-            subject: Str, what the graph is.
-        """
-        if self.python_calls:
-            yield (
-                f"{subject} runs Python inside the graph: {self.python_calls}. What that keeps or "
-                "mixes cannot be checked. Write it with TensorFlow's or Keras' operations."
-            )
-        if self.draws:
-            yield (
-                f"{subject} draws random numbers outside of any keras.random.SeedGenerator: "
-                f"{self.draws}. They must be secret, as the noise is. Give random layers an "
-                "attribute `seed_generator = keras.random.SeedGenerator()`, as Keras' "
-                "own have, and draw from that."
-            )
-        if self.writes:
-            yield (
-                f"{subject} changes state: {sorted(set(self.writes))}. What it takes from the data "
-                "would stay without noise. Do not assign to variables, metrics, tables or queues "
-                "in training, and replace layers that do (BatchNormalization: "
-                "`tfdpx.layers.replace_batch_norm(model)`)."
-            )
+    paths = {} if layer is None else _paths([*layer.variables, *layer.metrics_variables])
+    unread, written = _paths(unread), _paths(metrics or ())
+    raising, harmless = (_RAISING, ()) if metrics is None else ((), ("Collective",))
+    names_by_problem = {problem: [] for problem in _PROBLEMS}
+    for name, operation, resources, _ in _operations(graph):
+        kind = operation.type
+        names_by_problem["reads"] += [unread[id(r)] for r in resources if id(r) in unread]
+        if kind.startswith(raising):
+            names_by_problem["raises"].append(f"{operation.name} ({kind})")
+        elif "PyFunc" in kind:
+            names_by_problem["python"].append(name)
+        elif not _keeps_state(operation, resources) or kind.startswith(harmless):
+            continue
+        elif kind.startswith(_RANDOM):
+            names_by_problem["draws"].append(name)
+        elif not resources or any(id(r) not in written for r in resources):
+            names = [paths[id(r)] for r in resources if id(r) in paths]
+            names_by_problem["writes"] += names or [f"{name} ({kind})"]
+    for problem, names in names_by_problem.items():
+        if names:
+            yield _PROBLEMS[problem].format(subject, sorted(set(names)))
 
 
-def _paths_by_handle(model):
-    """`{id of a resource: path}` of everything that Keras knows of."""
-    return {
-        id(handle): v.path
-        for v in [*model.variables, *model.metrics_variables]
-        for handle in layer_internals.handles(v)
-    }
+def _keeps_state(operation, resources):
+    is_zeros = operation.type == "Empty" and operation.get_attr("init")
+    is_stateful = operation.op_def.is_stateful or resources
+    return is_stateful and not is_zeros and operation.type not in _HARMLESS
 
 
-def _stateful_operations(graph, outer=None, path="", caller=None):
-    """Yields the stateful operations of a graph and of all functions that it calls.
+def _paths(variables):
+    """`{id of a resource: path}` of `keras.Variable`s."""
+    return {id(handle): v.path for v in variables for handle in layer_internals.handles(v)}
+
+
+def _operations(graph, outer=None, path="", caller=None):
+    """Yields the operations of a graph and of all functions that it calls, but not the calls.
 
     Each comes with its name, its resource inputs, and the operation of the outermost graph that it
     belongs to: `(name, operation, resources, outermost)`.
@@ -125,59 +145,16 @@ def _stateful_operations(graph, outer=None, path="", caller=None):
     for operation in graph.get_operations():
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
         functions = [body for _, body in tensorflow_internals.called(operation)]
-        start, name = _first_operand(operation), f"{path}{operation.name}"
+        is_function = tensorflow_internals.is_function(graph, operation.type)
+        start, name = 0 if is_function else _CALLS.get(operation.type), f"{path}{operation.name}"
         if operation.type == "Identity":
             outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))
-        elif functions and start is not None:
-            operands = [outer.get(id(t)) for t in operation.inputs[start:]]
-            for body in functions:
-                inner = dict(zip(map(id, body.inputs), operands, strict=True))
-                yield from _stateful_operations(body, inner, f"{name}/", caller or operation)
-        elif operation.op_def.is_stateful or resources or "PyFunc" in operation.type:
+        elif not functions or start is None:
             yield name, operation, resources, caller or operation
-
-
-def _first_operand(operation):
-    """The number of inputs in front of those of the function that an operation calls, or None."""
-    is_function = tensorflow_internals.is_function(operation.graph, operation.type)
-    return 0 if is_function else _CALLS.get(operation.type)
-
-
-# Operations that end a run for some values of an example, and so tell that it was drawn.
-_RAISING = (
-    *("Assert", "CheckNumerics", "CheckNumericsV2", "Decode", "MatrixInverse", "MatrixLogarithm"),
-    *("MatrixSolve", "MatrixSquareRoot", "ParseExample", "ParseSequence", "ParseSingle"),
-    *("ParseTensor", "StringToNumber", "Lu", "SelfAdjointEig", "Eig"),
-)
-
-
-def problems_of_raising(graph, subject):
-    """Texts of operations of a graph that end the run for some values of an example.
-
-    Args:
-        graph: `tf.Graph`.
-        subject: Str, what the graph is.
-    """
-    names = [
-        f"{operation.name} ({operation.type})"
-        for operation in _all_operations(graph)
-        if operation.type.startswith(_RAISING)
-    ]
-    if names:
-        yield (
-            f"{subject} runs operations that end the run for some values of one example, and so "
-            f"tell that it was drawn: {names}. Do this to the data set before training, or use an "
-            "operation that takes every value (`tf.linalg.pinv` for an inverse, a place for "
-            "unknown words in `StringLookup`)."
-        )
-
-
-def _all_operations(graph):
-    """The operations of a graph and of all functions that it calls."""
-    for operation in graph.get_operations():
-        yield operation
-        for _, body in tensorflow_internals.called(operation):
-            yield from _all_operations(body)
+        for body in functions:
+            operands = [] if start is None else [outer.get(id(t)) for t in operation.inputs[start:]]
+            inner = dict(zip(map(id, body.inputs), operands, strict=start is not None))
+            yield from _operations(body, inner, f"{name}/", caller or operation)
 
 
 def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
@@ -204,35 +181,23 @@ def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
     ]
     flags = [tf.TensorSpec([rows], tf.bool)] if may_be_absent else []
     graph = tf.function(metrics, autograph=False).get_concrete_function(*specs, *flags).graph
-    # Reading a metric adds it up over the hosts.
-    yield from StatefulOperations(graph, model, _metric_variables(model), ("Collective",)).problems(
-        "`compute_metrics`"
-    )
+    yield from problems_of_graph(graph, model, "`compute_metrics`", metrics=metric_variables(model))
 
 
-def _metric_variables(model):
+def metric_variables(model):
     """The variables that a step assigns without noise, a list."""
     # A metric may have a weight as an attribute, which Keras then counts among its variables.
     other_ids = {id(v) for v in [*model.weights, *model.optimizer.variables]}
     return [v for v in model.metrics_variables if id(v) not in other_ids]
 
 
-def check_metrics_unread(graph, model, subject, operations=None):
-    """Raises UnfitForPrivacy if a graph reads a metric.
-
-    Args:
-        graph: `tf.Graph` of a function.
-        model: The compiled `keras.Model`.
-        subject: Str, what the graph is.
-        operations: List of operations of `graph`; None for all.
-    """
-    paths = {id(h): v.path for v in _metric_variables(model) for h in layer_internals.handles(v)}
-    operations = graph.get_operations() if operations is None else operations
+def _check_metrics_unread(operations, model, subject):
+    """Raises UnfitForPrivacy if one of a list of operations reads a metric."""
+    paths, outermost = _paths(metric_variables(model)), _Outermost()
     inputs = (t for operation in operations for t in operation.inputs if t.dtype == tf.resource)
-    outermost = _Outermost()
     paths_read = {paths.get(id(outermost(tensor))) for tensor in inputs} - {None}
     if paths_read:
-        raise UnfitForPrivacy(_describe_reads(subject, sorted(paths_read)))
+        raise UnfitForPrivacy(_PROBLEMS["reads"].format(subject, sorted(paths_read)))
 
 
 def call_without_metrics(model, subject, function, subjects):
@@ -254,13 +219,13 @@ def call_without_metrics(model, subject, function, subjects):
                 function()
 
             trace = tf.function(discard_result, autograph=False).get_concrete_function()
-            check_metrics_unread(trace.graph, model, subject)
+            _check_metrics_unread(trace.graph.get_operations(), model, subject)
             subjects.add(subject)
         return function()
     graph = tf.compat.v1.get_default_graph()
     count = len(graph.get_operations())
     result = function()
-    check_metrics_unread(graph, model, subject, graph.get_operations()[count:])
+    _check_metrics_unread(graph.get_operations()[count:], model, subject)
     return result
 
 
@@ -275,25 +240,24 @@ def check_update(graph, model):
         graph: `tf.Graph` of a whole step.
         model: The compiled `keras.Model`.
     """
-    paths = {id(h): v.path for v in _metric_variables(model) for h in layer_internals.handles(v)}
-    variables = [*model.variables, *model.optimizer.variables]
-    handles = {id(h): v.path for v in variables for h in layer_internals.handles(v)}
+    paths = _paths(metric_variables(model))
+    assigned = _paths([*model.variables, *model.optimizer.variables])
     waiting, visited, outermost = [], set(), _Outermost()
-    for _, operation, resources, outer in _stateful_operations(graph):
-        if operation.type not in _HARMLESS and any(id(r) in handles for r in resources):
+    for _, operation, resources, outer in _operations(graph):
+        if operation.type not in _HARMLESS and any(id(r) in assigned for r in resources):
             waiting += outer.inputs
     while waiting:
         tensor = outermost(waiting.pop())
         if not tf.is_symbolic_tensor(tensor) or id(tensor) in visited:
             if id(tensor) in paths:
-                raise UnfitForPrivacy(_describe_reads(_UPDATE, [paths[id(tensor)]]))
+                raise UnfitForPrivacy(_PROBLEMS["reads"].format(_UPDATE, [paths[id(tensor)]]))
             continue
         visited.add(id(tensor))
         operation = tensor.op
-        if operation.name.rpartition("/")[2].startswith(mechanism.MARK):
+        if operation in mechanism.private_operations:
             continue
         if tensor.dtype != tf.resource and operation.type.startswith(_OF_DATA):
-            raise UnfitForPrivacy(_describe_reads(_UPDATE, [tensor.name]))
+            raise UnfitForPrivacy(_PROBLEMS["reads"].format(_UPDATE, [tensor.name]))
         waiting += operation.inputs
 
 
@@ -322,11 +286,3 @@ class _Outermost:
                 return tensor
             tensor = outer
         return tensor
-
-
-def _describe_reads(subject, names):
-    return (
-        f"{subject} reads values of examples that no noise was added to: {names}. Metrics add up "
-        "private examples, so what depends on one is not bounded by the clip. Use a number, or a "
-        "variable that no training data changes."
-    )

@@ -174,7 +174,7 @@ def errors_of_squares(sizes):
     """Returns bounds on the relative rounding and the absolute underflow of sums of squares.
 
     Args:
-        sizes: As for `raised`.
+        sizes: As for `raise_for_rounding`.
     """
     return (sum(sizes) + EXTRA) * UNIT, math.prod(sizes) * _TINY
 

@@ -132,7 +132,7 @@ def vectorized_map(
 
 
 def _make_loop(run_one, elements):
-    """As `mapped` there, by a loop over the examples."""
+    """As `map_examples` of `vectorized_map`, by a loop over the examples."""
 
     def map_examples(*tensors):
         specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in tensors]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tfdpx._keras.variables import value_of, variable
 
 _LARGEST = float(np.finfo("float32").max)
 
@@ -22,21 +25,54 @@ class ClassWeights:
 
     by_class: dict[int, float]
 
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the classes, int64 `[k]` in order, and their weights, float32 `[k]`; k >= 1."""
+        listed = sorted(self.by_class.items()) or [(0, 1.0)]
+        classes, weights = zip(*listed, strict=True)
+        return np.array(classes, "int64"), np.array(weights, "float32")
+
     def of_labels(self, y: Any) -> tf.Tensor:
         """Returns the weight of each example, float32 `[n]`, from targets as for `labels_of`."""
-        listed = sorted(self.by_class)
-        classes = tf.constant(listed, "int64")
-        weights = tf.constant([self.by_class[label] for label in listed], "float32")
-        labels = labels_of(y)
-        places = tf.minimum(tf.searchsorted(classes, labels), len(listed) - 1)
-        return tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
+        classes, weights = map(tf.constant, self.arrays())
+        return _look_up(classes, weights, labels_of(y))
 
-    def largest(self, y_pred: Any) -> float:
+
+class WeightTable:
+    """`ClassWeights` in variables, so that a step that was traced once serves all of them."""
+
+    def __init__(self) -> None:
+        arrays = ClassWeights({}).arrays()
+        self._variables = [variable(array, array.dtype, shape=[None]) for array in arrays]
+
+    @contextlib.contextmanager
+    def holding(self, class_weights: ClassWeights | None) -> Iterator[None]:
+        """Context manager in which it holds these weights; with None all are 1."""
+        former_arrays = [value_of(part) for part in self._variables]
+        self.assign(*(class_weights or ClassWeights({})).arrays())
+        try:
+            yield
+        finally:
+            self.assign(*former_arrays)
+
+    def assign(self, *arrays: np.ndarray) -> None:
+        """Sets the classes and their weights, as `ClassWeights.arrays` gives them."""
+        for part, array in zip(self._variables, arrays, strict=True):
+            part.assign(array)
+
+    def of_labels(self, y: Any) -> tf.Tensor:
+        """As `ClassWeights.of_labels`."""
+        classes, weights = map(tf.convert_to_tensor, self._variables)
+        return _look_up(classes, weights, labels_of(y))
+
+    def largest(self, y_pred: Any) -> tf.Tensor:
         """Returns the largest weight of the classes that a model has; 1 if all are 0.
 
         Args:
             y_pred: The model's output, a tensor `[n, num_classes]`; `[n, 1]` or `[n]` for two
                 classes. Only its shape is read.
+
+        Returns:
+            float32 scalar.
 
         Raises:
             ValueError: If it has another shape, or there are several outputs.
@@ -48,9 +84,18 @@ class ClassWeights:
                 f"Received: outputs of shapes {shapes}. Pass `sample_weight` instead."
             )
         num_classes = max(2, *(size or 0 for size in shapes[0][1:]))
-        weights = [weight for weight in self.by_class.values() if math.isfinite(weight)]
-        left_out = [1.0] if set(range(num_classes)) - set(self.by_class) else []
-        return max(0.0, *weights, *left_out) or 1.0
+        classes, weights = map(tf.convert_to_tensor, self._variables)
+        # Those of all classes that are listed, too.
+        of_model = _look_up(classes, weights, tf.range(num_classes, dtype="int64"))
+        weights = tf.concat([weights, of_model], axis=0)
+        largest = tf.reduce_max(tf.where(tf.math.is_finite(weights), weights, 0.0))
+        return tf.where(largest > 0, largest, 1.0)
+
+
+def _look_up(classes, weights, labels):
+    """Returns the weights of `labels`, int64 [n], float32 [n]: 1 where a class is not listed."""
+    places = tf.minimum(tf.searchsorted(classes, labels), tf.size(classes) - 1)
+    return tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
 
 
 def labels_of(y: Any) -> tf.Tensor:

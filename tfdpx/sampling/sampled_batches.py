@@ -87,19 +87,7 @@ def plan_sampler(
     if user_ids is not None:
         per_user = DEFAULT_PER_USER if examples_per_user is None else examples_per_user
         examples, class_weight = Users(examples, user_ids, per_user, class_weight), None
-        if examples.count != plan.num_examples:
-            raise ValueError(
-                "Argument `user_ids` must name the plan's `num_examples` people, because epsilon "
-                f"depends on their number. Received: {examples.count} people, num_examples="
-                f"{plan.num_examples}."
-            )
-    if examples.count != plan.num_examples:
-        split = f" with validation_split={validation_split}" if held_out else ""
-        raise ValueError(
-            "Arguments `x` and `y` must hold the plan's `num_examples`, because epsilon depends on "
-            f"it. Received: {examples.count} examples{split}, num_examples="
-            f"{plan.num_examples}. Make the plan for {examples.count}."
-        )
+    _check_count(plan, examples.count, user_ids, validation_split if held_out else None)
     # A person's examples are bounded together, and a `RandomAccess` is not read before it is drawn.
     if isinstance(examples, Examples) and plan.noise_multiplier:
         warn_of_repeated_rows(plan, examples.present())
@@ -120,6 +108,23 @@ def plan_sampler(
         sampler = poisson_sampler(examples, sampling_probability=probability, **arguments)
     sampler.plan, sampler.held_out, sampler.class_weight = plan, held_out, class_weight
     return sampler
+
+
+def _check_count(plan, count, user_ids, validation_split):
+    """Raises ValueError unless there are as many examples or people as the plan's."""
+    if count == plan.num_examples:
+        return
+    if user_ids is not None:
+        raise ValueError(
+            "Argument `user_ids` must name the plan's `num_examples` people, because epsilon "
+            f"depends on their number. Received: {count} people, num_examples={plan.num_examples}."
+        )
+    split = f" with validation_split={validation_split}" if validation_split else ""
+    raise ValueError(
+        "Arguments `x` and `y` must hold the plan's `num_examples`, because epsilon depends on it. "
+        f"Received: {count} examples{split}, num_examples={plan.num_examples}. Make the plan for "
+        f"{count}."
+    )
 
 
 def _check_unit(plan, user_ids, examples_per_user, validation_split):

@@ -151,48 +151,31 @@ def check_settings(arguments):
         ValueError: If one is out of range, or contradicts `plan`.
     """
     settings = Settings(**{**dict.fromkeys([*NAMES, "policy"]), **_DEFAULTS, **arguments})
-    policy = AutomaticClip() if settings.l2_norm_clip == AUTOMATIC else settings.l2_norm_clip
-    if isinstance(policy, ClipPolicy):
-        if settings.individual is not None:
-            raise ValueError(
-                "Argument `individual` makes a clip policy, and `l2_norm_clip` is one. Received: "
-                f"l2_norm_clip={type(policy).__name__}. Leave one of them out."
-            )
-        settings = settings._replace(l2_norm_clip=policy.l2_norm_clip, policy=settings.l2_norm_clip)
-    batch_size = agreed("batch_size", settings.batch_size, settings.plan)
-    require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
-    noise_multiplier = agreed("noise_multiplier", settings.noise_multiplier, settings.plan)
-    check_noise_multiplier(noise_multiplier)
-    clip, augmult = settings.l2_norm_clip, settings.augmult
-    microbatch_size = settings.microbatch_size
-    is_valid = microbatch_size is None or is_integer(microbatch_size, 1)
-    require(is_valid, "microbatch_size", microbatch_size, "be an int >= 1 or None")
-    requirement = f'be a float > 0, "{AUTOMATIC}" or a clip policy'
-    require(is_number(clip) and clip > 0, "l2_norm_clip", clip, requirement)
-    if clip == math.inf and noise_multiplier:
+    plan, individual, policy = settings.plan, settings.individual, settings.l2_norm_clip
+    if policy == AUTOMATIC or isinstance(policy, ClipPolicy):
+        clip = AutomaticClip().l2_norm_clip if policy == AUTOMATIC else policy.l2_norm_clip
+        settings = settings._replace(l2_norm_clip=clip, policy=policy)
+    settings = settings._replace(
+        batch_size=agreed("batch_size", settings.batch_size, plan),
+        noise_multiplier=agreed("noise_multiplier", settings.noise_multiplier, plan),
+    )
+    _check_ranges(settings)
+    if individual is not None and settings.policy is not None:
         raise ValueError(
-            "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
-            f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
-            "takes noise_multiplier=0."
+            "Argument `individual` makes a clip policy, and `l2_norm_clip` is one. Received: "
+            f"l2_norm_clip={type(policy).__name__}. Leave one of them out."
         )
-    require(is_integer(augmult, 0), "augmult", augmult, "be an int >= 0 (0: no augmentation)")
-    noise.make_seed(settings.seed)  # Raises an error unless it fits.
-    is_public = settings.public_validation
-    require(isinstance(is_public, bool), "public_validation", is_public, "be True or False")
-    moves = settings.augment_targets
-    require(moves in (None, True, False), "augment_targets", moves, "be True, False or None")
-    if settings.plan is not None and settings.plan.unit == USER:
-        if settings.individual is not None:
-            raise ValueError(
-                "Argument `individual` accounts for single examples, and the plan for people. "
-                f'Received: plan.unit="{USER}". Leave it out, or make a plan of examples.'
-            )
-    if settings.individual is not None:
-        _check_individual(settings.individual, settings.plan, clip)
-    if noise_multiplier == 0:
+    if individual is not None and plan is not None and plan.unit == USER:
+        raise ValueError(
+            "Argument `individual` accounts for single examples, and the plan for people. "
+            f'Received: plan.unit="{USER}". Leave it out, or make a plan of examples.'
+        )
+    if individual is not None:
+        _check_individual(individual, plan, settings.l2_norm_clip)
+    if settings.noise_multiplier == 0:
         warn(
-            f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={clip}`). There is no privacy "
-            "guarantee; epsilon is infinite.",
+            f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={settings.l2_norm_clip}`). "
+            "There is no privacy guarantee; epsilon is infinite.",
         )
     if settings.seed is not None:
         warn(
@@ -200,15 +183,39 @@ def check_settings(arguments):
             "weights are for experiments and must not be released. Leave `seed` out for private "
             "training."
         )
+    size = settings.microbatch_size
     return settings._replace(
         # NumPy's integers do not go into a config.
-        batch_size=int(batch_size),
-        noise_multiplier=float(noise_multiplier),
-        l2_norm_clip=float(clip),
-        microbatch_size=None if microbatch_size is None else int(microbatch_size),
+        batch_size=int(settings.batch_size),
+        noise_multiplier=float(settings.noise_multiplier),
+        l2_norm_clip=float(settings.l2_norm_clip),
+        microbatch_size=None if size is None else int(size),
         augment=as_views(settings.augment),
-        augmult=int(augmult),
+        augmult=int(settings.augmult),
     )
+
+
+def _check_ranges(settings):
+    """Raises ValueError if one of `Settings` is out of range by itself."""
+    size, clip, sigma = settings.batch_size, settings.l2_norm_clip, settings.noise_multiplier
+    require(is_integer(size, 1), "batch_size", size, "be an int >= 1")
+    check_noise_multiplier(sigma)
+    size, augmult = settings.microbatch_size, settings.augmult
+    is_valid = size is None or is_integer(size, 1)
+    require(is_valid, "microbatch_size", size, "be an int >= 1 or None")
+    requirement = f'be a float > 0, "{AUTOMATIC}" or a clip policy'
+    require(is_number(clip) and clip > 0, "l2_norm_clip", clip, requirement)
+    if clip == math.inf and sigma:
+        raise ValueError(
+            "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
+            f"l2_norm_clip=inf, noise_multiplier={sigma}. Training without privacy takes "
+            "noise_multiplier=0."
+        )
+    require(is_integer(augmult, 0), "augmult", augmult, "be an int >= 0 (0: no augmentation)")
+    noise.make_seed(settings.seed)  # Raises an error unless it fits.
+    is_public, moves = settings.public_validation, settings.augment_targets
+    require(isinstance(is_public, bool), "public_validation", is_public, "be True or False")
+    require(moves in (None, True, False), "augment_targets", moves, "be True, False or None")
 
 
 def clip_policy(settings, account):

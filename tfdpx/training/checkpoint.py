@@ -357,10 +357,10 @@ def serialize_states(callbacks):
 
 
 def restore_states(callbacks, content):
-    """Restores the states of callbacks that `saved_states` kept, by type and order.
+    """Restores the states of callbacks of `serialize_states`, by type and order.
 
     Args:
-        callbacks: As for `saved_states`, after `on_train_begin`.
+        callbacks: As for `serialize_states`, after `on_train_begin`.
         content: Bytes.
     """
     with np.load(io.BytesIO(content), allow_pickle=False) as file:

@@ -8,7 +8,7 @@ weights; only `before_weights` and `after_weights` use the weights.
 Guarantee, which every policy must keep: the factor of `clip` times an example's gradient has at
 most the norm 1/B, and apart from the example's own norm the factor depends only on numbers that
 are noisy or accounted for. The noise of `gradient_noise_multiplier` pays for the gradients and
-`Measured.noisy` together.
+`NormStatistics.noisy` together.
 """
 
 import math
@@ -38,7 +38,7 @@ _OF_BATCH, _OF_SIGMA = 1 / 20, 2.0
 _RAMP = 0.1
 
 
-class Measured(typing.NamedTuple):
+class NormStatistics(typing.NamedTuple):
     """The output of a policy for one update, of this replica's examples.
 
     Attributes:
@@ -60,7 +60,7 @@ class ClipPolicy:
 
     Attributes:
         gradient_noise_multiplier: Float, the noise multiplier of all that an update releases. With
-            it, gradients and `Measured.noisy` together must cost what the optimizer's says.
+            it, gradients and `NormStatistics.noisy` together must cost what the optimizer's says.
     """
 
     def __init__(self, l2_norm_clip: float) -> None:
@@ -105,15 +105,15 @@ class ClipPolicy:
         """
         return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size)
 
-    def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
-        """Returns the statistics of a batch's norms for `update`, a `Measured`.
+    def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> NormStatistics:
+        """Returns the statistics of a batch's norms for `update`, a `NormStatistics`.
 
         Arguments are as for `clip`, and `ids` as for `clips`. Rows that are not present must not
         count, and norms may not be finite.
         """
-        return Measured()
+        return NormStatistics()
 
-    def update(self, measured: Measured) -> None:
+    def update(self, measured: NormStatistics) -> None:
         """Adapts the policy, once an update, to the sums over all replicas, `noisy` with noise."""
 
     def released(self) -> dict[str, float]:
@@ -252,16 +252,16 @@ class AdaptiveClip(ClipPolicy):
         """`mechanism.clip_factors` at the clip of the update."""
         return mechanism.clip_factors(squared_norms, clips, batch_size)
 
-    def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
+    def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> NormStatistics:
         """Returns the sum of (indicator - 1/2), scaled so that the gradients' noise is sigma_b."""
         excess = tf.sqrt(squared_norms) / clips - 1.0
         indicators = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
         # A norm that is not finite counts as above the clip.
         indicators = tf.where(tf.math.is_finite(excess), indicators, 0.0)
         total = tf.reduce_sum(tf.where(present, indicators - 0.5, 0.0))
-        return Measured(noisy=[total * (self._weight / self._batch_size)])
+        return NormStatistics(noisy=[total * (self._weight / self._batch_size)])
 
-    def update(self, measured: Measured) -> None:
+    def update(self, measured: NormStatistics) -> None:
         """The geometric update of the clip."""
         share = 0.5 + measured.noisy[0] / self._weight
         self._clip.assign(
@@ -365,7 +365,7 @@ class IndividualClip(ClipPolicy):
             tf.cast(present, "float32"),
             self.over_clip(squared_norms),
         ]
-        return Measured(exact=[replicas.scatter_to_replica_slot(tf.stack(columns))])
+        return NormStatistics(exact=[replicas.scatter_to_replica_slot(tf.stack(columns))])
 
     def update(self, measured):
         """Charges the examples of an update, then stores their norms."""

@@ -6,7 +6,7 @@
 4. `Session` begins one training;
 5. `checkpointing` lets a `Checkpoint` restore and save;
 6. `divide_into_epochs` divides the remaining updates into epochs, and builds the model;
-7. `adding_callbacks` adds the callbacks that end, show and measure the training.
+7. `add_callbacks` adds the callbacks that end and measure the training.
 
 Epsilon is exact for arrays and for an unchanged data set of `plan.batches`, because each draw is
 used once. Other data are refused under a plan unless the user does without a limit to epsilon, and
@@ -38,7 +38,7 @@ from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.sampled_batches import plan_sampler
 from tfdpx.suggestion import HARD_FROM, signal_of, suggest
 from tfdpx.training import checkpoint, replicas
-from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, make_budget_error
+from tfdpx.training.budget import StopAtBudget, make_budget_error
 from tfdpx.training.clipping import split_ids
 from tfdpx.training.norms import norm_refreshes
 from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unmanaged_step
@@ -118,8 +118,7 @@ def fitting(optimizer, model, arguments):
     replicas.check_keras_fit(model, request.x)
     with training(optimizer, model, request) as (session, request):
         request = request.with_(x=replicas.interleave_batches(model, session, request.x))
-        with adding_callbacks(model, session, request) as request:
-            yield request.for_keras()
+        yield add_callbacks(model, session, request).for_keras()
 
 
 @contextlib.contextmanager
@@ -167,32 +166,18 @@ def training(optimizer, model, request):
         yield session, request
 
 
-@contextlib.contextmanager
 def weighing(optimizer, model, class_weight):
     """Context manager in which the steps of a model weight examples by their class.
 
-    A traced step contains its class weights. The last train function for other weights is kept, so
-    that trainings with and without them can alternate.
-
     Args:
         optimizer: The tfdpx optimizer.
-        model: The `keras.Model`.
+        model: The `keras.Model`. A step without weights is traced again for its first ones.
         class_weight: `tfdpx.sampling.class_weights.ClassWeights`, or None.
     """
-    former_weight = optimizer.class_weight
-    if class_weight is None and former_weight is None:
-        yield
-        return
-    traced_for = model_internals.compilation(model), class_weight
-    *key_of_function, former_function = optimizer.train_functions.get(model, (None, None, None))
-    other_function = model.train_function
-    optimizer.class_weight = class_weight
-    model.train_function = former_function if tuple(key_of_function) == traced_for else None
-    try:
-        yield
-    finally:
-        optimizer.train_functions[model] = *traced_for, model.train_function
-        optimizer.class_weight, model.train_function = former_weight, other_function
+    if class_weight is not None and model not in optimizer.weighted_models:
+        optimizer.weighted_models.add(model)
+        model.train_function = None
+    return optimizer.state.class_weights.holding(class_weight)
 
 
 @contextlib.contextmanager
@@ -342,26 +327,16 @@ def divide_into_epochs(optimizer, model, session, request):
     )
 
 
-@contextlib.contextmanager
-def adding_callbacks(model, session, request):
-    """Context manager that yields the request with the callbacks of a private training."""
-    callbacks = checkpoint.place_checkpoint(request.list_of_callbacks())
-    if isinstance(request.callbacks, keras.callbacks.CallbackList):
-        # It has its model and its bar already.
-        for callback in norm_refreshes(model, session):
-            callback.set_model(model)
-            request.callbacks.callbacks.insert(0, callback)
-        yield request
-        return
-    has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
-    bar = [] if has_bar or request.verbose == 0 else [BudgetProgressBar()]
-    first_update = [FirstUpdate()] if model.train_function is None else []
-    first_callbacks = [*first_update, *norm_refreshes(model, session), StopAtBudget()]
-    try:
-        yield request.with_(callbacks=[*first_callbacks, *callbacks, *bar])
-    finally:
-        for callback in first_update:
-            callback.end()
+def add_callbacks(model, session, request):
+    """Returns the request with the callbacks of a private training; Keras's bar comes last."""
+    callbacks, refreshes = request.list_of_callbacks(), norm_refreshes(model, session)
+    if not isinstance(request.callbacks, keras.callbacks.CallbackList):
+        callbacks = checkpoint.place_checkpoint(callbacks)
+        return request.with_(callbacks=[*refreshes, StopAtBudget(), *callbacks])
+    for callback in refreshes:  # The list has its model already.
+        callback.set_model(model)
+        request.callbacks.callbacks.insert(0, callback)
+    return request
 
 
 def build(model, request):

@@ -13,9 +13,10 @@ from tfdpx._arguments import check_positive_integer
 from tfdpx._keras import model_internals
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling.examples import as_examples
+from tfdpx.training.microbatches import Batch
 from tfdpx.training.norms import GradientNorms
 from tfdpx.training.optimizers import DPSGD
-from tfdpx.training.preflight import Batch, prepare
+from tfdpx.training.preflight import prepare
 
 
 def gradient_norms(
@@ -83,7 +84,6 @@ def gradient_norms(
             augmult=getattr(optimizer, "augmult", 0),
             augment_targets=getattr(optimizer, "augment_targets", None),
         )
-        microbatch, _ = prepare(stand_in, model, Batch(views, (x, *targets), may_be_absent=False))
-        return microbatch.engine
+        return prepare(stand_in, model, views, Batch((x, *targets))).engine
 
     return GradientNorms(model, examples, batch_size, make_engine)(np.arange(examples.count))

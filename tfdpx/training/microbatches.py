@@ -163,6 +163,32 @@ def _predict_seconds(work, num_views):
     return num_views * row_cost.seconds(device), microbatch.seconds(device)
 
 
+class Batch(typing.NamedTuple):
+    """The examples of a batch, or those of them that a microbatch takes.
+
+    Attributes:
+        data: `(x, y, sample_weight)`, nests of tensors [B, ...].
+        present: bool [B], which examples count; None where all do.
+        number: int32 [B], the example's place in the whole batch.
+        ids: int32 [B], the number of each example in the data set, for a clip policy; or None.
+        choices: Nest of tensors [B, ...], the random choices of its views; or None.
+        clips: float32 [B], of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
+        present_of_users: bool [B, k], the examples of each person that are there; or None.
+        class_weights: float32 [B], for the losses and metrics that Keras shows; or None.
+        factors: float32 [B] in [0, 1], by which its clipped gradient is multiplied.
+    """
+
+    data: tuple
+    present: tf.Tensor | None = None
+    number: tf.Tensor | None = None
+    ids: tf.Tensor | None = None
+    choices: typing.Any = None
+    clips: tf.Tensor | None = None
+    present_of_users: tf.Tensor | None = None
+    class_weights: tf.Tensor | None = None
+    factors: tf.Tensor | None = None
+
+
 class Inputs(typing.NamedTuple):
     """The arguments of the function of a microbatch of n examples with K views.
 
@@ -174,7 +200,7 @@ class Inputs(typing.NamedTuple):
             one without a finite gradient.
         clips: float32 [n], of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
         shared: List of the tensors of a `tfdpx.per_example.engine.Update`.
-        shares: float32 [n * K], the weight of each row in its example's gradient; None: 1 / K.
+        row_weights: float32 [n * K], of each row in its example's gradient; None: 1 / K.
     """
 
     rows: tuple
@@ -183,7 +209,7 @@ class Inputs(typing.NamedTuple):
     weights: tf.Tensor
     clips: tf.Tensor | None = None
     shared: tuple = ()
-    shares: tf.Tensor | None = None
+    row_weights: tf.Tensor | None = None
 
 
 class Outcome(typing.NamedTuple):
@@ -213,7 +239,7 @@ def compute(optimizer, engine, update, inputs):
         update: The `Update` that microbatches share.
         inputs: `Inputs`.
     """
-    output = engine(*inputs.rows, update, inputs.key, inputs.shares)
+    output = engine(*inputs.rows, update, inputs.key, inputs.row_weights)
     norms = tf.where(tf.math.is_nan(inputs.weights), inputs.weights, output.squared_norms)
     present = inputs.present
     if present is None:
@@ -232,8 +258,10 @@ class Microbatch:
         optimizer: The tfdpx optimizer.
         engine: The per-example engine.
         specs: `Inputs` of `tf.TensorSpec`s, but for `shared`.
+        size: The `MicrobatchSize` that it is traced for.
 
     Attributes:
+        size: The argument.
         engine: The per-example engine.
         update: The `Update` that the microbatches of the update at hand share.
         graph: The `tf.Graph`.
@@ -241,8 +269,8 @@ class Microbatch:
         output: The `EngineOutput` there.
     """
 
-    def __init__(self, optimizer, engine, specs):
-        self.engine, self.update = engine, engine.update()
+    def __init__(self, optimizer, engine, specs, size):
+        self.engine, self.update, self.size = engine, engine.update(), size
         specs = specs._replace(shared=[_spec(t) for t in self.update.tensors])
 
         def trace(*tensors):
@@ -311,45 +339,45 @@ def _spec(tensor):
     return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
-class BatchTotals(typing.NamedTuple):
-    """Sums over microbatches.
+class Totals(typing.NamedTuple):
+    """Sums over the examples of a microbatch, of a batch, or of all replicas.
 
     Attributes:
         sums: List of float32 tensors, one a trained variable: clipped sums over B.
-        loss: float32 scalar, of the present rows.
-        tracked: List of float32 scalars, such sums of `RowLosses.tracked`.
         examples: float32 scalar, the number of present examples.
         nonfinite: float32 scalar, the number of present examples without a finite gradient.
+        measured: `tfdpx.training.clipping.NormStatistics`, once all norms are known.
+        loss: float32 scalar, of the present rows.
+        tracked: List of float32 scalars, such sums of `RowLosses.tracked`.
         squared_norms: float32 [B], each at the place of its example; 0 for absent ones.
     """
 
     sums: list
-    loss: tf.Tensor
-    tracked: list
     examples: tf.Tensor
     nonfinite: tf.Tensor
-    squared_norms: tf.Tensor
+    measured: typing.Any = ()
+    loss: tf.Tensor | tuple = ()
+    tracked: typing.Sequence = ()
+    squared_norms: tf.Tensor | tuple = ()
 
 
-def run(one_microbatch, data, choices, present, size, zero):
-    """Returns the `BatchTotals` of all microbatches, and Keras's logs if there is just one.
+def run(one_microbatch, batch, size, zero):
+    """Returns the `Totals` of all microbatches, and Keras's logs if there is just one.
 
     Args:
-        one_microbatch: Function of `data`, `choices` and `present` of some rows, and of the number
-            of the microbatch, to their `BatchTotals` and logs.
-        data: `(x, y, sample_weight)`, nests of tensors [B, ...].
-        choices: Nest of tensors [B, ...], or None.
-        present: bool [B], or None where every row is present.
+        one_microbatch: Function of the `Batch` of some examples, and of the number of the
+            microbatch, to their `Totals` and logs.
+        batch: `Batch`.
         size: `MicrobatchSize`.
-        zero: The zero element of `BatchTotals`, for summing over microbatches.
+        zero: The zero element of `Totals`, for summing over microbatches.
     """
-    count = Rows(data).count
+    count, present = Rows(batch.data).count, batch.present
     # If all microbatches are full, no row is left out. Microbatches of any number of rows are not
     # treated as full, because the checks must see that the number is unknown.
     are_full = present is None and size.holds_exactly(count)
     if are_full and 0 < count <= size.examples:
-        return one_microbatch(data, choices, None, 0)
-    rows = Rows((data, choices))
+        return one_microbatch(batch, 0)
+    rows = Rows(batch)
     examples = count
     if present is not None:
         examples = tf.reduce_max(tf.where(present, tf.range(1, count + 1), 0))
@@ -362,15 +390,15 @@ def run(one_microbatch, data, choices, present, size, zero):
         places = start + tf.range(length)
         is_real = places < examples
         # The last microbatch is filled up with the first row, marked absent.
-        part = tf.where(is_real, places, 0)
-        (x, y, weights), part_choices = rows.map(lambda t: tf.gather(t, part))
+        places = tf.where(is_real, places, 0)
+        part = rows.map(lambda t: tf.gather(t, places))
         if present is not None:
-            is_real &= tf.gather(present, part)
+            is_real &= part.present
+        x, y, weights = part.data
         if weights is not None:
             weights = Rows(weights).map(lambda w: tf.where(along(is_real, w), w, tf.zeros_like(w)))
-        microbatch_totals, _ = one_microbatch(
-            (x, y, weights), part_choices, None if are_full else is_real, index
-        )
+        part = part._replace(data=(x, y, weights), present=None if are_full else is_real)
+        microbatch_totals, _ = one_microbatch(part, index)
         return index + 1, tf.nest.map_structure(tf.add, totals, microbatch_totals)
 
     def has_rows_left(index, _):

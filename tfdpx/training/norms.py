@@ -84,7 +84,7 @@ class Refresh(keras.callbacks.Callback):
             size, engine = min(optimizer.batch_size, count), optimizer.prepared[self.model].engine
 
             def finish(squared_norms, y, y_pred):
-                _, factors = class_factors(optimizer, y, y_pred)
+                _, factors = class_factors(optimizer, self.model, y, y_pred)
                 if factors is not None:
                     squared_norms = optimizer.clip_policy.after_weights(squared_norms, factors)
                 return tf.sqrt(squared_norms)

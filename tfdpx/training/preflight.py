@@ -15,12 +15,7 @@ from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.batches_of_one import padding_of, preserving_state, problems_of_microbatch
 from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
-from tfdpx.checks.state import (
-    StatefulOperations,
-    check_metrics_unread,
-    problems_of_metrics,
-    problems_of_raising,
-)
+from tfdpx.checks.state import metric_variables, problems_of_graph, problems_of_metrics
 from tfdpx.per_example import rounding
 from tfdpx.per_example.engine import Engine
 from tfdpx.per_example.random_layers import UnmappedState
@@ -42,22 +37,6 @@ class _Kind(typing.NamedTuple):
     mode: str  # "eager", "compiled" or "graph"
 
 
-class Batch(typing.NamedTuple):
-    """A batch of the step.
-
-    Attributes:
-        views: `tfdpx.training.views.Views`.
-        data: `(x, y, sample_weight)`, nests of tensors [B, ...]; only shapes and dtypes are read.
-        may_be_absent: Whether an example may be padding.
-        has_clips: Whether the clip policy decides on each example before the update.
-    """
-
-    views: object
-    data: tuple
-    may_be_absent: bool
-    has_clips: bool = False
-
-
 @dataclasses.dataclass
 class ModelCache:
     """The results of the preflight for a model and the shapes of its batches.
@@ -67,7 +46,7 @@ class ModelCache:
         engine: The per-example engine.
         sizes: The `MicrobatchSize` for each `_Kind` of batch.
         checked: Set of the kinds of batches that were compared with batches of one.
-        eager: Pair of a `Microbatch` and its `MicrobatchSize` for each `_Kind`, in eager mode.
+        eager: A `Microbatch` for each `_Kind`, in eager mode.
     """
 
     key: tuple
@@ -77,8 +56,8 @@ class ModelCache:
     eager: dict = dataclasses.field(default_factory=dict)
 
 
-def prepare(optimizer, model, batch):
-    """Returns the `Microbatch` of this step, and the `MicrobatchSize` that it was traced for.
+def prepare(optimizer, model, views, batch):
+    """Returns the `Microbatch` of this step.
 
     It is traced again for each trace of the step; everything else is checked once for a model and
     the shapes of its batches.
@@ -86,88 +65,89 @@ def prepare(optimizer, model, batch):
     Args:
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled, built `keras.Model`.
-        batch: `Batch`.
+        views: `tfdpx.training.views.Views`.
+        batch: `Batch`; only shapes and dtypes are read.
 
     Raises:
         UnfitForPrivacy: If the model, the loss or the augmentation is unfit for private training.
     """
     try:
-        preparation = _Preparation(optimizer, model, batch)
+        preparation = _Preparation(optimizer, model, views, batch)
         if tf.executing_eagerly() and (traced_step := preparation.reuse_trace()):
             return traced_step
-        microbatch, size = preparation.trace()
+        microbatch = preparation.trace()
         try:
-            preparation.check(microbatch, size)
+            preparation.check(microbatch)
         except tf.errors.ResourceExhaustedError as error:
             raise UnfitForPrivacy(
-                f"A microbatch of {size.examples} examples does not fit in memory. Take a smaller "
-                "`microbatch_size`; and where a table of embeddings is read outside of its layer "
-                "(tied weights), use `keras.layers.ReversibleEmbedding`, of which no example's "
-                "whole gradient is formed."
+                f"A microbatch of {microbatch.size.examples} examples does not fit in memory. Take "
+                "a smaller `microbatch_size`; and where a table of embeddings is read outside of "
+                "its layer (tied weights), use `keras.layers.ReversibleEmbedding`, of which no "
+                "example's whole gradient is formed."
             ) from error
         except tf.errors.OpError:
             if microbatch.engine.loops:
                 raise
             # TensorFlow shows what it cannot vectorize when it runs.
             microbatch.engine.loops = True
-            microbatch, size = preparation.trace()
-            preparation.check(microbatch, size)
+            microbatch = preparation.trace()
+            preparation.check(microbatch)
     except (UnmappedState, TakesBatch) as error:
         raise UnfitForPrivacy(str(error)) from error
-    return microbatch, size
+    return microbatch
 
 
 class _Preparation:
-    def __init__(self, optimizer, model, batch):
-        self._optimizer, self._model, self._batch = optimizer, model, batch
-        self._cache = _find_cache(optimizer, model, batch)
+    def __init__(self, optimizer, model, views, batch):
+        self._optimizer, self._model, self._views, self._batch = optimizer, model, views, batch
+        self._cache = _find_cache(optimizer, model, views, batch)
         x, _, sample_weight = batch.data
         count = Rows(x).count
         mode = "compiled" if tensorflow_internals.is_for_xla(model) else "graph"
         mode = "eager" if tf.executing_eagerly() else mode
         count = count if isinstance(count, int) else None
-        absence = ("present",) if batch.may_be_absent and count is not None else ()
+        may_be_absent = batch.present is not None and count is not None
+        absence = ("present",) if may_be_absent else ()
         self._kind = _Kind(count, _specs(sample_weight) or absence, mode)
 
     def reuse_trace(self):
-        """Returns the pair of the last eager step with such batches; None if there was none."""
-        microbatch, size = self._cache.eager.get(self._kind, (None, None))
-        return microbatch and (microbatch.renew(), size)
+        """Returns the `Microbatch` of the last eager step with such batches; or None."""
+        microbatch = self._cache.eager.get(self._kind)
+        return microbatch and microbatch.renew()
 
     def trace(self):
-        """Pair of a `Microbatch`, for any number of rows where that can be traced, and its size."""
+        """The `Microbatch`, for any number of rows where that can be traced."""
         for size in self._sizes():
             try:
-                return self._trace(size), size
+                return self._trace(size)
             except (TypeError, ValueError) as error:
                 # A layer or a loss may ask for the number of rows.
                 if not size.varies or not re.search("None|unknown", str(error)):
                     raise
         raise AssertionError("The last size does not vary.")
 
-    def check(self, microbatch, size):
+    def check(self, microbatch):
         """Raises UnfitForPrivacy for state or errors of a microbatch, or marks it as checked."""
-        cache, model = self._cache, self._model
+        cache, model, size = self._cache, self._model, microbatch.size
         with refusing() as problems:
-            operations = StatefulOperations(microbatch.graph, model, [])
             name = f"The training pass of '{model.name}'"
-            problems += operations.problems(name)
-            problems += problems_of_raising(microbatch.graph, name)
-            check_metrics_unread(microbatch.graph, model, name)
+            unread = metric_variables(model)
+            problems += problems_of_graph(microbatch.graph, model, name, unread)
             check_key = (self._kind, size, microbatch.engine.obstacle, microbatch.engine.loops)
             if not problems and check_key not in cache.checked:
                 data, may_be_absent = microbatch.inputs.rows, microbatch.inputs.present is not None
                 y_pred, rows = microbatch.output.y_pred, self._rows(size)
                 problems += problems_of_metrics(model, data, y_pred, rows, may_be_absent)
-                problems += step_context.eagerly(self._compare, microbatch, size)
+                problems += step_context.eagerly(self._compare, microbatch)
         cache.checked.add(check_key)
         cache.sizes[self._kind] = size
         if tf.executing_eagerly():
-            cache.eager[self._kind] = microbatch, size
+            cache.eager[self._kind] = microbatch
 
-    def _compare(self, microbatch, size):
+    def _compare(self, microbatch):
         """Texts of how the microbatch differs from batches of one example, a list."""
-        model, num_views, specs = self._model, self._batch.views.count, microbatch.inputs
+        model, num_views, specs = self._model, self._views.count, microbatch.inputs
+        size = microbatch.size
         policy, draws = self._optimizer.clip_policy, microbatch.draws
         keys = [tf.constant([0, number], tf.int64) for number in range(_KEYS if draws else 0)]
         examples = None if size.varies else self._rows(size) // num_views
@@ -185,7 +165,9 @@ class _Preparation:
                     tf.cast(added, "float32"),
                     None if specs.clips is None else policy.clips(None, count),
                     shared,
-                    None if specs.shares is None else tf.fill([count * num_views], 1.0 / num_views),
+                    None
+                    if specs.row_weights is None
+                    else tf.fill([count * num_views], 1.0 / num_views),
                 )
                 while keys:  # Which branches run in vectorization is drawn.
                     others = microbatch.update.again().tensors
@@ -209,7 +191,7 @@ class _Preparation:
 
     def _trace(self, size):
         """The `Microbatch` of a `MicrobatchSize`."""
-        views, (x, y, sample_weight) = self._batch.views, self._batch.data
+        views, (x, y, sample_weight) = self._views, self._batch.data
         rows = self._rows(size)
         examples = None if rows is None else rows // views.count
 
@@ -219,13 +201,13 @@ class _Preparation:
             None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
             tf.TensorSpec([2], tf.int64),
             tf.TensorSpec([examples], tf.float32),
-            tf.TensorSpec([examples], tf.float32) if self._batch.has_clips else None,
-            shares=tf.TensorSpec([rows], tf.float32) if views.per_user else None,
+            None if self._batch.clips is None else tf.TensorSpec([examples], tf.float32),
+            row_weights=tf.TensorSpec([rows], tf.float32) if views.per_user else None,
         )
-        return Microbatch(self._optimizer, self._cache.engine, specs)
+        return Microbatch(self._optimizer, self._cache.engine, specs, size)
 
     def _is_full(self, size):
-        return not self._batch.may_be_absent and size.holds_exactly(self._kind.num_rows)
+        return self._batch.present is None and size.holds_exactly(self._kind.num_rows)
 
     def _rows(self, size):
         """The rows of a microbatch, an int; None for any number."""
@@ -233,7 +215,7 @@ class _Preparation:
             return None
         count = self._kind.num_rows
         is_whole = self._is_full(size) and count <= size.examples
-        return (count if is_whole else size.examples) * self._batch.views.count
+        return (count if is_whole else size.examples) * self._views.count
 
     def _sizes(self):
         """Yields `MicrobatchSize`s to try, the best first; the last does not vary."""
@@ -242,7 +224,7 @@ class _Preparation:
         # gained.
         may_vary = (bool(kind.weights) or kind.num_rows is None) and kind.mode != "compiled"
         for varies in [True, False] if may_vary and cache.engine.suits_any_number else [False]:
-            num_views, has_padding = self._batch.views.count, bool(kind.weights)
+            num_views, has_padding = self._views.count, bool(kind.weights)
             yield choose_size(
                 optimizer, cache.engine.work, num_views, kind.num_rows, has_padding, varies
             )
@@ -284,7 +266,7 @@ def factors_of_policy(optimizer, squared_norms):
     return factors[:count]
 
 
-def _find_cache(optimizer, model, batch):
+def _find_cache(optimizer, model, views, batch):
     """The `ModelCache` for a model and the shapes of its batches."""
     x, y, _ = batch.data
     # A model may be compiled again with the same optimizer, and another loss or other metrics.
@@ -292,14 +274,13 @@ def _find_cache(optimizer, model, batch):
         model_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
         # The data's too: what has another length in each batch is made up of one.
-        _specs((batch.views.example_rows(x), x, y)),
+        _specs((views.example_rows(x), x, y)),
     )
     cache = optimizer.prepared.get(model)
     if cache is None or cache.key != key:
         check_declared(model)
         with refusing() as problems:
-            problems += problems_of_augment(batch.views.augment)
-        views = batch.views
+            problems += problems_of_augment(views.augment)
         engine = Engine(model, views.example_rows(x), views.count)
         cache = optimizer.prepared[model] = ModelCache(key, engine)
     return cache

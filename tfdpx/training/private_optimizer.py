@@ -72,8 +72,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.training.session.Session` under way.
         self.per_user = None  # Examples of a person that the step was traced for.
-        self.class_weight = None  # The `ClassWeights` of the training under way.
-        self.train_functions = weakref.WeakKeyDictionary()  # Of `fit.weighing`.
+        self.weighted_models = weakref.WeakSet()  # Their steps read class weights.
         self.state = StepState()
         plan = self.plan
         unit = EXAMPLE if plan is None else plan.unit

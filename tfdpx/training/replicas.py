@@ -152,7 +152,7 @@ def interleave_batches(model, session, batches):
 
 
 def is_interleaved(model, session):
-    """Whether replicas have the shares of `shares` and not the rows that Keras would give them."""
+    """Whether replicas have rows by `shards.interleave_shards`, and not those of Keras's split."""
     is_drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or is_drawn
 

@@ -22,7 +22,7 @@ from tfdpx._keras import model_internals
 from tfdpx._keras.variables import value_of, variable
 from tfdpx._warnings import warn
 from tfdpx.sampling.batch_sampler import check_delta
-from tfdpx.training import allocator
+from tfdpx.sampling.class_weights import WeightTable
 from tfdpx.training.budget import updates_left
 
 BUSY = (
@@ -46,6 +46,7 @@ class StepState:
         self._end = variable(_NEVER, "int64")
         self._most = variable(_NEVER, "int64")
         self._nonfinite = variable(0, "int64")
+        self.class_weights = WeightTable()
         self.lock = threading.RLock()  # Held by an update outside of any `fit`, and as one begins.
 
     @property
@@ -167,7 +168,6 @@ class Session:
         self._saved, self._unsaved = None, []  # The updates that a save holds, and what waits.
 
     def __enter__(self):
-        allocator.keep_freed_memory()
         optimizer, draws = self._optimizer, self.draws
         with optimizer.state.lock:
             if optimizer.session is not None:
@@ -180,8 +180,8 @@ class Session:
             is_shuffled = draws is not None and draws.plan.is_approximate
             is_exact = draws is not None and not is_shuffled
             seeded = self._seed is not None or self._is_seeded
-            if not is_exact:  # Its permutations are its own, and so is its entry in the ledger.
-                optimizer.account.renew()
+            if not is_exact:
+                optimizer.account.renew()  # Each such training is a separate entry in the ledger.
             self._usual = optimizer.account.open(self._probability, is_exact, seeded, is_shuffled)
             self.renew()
             optimizer.session, optimizer.account.on_spent = self, self.find_end

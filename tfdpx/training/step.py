@@ -1,13 +1,11 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
-In order, with the module for each part: the inputs are checked (`inputs`); the model is built, and
-its microbatch is traced and checked (`preflight`, `checks`); each microbatch makes K views of its
-examples (`views`), their gradients (`per_example`) and clipped sums (`clipping`, `microbatches`,
-`mechanism`); the sums are added over microbatches and replicas (`replicas`); noise is added once
-(`mechanism`, `noise`), keyed and counted (`session`); and the Keras optimizer applies the result.
+`_step` reads as the algorithm. A `Batch` goes in, with the random choices of its views (`views`).
+Its microbatch was traced and checked (`preflight`, `checks`): the gradients of its examples
+(`per_example`), clipped (`clipping`, `mechanism`). Their `Totals` are added up over microbatches
+(`microbatches`) and reduced over replicas (`replicas`). Noise is added once (`mechanism`, `noise`),
+keyed and counted (`session`), and the Keras optimizer applies the result.
 """
-
-import typing
 
 import keras
 import tensorflow as tf
@@ -21,48 +19,12 @@ from tfdpx.sampling import inputs
 from tfdpx.sampling.class_weights import multiply
 from tfdpx.training import microbatches, replicas
 from tfdpx.training.clipping import split_ids
-from tfdpx.training.microbatches import BatchTotals, Inputs
-from tfdpx.training.preflight import Batch, prepare
+from tfdpx.training.microbatches import Batch, Inputs, Totals
+from tfdpx.training.preflight import prepare
 from tfdpx.training.views import Views
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS, _MASKS = 0, 1, 2
-
-
-class _ByExample(typing.NamedTuple):
-    """Decisions for each example, which travel with its rows into their microbatch.
-
-    Attributes:
-        number: int32 [B], the example's place in the batch.
-        views: Nest of tensors [B, ...], the random choices of its views; or None.
-        clips: float32 [B], of the clip policy; or None.
-        present_of_users: bool [B, k], the examples of each person that are there; or None.
-        class_weights: float32 [B], for the losses and metrics that Keras shows; or None.
-        factors: float32 [B] in [0, 1], by which its clipped gradient is multiplied.
-    """
-
-    number: tf.Tensor
-    views: typing.Any
-    clips: tf.Tensor | None
-    present_of_users: tf.Tensor | None
-    class_weights: tf.Tensor | None
-    factors: tf.Tensor
-
-
-class _BatchSums(typing.NamedTuple):
-    """Sums over the batch, and then over all replicas, that an update is made of.
-
-    Attributes:
-        gradients: List of float32 tensors, clipped sums over B, one a trained variable.
-        measured: `tfdpx.training.clipping.Measured`.
-        examples: float32 scalar.
-        nonfinite: float32 scalar, examples without a finite gradient.
-    """
-
-    gradients: list
-    measured: typing.Any
-    examples: tf.Tensor
-    nonfinite: tf.Tensor
 
 
 def private_train_step(optimizer, model, data):
@@ -98,64 +60,199 @@ def private_train_step(optimizer, model, data):
 
 def _step(optimizer, model, data, ids):
     context = replicas.check_context(model)
+    batch = _read(optimizer, data, ids)
+    views = build_model(model, *batch.data)
+    optimizer.trains(model)
+    key = optimizer.step_key()
+    batch = _draw_views(optimizer, model, views, batch, key, context)
+    microbatch = prepare(optimizer, model, views, batch)
+    batch = _weigh_classes(optimizer, model, batch, microbatch.output.y_pred)
+
+    totals, logs = _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key)
+    reduced = _reduce(optimizer, batch, totals, context)
+    gradients = _add_noise(optimizer, reduced, key)
+    penalty = _apply(optimizer, model, gradients)
+    return _show(optimizer, model, totals, penalty, logs)
+
+
+def _read(optimizer, data, ids):
+    """Returns the `Batch` of `(x, y, sample_weight)`, nests of tensors [B, ...]."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     count = Rows(x).count
-    present = inputs.present_rows(sample_weight, count)
-    present_of_users = inputs.present_of_users(sample_weight) if optimizer.of_users else None
     is_drawn = optimizer.session is not None and optimizer.session.draws is not None
-    sample_weight = inputs.without_flags(sample_weight, is_drawn)
-    data = x, y, sample_weight
-    views = build_model(model, x, y, sample_weight)
-    variables = model.trainable_variables
-    optimizer.trains(model)
-    seed, policy = optimizer.step_key(), optimizer.clip_policy
-    # Drawn for the rows of all replicas, so that an example's views do not depend on its replica.
-    choices = None
-    if views.augment is not None:
-        choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
-    in_shards = replicas.is_interleaved(model, optimizer.session)
-    choices = replicas.select_replica_rows(choices, count, context, in_shards)
-    clips = policy.clips(ids, count)
-    batch = Batch(views, data, present is not None, clips is not None)
-    microbatch, size = prepare(optimizer, model, batch)
-    weights, factors = class_factors(optimizer, y, microbatch.output.y_pred)
-    if weights is None:
-        factors = tf.ones([count])
-    clips = policy.before_weights(clips, factors)
-    by_example = _ByExample(tf.range(count), choices, clips, present_of_users, weights, factors)
-    # Microbatches are counted over all replicas: no two have the same masks.
-    masks = None
-    if microbatch.draws:
-        masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
-    one_microbatch = _OneMicrobatch(optimizer, model, views, microbatch, count, masks)
+    return Batch(
+        data=(x, y, inputs.without_flags(sample_weight, is_drawn)),
+        present=inputs.present_rows(sample_weight, count),
+        number=tf.range(count),
+        ids=ids,
+        clips=optimizer.clip_policy.clips(ids, count),
+        present_of_users=inputs.present_of_users(sample_weight) if optimizer.of_users else None,
+    )
 
-    def run_microbatches(data, by_example, present):
-        totals, logs = microbatches.run(
-            one_microbatch, data, by_example, present, size, one_microbatch.zero()
+
+def _draw_views(optimizer, model, views, batch, key, context):
+    """Returns the `Batch` with the random choices of its views."""
+    if views.augment is None:
+        return batch
+    # For the rows of all replicas, so that an example's views do not depend on its replica.
+    count = Rows(batch.data).count
+    choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(key, _VIEWS))
+    in_shards = replicas.is_interleaved(model, optimizer.session)
+    return batch._replace(choices=replicas.select_replica_rows(choices, count, context, in_shards))
+
+
+def _weigh_classes(optimizer, model, batch, y_pred):
+    """Returns the `Batch` with its class weights; `y_pred` is read for its shape."""
+    weights, factors = class_factors(optimizer, model, batch.data[1], y_pred)
+    if weights is None:
+        factors = tf.ones([Rows(batch.data).count])
+    clips = optimizer.clip_policy.before_weights(batch.clips, factors)
+    return batch._replace(class_weights=weights, factors=factors, clips=clips)
+
+
+def class_factors(optimizer, model, y, y_pred):
+    """Returns the class weights of examples, and the factors of their clipped gradients.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
+        y: Tensor [B], [B, 1] or [B, classes].
+        y_pred: The model's output; only shapes are read.
+
+    Returns:
+        Pair of float32 tensors [B]; or of None if the model has never had class weights.
+    """
+    if model not in optimizer.weighted_models:
+        return None, None
+    table = optimizer.state.class_weights
+    weights = table.of_labels(y)
+    return weights, mechanism.weight_factors(weights, table.largest(y_pred))
+
+
+def _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key):
+    """Returns the `Totals` of a batch, and Keras's logs if it is one microbatch."""
+    variables, count = model.trainable_variables, Rows(batch.data).count
+    zero = Totals(
+        sums=[tf.zeros(v.shape, "float32") for v in variables],
+        loss=tf.zeros([]),
+        tracked=[tf.zeros([])] * model_internals.count_tracked(model),
+        examples=tf.zeros([]),
+        nonfinite=tf.zeros([]),
+        squared_norms=tf.zeros([count]),
+    )
+    masks = tf.zeros([2], tf.int64)
+    if microbatch.draws:
+        # Microbatches are counted over all replicas: no two have the same masks.
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        masks = noise.fold_in(key, _MASKS, replica)
+
+    def one_microbatch(part, index):
+        rows = _make_rows(optimizer, model, views, part)
+        result = microbatch(
+            Inputs(
+                rows=rows,
+                present=part.present,
+                key=noise.fold_in(masks, index) if microbatch.draws else masks,
+                weights=part.factors,
+                clips=part.clips,
+                shared=microbatch.update.tensors,
+                row_weights=views.row_weights(part.present_of_users),
+            )
         )
-        return totals._replace(
-            sums=microbatch.update.apply_transforms(variables, totals.sums)
-        ), logs
+        return _add_up(model, views, part, rows, result, count)
+
+    def sum_microbatches(batch):
+        totals, logs = microbatches.run(one_microbatch, batch, microbatch.size, zero)
+        sums = microbatch.update.apply_transforms(variables, totals.sums)
+        return totals._replace(sums=sums), logs
 
     if replicas.compile_per_replica(model):
-        # XLA cannot compile the communication of replicas on CPUs.
-        run_microbatches = tf.function(run_microbatches, jit_compile=True, autograph=False)
-    totals, logs = run_microbatches(data, by_example, present)
+        # Not the whole step: XLA cannot compile the communication of replicas on CPUs.
+        sum_microbatches = tf.function(sum_microbatches, jit_compile=True, autograph=False)
+    return sum_microbatches(batch)
 
-    all_present = tf.ones([count], tf.bool) if present is None else present
-    squared_norms = policy.after_weights(totals.squared_norms, factors)
-    measured = policy.measure(ids, all_present, squared_norms, clips)
-    batch_sums = _BatchSums(totals.sums, measured, totals.examples, totals.nonfinite)
-    batch_sums = replicas.sum_over_replicas(batch_sums, context)
+
+def _make_rows(optimizer, model, views, part):
+    """Returns `(x, y, sample_weight)` of the views of a microbatch, nests [n * K, ...]."""
+    x, y, sample_weight = part.data
+
+    def augment():
+        return views.rows(x, part.choices), views.targets(y, part.choices)
+
+    subjects = optimizer.prepared[model].checked
+    x, y = call_without_metrics(model, "The augmentation", augment, subjects)
+    return x, y, views.repeat(sample_weight)
+
+
+def _add_up(model, views, part, rows, result, count):
+    """Returns the `Totals` of a microbatch, and Keras's logs of the metrics that it updates.
+
+    Args:
+        model: The `keras.Model`.
+        views: `Views`.
+        part: `Batch` of the examples of the microbatch.
+        rows: `(x, y, sample_weight)` of their views.
+        result: `tfdpx.training.microbatches.Outcome`.
+        count: Int or scalar tensor, the examples of the whole batch.
+    """
+    (x, y, sample_weight), losses, norms = rows, result.losses, result.squared_norms
+    # If every row is present, Keras's metrics see the whole batch.
+    is_counted = part.present if part.present_of_users is None else part.present_of_users
+    weights, present = part.class_weights, part.present
+    if weights is not None and present is not None:
+        weights = tf.where(present, weights, 0.0)
+    is_counted, weights = views.repeat((is_counted, weights))
+    if weights is not None:
+        losses, sample_weight = losses * weights, multiply(sample_weight, weights)
+    logs = metric_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, is_counted)
+    if present is None:
+        present = tf.ones([Rows(part.data).count], tf.bool)
+    row_weights = views.row_weights(part.present_of_users)
+
+    def total(losses):
+        losses = losses if is_counted is None else tf.where(is_counted, losses, 0.0)
+        return tf.reduce_sum(losses * (1 / views.count if row_weights is None else row_weights))
+
+    places = part.number[:, tf.newaxis]
+    totals = Totals(
+        sums=result.sums,
+        loss=total(losses),
+        tracked=[total(losses) for losses in result.tracked],
+        examples=tf.reduce_sum(tf.cast(present, "float32")),
+        nonfinite=tf.reduce_sum(tf.cast(present & ~tf.math.is_finite(norms), "float32")),
+        squared_norms=tf.scatter_nd(places, tf.where(present, norms, 0.0), [count]),
+    )
+    return totals, logs
+
+
+def _reduce(optimizer, batch, totals, context):
+    """Returns the `Totals` of all replicas, without data where the account allows no update."""
+    policy, present = optimizer.clip_policy, batch.present
     # Without weights every row is an example, and the number of them is what was declared.
-    max_examples = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
-    batch_sums = optimizer.state.mask_after_budget(batch_sums, batch_sums.examples, max_examples)
-    sums = [*batch_sums.gradients, *batch_sums.measured.noisy]
-    sigma, key = policy.gradient_noise_multiplier, noise.fold_in(seed, _NOISE)
-    noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, key)
-    gradients, queries = noisy[: len(variables)], noisy[len(variables) :]
-    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), batch_sums.nonfinite)
-    policy.update(batch_sums.measured._replace(noisy=[query.tensor for query in queries]))
+    most = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
+    if present is None:
+        present = tf.ones([Rows(batch.data).count], tf.bool)
+    norms = policy.after_weights(totals.squared_norms, batch.factors)
+    measured = policy.measure(batch.ids, present, norms, batch.clips)
+    reduced = Totals(totals.sums, totals.examples, totals.nonfinite, measured)
+    reduced = replicas.sum_over_replicas(reduced, context)
+    return optimizer.state.mask_after_budget(reduced, reduced.examples, most)
+
+
+def _add_noise(optimizer, reduced, key):
+    """Returns the private gradients, one a trained variable, and counts the update."""
+    policy, count = optimizer.clip_policy, len(reduced.sums)
+    sums, sigma = [*reduced.sums, *reduced.measured.noisy], policy.gradient_noise_multiplier
+    noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, noise.fold_in(key, _NOISE))
+    gradients, queries = noisy[:count], noisy[count:]
+    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), reduced.nonfinite)
+    policy.update(reduced.measured._replace(noisy=[query.tensor for query in queries]))
+    return gradients
+
+
+def _apply(optimizer, model, gradients):
+    """Applies private gradients and those of the weight regularisers; returns their penalty."""
+    variables = model.trainable_variables
 
     def apply():
         penalty, penalty_gradients = regularization(variables)
@@ -163,37 +260,19 @@ def _step(optimizer, model, data, ids):
         optimizer.apply([g if p is None else g + p for g, p in pairs], variables)
         return penalty
 
-    if tf.executing_eagerly():
-        penalty = call_without_metrics(
-            model, "The update", apply, optimizer.prepared[model].checked
-        )
-    else:
-        penalty = apply()
+    if not tf.executing_eagerly():
+        return apply()
+    return call_without_metrics(model, "The update", apply, optimizer.prepared[model].checked)
 
+
+def _show(optimizer, model, totals, penalty, logs):
+    """Returns Keras's logs of an update, and checks what the whole step reads."""
     show_losses(model, totals.loss, totals.tracked, totals.examples, penalty)
     logs = {**(logs or {}), **model.get_metrics_result()}
     if not tf.executing_eagerly():
         check_update(tf.compat.v1.get_default_graph(), model)
     check_log_names(logs, optimizer)
     return logs
-
-
-def class_factors(optimizer, y, y_pred):
-    """Returns the class weights of examples, and the factors of their clipped gradients.
-
-    Args:
-        optimizer: The tfdpx optimizer.
-        y: Tensor [B], [B, 1] or [B, classes].
-        y_pred: The model's output; only shapes are read.
-
-    Returns:
-        Pair of float32 tensors [B]; or of None where there are no class weights.
-    """
-    class_weight = optimizer.class_weight
-    if class_weight is None:
-        return None, None
-    weights = class_weight.of_labels(y)
-    return weights, mechanism.weight_factors(weights, class_weight.largest(y_pred))
 
 
 def show_losses(model, loss, tracked, examples, penalty):
@@ -214,88 +293,6 @@ def show_losses(model, loss, tracked, examples, penalty):
     variables = [v for t in model_internals.own_trackers(model) for v in (t.total, t.count)]
     for variable, total in zip(variables, tracked[len(output_trackers) :], strict=True):
         variable.assign_add(tf.cast(total, variable.dtype))
-
-
-class _OneMicrobatch:
-    """One microbatch: views, gradients, clipping, metrics."""
-
-    def __init__(self, optimizer, model, views, microbatch, count, masks):
-        self._optimizer, self._model, self._views = optimizer, model, views
-        self._microbatch, self._count, self._masks = microbatch, count, masks
-
-    def __call__(self, data, by_example, present, index):
-        """The `BatchTotals` of a microbatch, and Keras' metric logs; `present` None: every row is.
-
-        Its number `index` keys its random layers' draws.
-        """
-        model, views, present_of_users = self._model, self._views, by_example.present_of_users
-        x, y, sample_weight = data
-        subjects = self._optimizer.prepared[model].checked
-        choices = by_example.views
-        x, y = call_without_metrics(
-            model,
-            "The augmentation",
-            lambda: (views.rows(x, choices), views.targets(y, choices)),
-            subjects,
-        )
-        # If every row is present, Keras's metrics see the whole batch.
-        is_counted = present if present_of_users is None else present_of_users
-        weights = by_example.class_weights
-        if weights is not None and present is not None:
-            weights = tf.where(present, weights, 0.0)
-        sample_weight, is_counted, weights = views.repeat((sample_weight, is_counted, weights))
-        shares = views.shares(present_of_users)
-        result = self._microbatch(
-            Inputs(
-                rows=(x, y, sample_weight),
-                present=present,
-                key=self._key(index),
-                weights=by_example.factors,
-                clips=by_example.clips,
-                shared=self._microbatch.update.tensors,
-                shares=shares,
-            )
-        )
-        losses, norms = result.losses, result.squared_norms
-        if weights is not None:
-            losses, sample_weight = losses * weights, multiply(sample_weight, weights)
-        logs = metric_internals.compute_metrics(
-            model, x, y, result.y_pred, sample_weight, is_counted
-        )
-        if present is None:
-            present = tf.ones([Rows(data).count], tf.bool)
-
-        def total(losses):
-            losses = losses if is_counted is None else tf.where(is_counted, losses, 0.0)
-            return tf.reduce_sum(losses * (1 / views.count if shares is None else shares))
-
-        places = by_example.number[:, tf.newaxis]
-        totals = BatchTotals(
-            sums=result.sums,
-            loss=total(losses),
-            tracked=[total(losses) for losses in result.tracked],
-            examples=tf.reduce_sum(tf.cast(present, "float32")),
-            nonfinite=tf.reduce_sum(tf.cast(present & ~tf.math.is_finite(norms), "float32")),
-            squared_norms=tf.scatter_nd(places, tf.where(present, norms, 0.0), [self._count]),
-        )
-        return totals, logs
-
-    def _key(self, index):
-        """The key of a microbatch's draws; zeros where it draws nothing."""
-        if self._masks is None:
-            return tf.zeros([2], tf.int64)
-        return noise.fold_in(self._masks, index)
-
-    def zero(self):
-        """Returns the zero element of `BatchTotals`, for summing over microbatches."""
-        return BatchTotals(
-            sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
-            loss=tf.zeros([]),
-            tracked=[tf.zeros([])] * model_internals.count_tracked(self._model),
-            examples=tf.zeros([]),
-            nonfinite=tf.zeros([]),
-            squared_norms=tf.zeros([self._count]),
-        )
 
 
 def build_model(model, x, y, sample_weight):

@@ -169,7 +169,7 @@ class Views:
             return nest
         return Rows(nest).map(lambda t: tf.repeat(t, self._augmult, axis=0))
 
-    def shares(self, present):
+    def row_weights(self, present):
         """Returns the weight of each row in its person's mean gradient, float32 [B * k * K].
 
         Args:

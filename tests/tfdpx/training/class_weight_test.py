@@ -27,9 +27,13 @@ def make(outputs=3, loss=None, **arguments):
     return trainer
 
 
+def column():
+    return make(microbatch_size=3, l2_norm_clip=0.3)
+
+
 @pytest.fixture(scope="module", name="trainer")
 def _made():
-    return make(microbatch_size=3, l2_norm_clip=0.3)
+    return column()
 
 
 def binary():
@@ -45,7 +49,7 @@ def soft():
     "maker, y, class_weight, factors",
     [
         (None, Y, {0: 4.0, 1: 0.5}, [1.0, 0.125, 0.25]),
-        (None, Y[:, np.newaxis], {0: 0.0, 1: 0.5}, [0.0, 0.5, 1.0]),
+        (column, Y[:, np.newaxis], {0: 0.0, 1: 0.5}, [0.0, 0.5, 1.0]),
         (soft, ONE_HOT, {0: 0.1, 1: 0.2, 2: 0.4}, [0.25, 0.5, 1.0]),
         (binary, BINARY[:, np.newaxis], {1: 25.0}, [0.04, 1.0, 0.0]),
         (binary, BINARY, {0: 0.0, 1: 0.0}, [0.0, 0.0, 0.0]),
@@ -61,7 +65,7 @@ def test_the_update_is_the_formula(trainer, maker, y, class_weight, factors):
     norms, clip = np.linalg.norm(gradients, axis=1), trainer.optimizer.l2_norm_clip
     is_automatic = maker is soft
     clipped = 1 / (norms + 0.01) if is_automatic else 1 / np.maximum(norms, clip)
-    labels = Y if maker in (None, soft) else BINARY.astype(int)
+    labels = Y if maker in (None, column, soft) else BINARY.astype(int)
     wanted = -(np.array(factors)[labels] * clipped) @ gradients / 16
     np.testing.assert_allclose(moved, wanted, atol=2e-6)
 

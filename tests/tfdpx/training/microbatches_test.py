@@ -14,14 +14,19 @@ import tfdpx
 from tfdpx import mechanism, noise
 from tfdpx.training import microbatches
 from tfdpx.training import step as training_step
-from tfdpx.training.microbatches import BatchTotals, MicrobatchSize
-
-ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]), tf.zeros([1]))
+from tfdpx.training.microbatches import Batch, MicrobatchSize, Totals
 
 
-def adding(data, choices, present, index):
+def totals_of(counts, examples, loss):
+    return Totals([counts], examples, tf.zeros([]), loss=loss, squared_norms=tf.zeros([1]))
+
+
+ZERO = totals_of(tf.zeros([5]), tf.zeros([]), tf.zeros([]))
+
+
+def adding(batch, index):
     """Returns sums of `x`, of `x` times choices and places, and counts of passes, weights, rows."""
-    x, _, weights = data
+    (x, _, weights), present, choices = batch.data, batch.present, batch.choices
     rows = tf.cast(tf.shape(x)[0], "float32")
     present = tf.ones(tf.shape(x)[:1]) if present is None else tf.cast(present, "float32")
     total = tf.reduce_sum(x * present)
@@ -30,8 +35,7 @@ def adding(data, choices, present, index):
     places = 100.0 * tf.cast(index, "float32") + tf.range(rows)
     placed = tf.reduce_sum(x * places * present)
     counts = tf.stack([drawn, placed, tf.ones([]), weight, rows])
-    examples, none = tf.reduce_sum(present), tf.zeros([])
-    return BatchTotals([counts], total, [], examples, none, tf.zeros([1])), {"logs": total}
+    return totals_of(counts, tf.reduce_sum(present), total), {"logs": total}
 
 
 BATCHES = dict(
@@ -55,7 +59,8 @@ def check_passes(present, size, multiple, jit_compile=False):
     @tf.function(jit_compile=jit_compile, autograph=False)
     def total(x, present):
         data = (x, None, tf.cast(present, "float32"))
-        return microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
+        batch = Batch(data, present, choices=10 * x)
+        return microbatches.run(adding, batch, sizes, ZERO)[0]
 
     totals = total(x, present)
     assert totals.examples == present.sum()
@@ -70,9 +75,10 @@ def check_passes(present, size, multiple, jit_compile=False):
 
 def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
     x = tf.constant([1.0, 2.0, 3.0])
-    totals, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
+    batch = Batch((x, None, None), choices=x)
+    totals, logs = microbatches.run(adding, batch, MicrobatchSize(3, 3), ZERO)
     assert totals.loss == 6 and logs["logs"] == 6
-    totals, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
+    totals, logs = microbatches.run(adding, batch, MicrobatchSize(2, 2), ZERO)
     assert totals.loss == 6 and logs is None and totals.sums[0][2] == 2
 
 
