@@ -27,8 +27,8 @@ ROOMS = [
     *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
-# `plan.batches` imports the samplers when it is called.
-ON_THE_CALL = {("accounting", "sampling")}
+# `plan.batches` imports the samplers, and `statement` the sentences, when they are called.
+ON_THE_CALL = {("accounting", "sampling"), ("accounting", "report")}
 NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
 
 NAMED_TUPLE = {"_asdict", "_fields", "_replace"}

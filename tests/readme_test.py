@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 import tfdpx
 from tfdpx.accounting import group_epsilon
-from tfdpx.train import verify
+from tfdpx.report import verify
 
 ROOT = pathlib.Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs a checkout")

@@ -327,6 +327,15 @@ def attach(ledger, variables):
         _tell_others(spent, map(mark_of, variables))
 
 
+def are_initialized(variables):
+    """Returns whether the initial values of all variables were seen being made by initializers.
+
+    Args:
+        variables: List of `keras.Variable`.
+    """
+    return all(mark.is_known and mark.is_initialized for mark in map(mark_of, variables))
+
+
 def pass_on(source, target):
     """Copies accounts and origin from weights to others that get their values.
 
@@ -336,9 +345,10 @@ def pass_on(source, target):
     """
     marks = [mark_of(variable) for variable in source]
     accounts, is_known = _accounts_of(marks), _is_complete(marks)
+    is_initialized = are_initialized(source)
     for mark in map(mark_of, target):
         mark.accounts |= accounts
-        mark.is_known = is_known
+        mark.is_known, mark.is_initialized = is_known, is_initialized
     for account in accounts:
         _tell_others(account, map(mark_of, target))
 

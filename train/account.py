@@ -26,10 +26,10 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up, why_unknown
-from tfdpx.accounting.statement import steps as describe_steps
+from tfdpx.report.spent import UNREADABLE, check_model, files_below, record_in
+from tfdpx.report.words import steps as describe_steps
 from tfdpx.train.errors import checking_flags, in_one_line
 from tfdpx.train.output import print_attack_bounds, print_paragraphs, print_table, to_json
-from tfdpx.train.spent import UNREADABLE, check_model, files_below, record_in
 
 _NEIGHBOURS = {
     "add_or_remove_one": "adding or removing one example",

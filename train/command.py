@@ -10,10 +10,6 @@ from tfdpx.train.errors import did_you_mean
 
 PROGRAMS = ("classify", "predict", "account", "plan", "verify", "sweep", "pretrain")
 # Former programs that are flags of `classify` now.
-_GONE = {
-    "features": "tfdpx classify --head=HEAD --init_from=MODEL.keras --dataset=NAME --workdir=PATH",
-    "adamix": "tfdpx classify --head=adamix --dataset=NAME --public_dataset=NAME --workdir=PATH",
-}
 _HELP, _VERSION = ("-h", "--help", "help"), ("--version", "version")
 
 
@@ -31,8 +27,6 @@ def main() -> None:
         del sys.argv[1]
         # Like `python -m`: the module is `__main__`, and the first argument is its file.
         runpy.run_module(f"tfdpx.train.{name}", run_name="__main__", alter_sys=True)
-    elif name in _GONE:
-        sys.exit(f"tfdpx: {name} is now: {_GONE[name]}")
     else:
         sys.exit(
             f"tfdpx: there is no program {name!r}.{did_you_mean(name, PROGRAMS)} Programs are: "

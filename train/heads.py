@@ -161,6 +161,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
         delta=head.delta,
         accountant="pld" if features.before.steps else head.accountant,
         seen=features.seen,
+        initialized=True,  # But for the weights of `seen`.
         searched=searched,
         inputs=inputs.of(data),
         settings={**without_secrets(settings), "epsilon": head.epsilon, "delta": head.delta},

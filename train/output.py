@@ -14,7 +14,7 @@ from rich.text import Text
 from tfdpx.accounting.ledger import USER
 from tfdpx.accounting.record import plain
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.report.words import readable
+from tfdpx.report import words
 from tfdpx.train.errors import printable
 
 _NO_BOUNDS = (
@@ -60,7 +60,7 @@ def print_table(record, title, file=None):
 
 def print_record(record):
     """Prints the statement and the results of a `Record`."""
-    print("\n".join(map(printable, record.statement().split("\n"))))
+    print("\n".join(map(printable, words.statement(record).split("\n"))))
     for warning in record.results.get("warnings") or ():
         print(printable(f"Warning: {warning}"))
     print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
@@ -109,7 +109,7 @@ def _percent(share):
 
 def cell(value):
     """Returns a JSON value as the `Text` of a cell, because a name may look like markup."""
-    return Text(printable(readable(value)))
+    return Text(printable(words.readable(value)))
 
 
 def of_spreadsheet(text):

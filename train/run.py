@@ -173,6 +173,7 @@ def _run_on_images(asked, preset, workdir, strategy):
         curve=curve.rows,
         examples=data.eval_examples,
         seen=start.seen,
+        initialized=not start.files,
         inputs=inputs.of(data),
         settings=recorded,
         results={

@@ -14,7 +14,8 @@ import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.train import account, verify
+from tfdpx.report import verify
+from tfdpx.train import account
 from tfdpx.training.callbacks import epsilon_spent
 
 N, B, STEPS, NOISE, DELTA = 400, 20, 20, 4.0, 1e-3

@@ -276,7 +276,8 @@ def _refuse_hdf5(model):
 def _fill(original):
     def initialize(self, initializer):
         original(self, initializer)
-        origins.mark_of(self).is_known = origins.holds_no_data(initializer)
+        mark = origins.mark_of(self)
+        mark.is_known = mark.is_initialized = origins.holds_no_data(initializer)
 
     return initialize
 
@@ -284,6 +285,7 @@ def _fill(original):
 def _restore(original):
     def restore_from_tensors(self, *args, **kwargs):
         mark, restore = origins.mark_of(self), layer_internals.checkpoint_of(self)
+        mark.is_initialized = False
         # The ledger of the same checkpoint comes first.
         mark.is_known = any(account.restored == restore for account in mark.followers)
         return original(self, *args, **kwargs)

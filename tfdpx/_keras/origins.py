@@ -27,6 +27,8 @@ class Mark:
     Attributes:
         owner: Weak reference to the variable or layer.
         is_known: Bool, whether all private data in the values are in `accounts`.
+        is_initialized: Bool, whether this was never merely declared, because an initializer filled
+            a variable while `hook` watched.
         accounts: Set of the accounts of what was spent on a variable.
         followers: The accounts of optimizers that train with a variable, a `WeakSet`.
         statistics: Pair of the ledger of a layer's statistics and their values, or None.
@@ -34,7 +36,7 @@ class Mark:
 
     def __init__(self, owner):
         self.owner = weakref.ref(owner)
-        self.is_known = False
+        self.is_known = self.is_initialized = False
         self.accounts, self.followers = set(), weakref.WeakSet()
         self.statistics = None
 
@@ -60,8 +62,9 @@ def mark_unknown(variables):
 
 def mark_known(variables):
     """Records that the values of variables hold no private data but those in their accounts."""
-    for variable in variables:
-        mark_of(variable).is_known = True
+    for mark in map(mark_of, variables):
+        mark.is_initialized &= mark.is_known
+        mark.is_known = True
 
 
 def holds_no_data(initializer):

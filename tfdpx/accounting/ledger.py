@@ -511,8 +511,8 @@ class Ledger:
         num_examples = self.num_examples if num_examples is None else num_examples
         if num_examples is not None:
             check_positive_integer("num_examples", num_examples)
-        about = statement.Facts(self, delta, accountant, num_examples, dataset)
-        return statement.text(dataclasses.replace(about, rows_per_user=rows_per_user))
+        about = (dataset, num_examples, delta, accountant)
+        return statement.text(self, *about, rows_per_user=rows_per_user)
 
     def to_json(self) -> str:
         """Returns the ledger as a JSON string."""

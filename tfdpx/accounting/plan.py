@@ -421,10 +421,9 @@ class PrivacyPlan:
             ValueError: If `steps` is negative or no integer.
         """
         ledger = self.ledger_at(self.steps if steps is None else steps)
-        about = (self.delta, self.accountant, self.num_examples, dataset)
+        about = (dataset, self.num_examples, self.delta, self.accountant)
         goals = {"rows_per_user": rows_per_user, "goal": self._goal()}
-        facts = statement.Facts(ledger, *about, **goals, is_planned=True)
-        return statement.text(facts)
+        return statement.text(ledger, *about, **goals, is_planned=True)
 
     def summary(self) -> str:
         """Returns the plan in a line of prose."""

@@ -28,11 +28,11 @@ from tfdpx import _files as files
 from tfdpx.accounting import statement
 from tfdpx.accounting.attack import AttackBounds
 from tfdpx.accounting.groups import Sampling
-from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
+from tfdpx.accounting.ledger import EXAMPLE, Ledger
 
 FILE = "record.json"
 _ENTRY, _WEIGHTS = "tfdpx_record.json", "model.weights.h5"
-_FORMAT, _OLD_FORMAT = "tfdpx.Record/2", "tfdpx.Record/1"
+_FORMAT = "tfdpx.Record/3"
 _PACKAGES = ("tfdpx", "tensorflow", "keras", "numpy", "dp-accounting", "pillow")
 
 
@@ -93,6 +93,8 @@ class Record:
         sampling: String, the way of drawing batches: "poisson", "shuffle", "full_batch", or
             "unknown" if no plan drew some of them.
         seen: Tuple of `UpstreamTraining`, for the weights that the run started from.
+        initialized: Bool, whether all initial weights were seen being filled by an initializer, or
+            else came from the trainings in `seen`.
         independence: String, how examples are kept apart, or None.
         searched: String, how arguments were searched on the same data, or None. Paid for if
             `ledger` has a selection.
@@ -112,6 +114,7 @@ class Record:
     accountant: str = "pld"
     sampling: str = "poisson"
     seen: tuple[UpstreamTraining, ...] = ()
+    initialized: bool = False
     independence: str | None = None
     searched: str | None = None
     inputs: dict[str, Any] | None = None
@@ -198,31 +201,6 @@ class Record:
         digits = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
         return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
-    def statement(self) -> str:
-        """Returns the guarantee in words that can be cited (`tfdpx.accounting.statement`)."""
-        not_covered = []
-        if not self.is_search_paid:
-            not_covered.append(f"how the arguments were searched: {self.searched}")
-        if self.results.get("individual_mean") is not None:
-            not_covered.append("the folder individual_PRIVATE")
-        if public := self.results.get("num_public"):
-            not_covered.append(f"{public:,} public {self.unit}s: the weights may tell all of them")
-        facts = statement.Facts(
-            self.ledger,
-            self.delta or 0.5,  # Without a delta epsilon is infinite, and no text shows it.
-            self.accountant,
-            self.data.num_examples if self.data else None,
-            self.data.name if self.data else "data that no record names",
-            self.unit,
-            l2_norm_clip=self.results.get("l2_norm_clip"),
-            initial=self._initial(),
-            independence=self.independence
-            and f"no example influences another's gradient. Examples are {self.independence}.",
-            not_covered=not_covered,
-            versions=self.versions,
-        )
-        return statement.text(facts)
-
     def counts(self, training: UpstreamTraining) -> bool:
         """Returns whether `ledger` includes all that was spent on the weights in a training.
 
@@ -230,25 +208,6 @@ class Record:
             training: One of `self.seen`.
         """
         return bool(training.ledger.steps) and self.ledger + training.ledger == self.ledger
-
-    def _initial(self):
-        """Returns sentences on earlier trainings of the weights, and on the choice of the run."""
-        sentences = []
-        for training in self.seen:
-            where = (
-                "on these too, which epsilon covers"
-                if self.counts(training)
-                else "on other data, as far as names and identifiers tell"
-            )
-            sentences.append(
-                f"The initial weights or features were trained on {training.data.name} (epsilon "
-                f"{training.epsilon_in_words}), {where}."
-            )
-        if not sentences:
-            sentences.append("The initial weights and fixed features know no data.")
-        if self.searched and self.is_search_paid:
-            sentences.append(f"It was chosen among {self.searched}: epsilon covers the choice.")
-        return " ".join(sentences)
 
     def view(self) -> dict[str, Any]:
         """Returns results and the values derived from the record, for a program's last line."""
@@ -295,17 +254,18 @@ class Record:
             ValueError: If it is no whole record, or was edited.
         """
         try:
-            is_old = f'"{_OLD_FORMAT}"'.encode() in content[:100]
-            saved = files.opened(content, _OLD_FORMAT if is_old else _FORMAT)
+            saved = files.opened(content, _FORMAT)
             del saved["format"], saved["derived"]  # Derived values are for people.
-            if saved["sampling"] == "shuffle" and saved["program"] == "classify":
-                _mark_shuffled(saved)
             saved["seen"] = tuple(
-                UpstreamTraining(DatasetId(**training.pop("data")), _ledger(training), **training)
+                UpstreamTraining(
+                    DatasetId(**training.pop("data")),
+                    Ledger.from_dict(training.pop("ledger")),
+                    **training,
+                )
                 for training in saved["seen"]
             )
             saved["data"] = saved["data"] and DatasetId(**saved["data"])
-            return cls(ledger=_ledger(saved), **saved)
+            return cls(ledger=Ledger.from_dict(saved.pop("ledger")), **saved)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(
                 f"It is no whole record of a run, or was edited: {error}. Its steps count against "
@@ -387,24 +347,6 @@ def _as_shuffled(entry):
     return dataclasses.replace(
         entry, sampling_probability=1.0, steps=1 + later, poisson_sampled=True
     )
-
-
-def _mark_shuffled(saved):
-    """Marks shuffled entries of a program's own training in a record before Ledger/8."""
-    for entry in [] if saved["seen"] else saved.get("ledger", {}).get("entries", ()):
-        entry.setdefault("shuffled", not entry["poisson_sampled"])
-
-
-def _ledger(saved):
-    """Returns the `Ledger` of a record or of its `seen`, removed from a dict of their arguments."""
-    if "spent" not in saved:
-        return Ledger.from_dict(saved.pop("ledger"))
-    spent = saved.pop("spent")  # `_OLD_FORMAT` had paid searches outside of the ledger.
-    entries = list(spent["ledger"]["entries"])
-    for search in spent["selected"]:
-        more = {name: search[name] for name in ("run", "mean_runs", "delta")} | {"kind": SELECTION}
-        entries += [entry | more for entry in search["ledger"]["entries"]]
-    return Ledger.from_dict(spent["ledger"] | {"entries": entries})
 
 
 def _weights_digest(archive):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 import textwrap
 from typing import Any
+
+import jinja2
+import markupsafe
 
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import why_unknown
@@ -17,6 +21,14 @@ _METRICS = ("accuracy", "auc", "average_precision", "f1", "macro_f1", "r2", "mea
 _TASKS = {"image": "image", "row": "tabular", "text": "text"}
 
 
+@functools.cache
+def _template():
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tfdpx.report"), finalize=_escaped, trim_blocks=True
+    )
+    return environment.get_template("card.md")
+
+
 def text(record: Record) -> str:
     """Returns the card, Markdown with a YAML header. It is a function of the record.
 
@@ -25,33 +37,22 @@ def text(record: Record) -> str:
     Args:
         record: `tfdpx.accounting.record.Record`.
     """
-    name, unit = words.data_name(record), record.unit
+    name = words.data_name(record)
     model = record.results.get("model") or record.results.get("method") or record.program
-    protected, caution = words.protected(record)
-    if record.results.get("not_protected"):
-        measured = f"Measured on private {unit}s, without noise: the results are not on this card."
-    else:
-        measured = words.measured(record)
-    parts = [
-        f"# {_escaped(model)} on {_escaped(name)}",
-        *(f"**{_escaped(warning)}**" for warning in words.reasons_against_release(record)),
-        f"A Keras model that tfdpx trained on the {unit}s of {_escaped(name)}.",
-        "## Intended use",
-        f"For {unit}s of the kind that it was trained on. Measure it on {unit}s of your own before "
-        "decisions rest on it: privacy says nothing about accuracy or fairness.",
-        "## Privacy",
-        *map(_escaped, (protected, caution, words.attack(record))),
-        "What undoes this, or is not protected:",
-        "\n".join(f"- {_escaped(limit)}" for limit in words.limits(record)),
-        "## Results",
-        _escaped(measured),
-        "## How to check this",
-        _escaped(words.check(record)),
-        "## Statement",
-        textwrap.indent(record.statement(), "    "),  # As code, which shows any name unchanged.
-    ]
     header = [f"{key}: {_yaml(value)}" for key, value in _header(record, model, name).items()]
-    return "\n".join(["---", *header, "---", "", "\n\n".join(parts)])
+    return _template().render(
+        header=markupsafe.Markup("\n".join(header)),
+        model=model,
+        name=name,
+        unit=record.unit,
+        warnings=words.reasons_against_release(record),
+        privacy=[*words.protected(record), words.attack(record)],
+        limits=words.limits(record),
+        measured=None if record.results.get("not_protected") else words.measured(record),
+        check=words.check(record),
+        # As code, which shows any name unchanged.
+        statement=markupsafe.Markup(textwrap.indent(words.statement(record), "    ")),
+    )
 
 
 def _header(record: Record, model: str, name: str) -> dict[str, Any]:
@@ -81,6 +82,8 @@ def _yaml(value: Any) -> str:
     return text if text.isprintable() else json.dumps(value)
 
 
-def _escaped(text: str) -> str:
-    """Returns text as a line of Markdown, with markup and HTML escaped."""
-    return re.sub(r"([\\`*_\[\]<>&|])", r"\\\1", " ".join(str(text).split()))
+def _escaped(value: Any) -> str:
+    """Returns a value as a line of Markdown, with markup and HTML escaped."""
+    if isinstance(value, markupsafe.Markup):
+        return value
+    return re.sub(r"([\\`*_\[\]<>&|])", r"\\\1", " ".join(str(value).split()))

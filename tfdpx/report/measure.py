@@ -10,6 +10,7 @@ from sklearn import metrics
 
 from tfdpx.accounting import record as records
 from tfdpx.heads.releases import Releases
+from tfdpx.report.words import NOT_PROTECTED
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 
@@ -17,10 +18,6 @@ _LEAST_PROBABILITY, _LARGEST_PROBABILITY = 1e-30, 1 - 2.0**-24  # Their log-odds
 BATCH_SIZE = 500
 TOP = 5
 THRESHOLD = 0.5
-NOT_PROTECTED = (
-    "Results and pictures of private test examples are exact, not protected: do not publish them, "
-    "or test on public examples."
-)
 _MOST_NAMES = 5
 
 

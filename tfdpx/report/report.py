@@ -6,6 +6,7 @@ Every program ends in `write`. `tfdpx.report` calls it for the models of other c
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import pathlib
@@ -23,7 +24,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.accounting.statement import why_unknown
-from tfdpx.report import card, measure, page, pictures
+from tfdpx.report import card, measure, page, pictures, words
 from tfdpx.report.measure import Measured
 from tfdpx.sampling.examples import as_examples
 from tfdpx.training.budget import ledger_at_rates
@@ -77,12 +78,7 @@ def report(
         raise ValueError(
             f"Argument `data` must be the name of the data trained on. Received: data={data!r}."
         )
-    folder = pathlib.Path(folder)
-    if (folder / records.FILE).exists():
-        raise ValueError(
-            f"Argument `folder` must hold no report, because {records.FILE} in it is the account "
-            f"of another one. Received: folder={str(folder)!r}. Name a new folder."
-        )
+    folder = _new(folder, "folder")
     optimizer = model_internals.innermost(getattr(model, "optimizer", None))
     optimizer = optimizer if isinstance(optimizer, PrivateOptimizer) else None
     ledger = _ledger(model, optimizer)
@@ -144,9 +140,10 @@ def write(
     folder, plan = pathlib.Path(folder), optimizer.plan if optimizer else None
     is_full_batch = all(entry.sampling_probability == 1 for entry in ledger.entries)
     sampling = plan.sampling if plan else "full_batch" if is_full_batch else "poisson"
-    known = {
+    defaults: dict[str, Any] = {
         "delta": (plan.delta if plan else ledger.delta) if ledger.has_noise else None,
         "accountant": plan.accountant if plan else "pld",
+        "initialized": model is not None and account.are_initialized(model.weights),
         "sampling": "unknown" if why_unknown(ledger) else sampling,
         "independence": optimizer and ("; ".join(map(str, optimizer.independence)) or None),
     }
@@ -159,7 +156,7 @@ def write(
         of_training |= {"model": model.name, "parameters": model.count_params()}
         of_training |= {"trained_parameters": trained}
     results = {**(measured.results() if measured else {}), **of_training, **(results or {})}
-    record = Record(ledger=ledger, results=results, **known | facts)
+    record = words.worded(Record(ledger=ledger, results=results, **defaults | facts))
     folder.mkdir(parents=True, exist_ok=True)
     if model is not None:
         with files.replacing(folder / MODEL, mode=0o644) as fresh:
@@ -181,11 +178,29 @@ def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -
         **facts: Arguments of `Record` that replace those of the record.
     """
     old = records.read(folder / records.FILE)
-    record = Record(**{**vars(old), **facts, "results": {**old.results, **results}})
+    changed = {**facts, "results": {**old.results, **results}}
+    record = words.worded(dataclasses.replace(old, **changed))
     record.save(folder / MODEL)
     _write_record(record, folder)
     write_page(folder)
     return record
+
+
+def render(record: Record, folder: str | os.PathLike) -> None:
+    """Writes statement, page and card of a record to a folder, with no picture but the bounds.
+
+    Args:
+        record: `Record`.
+        folder: Path. It is created if needed, and must hold no record.
+
+    Raises:
+        OSError: If a file cannot be written.
+        ValueError: If the folder holds a record.
+    """
+    path = _new(folder, "render")
+    path.mkdir(parents=True, exist_ok=True)
+    _write_record(record, path)
+    write_page(path)
 
 
 def write_page(folder: str | os.PathLike) -> None:
@@ -211,6 +226,17 @@ def write_page(folder: str | os.PathLike) -> None:
         files.write(folder / card.FILE, text, mode=0o644)
 
 
+def _new(folder, name):
+    """Returns the path of a folder; raises ValueError if it holds a record."""
+    folder = pathlib.Path(folder).expanduser()
+    if (folder / records.FILE).exists():
+        raise ValueError(
+            f"Argument `{name}` must hold no report, because {records.FILE} in it is the account "
+            f"of another one. Received: {name}={str(folder)!r}. Name a new folder."
+        )
+    return folder
+
+
 @contextlib.contextmanager
 def _after_the_record(folder: pathlib.Path) -> Iterator[None]:
     """Context manager for pictures and page, in which an error of the disk names the remedy."""
@@ -226,7 +252,8 @@ def _after_the_record(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _write_record(record: Record, folder: pathlib.Path) -> None:
-    files.write(folder / STATEMENT, record.statement().encode(), mode=0o644)
+    text = words.statement(record).encode("utf-8", "backslashreplace")
+    files.write(folder / STATEMENT, text, mode=0o644)
     record.save(folder / records.FILE)
 
 

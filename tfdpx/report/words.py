@@ -1,24 +1,216 @@
-"""Describes the privacy and the results of a run in plain words, for readers outside the field.
+"""Every sentence about the privacy and the results of a run: each is a function of its record.
 
-All sentences follow from the record alone. `report.html` and `model_card.md` consist of them.
+The statement is a text to cite. Page, card and `verify` have the other sentences, for readers
+outside the field. `VERSION` grows by one whenever a sentence, the page or the card changes, so that
+`verify` knows the records that it can render.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import textwrap
+from typing import Any
 
-from tfdpx.accounting.record import Record
+from tfdpx._arguments import is_number, require
+from tfdpx.accounting.attack import AttackBounds
+from tfdpx.accounting.groups import group_epsilon
+from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.accounting.statement import rounded_up, why_unknown
 
-# Texts call the protection weak from this share of right guesses.
-_WEAK = 0.75
-_MOST_ENTRIES = 20
+WORDS, VERSION = "words", "1"  # An entry of `Record.versions`.
+NOT_PROTECTED = (
+    "Results and pictures of private test examples are exact, not protected: do not publish them, "
+    "or test on public examples."
+)
+# Protection is strong below the first number of right guesses in 100, and weak from the second on.
+STRONG, WEAK = 55, 75
+_WIDTH, _MOST_ENTRIES = 88, 20
 _SPLITS = {"test": "test {}s", "validation": "{}s that were held out of the training"}
+_RELEASES = (
+    "Gaussian releases of sums over all examples, after clipping each, with noise of "
+    "noise_multiplier times the clip; the rest is computed from these."
+)
+_MECHANISMS = (
+    "Releases of other mechanisms count as the worst mechanism of their epsilon and delta."
+)
+
+
+def worded(record: Record) -> Record:
+    """Returns the record with the version of these words."""
+    return dataclasses.replace(record, versions={**record.versions, WORDS: VERSION})
+
+
+def version_of(record: Record) -> dict[str, str | None]:
+    """Returns the versions that determine the texts of a record: of the words, and of epsilon."""
+    return {name: record.versions.get(name) for name in (WORDS, "dp-accounting")}
 
 
 def data_name(record: Record) -> str:
     """Returns the name of the data that a run trained on."""
     return record.data.name if record.data else "unknown data"
+
+
+def protected_one(record: Record) -> str:
+    """Returns the unit that a guarantee protects: "person", or for example "row"."""
+    return "person" if record.ledger.unit == USER else record.unit
+
+
+def statement(
+    record: Record,
+    *,
+    rows_per_user: int | None = None,
+    goal: str | None = None,
+    is_planned: bool = False,
+) -> str:
+    """Returns the guarantee as a text to cite: for whom it holds, how, and what it assumes.
+
+    Epsilon is rounded up, because no text may promise more than the ledger.
+
+    Args:
+        record: `Record`.
+        rows_per_user: Optional int, the most examples of one person, for a sentence on the epsilon
+            of all of them together. Not if updates draw people.
+        goal: Optional string, a whole sentence on the right guesses that a plan was made for.
+        is_planned: Bool. Whether the updates are still to be made, so that seeds are unknown.
+
+    Returns:
+        String of lines of at most 88 characters; it ends with a line break.
+
+    Raises:
+        ValueError: If an argument is out of range, or the sampling probability of an entry is
+            unknown.
+    """
+    ledger, unit, name, one = record.ledger, record.unit, data_name(record), protected_one(record)
+    many = "people" if ledger.unit == USER else f"{unit}s"
+    difference = f"all {unit}s of one person" if ledger.unit == USER else f"one {unit}"
+    caution = _group(record, rows_per_user) or _caution(record)
+    if reason := _without_guarantee(record):
+        return _filled(reason) + "\n"
+    number = record.data.num_examples if record.data else None
+    count = f"N = {number:,} {many}" if number else ""
+    kind = "releases" if all(entry.is_release for entry in ledger.entries) else "updates"
+    epsilon, delta = rounded_up(record.epsilon), _delta(record)
+    accountant = f"{record.accountant.upper()} accountant of {_package('dp-accounting', record)}"
+    claim = (
+        f"The weights trained on {name}{f' ({count})' if count else ''} "
+        f"{'will have' if is_planned else 'have'} ({epsilon}, {delta})-differential privacy after "
+        f"{ledger.steps:,} noisy {kind}, for data sets that differ in {difference}, added or "
+        f"removed ({accountant}; {_package('tfdpx', record)})."
+    )
+    sampling = (
+        f"Poisson sampling: every update draws each {one} with the sampling probability, "
+        "independently of all others."
+    )
+    if all(entry.sampling_probability == 1 for entry in ledger.entries):
+        sampling = f"full batches: every {kind[:-1]} takes all {many}."
+    attacks = []
+    if not record.is_approximate:
+        attacks = [record.attack_bounds().sentence(one), "By privacy loss distributions.", goal]
+    else:
+        claim += (
+            " This epsilon is an approximation: the batches were not drawn as the accountant "
+            "assumes."
+        )
+        sampling = (
+            "batches that are not Poisson samples, such as parts of a permutation. Epsilon is that "
+            "of Poisson sampling."
+        )
+    release = "noise and draws came from the operating system's random numbers, not kept."
+    if is_planned:
+        release = "only if draws and noise get no seed."
+    if ledger.is_seeded:
+        release = (
+            "NOT RELEASABLE. Somebody gave the seed of draws or noise, and anyone who knows it can "
+            "remove the noise. Train without a seed before a release."
+        )
+    not_covered = [
+        f"loss and metrics on the training {unit}s, which `fit` shows",
+        f"validation and test {unit}s",
+        *_exceptions(record),
+        "epsilons and gradient norms of single examples",
+        "floating-point attacks on the noise",
+        "how long the training took.",
+    ]
+    if not record.is_search_paid:
+        not_covered.insert(0, f"how the arguments were searched: {record.searched}")
+    parts = [
+        ("Data", f"{name}{f', {count}' if count else ''}. The number of {many} is public."),
+        (
+            "Neighbours",
+            f"two data sets that differ in {difference}, added or removed, at the same sampling "
+            f"probability and expected batch size. {caution}",
+        ),
+        ("Epsilon, delta", f"epsilon = {rounded_up(record.epsilon, 6)}, delta = {delta}."),
+        *([("Attack", " ".join(filter(None, attacks)))] if attacks else []),
+        ("Mechanism", _mechanism(record)),
+        (kind.capitalize(), steps(ledger)),
+        ("Accountant", f"{accountant.replace(' accountant', '')}, {_package('tfdpx', record)}."),
+        ("Sampling", sampling),
+        (
+            "Covers",
+            "the weights after every update, their averages, and everything computed from these "
+            f"without the training {unit}s, such as predictions on other {unit}s.",
+        ),
+        ("Does not cover", "; ".join(not_covered)),
+        (
+            "Assumes",
+            f"{_initial(record)} Model, settings and preprocessing were not chosen by looking at "
+            f"these {unit}s, unless epsilon counts the search. Classes, shapes and constants of "
+            f"preprocessing are public. Other trainings on the same {unit}s add up.",
+        ),
+    ]
+    if record.independence:
+        independent = "no example influences another's gradient. Examples are"
+        parts.append(("Independence", f"{independent} {record.independence}."))
+    parts += [
+        ("Release", release),
+        (
+            "Signature",
+            "none. Anyone can write such a text: only the owner of the data can confirm it.",
+        ),
+    ]
+    heading = "Statement of differential privacy"
+    heading += " (not releasable: see Release)" * ledger.is_seeded
+    lines = [_filled(f"{title}: {text}", "  ") for title, text in parts]
+    return "\n".join([heading, "", _filled(claim), "", *lines]) + "\n"
+
+
+def of_ledger(
+    ledger: Ledger,
+    name: str,
+    num_examples: int | None,
+    delta: float,
+    accountant: str,
+    **options: Any,
+) -> str:
+    """Returns the `statement` of a ledger outside of a record.
+
+    Args:
+        ledger: `Ledger`.
+        name: String, the name of the data.
+        num_examples: Optional int, the number of examples, or of people; public.
+        delta: Float in (0, 1), for `ledger.epsilon`.
+        accountant: As for `Ledger.epsilon`.
+        **options: Of `statement`.
+    """
+    data = DatasetId(name, num_examples)
+    record = Record("statement", data, ledger, delta, accountant, unit="example")
+    return statement(record, **options)
+
+
+def steps(ledger: Ledger) -> str:
+    """Returns sentences on all updates, releases and paid searches of a ledger."""
+    sentences = [f"{_entry(entry)}." for entry in ledger.entries if entry.mean_runs is None]
+    for run in ledger.selections:
+        search = dataclasses.replace(ledger, entries=run)
+        sentences.append(
+            f"The best of a random number of runs, {run[0].mean_runs:g} on average, each of "
+            f"{' and '.join(map(_entry, run))}: epsilon {search.composed_epsilon(None):.6g} at "
+            f"delta {run[0].delta:g} for all of them."
+        )
+    return " ".join(sentences)
 
 
 def reasons_against_release(record: Record) -> list[str]:
@@ -28,29 +220,28 @@ def reasons_against_release(record: Record) -> list[str]:
     return [f"Do not release: {'; '.join(record.problems)}."] if record.problems else []
 
 
-def is_weak(record: Record) -> bool:
-    """Returns whether an attack may be right more than 75 times in 100."""
-    bounds = record.attack_bounds()
-    return bounds is not None and bounds.right_guesses > _WEAK
+def strength(bounds: AttackBounds | None) -> str | None:
+    """Returns the word for the protection that bounds on attacks give; None without bounds."""
+    if bounds is None:
+        return None
+    right = math.ceil(100 * bounds.right_guesses - 1e-6)  # As in `AttackBounds.sentence`.
+    return "strong" if right < STRONG else "moderate" if right < WEAK else "weak"
 
 
 def protected(record: Record) -> tuple[str, str]:
     """Returns a sentence on who is protected, and a caution about people with less protection."""
     name, unit = data_name(record), record.unit
     if record.epsilon == math.inf:
-        return f"Not a single {unit} of {name} is protected.", record.statement()
+        return f"Not a single {unit} of {name} is protected.", statement(record)
     if why_unknown(record.ledger):
-        return f"It is unknown how well anyone in {name} is protected.", record.statement()
+        return f"It is unknown how well anyone in {name} is protected.", statement(record)
     if not record.ledger.steps:
-        return f"No training on {name} is recorded.", record.statement()
-    is_so = "Weakly protected" if is_weak(record) else "Protected"
+        return f"No training on {name} is recorded.", statement(record)
+    is_weak = strength(record.attack_bounds()) == "weak"
+    is_so = "Weakly protected" if is_weak else "Protected"
     is_so = "Would be protected" if record.problems else is_so
-    if record.ledger.unit == "user":
-        return (
-            f"{is_so}: each person in {name}, with all their {unit}s.",
-            f"Names or numbers in the data tell which {unit}s belong to one person. A person who "
-            "has two of them is protected less.",
-        )
+    if record.ledger.unit == USER:
+        return f"{is_so}: each person in {name}, with all their {unit}s.", _caution(record)
     return (
         f"{is_so}: only each single {unit} of {name}, not a person with several {unit}s.",
         f"Caution: a person, such as a patient, with several {unit}s is protected less than the "
@@ -63,17 +254,18 @@ def attack(record: Record) -> str:
     bounds = record.attack_bounds()
     if bounds is None or not record.ledger.steps:
         return "No limit is known to what someone can find out about the data from the weights."
-    sentences = [bounds.sentence("person" if bounds.unit == "user" else record.unit)]
-    as_here = ", as here" * is_weak(record)
-    sentences.append(f"Up to about 55 the protection is strong; above 75 it is weak{as_here}.")
+    sentences = [
+        bounds.sentence(protected_one(record)),
+        f"This is {strength(bounds)} protection: below {STRONG} is strong, {WEAK} and above is "
+        "weak, and between them is moderate.",
+    ]
     if record.ledger.is_seeded:
         sentences.append("This does not hold against someone who knows the seed.")
     if record.epsilon < math.inf:
-        epsilon, delta = rounded_up(record.epsilon), rounded_up(record.total_delta)
         about = "about " * record.is_approximate
         sentences.append(
-            f"Specialists state this as epsilon, {about}{epsilon} here, and delta, "
-            f"{float(delta):g} here: the larger, the weaker."
+            f"Specialists state this as epsilon, {about}{rounded_up(record.epsilon)} here, and "
+            f"delta, {_delta(record)} here: the larger, the weaker."
         )
     if record.is_approximate:
         sentences.append(
@@ -118,7 +310,7 @@ def measured(record: Record) -> str:
 
 def limits(record: Record) -> list[str]:
     """Returns sentences on the causes that would void the claim, and on its exceptions."""
-    unit, results = record.unit, record.results
+    unit = record.unit
     seed = "This run had one." if record.ledger.is_seeded else "None is recorded."
     names = "names of classes" + " and columns" * (unit == "row")
     search = f"Recorded: {record.searched}" if record.searched else "None is recorded"
@@ -138,12 +330,9 @@ def limits(record: Record) -> list[str]:
         spent = f"epsilon {training.epsilon_in_words}" if is_private else "without privacy"
         counted = ", which is counted here" * record.counts(training)
         texts.append(f"The training began with weights of {training.data.name}: {spent}{counted}.")
-    if public := results.get("num_public"):
-        texts.append(f"Not protected: {public:,} public {unit}s. The weights may tell all of them.")
-    if exact := results.get("not_protected"):
+    texts += [f"Not protected: {exception}." for exception in _exceptions(record)]
+    if exact := record.results.get("not_protected"):
         texts.append(f"{exact} Page, record and model.keras hold the results.")
-    if results.get("individual_mean") is not None:
-        texts.append("Not protected: the folder individual_PRIVATE. Do not publish it.")
     return texts
 
 
@@ -156,7 +345,7 @@ def check(record: Record) -> str:
     )
 
 
-def readable(value):
+def readable(value: Any) -> str:
     """Returns a JSON value as a string for a table."""
     if value is None:
         return "-"
@@ -171,3 +360,136 @@ def readable(value):
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
+
+
+def _caution(record):
+    """Returns a sentence on people who are protected less, as the statement has it."""
+    unit = record.unit
+    if record.ledger.unit == USER:
+        return (
+            f"Names or numbers in the data tell which {unit}s belong to one person: a person with "
+            "two names or numbers is protected less."
+        )
+    return (
+        f"A person with several {unit}s is protected less than even the sum of their epsilons "
+        "says: tfdpx.accounting.group_epsilon gives the epsilon of k of them."
+    )
+
+
+def _group(record, rows):
+    """Returns a sentence on people with several examples; None if their number is None."""
+    if rows is None:
+        return None
+    hint = " Each is already all examples of one person."
+    require(record.ledger.unit == EXAMPLE, "rows_per_user", rows, "be None for people", hint)
+    about = {"delta": record.delta, "accountant": record.accountant}
+    together = group_epsilon(record.ledger, rows, **about)
+    if together == math.inf:
+        return f"For a person with {rows} {record.unit}s no epsilon is known."
+    return (
+        f"For data sets that differ in up to {rows} {record.unit}s, such as all of one person, "
+        f"epsilon = {rounded_up(together, 6)} at the same delta."
+    )
+
+
+def _without_guarantee(record):
+    """Returns why nothing is guaranteed or nothing was spent; None if there is a guarantee."""
+    ledger, name = record.ledger, data_name(record)
+    if record.epsilon == math.inf:
+        unprotected = sum(e.steps for e in ledger.entries if e.noise_multiplier == 0)
+        plural = "s" * (unprotected != 1)
+        why = f" {unprotected:,} update{plural} had no noise." if unprotected else ""
+        if ledger.unit is None:
+            why += " Some updates protect single examples and some people: nothing protects both."
+        return f"There is no differential privacy for {name}: epsilon is infinite.{why}"
+    if why := why_unknown(ledger):
+        return (
+            f"What was spent on {name} is unknown, so no differential privacy can be stated: "
+            f"{why}. The updates that are known spend epsilon = {rounded_up(record.epsilon)} at "
+            f"delta = {_delta(record)}, as if all batches were Poisson samples; that is no limit."
+        )
+    return None if ledger.entries else f"Nothing was spent on {name}: no noisy update is recorded."
+
+
+def _mechanism(record):
+    """Returns sentences on updates, on releases, or on both."""
+    clip, unit = record.results.get("l2_norm_clip"), record.unit
+    clipped = f"clipped to an L2 norm of {clip:g}" if is_number(clip) else "clipped"
+    if clip == "automatic":
+        clipped = "divided by its L2 norm plus a constant"
+    gradient = f"the gradient of each {unit}"
+    if record.ledger.unit == USER:
+        gradient = f"the mean gradient of some {unit}s of each person drawn"
+    updates = (
+        f"DP-SGD: in each update {gradient} is {clipped}, and Gaussian noise is added to their "
+        "sum, of noise_multiplier times what one of them can change."
+    )
+    entries = record.ledger.entries
+    kinds = {entry.is_release for entry in entries if entry.epsilon is None}
+    mechanisms = [_MECHANISMS] * any(entry.epsilon is not None for entry in entries)
+    return " ".join([updates] * (False in kinds) + [_RELEASES] * (True in kinds) + mechanisms)
+
+
+def _entry(entry):
+    if entry.epsilon is not None:
+        pair = f"epsilon = {entry.epsilon:.6g}, delta = {entry.delta:g}"
+        return f"{entry.steps:,} of another mechanism, {entry.name}: {pair}"
+    sampling = (
+        "full batches"
+        if entry.sampling_probability == 1
+        else f"sampling_probability = {entry.sampling_probability or math.nan:.8g}"
+    )
+    return f"{entry.steps:,} at noise_multiplier = {entry.noise_multiplier:.8g}, {sampling}"
+
+
+def _exceptions(record):
+    """Returns a list of parts of a run that are not protected."""
+    public, exceptions = record.results.get("num_public"), []
+    if record.results.get("individual_mean") is not None:
+        exceptions.append("the folder individual_PRIVATE, which nobody should publish")
+    if public:
+        exceptions.append(f"{public:,} public {record.unit}s: the weights may tell all of them")
+    return exceptions
+
+
+def _initial(record):
+    """Returns sentences on the origin of the initial weights, and on the choice of the run."""
+    sentences = []
+    for training in record.seen:
+        where = "other data, as far as names and identifiers tell"
+        if record.counts(training):
+            where = "these too, which epsilon covers"
+        sentences.append(
+            f"The initial weights or features were trained on {training.data.name} (epsilon "
+            f"{training.epsilon_in_words}), on {where}."
+        )
+    if not sentences and record.initialized:
+        sentences = ["The initial weights and fixed features know no data."]
+    elif not sentences:
+        sentences = [
+            "The initial weights know no private data but those counted here: they were "
+            "initialised, came with a ledger, or were declared to be public."
+        ]
+    if record.searched and record.is_search_paid:
+        sentences.append(f"It was chosen among {record.searched}: epsilon covers the choice.")
+    return " ".join(sentences)
+
+
+def _delta(record):
+    """Returns the delta of epsilon as text, rounded up. Without a delta no text promises any."""
+    return f"{float(rounded_up(record.total_delta or 0.5, 6)):g}"
+
+
+def _package(name, record):
+    version = record.versions.get(name, "not installed")
+    return name if version == "not installed" else f"{name} {version}"
+
+
+def _filled(paragraph, indent=""):
+    return textwrap.fill(
+        paragraph,
+        _WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -9,8 +9,11 @@ import pytest
 import small
 
 import tfdpx
+from tfdpx import account
 from tfdpx.accounting import Ledger, group_epsilon, statement
 from tfdpx.accounting.ledger import Entry
+from tfdpx.accounting.record import DatasetId, Record, UpstreamTraining
+from tfdpx.report import words
 
 
 def flat(text):
@@ -131,17 +134,16 @@ def test_epsilon_is_never_rounded_down():
     assert claimed(Ledger((Entry(3.0, 0.1, 9),)).statement(1.23456789e-5))[1] >= 1.23456789e-5
 
 
-def test_facts_that_a_program_adds():
-    facts = statement.Facts(
-        Ledger((Entry(3.0, 0.1, 9),)) + Ledger.selected([Entry(30.0, 1.0, 2)], 8.0, 1e-5),
-        1e-5,
-        unit="image",
-        l2_norm_clip=0.02,
-        initial="The features were trained on none of these images.",
-        independence="No image influences another's gradient.",
-        not_covered=["the folder individual_PRIVATE"],
+def test_facts_of_a_record():
+    ledger = Ledger((Entry(3.0, 0.1, 9),)) + Ledger.selected([Entry(30.0, 1.0, 2)], 8.0, 1e-5)
+    digits = UpstreamTraining(DatasetId("digits"), Ledger((Entry(0.0, 1.0, 5),)))
+    record = Record(
+        *("classify", DatasetId("photos"), ledger, 1e-5),
+        seen=(digits,),
+        independence="mapped",
+        results={"l2_norm_clip": 0.02, "individual_mean": 0.1, "num_public": 3},
     )
-    text = flat(statement.text(facts))
+    text = flat(words.statement(record))
     for phrase in [
         "2e-05)-differential",
         "one image, added or removed",
@@ -149,12 +151,13 @@ def test_facts_that_a_program_adds():
         "The best of a random number of runs, 8 on average, each of 2 at noise_multiplier = 30, "
         "full batches: epsilon",
         "at delta 1e-05 for all of them.",
-        "Assumes: The features were trained on none of these images.",
-        "Independence: No image influences another's gradient.",
-        "the folder individual_PRIVATE;",
+        "Assumes: The initial weights or features were trained on digits (epsilon infinite), on "
+        "other data, as far as names",
+        "Independence: no example influences another's gradient. Examples are mapped.",
+        "the folder individual_PRIVATE, which nobody should publish; 3 public images: the weights",
     ]:
         assert phrase in text, phrase
-    assert claimed(text)[0] >= facts.ledger.epsilon(1e-5)
+    assert claimed(text)[0] >= ledger.epsilon(1e-5)
 
 
 def test_releases_are_called_so():
@@ -165,3 +168,24 @@ def test_releases_are_called_so():
     both = flat((releases + Ledger((Entry(3.0, 0.1, 9),))).statement(1e-5))
     assert "after 12 noisy updates" in both
     assert "Mechanism: DP-SGD" in both and "Gaussian releases of sums" in both
+
+
+def test_only_weights_that_were_seen_being_initialized_know_no_data():
+    def assumed(**facts):
+        return flat(
+            words.statement(Record("x", None, Ledger((Entry(3.0, 0.1, 9),)), 1e-5, **facts))
+        )
+
+    assert "Assumes: The initial weights and fixed features know no data." in assumed(
+        initialized=True
+    )
+    assert "came with a ledger, or were declared to be public" in assumed()
+    new, declared, copied = (
+        keras.Sequential([keras.Input([6]), keras.layers.Dense(3)]) for _ in range(3)
+    )
+    declared.set_weights(new.get_weights())
+    tfdpx.checks.mark_public(declared)
+    tfdpx.checks.mark_public(new)  # Of known weights it says nothing new.
+    tfdpx.copy_weights(declared, copied)
+    are = [account.are_initialized(model.weights) for model in (new, declared, copied)]
+    assert are == [True, False, False]

@@ -12,8 +12,7 @@ from sklearn import metrics
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.report import measure, page
-from tfdpx.train import verify
+from tfdpx.report import measure, page, verify
 
 X, Y = small.data(rows=60)
 PLAN = tfdpx.PrivacyPlan(60, batch_size=20, steps=6, noise_multiplier=2.0, delta=1e-3)

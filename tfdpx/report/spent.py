@@ -20,8 +20,9 @@ MODEL = "model.keras"  # Of a run, beside its record.
 # The folder of an unfinished run, with its settings, and the folders of an unfinished tuning.
 _UNFINISHED, _SETTINGS, _TUNING = "checkpoint", "settings.json", ".private_tuning-"
 _ARCHIVE, _HDF5, _WEIGHTS = b"PK\x03\x04", b"\x89HDF", "model.weights.h5"
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error)
-UNREADABLE += (zipfile.BadZipFile,)
+UNREADABLE: tuple[type[Exception], ...] = (
+    *(OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile),
+)
 
 
 def files_below(path):

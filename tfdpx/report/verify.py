@@ -1,0 +1,264 @@
+"""Checks whether the files of a run agree: renders its texts from the record, and compares bytes.
+
+Nothing is signed, so a forger who makes all files again is not found. Files are only read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import zipfile
+
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import EMPTY, USER
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.statement import rounded_up
+from tfdpx.report import card, page, words
+from tfdpx.report.report import MODEL, STATEMENT
+from tfdpx.report.spent import files_below, record_in
+
+_TEXTS = {STATEMENT: words.statement, card.FILE: card.text}
+_AGREES, _OTHER_WORDS = "agrees", "words not checked: read ours"
+_CLAIM = re.compile(
+    r"\(([\d.]+), ([\d.e-]+)\)-differential privacy .{1,99} differ in ([^,]+), added or removed"
+)
+_OURS = words.version_of(words.worded(Record("verify", None, EMPTY, None)))
+
+
+@dataclasses.dataclass
+class Verdict:
+    """The answer to whether the files of a run agree.
+
+    Attributes:
+        record: The `Record` that all files are compared with; None if none could be read.
+        files: Dict from the name of each file to "agrees" or another text.
+        problems: List of reasons for NO.
+        unchecked: List of sentences about omitted checks.
+        is_folder: Bool, whether a whole folder was checked.
+    """
+
+    record: Record | None = None
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+    is_folder: bool = True
+
+    @property
+    def is_yes(self) -> bool:
+        """Whether all files agree, and this version of tfdpx worded all of them."""
+        return not self.problems and _OTHER_WORDS not in self.files.values()
+
+    def sentences(self) -> list[str]:
+        """Returns the answer as a list of paragraphs; the first is the answer."""
+        lines = [self._first(), "", "Files:"]
+        for name, text in self.files.items():
+            is_fine = text in (_AGREES, _OTHER_WORDS)
+            lines.append(f"- {name}: {text if is_fine else 'see Problems'}.")
+        if self.problems:
+            lines += ["", "Problems. Rely on nothing below before the sender has explained them:"]
+            lines += [f"- {text}." for text in self.problems]
+        if record := self.record:
+            lines += ["", "Who is protected, as recorded:", *words.protected(record)]
+            lines += ["", "How well, at worst:", words.attack(record)]
+            lines += ["", "What undoes this, or is not protected:"]
+            lines += [f"- {text}" for text in words.limits(record)]
+            lines += ["", f"Fingerprint of the record: {record.fingerprint}"]
+            lines += ["Have the sender read theirs to you by telephone: it must be the same."]
+        return [*lines, "", "Not checked:", *(f"- {text}." for text in self.unchecked), ""]
+
+    def _first(self):
+        if self.problems:
+            more = f" ({len(self.problems) - 1} more below)" * (len(self.problems) > 1)
+            return f"NO: {self.problems[0]}{more}."
+        record, count = self.record, len(self.files)
+        about = "about " * record.is_approximate
+        who = "each person" if record.ledger.unit == USER else f"each single {record.unit}"
+        epsilon = f"Epsilon is {about}{rounded_up(record.epsilon)} for {who}"
+        if other := [name for name, text in self.files.items() if text == _OTHER_WORDS]:
+            return (
+                f"Words not checked: read ours. Another version of tfdpx worded "
+                f"{', '.join(other)}; epsilon, delta and unit were compared. --render=FOLDER "
+                f"writes ours from the record. {epsilon}."
+            )
+        agree = f"YES: the {count} files agree with each other"
+        if not self.is_folder:
+            kind = "page" if page.FILE in self.files else "file"
+            agree = f"YES, of this {kind}: ask for the folder. It is whole"
+        strength = words.strength(record.attack_bounds())
+        return (
+            f"{agree}, and nothing recorded forbids a release. {epsilon}, which is {strength} "
+            "protection: only you can decide if that is enough. Nothing is signed: a forger could "
+            "make all anew."
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the last line, a dict of JSON values."""
+        record = self.record
+        view = record.view() if record else {}
+        return {
+            "verified": self.is_yes,
+            "problems": self.problems,
+            "unit": record and words.protected_one(record),
+            **{name: view.get(name) for name in ("epsilon", "delta", "attack_bounds")},
+            "fingerprint": record and record.fingerprint,
+            "files": self.files,
+            "not_checked": self.unchecked,
+        }
+
+
+def check(path: pathlib.Path) -> Verdict:
+    """Compares the files of a run with each other.
+
+    Args:
+        path: A folder, or one file.
+
+    Raises:
+        ValueError: If there is nothing to check, or the folder has several runs.
+    """
+    files, left_over = _files(path)
+    verdict, read = Verdict(is_folder=path.is_dir()), {}
+    for name, file in files.items():
+        try:
+            read[name] = _read(file)
+        except Exception as error:  # The file may have any content.
+            reason = " ".join(str(error).split())[:300].rstrip(".")
+            verdict.files[name] = f"is damaged, edited, or no file of a run: {reason}"
+    whole = {name: record for name, record in read.items() if record and record.data}
+    against = next((name for name in (records.FILE, MODEL, *whole) if name in whole), None)
+    verdict.record = whole.get(against)
+    for name, record in read.items():
+        try:
+            verdict.files[name] = _answer(name, files[name], record, against, verdict)
+        except Exception as error:
+            verdict.files[name] = f"cannot be compared: {error}"
+    fine = (_AGREES, _OTHER_WORDS)
+    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in fine]
+    verdict.problems += [f"{name} is left of unfinished work" for name in left_over]
+    if path.is_dir():
+        if records.FILE not in files:
+            verdict.problems.append(f"{records.FILE} is missing: ask for the whole folder")
+        _note_unchecked(path, files, verdict)
+    else:
+        verdict.unchecked.append("The other files of the run: only this one was given")
+    if MODEL in files:
+        verdict.unchecked.append(
+            f"How {MODEL} computes, its architecture: only its weights were compared"
+        )
+    if verdict.record and not verdict.record.is_releasable:
+        verdict.problems += verdict.record.problems or ["epsilon is infinite"]
+    return verdict
+
+
+def _files(path):
+    """Returns a dict from names to the files to check, and folders of unfinished work."""
+    if path.is_file():
+        return {path.name: path}, ()
+    if not path.is_dir():
+        raise ValueError(f"There is no file or folder {path}. Give the folder of a run, or a file.")
+    files, left_over = files_below(path)
+    files += [path / name for name in (*_TEXTS, page.FILE) if (path / name).exists()]
+    runs = [str(file.parent) for file in files if file.name == records.FILE]
+    if runs and path / records.FILE not in files:
+        raise ValueError(f"The runs lie in folders of {path}. Give one: {', '.join(runs)}.")
+    if not files and not left_over:
+        raise ValueError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
+    names = ([str(file.relative_to(path)) for file in paths] for paths in (files, left_over))
+    return {name: path / name for name in sorted(next(names))}, next(names)
+
+
+def _read(file):
+    """Returns the `Record` in a file; None for a text. A damaged file may raise any exception."""
+    if file.name in _TEXTS:
+        return None
+    record = page.record_in(file.read_bytes()) if file.suffix == ".html" else record_in(file)
+    if file.suffix == ".keras":
+        with zipfile.ZipFile(file) as archive:
+            if (entry := archive.testzip()) is not None:
+                raise ValueError(f"Its entry {entry} is not what was saved.")
+    if record.data is not None:
+        page.page(record, {})  # Raises an error if a value has the wrong type for its words.
+    return record
+
+
+def _answer(name, file, record, against, verdict):
+    """Compares a file with the record of `against`; returns "agrees" or another text."""
+    held = verdict.record
+    if held is None:
+        what = "is a text alone" if record is None else "has a ledger alone, without data and delta"
+        return f"{what}, so that nothing can be checked: ask for the folder of its run"
+    if record is None:
+        return _compared(_TEXTS[file.name](held), file.read_bytes(), held)
+    if record.data is None:
+        if record.ledger == held.ledger:
+            return _AGREES
+        return f"has another ledger than {against}: it is of another run, or was trained on"
+    if record.fingerprint != held.fingerprint:
+        ours, theirs = dataclasses.asdict(held), dataclasses.asdict(record)
+        differing = [key for key in ours if ours[key] != theirs[key] and key != "weights"]
+        return (
+            f"and {against} are of different runs, or one was edited: they differ in "
+            f"{', '.join(differing)}"
+        )
+    if file.suffix == ".json":
+        return _misstated(file.read_bytes(), held) or _AGREES
+    if file.suffix != ".html":
+        return _AGREES
+    recorded, shown, text = page.take_apart(file.read_bytes())
+    beside = {} if against == name else page.pictures_of(file.parent)
+    if changed := [key for key in beside if beside[key] != shown.get(key)]:
+        return f"does not show the pictures beside it: {', '.join(changed)}"
+    if alone := ", ".join(sorted(shown.keys() - beside.keys())):
+        verdict.unchecked.append(f"Pictures on {name}, because they are not beside it: {alone}")
+    ours = page.take_apart(page.page(held, shown))[2]
+    return _misstated(recorded, held) or _compared(ours, text, held)
+
+
+def _misstated(content, record):
+    """Returns the problem if numbers of a JSON record do not follow from its ledger; else None."""
+    stated, ours = (json.loads(text)["derived"] for text in (content, record.to_json()))
+    names = ours if words.version_of(record) == _OURS else ("epsilon", "delta", "neighbours")
+    wrong = [n for n in names if n in stated and not _is_close(stated[n], ours[n])]
+    if not wrong:
+        return None
+    return f"states numbers that do not follow from its ledger: {', '.join(wrong)}"
+
+
+def _is_close(one, other):
+    """Returns whether two JSON values are equal up to rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_close(one[k], other[k]) for k in one)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-3)
+    return one == other
+
+
+def _compared(ours, theirs, record):
+    """Compares a text with ours; where another version worded it, its claim only."""
+    if isinstance(ours, str):
+        ours = ours.encode("utf-8", "backslashreplace")
+    theirs = theirs.replace(b"\r\n", b"\n")
+    if words.version_of(record) == _OURS:
+        return _AGREES if ours == theirs else "was edited, or is of another run"
+    texts = (" ".join(text.decode("utf-8", "replace").split()) for text in (ours, theirs))
+    claim, stated = map(_CLAIM.search, texts)
+    if claim and stated:
+        numbers = zip(claim.groups()[:2], stated.groups()[:2], strict=True)
+        are_close = all(_is_close(float(one), float(other)) for one, other in numbers)
+        if not are_close or claim[3] != stated[3]:
+            return f"states what its record does not: {stated[0]}"
+    return _OTHER_WORDS
+
+
+def _note_unchecked(folder, files, verdict):
+    """Notes the files of a folder that were not checked."""
+    if MODEL not in files:
+        verdict.unchecked.append(f"Weights: there is no {MODEL}")
+    compared = {folder / name for name in page.pictures_of(folder) if page.FILE in files}
+    unchecked_files = (
+        {file for file in folder.rglob("*") if file.is_file()} - compared - {*files.values()}
+    )
+    if names := sorted({file.relative_to(folder).parts[0] for file in unchecked_files}):
+        verdict.unchecked.append(f"Other files or folders: {', '.join(names)}")
