@@ -28,7 +28,7 @@ from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up, why_unknown
 from tfdpx.report.spent import UNREADABLE, check_model, files_below, record_in
 from tfdpx.report.words import steps as describe_steps
-from tfdpx.train.errors import checking_flags, in_one_line
+from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
 from tfdpx.train.output import print_attack_bounds, print_paragraphs, print_table, to_json
 
 _NEIGHBOURS = {
@@ -234,4 +234,4 @@ def _read(path):
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

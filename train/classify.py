@@ -21,7 +21,7 @@ import time
 from absl import app, flags
 
 from tfdpx.train import devices, dry_run, output, presets, resume, run_flags, settings
-from tfdpx.train.errors import UserError, in_one_line
+from tfdpx.train.errors import UserError, in_one_line, parse_flags
 from tfdpx.train.run import run
 
 _PRESET = flags.DEFINE_string(
@@ -75,4 +75,4 @@ def _refuse_flags_of_updates(kind):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -3,13 +3,14 @@
 import ast
 import importlib.util
 import runpy
+import shlex
 import sys
 
 import tfdpx
 from tfdpx.train.errors import did_you_mean
 
 PROGRAMS = ("classify", "predict", "account", "plan", "verify", "sweep", "pretrain")
-# Former programs that are flags of `classify` now.
+_typed: dict[str, str] = {}
 _HELP, _VERSION = ("-h", "--help", "help"), ("--version", "version")
 
 
@@ -24,6 +25,7 @@ def main() -> None:
         print("\n".join(["Usage: tfdpx PROGRAM [--FLAG=VALUE ...]", "", *lines, ""]))
         print("tfdpx PROGRAM --help lists the flags of a program.")
     elif name in PROGRAMS:
+        _typed[name] = shlex.join(sys.argv[:2])
         del sys.argv[1]
         # Like `python -m`: the module is `__main__`, and the first argument is its file.
         runpy.run_module(f"tfdpx.train.{name}", run_name="__main__", alter_sys=True)
@@ -32,6 +34,11 @@ def main() -> None:
             f"tfdpx: there is no program {name!r}.{did_you_mean(name, PROGRAMS)} Programs are: "
             f"{', '.join(PROGRAMS)}."
         )
+
+
+def typed(program):
+    """Returns the start of the command as the user typed it, for example "tfdpx classify"."""
+    return _typed.get(program, f"python -m tfdpx.train.{program}")
 
 
 def _summary(name):

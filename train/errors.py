@@ -2,6 +2,8 @@
 
 import contextlib
 import difflib
+import pathlib
+import re
 import sys
 
 from absl import flags, logging
@@ -43,6 +45,20 @@ def in_one_line(program, argv=()):
         yield
     except (UserError, DiskError) as error:
         sys.exit(printable(f"{program}: {' '.join(str(error).split())}"))
+
+
+def parse_flags(argv):
+    """Parses the flags for `absl.app.run`; an invalid one ends the program with one line."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        text = str(error)
+        if match := re.fullmatch(r"flag --(\w+)=(.*?): .*", text, re.DOTALL):
+            parser = flags.FLAGS[match[1]].parser
+            choices = getattr(parser, "enum_values", ()) or ("true", "false")
+            must = parser.syntactic_help or f"one of {', '.join(choices)}"
+            text = f"Flag --{match[1]} must be {must}. Received: --{match[1]}={match[2]}."
+        sys.exit(printable(f"tfdpx.train.{pathlib.Path(argv[0]).stem}: {' '.join(text.split())}"))
 
 
 def did_you_mean(name, names):

@@ -36,7 +36,7 @@ from tfdpx.accounting.plan import plan_warnings
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.suggestion import suggest
 from tfdpx.train import defaults
-from tfdpx.train.errors import checking_flags, in_one_line
+from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
 from tfdpx.train.output import print_attack_bounds, print_table, to_json
 
 # Skips the other parts of tensorflow_privacy, because they fail to import on TensorFlow >= 2.16.
@@ -354,4 +354,4 @@ def _print_warnings(record):
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -32,7 +32,7 @@ from tfdpx.train import model_files
 from tfdpx.train.data import inputs, tables
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
-from tfdpx.train.errors import UserError, in_one_line
+from tfdpx.train.errors import UserError, in_one_line, parse_flags
 from tfdpx.train.output import cell, of_spreadsheet, to_json
 from tfdpx.train.settings import check_threshold
 
@@ -211,4 +211,4 @@ def _readable(path, skip_broken):
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -30,7 +30,7 @@ from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train import classifiers, devices, output
 from tfdpx.train.data import identity, images, inputs
-from tfdpx.train.errors import UserError, checking_flags, in_one_line
+from tfdpx.train.errors import UserError, checking_flags, in_one_line, parse_flags
 from tfdpx.train.fitting import augmentation, crossentropy
 from tfdpx.train.resume import RunFolder, SavingInterruption, facts, resumed, working_folder
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD, WORKDIR, define, given
@@ -323,4 +323,4 @@ def _batches(settings, data, seed, start):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

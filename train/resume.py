@@ -23,6 +23,7 @@ from absl import flags
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
+from tfdpx.train.command import typed
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run_flags import RESUME, WORKDIR
 
@@ -100,7 +101,7 @@ def locked_folder(workdir):
 
 
 def _end(program, workdir, error):
-    command = f"python -m tfdpx.train.{program} --workdir={shlex.quote(str(workdir))} --resume"
+    command = f"{typed(program)} --workdir={shlex.quote(str(workdir))} --resume"
     if not begun(workdir):
         text = "interrupted before the first update; start it again with the same command."
     elif isinstance(error, Interrupted):

@@ -56,7 +56,7 @@ from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.train import devices, presets, private_tuning, resume
-from tfdpx.train.errors import UserError, checking_flags, in_one_line
+from tfdpx.train.errors import UserError, checking_flags, in_one_line, parse_flags
 from tfdpx.train.output import cell, to_json
 from tfdpx.train.run_flags import WORKDIR, given
 from tfdpx.train.settings import PRIVACY, Settings, resolve
@@ -457,4 +457,4 @@ def summarize(workdir):
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -24,7 +24,7 @@ import sys
 from absl import app, flags
 
 from tfdpx.report import report, verify
-from tfdpx.train.errors import UserError, in_one_line, printable
+from tfdpx.train.errors import UserError, in_one_line, parse_flags, printable
 from tfdpx.train.output import print_paragraphs, to_json
 
 _RENDER = flags.DEFINE_string("render", None, "Folder for statement, page and card of the record.")
@@ -51,4 +51,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -25,7 +25,7 @@ def run(*arguments):
 
 def test_help_and_version_name_all_programs_without_tensorflow():
     files = pathlib.Path(command.__file__).parent.glob("*.py")
-    programs = [path.stem for path in files if "app.run(main)" in path.read_text()]
+    programs = [path.stem for path in files if "app.run(main" in path.read_text()]
     assert sorted(programs) == sorted(command.PROGRAMS)
     code = "import sys; from tfdpx.train import command; command.main(); print(*sys.modules)"
     output = run(sys.executable, "-c", code).stdout
@@ -40,6 +40,21 @@ def test_a_program_says_what_its_module_says():
     program = run(PROGRAM, "plan", *PLAN.split())
     assert program.returncode == 0 and not program.stderr
     assert program.stdout == module.stdout and '"epsilon": ' in program.stdout
+
+
+def test_a_bad_value_of_a_flag_is_one_sentence():
+    result = run(PROGRAM, "account", "--delta=abc")
+    sentence = "tfdpx.train.account: Flag --delta must be a number. Received: --delta=abc.\n"
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", sentence)
+
+
+def test_a_resume_is_told_as_the_command_was_typed(monkeypatch):
+    monkeypatch.setattr(command.runpy, "run_module", lambda *arguments, **more: None)
+    monkeypatch.setattr(command, "_typed", {})
+    monkeypatch.setattr(sys, "argv", ["my env/bin/tfdpx", "classify", "--resume"])
+    command.main()
+    assert command.typed("classify") == "'my env/bin/tfdpx' classify"
+    assert command.typed("sweep") == "python -m tfdpx.train.sweep"
 
 
 def test_other_names_are_refused_in_one_line():
