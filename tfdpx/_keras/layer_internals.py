@@ -31,6 +31,57 @@ QUANTIZED = {
 GROUP_NORMALIZATION_STEPS = ("_reshape_into_groups", "_apply_normalization")
 
 
+# Attention over the second of three axes: attributes and their values. Of sublayers they are the
+# equation, the axis and the shape of the noise.
+_ATTENTION = {
+    keras.layers.MultiHeadAttention: {
+        **dict.fromkeys(("_query_dense", "_key_dense", "_value_dense"), "abc,cde->abde"),
+        "_output_dense": "abcd,cde->abe",
+        "_dot_product_equation": "aecd,abcd->acbe",
+        "_combine_equation": "acbe,aecd->abcd",
+        "_softmax": (3,),
+        "_attention_axes": (1,),
+        "_inverse_sqrt_key_dim": float,
+        **dict.fromkeys(("_use_gate", "_sliding_window", "_flash_attention", "_dropout_layer")),
+    },
+    keras.layers.GroupQueryAttention: {
+        "_query_dense": "bqm,muh->bquh",
+        **dict.fromkeys(("_key_dense", "_value_dense"), "bkm,mvh->bkvh"),
+        "_output_dense": "bquh,uhm->bqm",
+        "_dot_product_equation": "bquh,bkuh->buqk",
+        "_combine_equation": "buqk,bkuh->bquh",
+        "_softmax": -1,
+        "_inverse_sqrt_head_dim": float,
+        "num_repeats": int,
+        **dict.fromkeys(("use_gate", "sliding_window", "_flash_attention", "_dropout_layer")),
+    },
+}
+ATTENTION = tuple(_ATTENTION)
+
+
+def changed_attention(layer):
+    """Returns the attributes of a built layer of `ATTENTION` that are not as Keras makes them.
+
+    Keras makes them so for inputs [rows, positions, features], without a gate, a window or flash
+    attention.
+    """
+    described = {
+        keras.layers.EinsumDense: "equation",
+        keras.layers.Softmax: "axis",
+        keras.layers.Dropout: "noise_shape",
+    }
+    changed = []
+    for name, expected in _ATTENTION[type(layer)].items():
+        value = vars(layer).get(name)
+        if type(value) in described:
+            value = getattr(value, described[type(value)])
+        value = None if value is False else value
+        is_same = type(value) is type(expected) and value == expected
+        if not is_same and type(value) is not expected:
+            changed.append(name)
+    return changed
+
+
 def call_operation(operation, args, kwargs):
     """Runs `keras.Operation.__call__` itself, without a recorder."""
     # Keras's layers draw by the functions of `DRAWS`, which handle `freeze_rng` themselves.

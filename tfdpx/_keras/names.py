@@ -63,6 +63,22 @@ TABLE = (
         "keras.src.layers.normalization.group_normalization:",
         "_apply_normalization _reshape_into_groups",
     ),
+    (
+        _KERAS,
+        "keras.src.layers.attention.multi_head_attention:",
+        "_attention_axes _inverse_sqrt_key_dim",
+    ),
+    (
+        _KERAS,
+        "keras.src.layers.attention.grouped_query_attention:",
+        "_combine_equation _dot_product_equation _dropout_layer _flash_attention "
+        "_inverse_sqrt_head_dim _key_dense _output_dense _query_dense _softmax _value_dense",
+    ),
+    (
+        "Keras 3.15 to 3.16",
+        "keras.src.layers.attention.multi_head_attention:",
+        "_sliding_window _use_gate",
+    ),
     (_KERAS, "keras.src.layers.preprocessing.index_lookup:", "_has_input_vocabulary"),
     (_KERAS, "keras.src.layers.preprocessing.text_vectorization:", "_lookup_layer"),
     (

@@ -184,20 +184,37 @@ def _not_images(layer, rank):
     return None if rank == 4 else "takes the batch for one image"
 
 
-def _problem_of_layer(layer, check):
-    """Str, a clause, or None."""
-    problem = None
+def _attends_otherwise(layer, rank):
+    changed = layer_internals.changed_attention(layer)
+    if changed:
+        return f"has another `{changed[0]}` than Keras's"
+    if rank != 3:
+        return "has inputs of other than three axes"
+    parts = (part for part in vars(layer).values() if isinstance(part, keras.Layer))
+    problems = ((part, _problem_of_part(part)) for part in parts)
+    return next(
+        (f"has '{part.name}', which {problem}" for part, problem in problems if problem), None
+    )
+
+
+def _problem_of_part(layer):
+    """Returns the problem of a layer, whatever it is called with: str, a clause; or None."""
     methods = layer_internals.replaced_methods(layer)
     if methods:
-        problem = f"overrides `{methods[0]}`"
-    elif not _has_plain_activations(layer):
-        problem = "has an activation that is none of keras.activations"
-    elif layer.activity_regularizer is not None:
-        problem = "has a regulariser of its output"
-    elif getattr(layer, "quantization_mode", None):
-        problem = "is quantized"
-    elif _keeps_array(layer):
-        problem = "keeps an array"  # Which may have an axis for the batch.
+        return f"overrides `{methods[0]}`"
+    if not _has_plain_activations(layer):
+        return "has an activation that is none of keras.activations"
+    if layer.activity_regularizer is not None:
+        return "has a regulariser of its output"
+    if getattr(layer, "quantization_mode", None):
+        return "is quantized"
+    # Which may have an axis for the batch.
+    return "keeps an array" if _keeps_array(layer) else None
+
+
+def _problem_of_layer(layer, check):
+    """Str, a clause, or None."""
+    problem = _problem_of_part(layer)
     for args, kwargs in _calls(layer):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
         problem = problem or _problem_of_shapes(tensors)
@@ -225,6 +242,13 @@ def _calls(layer):
             # [rows, time steps], of inputs [rows, time steps, features].
             if (len(mask.shape), *(len(t.shape) for t in inputs)) == (2, 3):
                 kwargs = {**kwargs, "mask": None}
+        if type(layer) in layer_internals.ATTENTION:
+            arguments = inspect.signature(layer.call).bind(*args, **kwargs).arguments
+            names = "query", "value", "key", "attention_mask"
+            # Keras expands a mask of fewer axes in front, where each row of it would be a position.
+            # A mask that comes with the inputs, [rows, positions], it expands behind.
+            args = ([arguments.pop(n) for n in names if arguments.get(n) is not None],)
+            kwargs = arguments
         yield args, kwargs
 
 
@@ -292,6 +316,7 @@ register_rowwise(
 register_rowwise(_keras.BatchNormalization, problem_of=_unfrozen)
 register_rowwise(*_RECURRENT, problem_of=_unknown_cells)
 register_rowwise(_keras.Bidirectional, problem_of=_unknown_directions)
+register_rowwise(*layer_internals.ATTENTION, problem_of=_attends_otherwise)
 register_rowwise(_keras.Dropout, problem_of=_shared_noise)
 register_rowwise(_keras.Masking, problem_of=_masked_by_row)
 register_rowwise(_keras.Rescaling, problem_of=_scaled_by_row)

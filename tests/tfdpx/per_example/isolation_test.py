@@ -120,6 +120,14 @@ def pair(kind, x):
     return kind()([x, layers.Conv2D(4, 1)(x)])
 
 
+def attend(kind, x):
+    x = layers.Masking()(layers.ReLU(threshold=3.0)(layers.Reshape((36, 4))(x)))
+    mask = model_internals.NOT_EQUAL()(layers.Dense(36, activation="relu")(x), 0.0)
+    masked = kind(2, 2, 1)(x, key=x, value=x, attention_mask=mask, use_causal_mask=True)
+    plain = kind(2, 2, 1, dropout=0.5)(x, masked)
+    return layers.Add()([plain, kind(1, 2, 2)(x, x, use_causal_mask=True)])
+
+
 # For each entry of the list, a function of its class and of an image [6, 6, 4].
 KNOWN = {
     **dict.fromkeys((layers.Add, layers.Average, layers.Multiply, layers.Subtract), pair),
@@ -136,6 +144,7 @@ KNOWN = {
     **dict.fromkeys((layers.GRU, layers.LSTM, layers.SimpleRNN), masked(3)),
     layers.Bidirectional: lambda kind, x: masked(layers.GRU(2, recurrent_dropout=0.5))(kind, x),
     layers.RNN: lambda kind, x: masked([layers.LSTMCell(2), layers.GRUCell(2)])(kind, x),
+    **dict.fromkeys((layers.MultiHeadAttention, layers.GroupQueryAttention), attend),
     layers.Masking: sequence(), model_internals.NOT_EQUAL: lambda kind, x: kind()(x, 2.0),
     model_internals.ANY: lambda kind, x: kind(axis=-1)(x != 2.0),
     layers.Activation: image("softmax"), layers.BatchNormalization: image(trainable=False),
@@ -181,11 +190,35 @@ def with_call(part):
     return part
 
 
+def with_activation(equation):
+    return layers.EinsumDense(equation, (1, 2, 2), activation=centre)
+
+
 def one_way(layer):
     """Returns a `Bidirectional` layer with another call in one of its directions."""
     both = layers.Bidirectional(layer)
     with_call(both.backward_layer)
     return both
+
+
+def attention(kind=layers.MultiHeadAttention, masks=(), changes=(), **arguments):
+    """Returns a function of x to what an attention layer makes of it, after changes behind Keras.
+
+    Args:
+        kind: Class.
+        masks: Pairs of an argument of a call and a function of x to its value.
+        changes: Pairs of an attribute and its value.
+        **arguments: Of the constructor.
+    """
+
+    def attend(x):
+        layer = kind(2, 2, 2, **arguments)
+        call = {"query": x, "value": x, **{name: mask(x) for name, mask in masks}}
+        layer(**call)
+        vars(layer).update(changes)
+        return layer(**call)
+
+    return attend
 
 
 def of_two_ranks(x):
@@ -246,6 +279,29 @@ PLANTED = {
     "threshold with axes": lambda x: centred(x, layers.ReLU(threshold=np.full([1] * 4, 0.1))(x)),
     "mask of a model": lambda x: keras.Model(x, layers.GlobalAveragePooling1D()(x))(x, mask=x),
     "channels first": channels_first,
+    "gate": attention(use_gate=True),
+    "window": attention(sliding_window=1),
+    "attention over features": attention(attention_axes=2),
+    "attention of images": lambda x: attention()(layers.Reshape((1, 1, 4))(x)),
+    "mask of two axes": attention(masks=[("attention_mask", vector)]),
+    "mask of keys": attention(masks=[("value_mask", vector)]),
+    "mask of ones": attention(masks=[("attention_mask", lambda x: np.ones((3, 1, 1)))]),
+    **{
+        f"another {name} of {kind.__name__}": attention(kind, changes=[(name, value)])
+        for kind in (layers.MultiHeadAttention, layers.GroupQueryAttention)
+        for name, value in (
+            ("_compute_attention", lambda *_, **__: None),
+            ("_combine_equation", "acbe,aecd->dbca"),
+            ("_dropout_layer", layers.Dropout(0.5, noise_shape=(1, 1, 1, 1))),
+            ("_softmax", layers.Softmax(axis=0)),
+            ("_value_dense", layers.EinsumDense("abc,cde->bade", (1, 2, 2), bias_axes="e")),
+            ("_value_dense", type("Mine", (layers.EinsumDense,), {})("abc,cde->abde", (1, 2, 2))),
+        )
+    },
+    "scales by row": attention(changes=[("_inverse_sqrt_key_dim", [[[[0.1]]], [[[0.2]]]])]),
+    "activation of queries": lambda x: attention(
+        changes=[("_query_dense", with_activation("abc,cde->abde"))]
+    )(x),
 }
 
 
@@ -258,3 +314,17 @@ def test_models_that_may_mix_are_not_batched(name, request):
     if not isinstance(model, keras.Model):
         model = keras.Model(x, layers.Dense(3)(model))
     assert rowwise.find_obstacle(model) or make_engine(model, tf.ones((3, 1, 4))).obstacle
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_rows_as_many_as_positions_are_not_taken_for_them(rank):
+    """Keras expands a mask of two axes to [1, 1, rows, positions], beside scores by position."""
+    rng = np.random.default_rng(0)
+    x, mask = keras.Input((4, 3)), keras.Input((4,) * (rank - 1), dtype="bool")
+    attended = layers.MultiHeadAttention(2, 2)(x, x, attention_mask=mask)
+    model = keras.Model([x, mask], layers.Dense(2)(layers.Flatten()(attended)))
+    rows = [rng.normal(size=(4, 4, 3)).astype("float32"), rng.random((4,) * rank) < 0.6]
+    model.compile(loss="mse")
+    assert (make_engine(model, list(map(tf.constant, rows))).obstacle is None) == (rank == 3)
+    y = rng.normal(size=(4, 2)).astype("float32")
+    oracle.assert_matches_batches_of_one(model, rows, y, norms=["auto"])
