@@ -2,11 +2,13 @@ r"""Compares individual epsilons with exact ones, and measures the cost of clipp
 
     python -m experiments.individual.study --data=digits --seeds=5
 
-Trains with `tfdpx.accounting.IndividualAccountant`, and also measures the norms of 1,000 examples
-before every update. Exact individual epsilons are computed from these norms. The estimated ones are
-the accountant's; its norms are as old as an example's last draw (Figure 3 of Yu et al. 2022). Also
-trains with one clip for all, at the same seeds, and compares test accuracy (Table 1 there). With
---attack it also attacks a model without privacy (Figure 7).
+Trains with `tfdpx.accounting.IndividualAccountant`, and also measures the norms of 1,000 examples,
+drawn at random, before every update. Exact individual epsilons are computed from these norms. The
+estimated ones are the accountant's; its norms are as old as an example's last draw (Figure 3 of Yu
+et al. 2022). Also trains with one clip for all, at the same seeds, and compares test accuracy
+(Table 1 there). With --attack it also attacks a model without privacy (Figure 7). With --clips it
+only trains with clips of these multiples of the median norm at the start, which no epsilon covers
+(Figure 8).
 
 The last line is one JSON object; `private.npz` in --workdir has the epsilons, which are private.
 """
@@ -33,8 +35,13 @@ _REFRESHES = (0, 1, 2)
 _MEASURED = 1000
 
 
+def measured_rows(count):
+    """Returns the examples with measured norms, a random choice that is the same each time."""
+    return np.random.default_rng(3).permutation(count)[:_MEASURED]
+
+
 class ExactNorms(keras.callbacks.Callback):
-    """Records the norms of the first examples, over the clip, after every update.
+    """Records the norms of `measured_rows`, over the clip, after every update.
 
     Attributes:
         norms: List of float arrays [n].
@@ -42,7 +49,8 @@ class ExactNorms(keras.callbacks.Callback):
 
     def __init__(self, x, y):
         super().__init__()
-        self._examples, self._measure = as_examples(x[:_MEASURED], y[:_MEASURED]), None
+        rows = measured_rows(len(y))
+        self._examples, self._measure = as_examples(x[rows], y[rows]), None
         self.norms = []
 
     def on_train_batch_end(self, batch, logs=None):
@@ -73,9 +81,9 @@ def arrays(name):
     return [(x[:5000], y[:5000]), (x[5000:], y[5000:])]
 
 
-def train(values, data, seed, refreshes=None, with_norms=False, private=True):
-    """Returns a trained model, its accountant, exact norms, and test accuracy."""
-    (x, y), test = data
+def model_of(values, data, seed, refreshes=None, private=True):
+    """Returns a compiled model, its accountant and its plan."""
+    (x, y), _ = data
     keras.utils.set_random_seed(seed)
     plan = tfdpx.PrivacyPlan(
         len(x), batch_size=values.batch_size, steps=values.steps, epsilon=values.epsilon, delta=1e-5
@@ -97,6 +105,13 @@ def train(values, data, seed, refreshes=None, with_norms=False, private=True):
         )  # fmt: skip
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
+    return model, accountant, plan
+
+
+def train(values, data, seed, refreshes=None, with_norms=False, private=True):
+    """Returns a trained model, its accountant, exact norms, and test accuracy."""
+    (x, y), test = data
+    model, accountant, plan = model_of(values, data, seed, refreshes, private)
     norms = ExactNorms(x, y) if with_norms else None
     if private:
         batches = plan.batches(x, y, optimizer=model.optimizer)
@@ -112,7 +127,7 @@ def closeness(accountant, norms):
     # Norms before the first update were not measured, and both charge them in full.
     before = [np.ones_like(norms[0]), *norms[:-1]]
     exact = np.minimum(individual_epsilon(np.stack(before), plan), plan.epsilon)
-    estimated = accountant.epsilon()[: len(exact)]
+    estimated = accountant.epsilon()[measured_rows(plan.num_examples)]
     error = np.abs(estimated - exact)
     return exact, {
         "pearson": float(np.corrcoef(estimated, exact)[0, 1]),
@@ -124,6 +139,20 @@ def closeness(accountant, norms):
     }
 
 
+def by_clips(values):
+    """Returns accuracy and quantiles of epsilons for each clip, and the epsilons (Figure 8)."""
+    data, figures, private = arrays(values.data), {}, {}
+    median = float(np.median(tfdpx.gradient_norms(model_of(values, data, 0)[0], *data[0])))
+    for factor in map(float, values.clips.split(",")):
+        clipped = argparse.Namespace(**{**vars(values), "l2_norm_clip": factor * median})
+        _, accountant, _, accuracy = train(clipped, data, 0, refreshes=2)
+        private[f"clip_{factor:g}"] = epsilons = accountant.epsilon()
+        quantiles = np.quantile(epsilons, (0.0, 0.1, 0.5, 0.9, 1.0))
+        figures[f"clip_{factor:g}"] = {"accuracy": accuracy, "quantiles": quantiles.tolist()}
+        print(f"clip {factor:g} * {median:.3g}: {to_json(figures[f'clip_{factor:g}'])}", flush=True)
+    return figures, private
+
+
 def study(values):
     """Returns the figures of the JSON object, and arrays for the workdir."""
     data, figures, private = arrays(values.data), {}, {}
@@ -131,7 +160,7 @@ def study(values):
     for refreshes in _REFRESHES:
         model, accountant, exact, _ = train(values, data, 0, refreshes, with_norms=True)
         private[f"exact_{refreshes}"], close = closeness(accountant, exact.norms)
-        private[f"estimated_{refreshes}"] = accountant.epsilon()[:_MEASURED]
+        private[f"estimated_{refreshes}"] = accountant.epsilon()[measured_rows(len(y))]
         figures[f"refreshes_{refreshes}"] = close
         print(f"{refreshes} refreshes an epoch: {to_json(close)}", file=sys.stderr, flush=True)
     losses = individual.losses_and_labels(model, (x, y))[0]
@@ -164,9 +193,10 @@ def main(arguments=None):
     add("--learning_rate", type=float, default=2.0, help="Learning rate of DP-SGD.")
     add("--l2_norm_clip", type=float, default=1.0, help="The largest clip.")
     add("--attack", action="store_true", help="Attack a model without privacy too.")
+    add("--clips", help="Multiples of the median norm at the start, for example 0.1,0.5,1,2.")
     add("--workdir", type=pathlib.Path, help="Folder for the individual epsilons.")
     values = parser.parse_args(arguments)
-    figures, private = study(values)
+    figures, private = by_clips(values) if values.clips else study(values)
     if values.workdir is not None:
         values.workdir.mkdir(parents=True, exist_ok=True)
         np.savez(values.workdir / "private.npz", **private)

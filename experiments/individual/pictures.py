@@ -1,0 +1,79 @@
+"""Draws Figures 2, 5, 7 and 8 of Yu et al. 2022 from the private arrays of a run or of the study.
+
+    python -m experiments.individual.pictures --folder=RUN/individual_PRIVATE
+    python -m experiments.individual.pictures --folder=STUDY
+
+The folder is that of `classify --individual`, or the --workdir of `study --clips`. The pictures are
+private data, like the arrays.
+"""
+
+import argparse
+import json
+import pathlib
+
+import numpy as np
+from matplotlib import figure
+
+
+def by_updates(arrays, axes):
+    """Mean norms of fifths of the examples, by their mean over the training (Figure 2)."""
+    norms = arrays["norms"]
+    order = np.argsort(norms.mean(axis=0), kind="stable")
+    for number, part in enumerate(np.array_split(order, 5)):
+        label = f"{20 * number} to {20 * (number + 1)}%"
+        axes.plot(arrays["steps"], norms[:, part].mean(axis=1), marker="o", label=label)
+    axes.set(xlabel="model updates", ylabel="mean gradient norm over the clip")
+    axes.legend(title="examples, by mean norm")
+
+
+def by_loss(arrays, axes):
+    """Mean epsilons of tenths of the examples, by their loss (Figure 5)."""
+    losses, epsilons = arrays["final_losses"], arrays["epsilons"]
+    parts = np.array_split(np.argsort(losses, kind="stable"), 10)
+    axes.plot(*np.array([[losses[p].mean(), epsilons[p].mean()] for p in parts]).T, marker="o")
+    axes.set(xscale="log", xlabel="mean loss of a tenth", ylabel="mean individual epsilon")
+    axes.set_title(f"correlation {np.corrcoef(epsilons, losses)[0, 1]:.2f}")
+
+
+def by_attack(groups, axes):
+    """Mean epsilons of groups, and the success of the attack on them (Figure 7)."""
+    groups = sorted(groups, key=lambda group: group["mean_epsilon"])
+    axes.bar([str(g["name"]) for g in groups], [g["mean_epsilon"] for g in groups], alpha=0.6)
+    axes.set_ylabel("mean individual epsilon (bars)")
+    right = axes.twinx()
+    right.plot([group["attack_success"] for group in groups], color="tab:red", marker="o")
+    right.set_ylabel("membership attack, share right", color="tab:red")
+
+
+def by_clip(arrays, axes):
+    """Epsilons at clips of multiples of the median norm at the start (Figure 8)."""
+    for name in (name for name in arrays if name.startswith("clip_")):
+        label = f"{name.removeprefix('clip_')} times the median norm"
+        axes.hist(arrays[name], bins=40, histtype="step", label=label)
+    axes.set(xlabel="individual epsilon", ylabel="examples")
+    axes.legend()
+
+
+def main(arguments=None):
+    """Draws what the folder has arrays for, and prints the files as a JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--folder", type=pathlib.Path, required=True, help="Of arrays.")
+    folder = parser.parse_args(arguments).folder
+    drawings = {}
+    if (folder / "private.npz").exists():
+        drawings["clips"] = (by_clip, dict(np.load(folder / "private.npz")))
+    else:
+        arrays = dict(np.load(folder / "arrays.npz"))
+        groups = json.loads((folder / "groups.json").read_text())["loss at the end"]["groups"]
+        drawings = {"loss": (by_loss, arrays), "attacks": (by_attack, groups)}
+        if len(arrays["steps"]) > 1:
+            drawings["norms"] = (by_updates, arrays)
+    for name, (draw, data) in drawings.items():
+        fig = figure.Figure(figsize=(6, 4), layout="constrained")
+        draw(data, fig.add_subplot())
+        fig.savefig(folder / f"{name}.png", dpi=120)
+    print(json.dumps({"figures": [str(folder / f"{name}.png") for name in drawings]}))
+
+
+if __name__ == "__main__":
+    main()
