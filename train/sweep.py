@@ -70,7 +70,10 @@ _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampl
 _NO_AUGMENTATION = dict(augment_padding=0, augment_flip=False, augment_resize=1.0, augment_mix=0)
 # Flags of every run that are not settings.
 flags.adopt_module_key_flags(devices)
-_HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
+_HANDED_ON = (
+    *("data_dir", "download", "strategy", "tpu", "cpu_devices"),
+    "log_private_metrics",
+)
 # The preset and settings of a run of the sweep, beside the files of `classify`.
 _POINT = "point.json"
 

@@ -3,15 +3,19 @@ r"""Draws a sweep: accuracy against each setting, and the best values of the oth
     python -m tfdpx.train.sweep --workdir=runs/sweep --epsilon=8 ... --grid=...
     python -m experiments.high_accuracy.sweep_figures --workdir=runs/sweep
 
-Writes `accuracy_by_<setting>.png` into the folder of the sweep; it can be repeated during a sweep.
-The figures of De et al. 2022, with their presets of CIFAR-10:
+Writes `accuracy_by_<setting>.png` into the folder of the sweep, and `curves.png`: the accuracy of
+each run during its training, of its curve.jsonl, against epsilon. With --log_private_metrics the
+sweep's runs also have the accuracy on training images, which is private data: `curves_PRIVATE.png`.
+It can be repeated during a sweep. The figures of De et al. 2022, with their presets of CIFAR-10:
 
     2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
-    3      --grid="augmult=1,2,4,8,16,32;learning_rate=1,2,4"
+    3      --grid="augmult=0,1,2,4,8,16,32;learning_rate=1,2,4"
     6      --grid="noise_multiplier=2,2.5,3,4,5;learning_rate=1,2,4" --batch_size=4096
     8      --grid="l2_norm_clip=0.01,0.1,1,10;learning_rate=0.5,1,2,4,8"
-    9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4;epsilon=4,8,16,32,64" --noise_multiplier=2,
-           with epsilon swept instead
+    9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4,wrn_64_4,wrn_100_4;augmult=0,1,16"
+           --noise_multiplier=2 --epsilon=64 --batch_size=4096, curves.png
+
+Figures 2, 3 and 6 also show the accuracy on training images: --log_private_metrics.
 """
 
 import argparse
@@ -36,7 +40,7 @@ def main(arguments=None):
     rows, swept = sweep.read_table(workdir)
     if not rows:
         sys.exit(f"experiments.high_accuracy.sweep_figures: no run in {workdir} has finished.")
-    drawn = draw(rows, swept, workdir)
+    drawn = [*draw(rows, swept, workdir), *draw_curves(workdir)]
     print(json.dumps({"figures": [str(path) for path in drawn]}))
 
 
@@ -50,7 +54,6 @@ def draw(rows, swept, folder):
 
     Args:
         rows: Result of `sweep.read_table`.
-        rows: Of `sweep.read_table`.
         swept: Names of the swept settings.
         folder: `pathlib.Path` to write to.
 
@@ -72,6 +75,28 @@ def draw(rows, swept, folder):
         for panel, other in zip(panels[1:], other_names, strict=True):
             _optimum(panel, points, name, other)
         paths.append(folder / f"accuracy_by_{name}.png")
+        fig.savefig(paths[-1], dpi=120)
+    return paths
+
+
+def draw_curves(folder):
+    """Draws accuracy against epsilon during each run of a sweep; returns the paths of the files."""
+    curves = {}
+    for path in sorted(folder.glob("runs/*/curve.jsonl")):
+        curves[path.parent.name] = [json.loads(line) for line in path.read_text().splitlines()]
+    paths = []
+    for key, name in (("accuracy", "curves"), ("not_private/accuracy", "curves_PRIVATE")):
+        lines = {run: [row for row in rows if key in row] for run, rows in curves.items()}
+        if not any(lines.values()):
+            continue
+        fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
+        axes = fig.add_subplot(xscale="log", xlabel="epsilon spent")
+        axes.set_ylabel("accuracy, %" if key == "accuracy" else "training accuracy, %, PRIVATE")
+        for run, rows in lines.items():
+            spent, reached = ([float(row[k]) for row in rows] for k in ("epsilon", key))
+            axes.plot(spent, 100 * np.array(reached), marker="o", ms=3, label=run)
+        axes.legend(fontsize="small")
+        paths.append(folder / f"{name}.png")
         fig.savefig(paths[-1], dpi=120)
     return paths
 
