@@ -8,8 +8,10 @@ classes of colours and stripes, in gray and colour, of images and of people with
 row per problem: accuracy at each epsilon, by the rule and by multiples of its learning rate.
 """
 
+import argparse
 import dataclasses
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -22,7 +24,7 @@ from tfdpx.models import ScatterLinear
 from tfdpx.train import defaults, settings
 
 CLASSES, TEST = 10, 2000
-EPSILONS, SEEDS = (0.5, 1.0, 3.0, 8.0, 20.0), range(3)
+EPSILONS = (0.5, 1.0, 3.0, 8.0, 20.0)
 FACTORS = (1.0, 0.25, 4.0)
 _CANVAS = 48  # Pixels in which prototypes are distorted, at least.
 # Arguments of `scenes`. Without clutter all images share most of their features.
@@ -195,20 +197,24 @@ def problems():
         yield f"{name}, images", rows, labels, None, held_out
 
 
-def main():
+def main(arguments=None):
     """Prints a table, accuracies in percent."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3, help="Trainings of each setting.")
+    parser.add_argument("--problems", type=int, help="Only as many of the problems.")
+    values = parser.parse_args(arguments)
     print(f"| problem | protected | rate | {' | '.join(f'epsilon {e:g}' for e in EPSILONS)} |")
-    for name, rows, labels, owners, held_out in problems():
+    for name, rows, labels, owners, held_out in itertools.islice(problems(), values.problems):
         train, test = slice(-held_out), (rows[-held_out:], labels[-held_out:])
         owners = owners if owners is None else owners[train]
         protected = len(rows) - held_out if owners is None else int(owners.max()) + 1
         for factor in FACTORS:
             cells = []
             for epsilon in EPSILONS:
-                values = automatic(epsilon, protected, factor)
+                chosen = automatic(epsilon, protected, factor)
                 reached = [
-                    accuracy(rows[train], labels[train], test, values, seed, owners)
-                    for seed in SEEDS
+                    accuracy(rows[train], labels[train], test, chosen, seed, owners)
+                    for seed in range(values.seeds)
                 ]
                 cells.append(f"{100 * np.mean(reached):.1f}")
             print(f"| {name} | {protected} | {factor:g} | {' | '.join(cells)} |", flush=True)
