@@ -265,7 +265,8 @@ class Settings(RunSettings):
     individual_refreshes: int = setting("Times in an epoch that --individual measures all norms.",
         NOT_NEGATIVE, default=0)
     individual_groups: str | None = setting("CSV of rows image,group: --individual reports these "
-        "groups, not classes. An image is its path below PATH, or SPLIT/ROW of another data set.", default=None)
+        "groups, not classes. An image is its path below PATH, or SPLIT/ROW of another data set.",
+        default=None)
     individual_release: float | None = setting("Report the mean and quantiles of --individual, at "
         "this noise multiplier.", POSITIVE, default=None)
     ema_momentum: float | None = setting("Decay of the average of the weights; 0: no average.",
