@@ -346,17 +346,15 @@ class Curve(keras.callbacks.Callback):
         plan: `tfdpx.PrivacyPlan`, from which epsilon is computed.
         steps: Int, the updates of the restored model; later rows of the file are dropped.
         before: `Ledger` of earlier trainings on the same data.
-        log_private_metrics: Bool, whether rows have the accuracy on training images without noise.
 
     Attributes:
         rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and, if the
             optimizer has `public_validation=True` or no noise, `accuracy` and, of two classes,
-            `auc` (on the validation data given to `fit`); `not_private/accuracy` on request.
+            `auc` (on the validation data given to `fit`).
     """
 
-    def __init__(self, path, plan, steps, before=EMPTY, log_private_metrics=False):
+    def __init__(self, path, plan, steps, before=EMPTY):
         super().__init__()
-        self._has_private = log_private_metrics
         self._path, self._plan, self._before = pathlib.Path(path), plan, before
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         rows = [{**row, "epsilon": float(row["epsilon"])} for row in map(json.loads, lines)]
@@ -371,8 +369,6 @@ class Curve(keras.callbacks.Callback):
         if is_covered("val_accuracy", model_internals.innermost(optimizer)):
             shown = {"accuracy": "val_accuracy", "auc": "val_auc"}.items()
             row |= {name: float(logs[key]) for name, key in shown if key in logs}
-        if self._has_private and "accuracy" in logs:
-            row["not_private/accuracy"] = float(logs["accuracy"])
         self.rows.append(row)
         after_save(self.model, self._write)
 

@@ -127,7 +127,7 @@ def _run_on_images(asked, preset, workdir, strategy):
         say(f"{_description(settings, plan)}; {first_step} steps are done.")
 
     # Fit: a Keras epoch is `report_every` updates; the curve is of the averaged weights.
-    curve = fitting.Curve(workdir / "curve.jsonl", plan, first_step, before, log_private_metrics)
+    curve = fitting.Curve(workdir / "curve.jsonl", plan, first_step, before)
     raw = fitting.RawWeights(plan.steps)
     history = individual.History(examples, folder.path / "individual_history.npz")
     tensorboard = tfdpx.callbacks.TensorBoard(

@@ -70,10 +70,7 @@ _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampl
 _NO_AUGMENTATION = dict(augment_padding=0, augment_flip=False, augment_resize=1.0, augment_mix=0)
 # Flags of every run that are not settings.
 flags.adopt_module_key_flags(devices)
-_HANDED_ON = (
-    *("data_dir", "download", "strategy", "tpu", "cpu_devices"),
-    "log_private_metrics",
-)
+_HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
 # The preset and settings of a run of the sweep, beside the files of `classify`.
 _POINT = "point.json"
 
@@ -353,7 +350,7 @@ def _read_run(folder):
         return None
     with checking_flags():
         run = resumable.begun(folder / _POINT)
-        return {**run, "report": records.read(folder / records.FILE).view()}
+        return {**run, "folder": folder, "report": records.read(folder / records.FILE).view()}
 
 
 def _accuracy(report):
@@ -365,7 +362,8 @@ def _accuracy(report):
 def read_table(workdir):
     """Returns a row for each finished run of a sweep, and the names of the swept settings.
 
-    A row is a dict of the run's settings, its report, and `accuracy` on the images `measured_on`.
+    A row is a dict of the run's `folder`, its settings, its report, and `accuracy` on the images
+    `measured_on`.
 
     Args:
         workdir: Folder of the sweep, `pathlib.Path`.
@@ -376,7 +374,7 @@ def read_table(workdir):
     for run in runs:
         settings, report = run["settings"], run["report"]
         point = {name: settings[name] for name in swept}
-        rows.append({**settings, **report, **point, **_accuracy(report)})
+        rows.append({"folder": run["folder"], **settings, **report, **point, **_accuracy(report)})
 
     def place(row):
         values = [row[name] for name in (*swept, "seed")]

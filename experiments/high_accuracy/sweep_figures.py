@@ -4,9 +4,9 @@ r"""Draws a sweep: accuracy against each setting, and the best values of the oth
     python -m experiments.high_accuracy.sweep_figures --workdir=runs/sweep
 
 Writes `accuracy_by_<setting>.png` into the folder of the sweep, and `curves.png`: the accuracy of
-each run during its training, of its curve.jsonl, against epsilon. With --log_private_metrics the
-sweep's runs also have the accuracy on training images, which is private data: `curves_PRIVATE.png`.
-It can be repeated during a sweep. The figures of De et al. 2022, with their presets of CIFAR-10:
+each run during its training, of its curve.jsonl, against epsilon. With --training_accuracy it also
+measures the models of the runs on their training images and draws that in files that begin with
+PRIVATE, because no epsilon covers it. It can be repeated during a sweep. The figures of De et al. 2022, with their presets of CIFAR-10:
 
     2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
     3      --grid="augmult=0,1,2,4,8,16,32;learning_rate=1,2,4"
@@ -15,7 +15,7 @@ It can be repeated during a sweep. The figures of De et al. 2022, with their pre
     9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4,wrn_64_4,wrn_100_4;augmult=0,1,16"
            --noise_multiplier=2 --epsilon=64 --batch_size=4096, curves.png
 
-Figures 2, 3 and 6 also show the accuracy on training images: --log_private_metrics.
+Figures 2, 3 and 6 also show the accuracy on training images: --training_accuracy.
 """
 
 import argparse
@@ -23,10 +23,12 @@ import json
 import pathlib
 import sys
 
+import keras
 import numpy as np
 from matplotlib import colormaps, figure, ticker
 
 from tfdpx.train import sweep
+from tfdpx.train.data import images
 
 # Values that span at least this factor are drawn on a logarithmic axis.
 _LOG_FROM = 4.0
@@ -36,15 +38,32 @@ def main(arguments=None):
     """Draws the sweep in --workdir and prints the files as a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--workdir", required=True, help="Folder of a sweep.")
-    workdir = pathlib.Path(parser.parse_args(arguments).workdir)
+    add = parser.add_argument
+    add("--training_accuracy", action="store_true", help="Draw the private one too.")
+    values = parser.parse_args(arguments)
+    workdir = pathlib.Path(values.workdir)
     rows, swept = sweep.read_table(workdir)
     if not rows:
         sys.exit(f"experiments.high_accuracy.sweep_figures: no run in {workdir} has finished.")
     drawn = [*draw(rows, swept, workdir), *draw_curves(workdir)]
+    if values.training_accuracy:
+        drawn += draw(on_training_images(rows), swept, workdir, "PRIVATE_training_")
     print(json.dumps({"figures": [str(path) for path in drawn]}))
 
 
-def draw(rows, swept, folder):
+def on_training_images(rows):
+    """Returns the rows with the accuracy on their training images, which no epsilon covers."""
+    measured = []
+    for row in rows:
+        model = keras.saving.load_model(row["folder"] / "model.keras", compile=False)
+        data = images.load(row["dataset"], validation=row["validation"])
+        right = model.predict(data.train_x, verbose=0).argmax(1) == data.train_y
+        accuracy = {"accuracy": float(np.mean(right)), "measured_on": "training, PRIVATE"}
+        measured.append({**row, **accuracy})
+    return measured
+
+
+def draw(rows, swept, folder, prefix=""):
     """Draws a PNG for each setting with several values.
 
     On the left of each is the median over seeds against the setting, with the range as a bar, and
@@ -56,6 +75,7 @@ def draw(rows, swept, folder):
         rows: Result of `sweep.read_table`.
         swept: Names of the swept settings.
         folder: `pathlib.Path` to write to.
+        prefix: String, the beginning of the files' names.
 
     Returns:
         Paths of the files.
@@ -74,31 +94,27 @@ def draw(rows, swept, folder):
         panels[0].set_ylabel(f"{measured_on} accuracy, %")
         for panel, other in zip(panels[1:], other_names, strict=True):
             _optimum(panel, points, name, other)
-        paths.append(folder / f"accuracy_by_{name}.png")
+        paths.append(folder / f"{prefix}accuracy_by_{name}.png")
         fig.savefig(paths[-1], dpi=120)
     return paths
 
 
 def draw_curves(folder):
-    """Draws accuracy against epsilon during each run of a sweep; returns the paths of the files."""
+    """Draws accuracy against epsilon during each run (Figure 9); returns the paths of files."""
     curves = {}
     for path in sorted(folder.glob("runs/*/curve.jsonl")):
         curves[path.parent.name] = [json.loads(line) for line in path.read_text().splitlines()]
-    paths = []
-    for key, name in (("accuracy", "curves"), ("not_private/accuracy", "curves_PRIVATE")):
-        lines = {run: [row for row in rows if key in row] for run, rows in curves.items()}
-        if not any(lines.values()):
-            continue
-        fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
-        axes = fig.add_subplot(xscale="log", xlabel="epsilon spent")
-        axes.set_ylabel("accuracy, %" if key == "accuracy" else "training accuracy, %, PRIVATE")
-        for run, rows in lines.items():
-            spent, reached = ([float(row[k]) for row in rows] for k in ("epsilon", key))
-            axes.plot(spent, 100 * np.array(reached), marker="o", ms=3, label=run)
-        axes.legend(fontsize="small")
-        paths.append(folder / f"{name}.png")
-        fig.savefig(paths[-1], dpi=120)
-    return paths
+    lines = {run: [row for row in rows if "accuracy" in row] for run, rows in curves.items()}
+    if not any(lines.values()):
+        return []
+    fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
+    axes = fig.add_subplot(xscale="log", xlabel="epsilon spent", ylabel="accuracy, %")
+    for run, rows in lines.items():
+        spent, reached = ([float(row[key]) for row in rows] for key in ("epsilon", "accuracy"))
+        axes.plot(spent, 100 * np.array(reached), marker="o", ms=3, label=run)
+    axes.legend(fontsize="small")
+    fig.savefig(folder / "curves.png", dpi=120)
+    return [folder / "curves.png"]
 
 
 def _accuracy(panel, points, name, other_names):
