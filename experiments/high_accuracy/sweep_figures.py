@@ -6,7 +6,9 @@ r"""Draws a sweep: accuracy against each setting, and the best values of the oth
 Writes `accuracy_by_<setting>.png` into the folder of the sweep, and `curves.png`: the accuracy of
 each run during its training, of its curve.jsonl, against epsilon. With --training_accuracy it also
 measures the models of the runs on their training images and draws that in files that begin with
-PRIVATE, because no epsilon covers it. It can be repeated during a sweep. The figures of De et al. 2022, with their presets of CIFAR-10:
+PRIVATE, because no epsilon covers it. It can be repeated during a sweep.
+
+The figures of De et al. 2022, with their presets of CIFAR-10:
 
     2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
     3      --grid="augmult=0,1,2,4,8,16,32;learning_rate=1,2,4"
