@@ -41,12 +41,13 @@ def fit(table, settings):
         try:
             return estimator.fit(rows.columns, rows.target, **people)
         except TooFewRows as error:
-            unknown = [column for column, pair in ranges.items() if not pair]
+            num_rows, columns, enough, epsilon = error.args
+            first = next(column for column, pair in ranges.items() if not pair)
             raise UserError(
-                f"{error.num_rows} rows are too few to find the ranges of {len(unknown)} columns "
-                f"at --epsilon={settings.epsilon:g}, which takes some {error.rows} rows, or "
-                f"--epsilon={error.epsilon:g}. Give what is publicly known, even roughly: "
-                f"--bounds={unknown[0]}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
+                f"{num_rows} rows are too few to find the ranges of {columns} columns at "
+                f"--epsilon={settings.epsilon:g}, which takes some {enough} rows, or "
+                f"--epsilon={epsilon:g}. Give what is publicly known, even roughly: "
+                f"--bounds={first}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
             ) from error
 
 

@@ -15,22 +15,10 @@ from scipy import sparse
 from scipy.special import softmax
 from sklearn import base, model_selection
 from sklearn.pipeline import Pipeline
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    check_consistent_length,
-    check_is_fitted,
-    column_or_1d,
-    validate_data,
-)
+from sklearn.utils import multiclass, validation
 
 from tfdpx import account
-from tfdpx._arguments import (
-    check_choice,
-    check_positive_integer,
-    is_integer,
-    is_number,
-    require,
-)
+from tfdpx._arguments import check_choice, check_positive_integer, is_integer, is_number, require
 from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
@@ -40,13 +28,19 @@ from tfdpx.sampling import shared_rows
 from tfdpx.sampling.inputs import unfit_column
 from tfdpx.sampling.users import DEFAULT_PER_USER, numbered
 from tfdpx.tables import rules
-from tfdpx.tables.private_adapt import WIDEST, text_of
+from tfdpx.tables.private_adapt import limits, text_of
 from tfdpx.training.optimizers import DPSGD
 
 _AUTOMATIC = "automatic"
 _MATRIX = ""  # The name of an array of all columns.
 _LEDGER = "_ledger"  # The name in a pickle.
-_PREDICT_BATCH = 8192
+_BATCH = 8192  # Rows of a prediction.
+# Arguments of scikit-learn's estimators that these do not have, with the remedy.
+_ELSEWHERE = {
+    "random_state": "Write `seed`; noise of a known seed gives no privacy.",
+    "class_weight": "Leave it out: a noisy count finds rare labels. Choose by `predict_proba`.",
+    "sample_weight": "Leave it out: clipping would undo it. Or leave rows out.",
+}
 # Kinds of columns that are refused, with the remedy.
 _NO_NUMBERS = {
     "dates": "Replace them by numbers, such as days since a public date, or leave the column out.",
@@ -73,6 +67,10 @@ class _PrivateEstimator(base.BaseEstimator):
     accountant: str = "pld"
     seed: int | None = None
 
+    def __new__(cls, *arguments, **named):
+        _refuse(cls.__name__, named)
+        return super().__new__(cls)
+
     def __sklearn_clone__(self):
         copy = super().__sklearn_clone__()
         shared_rows.on_clone(self, copy)
@@ -86,17 +84,41 @@ class _PrivateEstimator(base.BaseEstimator):
         tags.non_deterministic = self.seed is None
         return tags
 
-    def _train(self, arrays, y, num_classes, user_ids, examples_per_user, rescaling=None):
-        """Fits `model_`, with its ledger.
+    def fit(
+        self,
+        X: ArrayLike | dict[str, ArrayLike],
+        y: ArrayLike,
+        *,
+        user_ids: Any = None,
+        examples_per_user: int = DEFAULT_PER_USER,
+        **others: Any,
+    ) -> _PrivateEstimator:
+        """Trains on private rows, and records the privacy loss in `ledger_`.
 
         Args:
-            arrays: Dict that `_read` returns.
-            y: Int labels `[rows]`, or numbers in about [-1, 1].
-            num_classes: Int; 0 for a regression.
-            user_ids: See `fit`.
-            examples_per_user: See `fit`.
-            rescaling: Layer from the outputs to predictions, or None.
+            X: Array or data frame of numbers `[rows, columns]`. Or a dict from the names of columns
+                to arrays `[rows]` of numbers, booleans or texts. Frequent texts are one-hot
+                encoded: a text of one row is published with a probability below 1e-15.
+            y: Labels `[rows]`, or numbers for a regressor.
+            user_ids: Optional array `[rows]` of ints or strings, the person of each row. The ledger
+                then protects all rows of a person together, and the number of people is public.
+            examples_per_user: Int, with `user_ids`: the most rows of a person in an update. The
+                statistics of columns take one row of each person.
+            **others: Refused, such as `sample_weight`.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            TypeError: If there are other arguments.
+            ValueError: If an argument is invalid, or there are too few rows to find bounds.
         """
+        _refuse("fit", others)
+        is_regression = isinstance(self, base.RegressorMixin)
+        if is_regression:
+            _check_numbers("y", y)
+        arrays, y = self._read(X, y, ensure_min_samples=2, y_numeric=is_regression)
+        y, num_classes, rescaling = self._targets(y)
         if not callable(self.model):
             check_choice("model", self.model, (None, rules.LINEAR, rules.NETWORK))
         optional(positive)("learning_rate", self.learning_rate)
@@ -114,26 +136,16 @@ class _PrivateEstimator(base.BaseEstimator):
             places = order[np.unique(owners[order], return_index=True)[1]]
             sample, target, unit = columns.rows(places), y[places], USER
             people = {"user_ids": owners, "examples_per_user": examples_per_user}
-        statistics = rules.Preprocessing(
-            sample, num_classes, self.epsilon, self.delta, self.seed, unit
-        )
+        budget = self.epsilon, self.delta, self.seed
+        statistics = rules.Preprocessing(sample, num_classes, *budget, unit)
         shares = statistics.rare_shares(target)
         preprocessing, spent = statistics.model()
-        num_columns = columns.lower.size + len(columns.texts)
-        training = self.training_ = rules.choose(
-            self,
-            len(sample),
-            spent,
-            is_regression=not num_classes,
-            rare_columns=None if shares is None else num_columns,
-            unit=unit,
-        )
-        inputs = {
-            input_name(name): keras.Input(
-                tensor.shape[1:], dtype=tensor.dtype, name=input_name(name) or None
-            )
-            for name, tensor in zip(arrays, preprocessing.inputs, strict=True)
-        }
+        rare_columns = 0 if shares is None else columns.lower.size + len(columns.texts)
+        task = is_regression, rare_columns, unit
+        training = self.training_ = rules.choose(self, len(sample), spent, *task)
+        inputs = {}
+        for name, tensor in zip(map(input_name, arrays), preprocessing.inputs, strict=True):
+            inputs[name] = keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=name or None)
         features = preprocessing(list(inputs.values()))
         inputs = inputs.get(_MATRIX, inputs)
         x = predict(keras.Model(inputs, features), arrays)
@@ -141,10 +153,8 @@ class _PrivateEstimator(base.BaseEstimator):
         if training.name == rules.LINEAR and training.plan.batch_size == len(y) and not people:
             head, ledger = _fit_linear(*data)
         else:
-            hidden = self.model if callable(self.model) else None
-            head, ledger = _fit_layers(*data, hidden, **people)
-        outputs = head(features)
-        outputs = outputs if rescaling is None else rescaling(outputs)
+            head, ledger = _fit_layers(*data, self.model, **people)
+        outputs = rescaling(head(features)) if rescaling else head(features)
         self.model_ = keras.Model(inputs, outputs, name=f"{training.name}_on_table")
         ledger = dataclasses.replace(ledger, delta=self.delta, num_examples=len(sample))
         account.attach(ledger, self.model_.variables)
@@ -158,48 +168,34 @@ class _PrivateEstimator(base.BaseEstimator):
 
     def _limits(self, arrays):
         """Returns `lower` and `upper` as float64 arrays, NaN where they have to be found."""
+        pair = self.lower, self.upper
         names = [name for name, values in arrays.items() if values.dtype.kind != "U"]
-        count = arrays[_MATRIX].shape[1] if names == [_MATRIX] else len(names)
-        try:
-            lower, upper = (
-                np.broadcast_to(np.asarray(_by_column(limit, names), "float64"), (count,))
-                for limit in (self.lower, self.upper)
-            )
-            is_known = ~(np.isnan(lower) & np.isnan(upper))
-            is_valid = bool(np.all(lower[is_known] < upper[is_known]))
-            is_valid &= bool(np.all(np.abs([lower, upper])[:, is_known] < WIDEST))
-        except (TypeError, ValueError):
-            is_valid = False
-        must = (
-            f"be two numbers, lower < upper, or lists of one for each of the {count} columns of X"
-        )
-        require(is_valid, "lower, upper", (self.lower, self.upper), must)
-        return lower, upper
+        if names == [_MATRIX]:
+            names = list(getattr(self, "feature_names_in_", range(arrays[_MATRIX].shape[1])))
+        if all(isinstance(limit, dict) and limit.keys() <= set(names) for limit in pair):
+            pair = tuple([limit.get(name, math.nan) for name in names] for limit in pair)
+        columns = f"{len(names)} columns of numbers in X ({', '.join(map(str, names))})"
+        return limits(*pair, len(names), f"be two numbers, or one for each of the {columns}")
 
     def _read(self, X, y=None, reset=True, **checks):
         """Returns a dict of arrays, as in `rules.Columns`, and y, after scikit-learn's checks."""
         if isinstance(X, dict) and not sparse.issparse(X):
-            arrays = {name: _column(name, values) for name, values in X.items()}
-            check_consistent_length(*arrays.values(), y)
-            if reset:
-                self.n_features_in_, self.feature_names_in_ = len(arrays), np.array(list(arrays))
-            elif list(arrays) != list(self.feature_names_in_):
-                raise ValueError(
-                    "Argument `X` must have the columns of `fit`, in their order: "
-                    f"{list(self.feature_names_in_)}. Received: {list(arrays)}."
-                )
-            return arrays if y is None else (arrays, column_or_1d(y))
+            names = list(X) if reset else self.feature_names_in_
+            self.n_features_in_, self.feature_names_in_ = len(names), np.array(names)
+            arrays = {name: _column(name, X[name]) for name in names}
+            validation.check_consistent_length(*arrays.values(), y)
+            return arrays if y is None else (arrays, validation.column_or_1d(y))
         checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
         _check_numbers("X", X)
         y = "no_validation" if y is None and not reset else y
-        data = validate_data(self, X, y, reset=reset, **checks)
+        data = validation.validate_data(self, X, y, reset=reset, **checks)
         x, *rest = data if isinstance(data, tuple) else (data,)
         arrays = {_MATRIX: x.toarray() if sparse.issparse(x) else x}
         return (arrays, *rest) if rest else arrays
 
     def _predicted(self, X):
         """Returns the outputs of the model, float32 `[rows, outputs]`."""
-        check_is_fitted(self)
+        validation.check_is_fitted(self)
         return predict(self.model_, self._read(X, reset=False))
 
     def _epsilon_of(self, fits):
@@ -247,9 +243,8 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
         classes: Optional list of the labels; public. None reads them off y, and then a label that
             only one row has reveals that row.
         lower: Float, or one for each column of X: the smallest possible value, publicly known, even
-            if roughly. If both bounds are None, powers of two are found privately, which takes more
-            rows. [0, 1] counts as exact. A dict by name for an X that is a dict, in which the
-            bounds of other columns are found.
+            if roughly. In place of None, powers of two are found privately, which takes more rows.
+            [0, 1] counts as exact. Or a dict by the names of columns; bounds of others are found.
         upper: Like `lower`, the largest possible value.
         model: None for a linear model, or one hidden layer of 64 units if epsilon times rows is at
             least 3,500; "linear" or "network" to choose; or a function of a symbolic Keras tensor
@@ -286,34 +281,9 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
 
     classes: ArrayLike | None = None
 
-    def fit(
-        self,
-        X: ArrayLike | dict[str, ArrayLike],
-        y: ArrayLike,
-        *,
-        user_ids: Any = None,
-        examples_per_user: int = DEFAULT_PER_USER,
-    ) -> PrivateClassifier:
-        """Trains on private rows, and records the privacy loss in `ledger_`.
-
-        Args:
-            X: Array or data frame of numbers `[rows, columns]`. Or a dict from the names of columns
-                to arrays `[rows]` of numbers, booleans or texts. Frequent texts are one-hot
-                encoded: a text of one row is published with a probability below 1e-15.
-            y: Labels `[rows]`.
-            user_ids: Optional array `[rows]` of ints or strings, the person of each row. The ledger
-                then protects all rows of a person together, and the number of people is public.
-            examples_per_user: Int, with `user_ids`: the most rows of a person in an update. The
-                statistics of columns take one row of each person.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: If an argument is invalid, or there are too few rows to find bounds.
-        """
-        X, y = self._read(X, y, ensure_min_samples=2)
-        check_classification_targets(y)
+    def _targets(self, y):
+        """Returns what a model learns, the number of classes, and a layer behind it or None."""
+        multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if not np.all(np.isin(y, self.classes_)):
             raise ValueError(
@@ -325,8 +295,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
                 "A classifier needs two classes or more. Received: y of one class. Give all that "
                 "there may be by `classes`."
             )
-        target = np.searchsorted(self.classes_, y)
-        return self._train(X, target, len(self.classes_), user_ids, examples_per_user)
+        return np.searchsorted(self.classes_, y), len(self.classes_), None
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Returns the probabilities of `classes_`, float32 `[rows, classes]`.
@@ -378,37 +347,14 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
     target_lower: float | None = None
     target_upper: float | None = None
 
-    def fit(
-        self,
-        X: ArrayLike | dict[str, ArrayLike],
-        y: ArrayLike,
-        *,
-        user_ids: Any = None,
-        examples_per_user: int = DEFAULT_PER_USER,
-    ) -> PrivateRegressor:
-        """Trains on private rows, and records the privacy loss in `ledger_`.
-
-        Args:
-            X: As for `PrivateClassifier.fit`.
-            y: Numbers `[rows]`.
-            user_ids: As for `PrivateClassifier.fit`.
-            examples_per_user: As for `PrivateClassifier.fit`.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: If an argument is invalid, or there are too few rows to find bounds.
-        """
-        _check_numbers("y", y)
-        X, y = self._read(X, y, ensure_min_samples=2, y_numeric=True)
+    def _targets(self, y):
         limits = self.target_lower, self.target_upper
         is_valid = all(is_number(v) and math.isfinite(v) for v in limits) and limits[0] < limits[1]
         must = "be two numbers, publicly known, the first below the second"
         require(is_valid, "target_lower, target_upper", limits, must)
         middle, half = (limits[1] + limits[0]) / 2, (limits[1] - limits[0]) / 2
         rescaling = keras.layers.Rescaling(half, middle, name="tfdpx.rescaling")
-        return self._train(X, (y - middle) / half, 0, user_ids, examples_per_user, rescaling)
+        return (y - middle) / half, 0, rescaling
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Returns the predicted number of each row, float64 `[rows]`.
@@ -419,13 +365,11 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         return self._predicted(X)[:, 0].astype("float64")
 
 
-def _by_column(limit, names):
-    """Returns `lower` or `upper`, a dict as a list for the columns of numbers."""
-    if isinstance(limit, dict):
-        if not limit.keys() <= set(names):
-            raise ValueError
-        return [limit.get(name, math.nan) for name in names]
-    return math.nan if limit is None else limit
+def _refuse(function, named):
+    """Raises TypeError for arguments of scikit-learn, and for any of `fit`."""
+    for name in named if function == "fit" else _ELSEWHERE.keys() & named:
+        remedy = _ELSEWHERE.get(name, "Leave it out.")
+        raise TypeError(f"{function} takes no argument `{name}`. {remedy}")
 
 
 def _check_numbers(name, values, names=None):
@@ -526,11 +470,9 @@ def predict(model: keras.Model, arrays: dict[str, np.ndarray]) -> np.ndarray:
             values = np.clip(values, -largest, largest).astype("float32")
         parts[input_name(name)] = values.reshape(len(values), -1)
     outputs = []
-    for start in range(0, max(len(values), 1), _PREDICT_BATCH):
-        batch = {
-            name: ops.convert_to_tensor(part[start : start + _PREDICT_BATCH])
-            for name, part in parts.items()
-        }
+    for start in range(0, max(len(values), 1), _BATCH):
+        chunk = slice(start, start + _BATCH)
+        batch = {name: ops.convert_to_tensor(part[chunk]) for name, part in parts.items()}
         outputs.append(ops.convert_to_numpy(model(batch.get(_MATRIX, batch))))
     return np.concatenate(outputs)
 
@@ -603,14 +545,14 @@ def _fit_layers(x, y, training, num_classes, shares, seed, hidden=None, **people
         num_classes: Int; 0 for a regression.
         shares: Noisy shares of the labels `[classes]` if one is rare, or None.
         seed: Optional int for repeatable experiments.
-        hidden: Function from the symbolic `x` to the input of the last dense layer, or None for the
-            model that `training` names.
+        hidden: Function from the symbolic `x` to the input of the last dense layer; anything else
+            for the model that `training` names.
         **people: `user_ids` and `examples_per_user`, see `PrivacyPlan.batches`.
     """
     if seed is not None:
         keras.utils.set_random_seed(seed % 2**32)
     inputs = values = keras.Input(x.shape[1:])
-    if hidden is not None:
+    if callable(hidden):
         values = hidden(inputs)
     elif training.name == rules.NETWORK:
         values = keras.layers.Dense(rules.HIDDEN_UNITS, "tanh")(inputs)

@@ -22,7 +22,7 @@ from tfdpx.heads.releases import Releases
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
 STATISTICS = "statistics"  # The name of the releases.
 # Keras squares ranges in float32.
-WIDEST = 1e18
+_WIDEST = 1e18
 # The vocabulary if no category is frequent, because Keras needs one; these are public.
 _NO_TEXT, _NO_INT = "(no frequent category)", -(2**31)
 
@@ -143,22 +143,34 @@ def releasing(releases, noise_multiplier):
 
 
 def _adapt_numbers(layer, x, lower, upper, released):
-    limits = [None if limit is None else _limit(limit, x.shape[1]) for limit in (lower, upper)]
-    public_limits = [limit for limit in limits if limit is not None]
-    is_valid = all(np.all(np.abs(limit) < WIDEST) for limit in public_limits)
-    is_valid = is_valid and (len(public_limits) < 2 or np.all(public_limits[0] < public_limits[1]))
-    must = f"be below {WIDEST:g} in magnitude, lower < upper, one for all or one per column"
-    require(is_valid, "lower, upper", (lower, upper), must)
-    if len(public_limits) < 2:
-        least, most = bounds(x, released, *limits)
-    else:
-        least, most = public_limits
+    least, most = limits(lower, upper, x.shape[1], "be one for all or one per column")
+    if np.isnan([least, most]).any():
+        least, most = bounds(x, released, least, most)
     if isinstance(layer, keras.layers.Discretization):
         ends = float(least[0]), float(most[0])
         boundaries = quantiles(x[:, 0], *ends, layer.num_bins, released)
         layer.bin_boundaries = boundaries.tolist()
-        return
-    set_moments(layer, *moments(x, least, most, released))
+    else:
+        set_moments(layer, *moments(x, least, most, released))
+
+
+def limits(lower, upper, columns, must):
+    """Returns public limits of columns, two float64 arrays [columns], with NaN in place of None.
+
+    Args:
+        lower: Number, list of numbers, or None.
+        upper: Like `lower`.
+        columns: Int.
+        must: String for the error: what the two arguments must be.
+    """
+    try:
+        pair = [np.full(columns, np.nan if v is None else v, "float64") for v in (lower, upper)]
+        is_valid = not np.any(pair[0] >= pair[1]) and not np.any(np.abs(pair) >= _WIDEST)
+    except (TypeError, ValueError):
+        is_valid = False
+    must += f", lower < upper, below {_WIDEST:g} in magnitude"
+    require(is_valid, "lower, upper", (lower, upper), must)
+    return pair
 
 
 def set_moments(layer, mean, variance):
@@ -167,14 +179,6 @@ def set_moments(layer, mean, variance):
     layer.adapt_mean.assign(mean.reshape(layer.adapt_mean.shape))
     layer.adapt_variance.assign(variance.reshape(layer.adapt_variance.shape))
     layer.finalize_state()
-
-
-def _limit(limit, columns):
-    """Returns float64 [columns]; NaN if it is invalid."""
-    try:
-        return np.broadcast_to(np.asarray(limit, "float64"), (columns,))
-    except (TypeError, ValueError):
-        return np.full(columns, np.nan)
 
 
 def _numbers(layer, x):
@@ -252,7 +256,7 @@ _NARROWED_TO, _CELL_RATIO, _CELLS = 0.8, 3.0, 5
 _RARE = 8.0
 
 
-def bounds(x, released, lower=None, upper=None):
+def bounds(x, released, lower=np.nan, upper=np.nan):
     """Returns a lower and an upper bound of each column, powers of two, float64 [columns] each.
 
     The histogram of signs and powers of two of a row's d values changes by sqrt(d) with the row.
@@ -260,7 +264,7 @@ def bounds(x, released, lower=None, upper=None):
     Args:
         x: float64 [rows, columns]; NaN is left out.
         released: Function of a function to the exact array, and of its sensitivity.
-        lower: Optional float64 [columns], public: it stays the same.
+        lower: float64 [columns], public, which stays the same; NaN for a bound to be found.
         upper: Like `lower`.
     """
     columns = x.shape[1]
@@ -285,10 +289,10 @@ def bounds(x, released, lower=None, upper=None):
     most = np.max(np.where(present, edges, -np.inf), axis=0)
     least = np.min(np.where(present, starts, np.inf), axis=0)
     least, most = (np.where(np.any(present, axis=0), v, w) for v, w in ((least, -1), (most, 1)))
-    if upper is not None:
-        return np.where(least < upper, least, upper - 1 - np.abs(upper)), upper
-    lower = least if lower is None else lower
-    return lower, np.where(most > lower, most, lower + 1 + np.abs(lower))
+    below = np.where(least >= upper, upper - 1 - np.abs(upper), least)
+    lower = np.where(np.isnan(lower), below, lower)
+    above = np.where(most <= lower, lower + 1 + np.abs(lower), most)
+    return lower, np.where(np.isnan(upper), above, upper)
 
 
 def narrow(x, lower, upper, released):

@@ -19,15 +19,7 @@ from tfdpx import account
 from tfdpx.accounting.ledger import EXAMPLE, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.heads.releases import Releases
-from tfdpx.tables.private_adapt import (
-    STATISTICS,
-    adapt_lookup,
-    bounds,
-    moments,
-    narrow,
-    releasing,
-    set_moments,
-)
+from tfdpx.tables import private_adapt
 
 HIDDEN_UNITS = 64
 LINEAR, NETWORK = "linear", "network"
@@ -57,7 +49,7 @@ class Columns:
     Attributes:
         arrays: Dict from a name to texts `[rows]`, or to float64 `[rows]` or `[rows, columns]` with
             NaN where missing.
-        lower: float64 `[numbers]`, one for each column of numbers; NaN if it has to be found.
+        lower: float64 `[numbers]`, one for each column of numbers; NaN for a bound to be found.
         upper: Like `lower`.
     """
 
@@ -77,8 +69,8 @@ class Columns:
 
     @property
     def is_unknown(self) -> np.ndarray:
-        """Returns whether the limits of a column have to be found, bool `[numbers]`."""
-        return np.isnan(self.lower)
+        """Returns whether a limit of a column has to be found, bool `[numbers]`."""
+        return np.isnan(self.lower + self.upper)
 
     @property
     def is_rough(self) -> np.ndarray:
@@ -98,16 +90,15 @@ class TooFewRows(ValueError):
     """Raised if there are too few rows to find the ranges of columns.
 
     Attributes:
-        num_rows: Int, the number of rows.
-        rows: Int, the number of rows that would be enough.
-        epsilon: Float, the epsilon that would be enough, rounded up.
+        args: The numbers of rows and of columns, and the number of rows and the epsilon that would
+            be enough.
     """
 
-    def __init__(self, num_rows, num_columns, rows, epsilon):
-        self.num_rows, self.rows, self.epsilon = num_rows, rows, epsilon
-        super().__init__(
-            f"{num_rows} rows are too few to find the ranges of {num_columns} columns privately, "
-            f"which takes some {rows} rows, or epsilon={epsilon:g}. Give what is publicly known of "
+    def __str__(self):
+        rows, columns, enough, epsilon = self.args
+        return (
+            f"{rows} rows are too few to find the ranges of {columns} columns privately, which "
+            f"takes some {enough} rows, or epsilon={epsilon:g}. Give what is publicly known of "
             "the columns, even roughly, as `lower` and `upper`."
         )
 
@@ -162,12 +153,10 @@ class Preprocessing:
             enough = plan.noise_multiplier * num_rows / needed
             cost = PrivacyPlan(num_rows, num_rows, 1, noise_multiplier=enough, **budget)
             raise TooFewRows(num_rows, unknown, needed, math.ceil(10 * cost.epsilon) / 10)
-        planned = {
-            STATISTICS: (noise, 3 + len(columns.texts)),
-            _LABELS: (NOISE_OF_LABELS * noise, 1),
-        }
+        planned = {private_adapt.STATISTICS: (noise, 3 + len(columns.texts))}
+        planned[_LABELS] = (NOISE_OF_LABELS * noise, 1)
         self._releases = Releases(planned, seed)
-        self._released = releasing(self._releases, noise)
+        self._released = private_adapt.releasing(self._releases, noise)
 
     def rare_shares(self, target: np.ndarray) -> np.ndarray | None:
         """Returns noisy shares of the labels `[classes]`, or None if no label is known to be rare.
@@ -191,25 +180,20 @@ class Preprocessing:
         Frequent texts are one-hot encoded.
         """
         arrays, layers, parts = self._columns.arrays, [], []
-        inputs = {
-            name: keras.Input(
-                values.shape[1:] or (1,),
-                dtype="string" if name in self._columns.texts else "float32",
-                name=f"column_{place}",
-            )
-            for place, (name, values) in enumerate(arrays.items())
-        }
+        inputs = {}
+        for place, (name, values) in enumerate(arrays.items()):
+            kind = "string" if name in self._columns.texts else "float32"
+            shape = values.shape[1:] or (1,)
+            inputs[name] = keras.Input(shape, dtype=kind, name=f"column_{place}")
         if numbers := [inputs[name] for name in self._columns.numbers]:
             layers.append(keras.layers.Normalization())
-            set_moments(layers[-1], *self._moments())
-            scaled = layers[-1](
-                numbers[0] if len(numbers) == 1 else ops.concatenate(numbers, axis=-1)
-            )
+            private_adapt.set_moments(layers[-1], *self._moments())
+            scaled = layers[-1](_joined(numbers))
             scaled = ops.where(ops.isnan(scaled), 0.0, scaled)
             parts.append(ops.clip(scaled, -_LARGEST, _LARGEST))
         for name in self._columns.texts:
             layers.append(keras.layers.StringLookup(output_mode="one_hot"))
-            adapt_lookup(layers[-1], arrays[name], self._released)
+            private_adapt.adapt_lookup(layers[-1], arrays[name], self._released)
             parts.append(layers[-1](inputs[name]))
         entries = self._releases.ledger().entries
         ledger = Ledger(tuple(dataclasses.replace(e, unit=self._unit) for e in entries))
@@ -224,15 +208,16 @@ class Preprocessing:
         x = np.column_stack([columns.arrays[name] for name in columns.numbers])
         lower, upper, unknown = columns.lower.copy(), columns.upper.copy(), columns.is_unknown
         if unknown.any():
-            lower[unknown], upper[unknown] = bounds(x[:, unknown], self._released)
+            part = x[:, unknown], self._released, lower[unknown], upper[unknown]
+            lower[unknown], upper[unknown] = private_adapt.bounds(*part)
         if self.narrows:
             rough = columns.is_rough
-            limits = lower[rough], upper[rough]
-            lower[rough], upper[rough] = narrow(x[:, rough], *limits, self._released)
+            part = x[:, rough], lower[rough], upper[rough]
+            lower[rough], upper[rough] = private_adapt.narrow(*part, self._released)
         mean, variance = (lower + upper) / 2, ((upper - lower) / 2) ** 2
         if (taken := unknown | self.takes_moments).any():
-            limits = lower[taken], upper[taken]
-            mean[taken], variance[taken] = moments(x[:, taken], *limits, self._released)
+            part = x[:, taken], lower[taken], upper[taken]
+            mean[taken], variance[taken] = private_adapt.moments(*part, self._released)
         return mean, variance
 
 
@@ -260,9 +245,8 @@ def choose(
     asked: Any,
     num_rows: int,
     spent: Ledger,
-    *,
     is_regression: bool,
-    rare_columns: int | None = None,
+    rare_columns: int = 0,
     unit: str = EXAMPLE,
 ) -> Training:
     """Chooses a model, its plan, learning rate and clip, unless an argument sets them.
@@ -272,9 +256,9 @@ def choose(
         num_rows: Int, the number of rows to train on, or of people.
         spent: The `tfdpx.accounting.Ledger` of the preprocessing.
         is_regression: Bool.
-        rare_columns: Int, the number of inputs if a label is rare. The clip is then about the
-            largest norm of a gradient, so that few gradients are clipped. Automatic clipping would
-            weight all errors alike, and all probabilities would tend to the frequent label.
+        rare_columns: Int, the number of columns if a label is rare, else 0. The clip is then about
+            the largest norm of a gradient, so that few gradients are clipped. Automatic clipping
+            would weight all errors alike, and all probabilities would tend to the frequent label.
         unit: See `PrivacyPlan`.
 
     Raises:
@@ -284,16 +268,10 @@ def choose(
     name = NETWORK if callable(asked.model) or budget >= _NETWORK_FROM else LINEAR
     if asked.model in (LINEAR, NETWORK):
         name = asked.model
-    plan = PrivacyPlan(
-        num_rows,
-        asked.batch_size or min(num_rows, _LARGEST_BATCH),
-        asked.steps or (FEW_STEPS if budget < _FEW_STEPS_BELOW else _STEPS),
-        epsilon=asked.epsilon,
-        delta=asked.delta,
-        accountant=asked.accountant,
-        spent=spent,
-        unit=unit,
-    )
+    steps = asked.steps or (FEW_STEPS if budget < _FEW_STEPS_BELOW else _STEPS)
+    batch_size = asked.batch_size or min(num_rows, _LARGEST_BATCH)
+    limits = {name: getattr(asked, name) for name in ("epsilon", "delta", "accountant")}
+    plan = PrivacyPlan(num_rows, batch_size, steps, spent=spent, unit=unit, **limits)
     clip: float | str = "automatic"
     if is_regression:
         rate = min(_rate_of_noise(plan), 0.1)

@@ -519,7 +519,7 @@ def test_one_hot_columns_are_not_narrowed(monkeypatch, data):
     x, _, labels = data
     narrowed = []
     monkeypatch.setattr(
-        rules,
+        rules.private_adapt,
         "narrow",
         lambda x, lower, upper, released: narrowed.append(x.shape[1]) or (lower, upper),
     )
@@ -532,9 +532,9 @@ def test_one_hot_columns_are_not_narrowed(monkeypatch, data):
 REFUSALS = [
     (dict(epsilon=0), "epsilon"),
     (dict(delta=2), "delta"),
-    (dict(lower=1.0, upper=0.0), "`lower, upper` must be two numbers, lower < upper"),
-    (dict(lower=None), "`lower, upper` must be two numbers"),
-    (dict(lower=[0, 1]), "lists of one for each of the 3 columns"),
+    (dict(lower=1.0, upper=0.0), "`lower, upper` must be two numbers.*, lower < upper"),
+    (dict(upper=1e30), "`lower, upper` must be two numbers.* below 1e.18"),
+    (dict(lower=[0, 1]), r"one for each of the 3 columns of numbers in X \(0, 1, 2\)"),
     (dict(lower=None, upper=None, epsilon=0.1), "300 rows are too few .* as `lower` and `upper`"),
     (dict(model="deep"), "model"),
     (dict(classes=["yes"]), "labels that are not in `classes`"),
@@ -555,6 +555,17 @@ def test_arguments_that_do_not_fit(data, arguments, words):
     x, _, labels = data
     with pytest.raises(ValueError, match=words):
         linear_classifier(**arguments).fit(x, labels)
+
+
+def test_arguments_of_scikit_learn_name_those_here(data):
+    with pytest.raises(TypeError, match="Classifier takes no .*`random_state`. Write `seed`"):
+        PrivateClassifier(random_state=0)
+    with pytest.raises(TypeError, match="Regressor takes no .*`class_weight`. Leave it out"):
+        PrivateRegressor(class_weight="balanced")
+    x, _, labels = data
+    for name in ("sample_weight", "weights"):
+        with pytest.raises(TypeError, match=f"fit takes no argument `{name}`. Leave it out"):
+            linear_classifier().fit(x, labels, **{name: np.ones(300)})
 
 
 def test_texts_and_sparse_columns(data):
@@ -595,11 +606,9 @@ def test_columns_of_a_dict(data):
     assert np.array_equal(loaded.predict(columns), classifier.predict(columns))
     model = PrivateRegressor(30.0, model="linear", **TARGET)  # All bounds are found.
     assert model.fit(columns, y).score(columns, y) > 0.5
-    with pytest.raises(ValueError, match="columns of `fit`.*Received: .'clip'"):
-        classifier.predict({"clip": x[:, 0]})
     with pytest.raises(ValueError, match="`X`.*dates in column 'day'"):
         linear_classifier().fit({"day": np.arange(300).astype("datetime64[D]")}, labels)
-    with pytest.raises(ValueError, match="`lower, upper`"):
+    with pytest.raises(ValueError, match=r"`lower, upper`.*3 columns.*\(a/b, clip, owns\)"):
         linear_classifier(lower={"city": 0.0}, upper={"city": 1.0}).fit(columns, labels)
 
 

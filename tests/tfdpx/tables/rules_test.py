@@ -71,8 +71,9 @@ def test_the_epsilon_that_finds_ranges_is_named():
     columns, target = columns_and_labels(200, 0.5, np.nan)
     with pytest.raises(rules.TooFewRows) as error:
         adapt(columns, target)
-    assert 3 < error.value.epsilon < 10 and error.value.rows > 200
-    adapt(columns, target, error.value.epsilon)
+    *_, rows, epsilon = error.value.args
+    assert 3 < epsilon < 10 and rows > 200
+    adapt(columns, target, epsilon)
 
 
 def test_the_rule_of_epsilon_times_rows():
