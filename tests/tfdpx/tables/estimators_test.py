@@ -311,11 +311,10 @@ class Fits:
         self.squared_mu = collections.Counter()
         self.squared_mu_if_shared = 0.0
         self.count = 0
-        original = estimators._PrivateEstimator._train
+        original = estimators._PrivateEstimator.fit
 
-        def train(estimator, arrays, *others):
-            original(estimator, arrays, *others)
-            [x] = arrays.values()
+        def fit(estimator, x, y):
+            original(estimator, x, y)
             runs = [(e.noise_multiplier, e.steps) for e in estimator.ledger_.entries]
             squared = sum(steps / noise**2 for noise, steps in runs)
             for row, times in collections.Counter(map(bytes, x)).items():
@@ -324,7 +323,7 @@ class Fits:
             self.count += 1
             return estimator
 
-        monkeypatch.setattr(estimators._PrivateEstimator, "_train", train)
+        monkeypatch.setattr(estimators._PrivateEstimator, "fit", fit)
 
     @property
     def epsilon(self):

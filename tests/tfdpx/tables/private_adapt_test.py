@@ -341,7 +341,10 @@ def test_a_plan_of_people_takes_no_ledger_of_rows():
 
 @pytest.mark.parametrize(
     "epsilon, spent, words",
-    [(1.0, None, "`spent`, which costs 4.377"), (9.0, [], r"`spent` must be a .*Ledger.*\[\]")],
+    [
+        (1.0, None, "`spent`, which costs epsilon=4.377"),
+        (9.0, [], r"`spent` must be a .*Ledger.*\[\]"),
+    ],
 )
 def test_a_plan_must_pay_for_what_was_spent(epsilon, spent, words):
     if spent is None:
