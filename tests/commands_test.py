@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from tfdpx.train import presets, pretrain, run_flags, settings, sweep
+from tfdpx.train import presets, run_flags, settings, sweep
 from tfdpx.train.command import PROGRAMS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -47,11 +47,7 @@ def check(program, arguments):
     with flagsaver.flagsaver():
         flags.FLAGS([program, *(a for a in arguments if a not in of_sweep)])
         set_flags, preset = run_flags.given(), flags.FLAGS["preset"].value
-        if program == "pretrain":
-            pretrain.resolve(
-                flags.FLAGS["recipe"].value, set_flags | run_flags.given(pretrain.Pretraining)
-            )
-        elif program == "classify":
+        if program == "classify":
             settings.resolve(preset, set_flags)
         else:
             set_flags = {name: value for name, value in set_flags.items() if value is not None}

@@ -13,19 +13,17 @@ from absl import flags
 
 from tfdpx.train import presets
 from tfdpx.train.command import PROGRAMS
-from tfdpx.train.pretrain import Pretraining
 from tfdpx.train.settings import Settings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 # These flags are unset by default, so that a preset can set another value.
-SETTINGS = {"classify": Settings, "pretrain": Pretraining}
+SETTINGS = {"classify": Settings}
 # Flags of a program that are neither its settings nor defined by its module.
 OTHERS = {
     "classify": (
         "preset final workdir data_dir download resume dry_run "
-        "seconds_per_update strategy tpu cpu_devices"
+        "strategy tpu cpu_devices"
     ).split(),
-    "pretrain": "recipe workdir data_dir download resume".split(),
 }
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
 # Settings of speed and of reports, which the page leaves out.

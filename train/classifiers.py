@@ -1,6 +1,8 @@
 """Builds image classifiers by name, which take uint8 images."""
 
+import functools
 import re
+import typing
 
 import keras
 import numpy as np
@@ -14,33 +16,95 @@ from tfdpx.models import (
     SmallCNN,
     WideResNet,
 )
-from tfdpx.train.errors import UserError, checking_flags, did_you_mean
-
-NAMES = (
-    "small_cnn, scatter_linear, scatter_cnn, lenet, resnet_20, wrn_<depth>_<width> such as "
-    "wrn_16_4, nf_resnet_<depth> such as nf_resnet_50"
-)
-_ON_FEATURES = {"scatter_linear": ScatterLinear, "scatter_cnn": ScatterCNN}
-_BY_NAME = {"small_cnn": SmallCNN, "lenet": LeNet, "resnet_20": ResNet20, **_ON_FEATURES}
-# The options of a WRN that the small CNN has, too.
-_OF_SMALL_CNN = ("group_norm", "weight_standardization")
-_WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
-_NF_RESNET = re.compile(r"nf_resnet_(\d+)")
+from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES, OF_FILE
+from tfdpx.train.objects import Objects
 
 
-def build(
-    name,
-    image_shape,
+def _wide_resnet(
+    depth,
+    width,
     num_classes,
-    centre,
-    deviation=None,
+    input_shape,
     *,
-    variant="text",
-    group_norm=True,
-    weight_standardization=True,
-    relu_first=False,
-    skip_init=1.0,
+    variant: typing.Literal["text", "code"] = "text",
+    group_norm: bool = True,
+    weight_standardization: bool = True,
+    relu_first: bool = False,
 ):
+    """Returns a `tfdpx.models.WideResNet`.
+
+    Args:
+        depth: Int, like `width` as in `wrn_<depth>_<width>`.
+        width: Int.
+        num_classes: Int.
+        input_shape: `(height, width, channels)`.
+        variant: "text", as De et al. (2022) describe it, or "code", as in their code, which has the
+            accuracies that they quote.
+        group_norm: Bool, whether it has group normalization.
+        weight_standardization: Bool, whether its convolutions are weight-standardized.
+        relu_first: Bool, whether ReLU comes before each normalization.
+    """
+    is_code = variant == "code"
+    if is_code and (relu_first or not weight_standardization):
+        raise ValueError(
+            "Argument `variant` code says how the network is built: leave out `relu_first` and "
+            "`weight_standardization`."
+        )
+    return WideResNet(
+        depth=depth,
+        width=width,
+        num_classes=num_classes,
+        input_shape=input_shape,
+        groups=16 if group_norm else None,
+        weight_standardization=weight_standardization,
+        norm_before_relu=not (is_code or relu_first),
+        use_gain=is_code,
+        use_bias=is_code,
+        projection_norm=is_code,
+    )
+
+
+def _small_cnn(
+    num_classes, input_shape, *, group_norm: bool = True, weight_standardization: bool = True
+):
+    """Returns a `tfdpx.models.SmallCNN`.
+
+    Args:
+        num_classes: Int.
+        input_shape: `(height, width, channels)`.
+        group_norm: Bool, whether it has group normalization.
+        weight_standardization: Bool, whether its convolutions are weight-standardized.
+    """
+    groups = 4 if group_norm else None
+    return SmallCNN(
+        num_classes, input_shape, groups=groups, weight_standardization=weight_standardization
+    )
+
+
+_ON_FEATURES = {"scatter_linear": ScatterLinear, "scatter_cnn": ScatterCNN}
+_BY_NAME = {"small_cnn": _small_cnn, **_ON_FEATURES, "lenet": LeNet, "resnet_20": ResNet20}
+_BY_NUMBERS = {r"wrn_(\d+)_(\d+)": _wide_resnet, r"nf_resnet_(\d+)": NFResNet}
+
+
+def _find(name):
+    """Returns the constructor of a model, or None."""
+    for pattern, constructor in _BY_NUMBERS.items():
+        if match := re.fullmatch(pattern, name):
+            return functools.partial(constructor, *map(int, match.groups()))
+    if name in (AUTO, LINEAR_ON_FEATURES, OF_FILE):  # `start_from` builds them.
+        return object
+    return _BY_NAME.get(name)
+
+
+MODELS = Objects(
+    "model",
+    _find,
+    (*_BY_NAME, "wrn_<depth>_<width> such as wrn_16_4", "nf_resnet_<depth> such as nf_resnet_50"),
+    ("num_classes", "input_shape", "name"),
+)
+
+
+def build(text, image_shape, num_classes, centre, deviation=None):
     """Returns a model from uint8 images to logits.
 
     Its first layer maps a grey level x to `(x - centre) / deviation`. Because the model normalises,
@@ -48,42 +112,20 @@ def build(
     scattering features always take values from 0 to 1 instead.
 
     Args:
-        name: One of the names in `NAMES`.
+        text: String, a model of `MODELS` with its arguments.
         image_shape: `(height, width, channels)`.
         num_classes: Number of logits.
         centre: Grey level that becomes 0, or a tuple with one for each channel.
         deviation: Difference of grey levels that becomes 1, or a tuple; `centre` by default.
-        variant: "text" or "code": a WRN as De et al. (2022) describe it, or as in their code.
-        group_norm: Bool, whether a WRN or the small CNN has group normalization.
-        weight_standardization: Bool, whether their convolutions are weight-standardized.
-        relu_first: Bool, whether a WRN has ReLU before each normalization.
-        skip_init: Float, the initial scale of the branches of an NF-ResNet.
 
     Returns:
         A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
 
     Raises:
-        UserError: If there is no model with that name, or it cannot take images of that shape.
+        UserError: If there is no such model, or it cannot take images of that shape.
     """
-    check_name(name)
-    options = {
-        "variant": variant,
-        "group_norm": group_norm,
-        "weight_standardization": weight_standardization,
-        "relu_first": relu_first,
-    }
-    usual = {"variant": "text", "group_norm": True, "weight_standardization": True}
-    for option, value in options.items():
-        is_wide = _WIDE_RESNET.fullmatch(name)
-        taken = is_wide or (name == "small_cnn" and option in _OF_SMALL_CNN)
-        if not taken and value != usual.get(option, False):
-            second_model = " and small_cnn" * (option in _OF_SMALL_CNN)
-            raise UserError(
-                f"Flag --{option} belongs to wrn_<depth>_<width>{second_model}. Received: "
-                f"--model={name} --{option}={value}."
-            )
-    with checking_flags():
-        body = _body(name, tuple(image_shape), num_classes, options, skip_init)
+    name = text.partition(":")[0]
+    body = MODELS.make(text, num_classes=num_classes, input_shape=tuple(image_shape))
     if name in _ON_FEATURES:
         centre, deviation = 0.0, 255.0
     images = keras.Input(image_shape, dtype="uint8", name="image")
@@ -96,36 +138,4 @@ def build(
 
 def is_name(name):
     """Returns whether there is a model with that name."""
-    return name in _BY_NAME or bool(_WIDE_RESNET.fullmatch(name) or _NF_RESNET.fullmatch(name))
-
-
-def check_name(name):
-    """Raises UserError, before any data are read, unless there is a model with that name."""
-    if not is_name(name):
-        near = did_you_mean(name, [*_BY_NAME, "wrn_16_4", "nf_resnet_50"])
-        raise UserError(
-            f"There is no model {name!r}.{near} Received: --model={name}. Use one of: {NAMES}."
-        )
-
-
-def _body(name, input_shape, num_classes, options, skip_init):
-    common = dict(num_classes=num_classes, input_shape=input_shape)
-    norms = options["group_norm"]
-    standardized = dict(weight_standardization=options["weight_standardization"])
-    if wide_resnet := _WIDE_RESNET.fullmatch(name):
-        depth, width = map(int, wide_resnet.groups())
-        if options["variant"] == "code":
-            standardized |= dict(use_gain=True, use_bias=True, projection_norm=True)
-        return WideResNet(
-            depth=depth,
-            width=width,
-            groups=16 if norms else None,
-            norm_before_relu=options["variant"] == "text" and not options["relu_first"],
-            **standardized,
-            **common,
-        )
-    if name == "small_cnn":
-        return SmallCNN(groups=4 if norms else None, **standardized, **common)
-    if name in _BY_NAME:
-        return _BY_NAME[name](**common)
-    return NFResNet(int(_NF_RESNET.fullmatch(name)[1]), skip_init=skip_init, **common)
+    return _find(name) not in (None, object)

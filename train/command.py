@@ -9,7 +9,7 @@ import sys
 import tfdpx
 from tfdpx.train.errors import did_you_mean
 
-PROGRAMS = ("classify", "predict", "account", "plan", "verify", "sweep", "pretrain")
+PROGRAMS = ("classify", "predict", "account", "plan", "verify", "sweep")
 _typed: dict[str, str] = {}
 _HELP, _VERSION = ("-h", "--help", "help"), ("--version", "version")
 

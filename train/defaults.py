@@ -22,6 +22,7 @@ from tfdpx.suggestion import (
     suggest,
 )
 from tfdpx.train.errors import UserError
+from tfdpx.train.objects import OPTIMIZERS
 
 # Values of `model`: chosen by this module; for `features`; the unchanged file of `init_from`.
 AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
@@ -66,7 +67,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
             )
         model = LINEAR_ON_FEATURES if settings.features else "scatter_linear"
     budget = settings.epsilon or _EPSILON
-    fixed = model in ("scatter_linear", LINEAR_ON_FEATURES)
+    fixed = model.partition(":")[0] in ("scatter_linear", LINEAR_ON_FEATURES)
     fixed = fixed or (model == OF_FILE and settings.trainable == "last")
     if fixed:
         values, reason = _for_features(budget, num_examples)
@@ -83,13 +84,10 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         chosen = {"model": model, **chosen}
     settings = dataclasses.replace(settings, **chosen)
     if settings.learning_rate is None:
-        plan, by_adam = (
-            settings.privacy_plan(num_examples),
-            settings.optimizer not in (None, "dpsgd"),
-        )
+        plan, optimizer = settings.privacy_plan(num_examples), settings.optimizer
         network = sketch(model) if sketch else WEIGHTS
-        suggestion = suggest(plan, network, ADAM if by_adam else SGD)
-        rate = suggestion.learning_rate * (1 - settings.momentum)
+        suggestion = suggest(plan, network, SGD if optimizer.startswith("dpsgd") else ADAM)
+        rate = suggestion.learning_rate * (1 - OPTIMIZERS.read(optimizer)[1].get("momentum", 0.0))
         if settings.warm_start and settings.trainable == "all":
             rate *= TRAINED_SHARE  # The sketch has not been trained.
         chosen["learning_rate"] = float(f"{rate:.2g}")

@@ -1,12 +1,10 @@
 """Trains an image classifier: its optimizer, loss, views, and the calls of `fit`."""
 
 import dataclasses
-import importlib
 import json
 import math
 import pathlib
 import sys
-import warnings
 
 import keras
 
@@ -19,6 +17,7 @@ from tfdpx.layers.few_weights import last_layer, train_only
 from tfdpx.report import measure
 from tfdpx.train import heads, individual
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.objects import OPTIMIZERS, SCHEDULES, views
 from tfdpx.train.output import to_json
 from tfdpx.train.resume import SavingInterruption
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -29,103 +28,38 @@ MOST_BYTES = 2**30
 _THRESHOLDS_OF_AUC = 2000
 
 
-def augmentation(settings):
-    """Returns the `tfdpx.augment` object for `--augment_padding`, `_flip` and `_resize`, or None.
-
-    Args:
-        settings: A `settings.RunSettings`.
-    """
-    if settings.augment_resize > 1:
-        return tfdpx.augment.ResizeCropFlip(
-            settings.center_crop or settings.image_size,
-            scale=settings.augment_resize,
-            flip=settings.augment_flip,
-        )
-    if settings.augment_padding or settings.augment_flip:
-        return tfdpx.augment.RandomCropFlip(settings.augment_padding, settings.augment_flip)
-    return None
-
-
-def views(settings):
-    """Returns the views of a private training, with layers of `--augment` and mixtures, or None.
-
-    Args:
-        settings: A `settings.Settings`.
-    """
-    if not settings.augmult:
-        return None
-    alone = augmentation(settings)
-    if settings.augment:
-        layers = [_layer(text) for text in settings.augment]
-        alone = layers[0] if len(layers) == 1 else keras.Sequential(layers)
-    if not settings.augment_mix:
-        return alone
-    alpha = 0.2 if settings.augment_mix_alpha is None else settings.augment_mix_alpha
-    return tfdpx.augment.MixViews(alone, settings.augment_mix, alpha)
-
-
-def _layer(text):
-    """Builds the layer `NAME:ARGUMENT=VALUE:...` of Keras or else of KerasCV."""
-    name, *arguments = text.strip().split(":")
-    kind = getattr(keras.layers, name, None)
-    try:
-        if kind is None:
-            with warnings.catch_warnings():  # The import warns about Keras 2.
-                warnings.simplefilter("ignore")
-                kind = getattr(importlib.import_module("keras_cv").layers, name, None)
-        if kind is None:
-            raise ValueError(f"neither keras.layers nor keras_cv.layers has {name!r}")
-        pairs = [argument.split("=", 1) for argument in arguments]
-        return kind(**{key: _value(value) for key, value in pairs})
-    except (ImportError, TypeError, ValueError) as error:
-        raise UserError(
-            "Flag --augment must be names of layers of Keras or KerasCV, with arguments as in "
-            f"RandomRotation:factor=0.1: {error}. Received: --augment={text}."
-        ) from error
-
-
-def _value(text):
-    """Parses a number, a pair of numbers joined by "..", True or False; else returns the text."""
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        numbers = [float(part) for part in text.split("..")]
-    except ValueError:
-        return text
-    numbers = [int(number) if number.is_integer() and number > 1 else number for number in numbers]
-    return tuple(numbers) if len(numbers) > 1 else numbers[0]
-
-
-def private_optimizer(settings, plan, seed, accountant=None, public_validation=False):
+def private_optimizer(
+    settings, plan, seed, image_shape, accountant=None, public_validation=False, steps=None
+):
     """Builds the private optimizer of the settings, or the same step without privacy.
 
     Args:
         settings: A `settings.Settings`.
         plan: The `tfdpx.PrivacyPlan` of the run.
         seed: Int, the seed of the noise and the views, or None.
+        image_shape: `(height, width, channels)` of the images that the model takes.
         accountant: `tfdpx.accounting.IndividualAccountant` of the run, or None.
         public_validation: Bool, see `ImageData.is_public`.
+        steps: Int, the updates of a schedule of learning rates; None for the plan's.
     """
-    arguments = dict(
+    rate = settings.learning_rate
+    if settings.schedule:
+        steps = steps or plan.steps
+        rate = SCHEDULES.make(settings.schedule, learning_rate=rate, steps=steps)
+    return OPTIMIZERS.make(
+        settings.optimizer,
+        learning_rate=rate,
         plan=plan,
         individual=accountant,
         public_validation=public_validation,
         l2_norm_clip=settings.l2_norm_clip,
         microbatch_size=settings.microbatch_size,
-        augment=views(settings),
+        augment=views(settings.augment, image_shape) if settings.augment else None,
         augmult=settings.augmult,
         seed=seed,
         use_ema=settings.ema_momentum > 0,
         ema_momentum=settings.ema_momentum,
     )
-    kinds = {"dpadam": tfdpx.DPAdam, "dpadamw": tfdpx.DPAdamW}
-    if settings.optimizer == "dpadamw":
-        decay = settings.weight_decay
-        arguments["weight_decay"] = 0.004 if decay is None else decay
-    elif settings.optimizer != "dpadam":
-        arguments["momentum"] = settings.momentum
-    with checking_flags():
-        return kinds.get(settings.optimizer, tfdpx.DPSGD)(settings.learning_rate, **arguments)
 
 
 def crossentropy(label_smoothing):
@@ -169,10 +103,17 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
 def check(settings, plan, image_shape):
     """Raises UserError unless head steps are below the plan's updates, and views fit the images."""
-    if settings.augment_padding >= min(image_shape[:2]):
+    augment = views(settings.augment, image_shape) if settings.augment else None
+    padding = getattr(getattr(augment, "augment", augment), "padding", 0)
+    if isinstance(padding, int) and padding >= min(image_shape[:2]):
         raise UserError(
-            f"Flag --augment_padding must be smaller than the images, of shape {image_shape}. "
-            f"Received: --augment_padding={settings.augment_padding}."
+            "Argument `padding` of --augment must be smaller than the images, of shape "
+            f"{image_shape}. Received: --augment={settings.augment}."
+        )
+    if getattr(augment, "mixed_views", 0) > max(settings.augmult - 2, 0):
+        raise UserError(
+            "Argument `mixed_views` of --augment must leave at least 2 of the --augmult views to "
+            f"mix. Received: --augment={settings.augment} --augmult={settings.augmult}."
         )
     if settings.head_steps >= plan.steps:
         raise UserError(
@@ -223,7 +164,7 @@ class Trainer:
         if self._saved.exists:  # The checkpoint has the result of this step.
             return
         rate = self._settings.head_learning_rate or self._settings.learning_rate
-        settings = dataclasses.replace(self._settings, learning_rate=rate)
+        settings = dataclasses.replace(self._settings, learning_rate=rate, schedule=None)
         trained = model.trainable_variables
         train_only(model, last_layer(model).trainable_variables)
         # A run that was interrupted here makes the remaining updates.
@@ -251,8 +192,10 @@ class Trainer:
                     settings,
                     plan,
                     settings.seed,
+                    data.image_shape,
                     individual.accountant(settings, plan),
                     data.is_public(settings.public_test),
+                    steps,
                 ),
                 loss=crossentropy(settings.label_smoothing),
                 weighted_metrics=["accuracy", *([AUC()] if data.num_classes == 2 else [])],

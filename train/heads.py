@@ -97,15 +97,15 @@ class Features:
         data = self.data = images.load_for(
             settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape
         )
-        others = public_dataset and _public(settings, public_dataset, data)
+        extra = public_dataset and _public(settings, public_dataset, data)
         for note in (*data.notes, *start.notes):
             print(note)
         self.extractor = start.extractor(data.image_shape, data.largest_grey)
         self.train = computed(self.extractor, data.train_x, data.train_y)
         self.test = computed(self.extractor, *data.eval_examples)
         self.public = None
-        if others:
-            pairs = (others.train_x, others.train_y), others.eval_examples
+        if extra:
+            pairs = (extra.train_x, extra.train_y), extra.eval_examples
             parts = zip(*(computed(self.extractor, *pair) for pair in pairs), strict=True)
             self.public = tuple(map(np.concatenate, parts))
 

@@ -5,23 +5,27 @@ signature lists them, its annotations say which values they take, and its docstr
 A value is a number, several numbers joined by `..`, true, false, none, or a text.
 """
 
+import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
+import itertools
 import re
-import types
-import typing
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 
+import tfdpx
 from tfdpx import heads
 from tfdpx._arguments import check_positive_integer
 from tfdpx.heads.head import optional
 from tfdpx.train.errors import UserError, did_you_mean
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", types.NoneType: "none"}
+_WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +37,15 @@ class Objects:
         find: Function from a name to the constructor of the object, or None.
         names: Tuple of names for errors and help.
         by_flags: Arguments of constructors that the run sets itself, from its other flags.
+        trial: Dict of arguments for an object that is built to check the others; None if that takes
+            long, and a run checks them when it builds the object.
     """
 
     flag: str
     find: Callable[[str], Callable | None]
     names: tuple
     by_flags: tuple = ()
+    trial: dict | None = None
 
     def constructor(self, name: str) -> Callable:
         """Returns the class or function that makes an object."""
@@ -47,11 +54,11 @@ class Objects:
             constructor = constructor.func
         return constructor
 
-    def arguments(self, name: str) -> dict[str, Any]:
-        """Returns a dict from the arguments of an object to their annotations."""
-        parameters = inspect.signature(self.find(name), eval_str=True).parameters.values()
+    def arguments(self, name: str) -> dict[str, str]:
+        """Returns a dict from the arguments of an object to their annotations, as text."""
+        parameters = inspect.signature(self.find(name)).parameters.values()
         return {
-            parameter.name: parameter.annotation
+            parameter.name: inspect.formatannotation(parameter.annotation).strip("'")
             for parameter in parameters
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             and parameter.name not in self.by_flags
@@ -72,7 +79,7 @@ class Objects:
         annotations, values, problems = self.arguments(name), {}, []
         for argument, _, word in pairs:
             if argument in self.by_flags:
-                problem = f"is a flag of its own: give --{argument}={word}"
+                problem = f"is a flag: give --{argument}={word}"
             elif argument not in annotations:
                 near = did_you_mean(argument, annotations)
                 problem = f"does not exist.{near} Use: {', '.join(annotations) or 'none'}"
@@ -89,14 +96,19 @@ class Objects:
     def problems(self, text: str) -> list[str]:
         """Returns sentences about all errors in the value of the flag, an empty list if none."""
         problems = self.read(text)[2]
+        if not problems and self.trial is not None:
+            try:
+                self.make(text, **self.trial)
+            except UserError as error:
+                return [str(error)]
         return [*problems, f"Received: --{self.flag}={text}."] if problems else []
 
-    def make(self, text: str, **others: Any) -> Any:
+    def make(self, text: str, **fixed: Any) -> Any:
         """Builds the object that the flag names.
 
         Args:
             text: String, the value of the flag.
-            **others: Arguments of the constructor that the run sets.
+            **fixed: Arguments of the constructor that the run sets.
 
         Raises:
             UserError: If there is no such object, or an argument is invalid. It names all errors.
@@ -105,12 +117,12 @@ class Objects:
         constructor = self.find(name)
         try:
             if not problems:
-                return constructor(**others, **values)
+                return constructor(**fixed, **values)
         except (TypeError, ValueError) as error:
             problems = [str(error)]
             for argument, value in values.items():
                 try:
-                    constructor(**others, **{argument: value})
+                    constructor(**fixed, **{argument: value})
                 except ValueError as another:
                     problems.append(str(another))
                 except TypeError:  # Another argument is missing.
@@ -134,17 +146,17 @@ def without_folders(text: str | None) -> str | None:
 
 def _value(word, annotation):
     """Returns the value of a word, and the reason why the argument does not take it, or None."""
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    kinds = typing.get_args(annotation) if is_union else (annotation,)
     value, expected = _plain(word), []
-    for kind in kinds:
-        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        if kind is str or word in choices:
+    for kind in map(str.strip, annotation.split("|")):
+        choices = re.findall(r"'(\w+)'", kind)
+        if kind == "str" or word in choices:
             return word, None
         if kind not in _WORDS and not choices:
             return value, None  # The constructor checks it.
-        if type(value) is kind or (kind is float and type(value) is int):
+        if type(value).__name__ in (kind, kind.replace("None", "NoneType")):
             return value, None
+        if (kind, type(value)) == ("float", int):
+            return float(value), None
         expected += choices or [_WORDS[kind]]
     return value, f"must be {' or '.join(expected)}, not {word!r}"
 
@@ -214,6 +226,149 @@ HEADS = Objects(
     "head",
     _HEADS.get,
     tuple(_HEADS),
-    ("num_classes epsilon delta noise_multiplier l2_norm_clip accountant seed steps learning_rate")
-    .split(),
-)  # fmt: skip
+    tuple(
+        "num_classes epsilon delta noise_multiplier l2_norm_clip accountant seed steps "
+        "learning_rate".split()
+    ),
+    dict(num_classes=2, epsilon=1.0),
+)
+
+_OPTIMIZERS = {"dpsgd": tfdpx.DPSGD, "dpadam": tfdpx.DPAdam, "dpadamw": tfdpx.DPAdamW}
+OPTIMIZERS = Objects(
+    "optimizer",
+    _OPTIMIZERS.get,
+    tuple(_OPTIMIZERS),
+    ("learning_rate",),
+    dict(learning_rate=1.0, batch_size=1, noise_multiplier=1.0),
+)
+
+
+def _step(learning_rate, steps, decay_steps: tuple | int):
+    """Returns a learning rate that falls to a tenth after some updates.
+
+    Args:
+        learning_rate: Float, the first rate.
+        steps: Int, the updates of the run.
+        decay_steps: Updates after which it falls, whole numbers that rise, joined by `..`.
+    """
+    ends = decay_steps if isinstance(decay_steps, tuple) else (decay_steps,)
+    is_valid = all(isinstance(end, int) for end in ends)
+    if not is_valid or not all(a < b for a, b in itertools.pairwise((0, *ends))):
+        raise ValueError("Argument `decay_steps` must be whole numbers that rise from above 0.")
+    # Keras uses the value before a boundary up to and including that boundary.
+    rates = [learning_rate / 10**i for i in range(len(ends) + 1)]
+    boundaries = [end - 1 for end in ends]
+    return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
+
+
+def _cosine(learning_rate, steps, warmup_steps: int = 0):
+    """Returns a learning rate that rises from 0, and then falls to 0 at the end like a cosine.
+
+    Args:
+        learning_rate: Float, the largest rate.
+        steps: Int, the updates of the run.
+        warmup_steps: Updates of the rise; fewer than those of the run.
+    """
+    if not 0 <= warmup_steps < steps:
+        raise ValueError(
+            "Argument `warmup_steps` must be at least 0, and below --steps. Received: "
+            f"warmup_steps={warmup_steps}, --steps={steps}."
+        )
+    return keras.optimizers.schedules.CosineDecay(
+        0.0, steps - warmup_steps, warmup_target=learning_rate, warmup_steps=warmup_steps
+    )
+
+
+_SCHEDULES = {"step": _step, "cosine": _cosine}
+SCHEDULES = Objects(
+    "schedule",
+    _SCHEDULES.get,
+    tuple(_SCHEDULES),
+    ("learning_rate", "steps"),
+    dict(learning_rate=1.0, steps=2**53),
+)
+
+
+def _resized(image_shape, scale: float = 1.2, flip: bool = True):
+    """Returns `tfdpx.augment.ResizeCropFlip` to the size of the images.
+
+    Args:
+        image_shape: `(height, width, channels)`.
+        scale: Float, the size of the images that views are cut from, as a multiple.
+        flip: Bool, whether views are flipped left to right at random.
+    """
+    return tfdpx.augment.ResizeCropFlip(*image_shape[:2], scale=scale, flip=flip)
+
+
+_VIEWS = {
+    "RandomCropFlip": tfdpx.augment.RandomCropFlip,
+    "ResizeCropFlip": _resized,
+    "MixViews": tfdpx.augment.MixViews,
+}
+
+
+def _augmentation(name):
+    """Returns the augmentation of tfdpx, or layer of Keras or KerasCV, with that name, or None."""
+    layer = _VIEWS.get(name) or getattr(keras.layers, name, None)
+    if layer is None:
+        with warnings.catch_warnings(), contextlib.suppress(ImportError):
+            warnings.simplefilter("ignore")  # The import warns about Keras 2.
+            layer = getattr(importlib.import_module("keras_cv").layers, name, None)
+    return layer
+
+
+# Not the sign of an exponent.
+_SEVERAL = re.compile(r"\+(?=[A-Za-z_])")
+
+
+class _Augmentations(Objects):
+    def problems(self, text):
+        """Returns sentences about all errors in objects that are joined by `+`."""
+        problems = list(itertools.chain(*map(super().problems, _SEVERAL.split(text))))
+        if not problems:
+            try:
+                views(text, (1, 1))
+            except UserError as error:
+                problems = [str(error)]
+        return problems
+
+
+AUGMENTATIONS = _Augmentations(
+    "augment",
+    _augmentation,
+    (*_VIEWS, "RandomFlip", "RandomRotation and other layers of keras.layers and keras_cv.layers"),
+    ("augment", "image_shape"),
+)
+
+
+def views(text: str, image_shape: tuple) -> Any:
+    """Returns the augmentation that `--augment` names: objects joined by `+`, in order.
+
+    Args:
+        text: String, for example `RandomFlip+RandomRotation:factor=0.1`. A last `MixViews` mixes
+            the views of the others.
+        image_shape: `(height, width, channels)` of the images that the model takes.
+
+    Raises:
+        UserError: If there is no such object, or an argument is invalid.
+    """
+    layers = _SEVERAL.split(text)
+    mixed = layers.pop() if layers[-1].startswith("MixViews") else None
+    parts = []
+    for layer in layers:
+        fixed = {"image_shape": image_shape} if layer.startswith("ResizeCropFlip") else {}
+        parts.append(AUGMENTATIONS.make(layer, **fixed))
+    if not parts or (parts[1:] and not all(isinstance(part, keras.Layer) for part in parts)):
+        raise UserError(
+            "Flag --augment is one of tfdpx.augment, or layers of Keras that are joined by +; "
+            f"MixViews comes last, after what it mixes. Received: --augment={text}."
+        )
+    augment = keras.Sequential(parts) if parts[1:] else parts[0]
+    return AUGMENTATIONS.make(mixed, augment=augment) if mixed else augment
+
+
+def view_scale(text: str | None) -> float:
+    """Returns the size of training images as a multiple of the images that the model takes."""
+    if not (text or "").startswith("ResizeCropFlip"):
+        return 1.0
+    return AUGMENTATIONS.make(_SEVERAL.split(text)[0], image_shape=(1, 1)).scale

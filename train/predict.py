@@ -3,7 +3,7 @@
     python -m tfdpx.train.predict --model=RUN --images=PATH
     python -m tfdpx.train.predict --model=RUN --rows=NEW.csv
 
-RUN is the working folder of `tfdpx.train.classify` (or `pretrain`), or a .keras file that it wrote;
+RUN is the working folder of `tfdpx.train.classify`, or a .keras file that it wrote;
 PATH is an image, or a folder to search at any depth. Prints a table and writes a CSV file with the
 columns file, class and probability; with --all_classes also the probability of each class. The
 second command is for models of tables, and writes a line for each row of a CSV or Parquet file.

@@ -6,6 +6,8 @@ values that all columns of a group share. Flags on the command line override a p
 others name their paper.
 """
 
+import math
+
 from tfdpx.train.errors import UserError, did_you_mean
 
 # The key of values that depend on the budget: pairs of a lower limit of epsilon, and values above.
@@ -25,12 +27,14 @@ _SMALL_TABLE2 = dict(
     dataset="digits", model="small_cnn", epsilon=8.0, delta=1e-5, l2_norm_clip=0.1, report_every=20
 )
 _SMALL_TABLE5 = dict(_DIGITS_CNN, dataset="digits:5-9", batch_size=512, report_every=20)
-_NO_ADDITION = dict(group_norm=False, weight_standardization=False, ema_momentum=0.0)
+# Arguments of a model without the additions of De et al., and with the first of them.
+_BARE, _NORMED = "group_norm=false,weight_standardization=false", "weight_standardization=false"
 
+_CROPS = "RandomCropFlip:padding=4,flip=true"
 # Appendix C of De et al.: WRNs from random weights.
 _CIFAR10 = dict(
     dataset="cifar10", model="wrn_16_4", delta=1e-5, batch_size=4096, l2_norm_clip=1.0, augmult=16,
-    augment_padding=4, augment_flip=True, ema_momentum=0.9999, microbatch_size=64, report_every=50,
+    augment=_CROPS, ema_momentum=0.9999, microbatch_size=64, report_every=50,
 )  # fmt: skip
 # Learning rates, noise and updates of the paper's Table 2 are not printed: these are ours, after
 # its Table 12, Figure 6 and Figure 7; the noise is solved for by the paper's accountant.
@@ -69,13 +73,13 @@ _PUBLIC_PLACES = dict(private=False, batch_size=1024)
 
 # Sander et al. 2023 (arXiv:2210.03403): the network of their published code but for biases and
 # the norms of projections.
-_TAN = dict(_CIFAR10, relu_first=True, weight_standardization=False)
+_TAN = dict(_CIFAR10, model="wrn_16_4:relu_first=true,weight_standardization=false")
 
 # Tramer and Boneh 2021 (arXiv:2011.11660): their commands, with learning rates for gradients that
 # are not divided by the clip.
 _SCATTERNET = dict(
-    epsilon=3.0, delta=1e-5, l2_norm_clip=0.1, momentum=0.9, ema_momentum=0.0, microbatch_size=512,
-    report_every=40,
+    epsilon=3.0, delta=1e-5, l2_norm_clip=0.1, optimizer="dpsgd:momentum=0.9", ema_momentum=0.0,
+    microbatch_size=512, report_every=40,
 )  # fmt: skip
 _SCATTER_CIFAR10 = dict(dataset="cifar10", batch_size=8192, steps=360, learning_rate=0.4)
 
@@ -91,8 +95,15 @@ _UTKFACE = dict(
     batch_size=200, steps=7_500, noise_multiplier=1.5, learning_rate=0.1, microbatch_size=16,
 )  # fmt: skip
 
+# Public pre-training, appendix C.3 of De et al. Keras applies weight decay separately from the
+# momentum, so the values are the paper's times 1 / (1 - 0.9).
+_PRETRAIN = dict(
+    private=False, sampling="shuffle", noise_multiplier=0.0, l2_norm_clip=math.inf, delta=1e-5,
+    ema_momentum=0.0, report_every=1000,
+)  # fmt: skip
+
 COMMON = {
-    "digits": dict(_CHOSEN, dataset="digits", optimizer="dpsgd"),
+    "digits": dict(_CHOSEN, dataset="digits"),
     "folder": dict(_CHOSEN, dataset="folder:PATH"),
     "digits_synthetic": dict(
         _DIGITS_CNN, dataset="digits", pretrained_on="synthetic", batch_size=1024
@@ -106,8 +117,8 @@ COMMON = {
         _CIFAR10, model="wrn_40_4", batch_size=16384, augmult=32, microbatch_size=16
     ),
     "table14": dict(
-        _IMAGENET, center_crop=224, model="nf_resnet_50", augmult=4, augment_resize=1.2,
-        augment_flip=True, microbatch_size=16,
+        _IMAGENET, center_crop=224, model="nf_resnet_50", augmult=4, microbatch_size=16,
+        augment="ResizeCropFlip:scale=1.2,flip=true",
     ),
     "table15": _FROM_IMAGENET32,
     "table16": dict(_FROM_IMAGENET32, **_LAST),
@@ -119,9 +130,13 @@ COMMON = {
     "figure4": _FIGURE4,
     "tan": _TAN,
     "randp": dict(_TAN, pretrained_on="synthetic", trainable="all"),
-    "dp_mix": dict(_TAN, augmult=34, augment_mix=18, augment_mix_alpha=0.2, microbatch_size=32),
+    "dp_mix": dict(
+        _TAN, augmult=34, microbatch_size=32,
+        augment=f"{_CROPS}+MixViews:mixed_views=18,alpha=0.2",
+    ),
     "scatternet": _SCATTERNET,
     "individual": _INDIVIDUAL,
+    "pretrain": _PRETRAIN,
 }  # fmt: skip
 
 _IMAGENET32_COLUMNS = {
@@ -152,11 +167,16 @@ COLUMNS = {
         }
     },
     "digits_table2": _additions(
-        baseline=dict(_NO_ADDITION, batch_size=64, steps=1000, learning_rate=0.25),
-        group_norm=dict(group_norm=True, steps=300, learning_rate=0.5),
+        baseline=dict(
+            model=f"small_cnn:{_BARE}", ema_momentum=0.0, batch_size=64, steps=1000,
+            learning_rate=0.25,
+        ),
+        group_norm=dict(model=f"small_cnn:{_NORMED}", steps=300, learning_rate=0.5),
         large_batch=dict(batch_size=1024, steps=100, learning_rate=4.0),
-        weight_standardization=dict(weight_standardization=True, learning_rate=2.0),
-        augmult=dict(augmult=4, augment_padding=1, learning_rate=1.0),
+        weight_standardization=dict(model="small_cnn", learning_rate=2.0),
+        augmult=dict(
+            augmult=4, augment="RandomCropFlip:padding=1,flip=false", learning_rate=1.0
+        ),
         ema=dict(ema_momentum=0.9999),
     ),
     # Updates and learning rate by epsilon, tuned on a quarter of the 716 images, three seeds.
@@ -188,12 +208,13 @@ COLUMNS = {
     },
     "table2": _additions(
         baseline=dict(
-            _NO_ADDITION, batch_size=256, steps=20_000, learning_rate=0.5, report_every=500
+            model=f"wrn_40_4:{_BARE}", ema_momentum=0.0, batch_size=256, steps=20_000,
+            learning_rate=0.5, report_every=500,
         ),
-        group_norm=dict(group_norm=True),
+        group_norm=dict(model=f"wrn_40_4:{_NORMED}"),
         large_batch=dict(batch_size=4096, steps=2468, learning_rate=4.0, report_every=50),
-        weight_standardization=dict(weight_standardization=True),
-        augmult=dict(augmult=16, augment_padding=4, augment_flip=True, microbatch_size=32),
+        weight_standardization=dict(model="wrn_40_4"),
+        augmult=dict(augmult=16, augment=_CROPS, microbatch_size=32),
         ema=dict(ema_momentum=0.9999),
     ),
     "table9": _IMAGENET32_COLUMNS,
@@ -281,6 +302,31 @@ COLUMNS = {
         ),
         "utkface_gender": _UTKFACE,
         "utkface_age": _UTKFACE,
+    },
+    "pretrain": {
+        "digits": dict(
+            dataset="digits", model="small_cnn", batch_size=128, steps=600, learning_rate=0.05,
+            optimizer="dpsgd:momentum=0.9,weight_decay=0.005", schedule="cosine:warmup_steps=50",
+        ),
+        "cifar100": dict(
+            dataset="cifar100", model="wrn_40_4", batch_size=128, steps=100_000, learning_rate=0.1,
+            optimizer="dpsgd:momentum=0.9,weight_decay=0.005",
+            schedule="step:decay_steps=50000..75000", augmult=1, augment=_CROPS,
+        ),
+        # The paper holds 10,000 images out (Table 11).
+        "imagenet32": dict(
+            dataset="imagenet32", validation=10_000, model="wrn_28_10", batch_size=1024,
+            steps=240_000, learning_rate=0.3, optimizer="dpsgd:momentum=0.9,weight_decay=0.0005",
+            augmult=1, augment=_CROPS,
+        ),
+        # JFT-300M is not public: 10 epochs of as many images of another --dataset.
+        "jft": dict(
+            dataset="folder:PATH", image_size=224, model="nf_resnet_50:skip_init=0",
+            batch_size=1024, steps=2_929_688, learning_rate=0.4,
+            optimizer="dpsgd:momentum=0.9,weight_decay=0.00001",
+            schedule="cosine:warmup_steps=5000", augmult=1,
+            augment="ResizeCropFlip:scale=1.2,flip=true",
+        ),
     },
 }  # fmt: skip
 

@@ -10,52 +10,30 @@ from tfdpx.train.errors import UserError
 from tfdpx.train.settings import Settings
 
 
-class _NumberOrAutomatic(flags.ArgumentParser):
-    """A parser for a flag that is a number or `automatic`."""
-
-    syntactic_help = "a number or automatic"
-
-    def parse(self, argument):
-        """Returns the number, or the word."""
-        if argument == "automatic":
-            return argument
-        try:
-            return float(argument)
-        except ValueError:
-            raise ValueError(f"give {self.syntactic_help}") from None
-
-    def flag_type(self):
-        """The kind of value in `--help`."""
-        return self.syntactic_help
+class _NumberOrAutomatic(flags.FloatParser):
+    def convert(self, argument):
+        """Returns the number, or the word `automatic`."""
+        return argument if argument == "automatic" else super().convert(argument)
 
 
-# By the type of a field, without None.
+# By the type of a field.
 _DEFINE = {
-    (str,): flags.DEFINE_string,
-    (int,): flags.DEFINE_integer,
-    (float,): flags.DEFINE_float,
-    (bool,): flags.DEFINE_bool,
-    (list,): flags.DEFINE_list,
-    (float, str): lambda *args: flags.DEFINE(_NumberOrAutomatic(), *args),
+    str: flags.DEFINE_string,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    bool: flags.DEFINE_bool,
+    list: flags.DEFINE_list,
 }
-
-
-def define(settings):
-    """Defines a flag for each field that has none yet. An unset flag leaves the preset's value.
-
-    Args:
-        settings: A dataclass with fields that `setting` returned.
-    """
-    for field in dataclasses.fields(settings):
-        text, choices = field.metadata["help"], field.metadata["choices"]
-        if field.name in flags.FLAGS:
-            continue
-        if choices:
-            flags.DEFINE_enum(field.name, None, choices, text)
-            continue
-        kinds = typing.get_args(field.type) or (field.type,)
-        _DEFINE[tuple(kind for kind in kinds if kind is not types.NoneType)](field.name, None, text)
-
+for _field in dataclasses.fields(Settings):
+    _help, _choices = _field.metadata["help"], _field.metadata["choices"]
+    if _choices:
+        flags.DEFINE_enum(_field.name, None, _choices, _help)
+        continue
+    _kinds = set(typing.get_args(_field.type) or (_field.type,)) - {types.NoneType}
+    if _kinds == {float, str}:
+        flags.DEFINE(_NumberOrAutomatic(), _field.name, None, _help)
+    else:
+        _DEFINE[_kinds.pop()](_field.name, None, _help)
 
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
@@ -68,19 +46,15 @@ RESUME = flags.DEFINE_bool("resume", False, "Continue the unfinished run in --wo
 FINAL = flags.DEFINE_bool(
     "final", False, "Train on all training images: --validation=0 --eval_split=test."
 )
-define(Settings)
 
 
-def given(settings=Settings):
-    """Returns a dict from the fields of `settings` to the values of their flags, None if unset.
-
-    Args:
-        settings: A dataclass that was passed to `define`.
+def given():
+    """Returns a dict from the fields of `Settings` to the values of their flags, None if unset.
 
     Raises:
         UserError: If a flag contradicts --final.
     """
-    values = {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(settings)}
+    values = {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Settings)}
     if not FINAL.value:
         return values
     final = {"validation": 0.0, "eval_split": "test"}

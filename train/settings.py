@@ -15,7 +15,8 @@ from tfdpx._arguments import exactly_one_missing
 from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.report import measure
-from tfdpx.train import classifiers, objects, presets
+from tfdpx.train import objects, presets
+from tfdpx.train.classifiers import MODELS
 from tfdpx.train.data.people import NONE
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
 from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES
@@ -77,8 +78,11 @@ _ALL, _PHOTOS = (IMAGES, TABLES, HEADS), (IMAGES, HEADS)
 # The tables of flags and of conflicts are not formatted, so that they stay readable.
 # fmt: off
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """The settings that `classify` and `pretrain` share.
+class Settings:
+    """The settings of a run of `classify`.
+
+    Without privacy (`private` is False) the step neither clips nor adds noise: then
+    `noise_multiplier` is 0, `epsilon` is None and `l2_norm_clip` is infinite.
 
     Raises:
         UserError: If a value is out of range, or values contradict each other.
@@ -110,16 +114,9 @@ class RunSettings:
     public_test: bool = setting("Declares that the test images are public: the learning curve and "
         "TensorBoard show the accuracy on them, and the page of the run some that are taken for "
         "another class. Known data sets need no such flag.", default=False)
-    model: str | None = setting(
-        f"One of: {classifiers.NAMES}; of tables: {', '.join(TABLE_MODELS)}.", of=(IMAGES, TABLES),
-        default=None)
-    variant: str = setting("A WRN as in the text of De et al. 2022, or as in the authors' code, "
-        "which has the accuracies that they quote.", choices=("text", "code"), default="text")
-    group_norm: bool = setting("Whether a WRN has group normalization.", default=True)
-    weight_standardization: bool = setting("Whether the convolutions of a WRN are "
-        "weight-standardized.", default=True)
-    relu_first: bool = setting("Whether a WRN has ReLU before each normalization, not behind it.",
-        default=False)
+    model: str | None = setting(f"One of: {', '.join(MODELS.names)}, with arguments as in "
+        f"wrn_16_4:variant=code,group_norm=false; of tables: {', '.join(TABLE_MODELS)}.",
+        objects=MODELS, of=(IMAGES, TABLES), default=None)
     init_from: str | None = setting("Start from this .keras file, of tfdpx or of any Keras image "
         "model, or from the run folder that holds it. The last layer starts anew.", of=_PHOTOS,
         default=None)
@@ -135,15 +132,6 @@ class RunSettings:
         of=(IMAGES, TABLES), default=None)
     learning_rate: float | None = setting("Learning rate, independent of l2_norm_clip.", POSITIVE,
         of=_ALL, default=None)
-    momentum: float = setting("Momentum of dpsgd.", BELOW_ONE, default=0.0)
-    weight_decay: float | None = setting("Weight decay of dpadamw; default 0.004.", FINITE,
-        default=None)
-    augment_padding: int = setting("Views are shifted by up to this many pixels.", NOT_NEGATIVE,
-        default=0)
-    augment_flip: bool = setting("Whether views are flipped left to right at random.",
-        default=False)
-    augment_resize: float = setting("Views are cut from images of this many times --image_size.",
-        Check(lambda v: 1 <= v < math.inf, "be at least 1 and finite"), default=1.0)
     label_smoothing: float = setting("Weight of the uniform distribution in the targets.",
         BELOW_ONE, default=0.0)
     precision: str = setting("Keras dtype policy.", choices=("float32", "mixed_bfloat16"),
@@ -154,58 +142,6 @@ class RunSettings:
         default=100)
     seed: int | None = setting("For repeatable experiments. Anyone who knows it can remove the "
         "noise: never for a release.", NOT_NEGATIVE, of=_ALL, default=None)
-
-    conflicts: typing.ClassVar[tuple[Conflict, ...]] = (
-        Conflict(lambda s: (s.center_crop or 0) > (s.image_size or s.center_crop or 0),
-            "center_crop image_size", "Flag --center_crop must be at most --image_size."),
-        Conflict(lambda s: s.augment_resize > 1
-            and (s.augment_padding or not (s.center_crop or s.image_size)),
-            "augment_resize image_size augment_padding", "Flag --augment_resize needs "
-            "--image_size, and takes the place of --augment_padding."),
-        Conflict(lambda s: s.eval_split == "validation" and not s.validation, "validation", "Flag "
-            "--eval_split=validation measures on the images that --validation holds out."),
-        Conflict(lambda s: s.public_test and s.validation and s.eval_split != "test",
-            "public_test validation", "Flag --public_test is about test images, and this run "
-            "measures on images held out: leave it out, or give --eval_split=test."),
-        Conflict(lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on
-            or getattr(s, "warm_start", False)), "trainable", "Flag --trainable keeps all other "
-            "weights as they are and needs a trained model: give --init_from."),
-        Conflict(lambda s: s.variant == "code" and (s.relu_first or not s.weight_standardization),
-            "variant relu_first weight_standardization", "Flag --variant=code says how the WRN is "
-            "built: leave out --relu_first and --weight_standardization."),
-    )
-
-    def __post_init__(self):
-        problems = []
-        for field in dataclasses.fields(self):
-            value, check = getattr(self, field.name), field.metadata["check"]
-            if value is not None and check and not check.holds(value):
-                problems.append(
-                    f"Flag --{field.name} must {check.text}. Received: --{field.name}={value}."
-                )
-            if value and field.metadata["objects"]:
-                problems += field.metadata["objects"].problems(value)
-        # Conditions assume that all values are in range.
-        for conflict in () if problems else self.conflicts:
-            if conflict.holds(self):
-                values = [f"--{name}={getattr(self, name)}" for name in conflict.names.split()]
-                problems.append(f"{conflict.sentence} Received: {' '.join(values)}.")
-        if problems:
-            raise UserError(" ".join(problems))
-
-    @property
-    def keras_jit_compile(self):
-        """`jit_compile` as `keras.Model.compile` takes it."""
-        return {"auto": "auto", "true": True, "false": False}[self.jit_compile]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings):
-    """The settings of a run of `classify`.
-
-    Without privacy (`private` is False) the step neither clips nor adds noise: then
-    `noise_multiplier` is 0, `epsilon` is None and `l2_norm_clip` is infinite.
-    """
 
     private: bool = setting("False: the same step without clipping and noise.", default=True)
     epsilon: float | None = setting("Privacy budget; of heads inf fits without clipping and noise.",
@@ -218,8 +154,11 @@ class Settings(RunSettings):
         default="poisson")
     accountant: str | None = setting("The accountant of epsilon, pld by default; of heads gdp, "
         "which is exact.", choices=("pld", "rdp", "gdp", "zcdp"), of=_ALL, default=None)
-    optimizer: str | None = setting("Optimizer, dpsgd by default.",
-        choices=("dpsgd", "dpadam", "dpadamw"), default=None)
+    optimizer: str = setting(f"One of: {', '.join(objects.OPTIMIZERS.names)}, with arguments of "
+        "its constructor as in dpsgd:momentum=0.9.", objects=objects.OPTIMIZERS, default="dpsgd")
+    schedule: str | None = setting("The learning rate changes, as in cosine:warmup_steps=50: it "
+        "rises from 0 and falls to 0; or step:decay_steps=500..750: to a tenth after each. "
+        "Default: it stays.", objects=objects.SCHEDULES, default=None)
     l2_norm_clip: float | str | None = setting("Bound on the norm of each example's gradient, or "
         "automatic: each is divided by its norm. Of heads: on the norm of features or gradients.",
         Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"), of=_PHOTOS,
@@ -227,15 +166,16 @@ class Settings(RunSettings):
     microbatch_size: int | None = setting("Examples of a microbatch; bounds memory and changes no "
         "result.", FROM_ONE, default=None)
     features: str | None = setting("Kinds of fixed features side by side, joined by +, for a "
-        "linear classifier instead of --model: scatter, and working folders or .keras files of "
-        "pretrain.", default=None)
+        "linear classifier instead of --model: scatter, and working folders or .keras files.",
+        default=None)
     whiten: str | None = setting("Whiten the features of the files of --features with generated "
         "images; helps small budgets.", choices=("synthetic",), default=None)
     warm_start: bool = setting("First train all but the last layer of --model on generated images, "
         "for minutes; costs no privacy.", default=False)
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
-    augment: list | None = setting("Layers of Keras and KerasCV that make the views, with their "
-        "arguments: RandomFlip,RandomRotation:factor=0.1.", default=None)
+    augment: str | None = setting("Layers of Keras and KerasCV that make the views, or "
+        "RandomCropFlip, ResizeCropFlip or MixViews of tfdpx.augment, with their arguments, joined "
+        "by +: RandomFlip+RandomRotation:factor=0.1.", objects=objects.AUGMENTATIONS, default=None)
     batch_norm: str | None = setting("Treatment of batch normalization in --init_from; default: "
         "freeze.", choices=("freeze", "replace"), default=None)
     pixels: str | None = setting("Values of pixels that the Keras model of --init_from was trained "
@@ -245,10 +185,6 @@ class Settings(RunSettings):
         NOT_NEGATIVE, default=0)
     head_learning_rate: float | None = setting("Learning rate of these; default: --learning_rate.",
         POSITIVE, default=None)
-    augment_mix: int = setting("Number of --augmult views that are mixtures of two other views.",
-        NOT_NEGATIVE, default=0)
-    augment_mix_alpha: float | None = setting("Alpha of the Beta distribution of the weights of "
-        "--augment_mix; default 0.2.", POSITIVE, default=None)
     allow_seen_data: bool = setting("Start from weights that saw these images without an account: "
         "epsilon is infinite.", default=False)
     user: str | None = setting("Protect people, not images or rows. Of folder:PATH the person of "
@@ -295,18 +231,23 @@ class Settings(RunSettings):
         f"on features of --init_from. One of: {', '.join(objects.HEADS.names)}, with arguments as "
         "in adamix:shots=2,quantile=0.9.", objects=objects.HEADS, of=(HEADS,), default=None)
 
-    conflicts = (
-        *RunSettings.conflicts,
+    conflicts: typing.ClassVar[tuple[Conflict, ...]] = (
+        Conflict(lambda s: (s.center_crop or 0) > (s.image_size or s.center_crop or 0),
+            "center_crop image_size", "Flag --center_crop must be at most --image_size."),
+        Conflict(lambda s: s.eval_split == "validation" and not s.validation, "validation", "Flag "
+            "--eval_split=validation measures on the images that --validation holds out."),
+        Conflict(lambda s: s.public_test and s.validation and s.eval_split != "test",
+            "public_test validation", "Flag --public_test is about test images, and this run "
+            "measures on images held out: leave it out, or give --eval_split=test."),
+        Conflict(lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on
+            or s.warm_start), "trainable", "Flag --trainable keeps all other "
+            "weights as they are and needs a trained model: give --init_from."),
         Conflict(lambda s: s.kind == IMAGES and s.epsilon == math.inf, "epsilon", "Flag --epsilon "
             "must be finite; for a run without privacy use --private=false."),
         Conflict(lambda s: s.kind == TABLES and not (s.epsilon and s.epsilon < math.inf), "epsilon",
             "A run on a table needs a finite --epsilon."),
         Conflict(lambda s: s.kind != HEADS and s.accountant in ("gdp", "zcdp"), "accountant",
             "Flag --accountant must be pld or rdp but for heads."),
-        Conflict(lambda s: s.momentum and s.optimizer not in (None, "dpsgd"), "optimizer momentum",
-            "Flag --momentum belongs to --optimizer=dpsgd."),
-        Conflict(lambda s: s.weight_decay is not None and s.optimizer != "dpadamw",
-            "optimizer weight_decay", "Flag --weight_decay belongs to --optimizer=dpadamw."),
         Conflict(lambda s: s.kind == IMAGES and s.private and s.l2_norm_clip == math.inf,
             "l2_norm_clip", "Flag --l2_norm_clip must be finite for a private run; for one without "
             "privacy use --private=false."),
@@ -347,20 +288,8 @@ class Settings(RunSettings):
             "individual individual_release individual_refreshes individual_groups", "Flags "
             "--individual_release, --individual_refreshes and --individual_groups belong to "
             "--individual."),
-        Conflict(
-            lambda s: s.augment and (s.augment_padding or s.augment_flip or s.augment_resize > 1),
-            "augment augment_padding augment_flip augment_resize", "Flag --augment takes the place "
-            "of --augment_padding, --augment_flip and --augment_resize: leave them out."),
-        Conflict(
-            lambda s: bool(s.augment or s.augment_padding or s.augment_flip or s.augment_resize > 1)
-            != bool(s.augmult),
-            "augmult augment augment_padding augment_resize augment_flip", "Flag --augmult is the "
-            "number of augmented views of each example and needs --augment, --augment_padding, "
-            "--augment_resize or --augment_flip, which need it."),
-        Conflict(lambda s: s.augment_mix and s.augment_mix > s.augmult - 2, "augment_mix augmult",
-            "Flag --augment_mix mixes two of the other --augmult views and must leave at least 2."),
-        Conflict(lambda s: s.augment_mix_alpha is not None and not s.augment_mix,
-            "augment_mix_alpha augment_mix", "Flag --augment_mix_alpha belongs to --augment_mix."),
+        Conflict(lambda s: bool(s.augment) != bool(s.augmult), "augmult augment", "Flag --augmult "
+            "is the number of views of each example that --augment makes: give both, or none."),
         Conflict(lambda s: s.kind == TABLES and not s.target, "dataset target", "Name the column "
             "to predict: --target=COLUMN."),
         Conflict(lambda s: s.kind == TABLES and s.model not in (None, *TABLE_MODELS), "model",
@@ -378,12 +307,32 @@ class Settings(RunSettings):
     )
 
     def __post_init__(self):
-        super().__post_init__()
+        problems = []
+        for field in dataclasses.fields(self):
+            value, check = getattr(self, field.name), field.metadata["check"]
+            if value is not None and check and not check.holds(value):
+                problems.append(
+                    f"Flag --{field.name} must {check.text}. Received: --{field.name}={value}."
+                )
+            if value and field.metadata["objects"] and self.kind != TABLES:
+                problems += field.metadata["objects"].problems(value)
+        # Conditions assume that all values are in range.
+        for conflict in () if problems else self.conflicts:
+            if conflict.holds(self):
+                values = [f"--{name}={getattr(self, name)}" for name in conflict.names.split()]
+                problems.append(f"{conflict.sentence} Received: {' '.join(values)}.")
+        if problems:
+            raise UserError(" ".join(problems))
         self.ranges  # noqa: B018 - refuses invalid --bounds.
         quantities = {name: getattr(self, name) for name in PRIVACY}
         if self.kind == IMAGES and not (self.open and None in quantities.values()):
             with checking_flags():
                 exactly_one_missing(quantities, "--{}")
+
+    @property
+    def keras_jit_compile(self):
+        """`jit_compile` as `keras.Model.compile` takes it."""
+        return {"auto": "auto", "true": True, "false": False}[self.jit_compile]
 
     @property
     def kind(self):

@@ -34,6 +34,7 @@ from tfdpx.train.data import identity
 from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES, OF_FILE
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.model_files import MODEL_FILE, model_file, read
+from tfdpx.train.objects import without_folders
 
 _SCATTER = "scatter"
 
@@ -41,12 +42,12 @@ _SCATTER = "scatter"
 class Start:
     """The trained model of `--init_from`, and the fixed features of `--features`.
 
-    A `.keras` file of `classify` or `pretrain` gives the weights of all layers but the last, and
+    A `.keras` file of `classify` gives the weights of all layers but the last, and
     the normalisation of grey levels. A `.weights.h5` file gives the weights of all layers. Any
     other Keras image model is used unchanged, in place of `--model`.
 
     Args:
-        settings: A `settings.RunSettings`.
+        settings: A `settings.Settings`.
         pixels: See `tfdpx.models.backbone`.
         batch_norm: "freeze" or "replace"; None is "freeze".
         features: String, the value of `--features`, or None.
@@ -87,8 +88,6 @@ class Start:
                 f"it is. Received: --pixels={pixels} --batch_norm={batch_norm}, with "
                 f"--model={settings.model} --init_from={path}. Leave them out."
             )
-        elif settings.model not in (AUTO, LINEAR_ON_FEATURES, None):
-            classifiers.check_name(settings.model)
         self.settings = settings
         self.files = [*([path] if path else []), *_feature_files(features)]
 
@@ -103,7 +102,7 @@ class Start:
         if pretrained_on and not self.files:
             raise UserError(
                 f"These settings fine-tune a model trained on {pretrained_on!r}: name its file "
-                "with --init_from (tfdpx.train.pretrain writes one). Received: no --init_from."
+                "with --init_from. Received: no --init_from."
             )
         return tuple(
             dict.fromkeys(training for path in self.files for training in _seen_by(path, init_data))
@@ -113,12 +112,11 @@ class Start:
         """Returns the result of `ledger_on` for the earlier trainings of the files."""
         return ledger_on(self.seen, dataset, allow_unaccounted)
 
-    def build(self, data, skip_init=1.0, prepare=None):
+    def build(self, data, prepare=None):
         """Builds the classifier of the run, not compiled, with `--trainable` applied.
 
         Args:
             data: `images.ImageData`.
-            skip_init: See `classifiers.build`, for a model from random weights.
             prepare: Optional function of the whole model, called before weights are frozen.
 
         Returns:
@@ -135,7 +133,7 @@ class Start:
         if self._as_it_is:
             model = self._as_classifier(shape, data.num_classes, settings.trainable)
         else:
-            model = self._by_name(data, skip_init)
+            model = self._by_name(data)
         if prepare is not None:
             prepare(model)
         if settings.trainable != "all":
@@ -179,13 +177,13 @@ class Start:
             model = self._as_classifier(shape, None, "last")
         return keras.Model(model.inputs, keras.layers.UnitNormalization()(model.output))
 
-    def _by_name(self, data, skip_init):
+    def _by_name(self, data):
         path, source = self.settings.init_from, self._model
         centre, deviation = data.centre, data.deviation
         if source is not None:
             centre, deviation = _standardization(source, path)
-        model = _named_classifier(
-            self.settings, data.image_shape, data.num_classes, centre, deviation, skip_init
+        model = classifiers.build(
+            self.settings.model, data.image_shape, data.num_classes, centre, deviation
         )
         if source is not None:
             _copy(source, model, path)
@@ -246,22 +244,6 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
     return before
 
 
-def _named_classifier(settings, shape, num_classes, centre, deviation=None, skip_init=1.0):
-    """Returns the classifier of `--model` from `classifiers.build`."""
-    return classifiers.build(
-        settings.model,
-        shape,
-        num_classes,
-        centre,
-        deviation,
-        variant=settings.variant,
-        group_norm=settings.group_norm,
-        weight_standardization=settings.weight_standardization,
-        relu_first=settings.relu_first,
-        skip_init=skip_init,
-    )
-
-
 def not_private(steps=1):
     """Returns the `Ledger` of updates without noise."""
     return Ledger((Entry(0.0, 1.0, steps),))
@@ -271,19 +253,20 @@ def without_secrets(settings):
     """Returns settings for a record, a dict of JSON values without the seed and paths.
 
     Args:
-        settings: A `settings.RunSettings`.
+        settings: A `settings.Settings`.
     """
-    kind = getattr(settings, "kind", None)
     recorded = {
         field.name: getattr(settings, field.name)
         for field in dataclasses.fields(settings)
-        if kind is None or kind in field.metadata["of"]
+        if settings.kind in field.metadata["of"]
     }
     del recorded["seed"]  # The seed would allow to remove the noise.
-    for name in {"dataset", "init_data", "public_dataset"} & set(recorded):
+    for name in {"dataset", "init_data"} & set(recorded):
         recorded[name] = recorded[name] and identity.called(recorded[name])
-    for name in {"init_from", "features", "initial_weights"} & set(recorded):
+    for name in {"init_from", "features"} & set(recorded):
         recorded[name] = without_paths(recorded[name])
+    if settings.head:
+        recorded["head"] = without_folders(settings.head)
     return recorded
 
 
@@ -398,8 +381,8 @@ def _standardization(source, path, flag="init_from"):
     if layer is None or not isinstance(source.layers[-1], keras.Model):
         remedy = " Its weights in a .weights.h5 file do, if they fit --model."
         raise UserError(
-            f"The model of --{flag}={path} was written by neither tfdpx.train.classify nor "
-            f"tfdpx.train.pretrain: it has no layer 'normalise'.{remedy * (flag == 'init_from')}"
+            f"The model of --{flag}={path} was not written by tfdpx.train.classify: it has no "
+            f"layer 'normalise'.{remedy * (flag == 'init_from')}"
         )
     scale, offset = np.array(layer.scale), np.array(layer.offset)
     return (-offset / scale).tolist(), (1 / scale).tolist()
@@ -426,7 +409,7 @@ def _copy(source, model, path):
     if kinds != expected:
         raise UserError(
             f"The model of --init_from={path} has other layers than --model={model.name} here: "
-            "give --variant, --weight_standardization and --relu_first as it was trained with."
+            "give --model with the arguments that it was trained with."
         )
     for a, b in zip(old, new, strict=True):
         if id(b) not in last:

@@ -39,6 +39,7 @@ import csv
 import dataclasses
 import itertools
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -66,8 +67,6 @@ from tfdpx.train.settings import PRIVACY, Settings, resolve
 HELD_OUT = 0.25
 # Without --epsilon, these settings change the epsilon of a run.
 _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampling", "accountant"}
-# The settings of an augmentation, and their values without one.
-_NO_AUGMENTATION = dict(augment_padding=0, augment_flip=False, augment_resize=1.0, augment_mix=0)
 # Flags of every run that are not settings.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
@@ -222,7 +221,8 @@ def parse(text):
 
 
 def _parse_values(flag, name, text):
-    words = [word.strip() for word in text.split(",")]
+    # Not the commas between the arguments of an object.
+    words = [word.strip() for word in re.split(r",(?![ \w]+=)", text)]
     try:
         values = words if name == "preset" else [flags.FLAGS[name].parser.parse(w) for w in words]
         if any(values.count(value) > 1 for value in values):
@@ -249,8 +249,7 @@ def grid_runs(grid, shared):
     for point in ParameterGrid(grid):
         base_settings = shared
         if point.get("augmult") == 0:  # There is no augmentation without views.
-            base_settings = {k: v for k, v in shared.items() if not k.startswith("augment")}
-            base_settings |= _NO_AUGMENTATION
+            base_settings = {**shared, "augment": ""}
         chosen = {**base_settings, **point}
         if "eval_split" not in chosen and chosen.get("validation") != 0:
             chosen["validation"] = Run(point, chosen).settings.validation or HELD_OUT

@@ -37,10 +37,8 @@ def check_model(name, image_size):
                 f"Received: --image_size={image_size}. Leave it out."
             )
         return
-    try:
-        classifiers.check_name(name)
-    except UserError as error:
-        raise UserError(f"{error} Or of: {', '.join(_OF_VECTORS)}.") from error
+    if problems := classifiers.MODELS.problems(name):
+        raise UserError(f"{' '.join(problems)} Or of: {', '.join(_OF_VECTORS)}.")
 
 
 def build_model(name, image_size):

@@ -23,7 +23,6 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.report import report
 from tfdpx.train import classifiers, start_from
 from tfdpx.train.data import tfds
-from tfdpx.train.pretrain import add_weight_decay
 
 KINDS = {
     "strokes": synthetic.Strokes,
@@ -39,15 +38,13 @@ def main():
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, required=True, help="Folder for the model and its record.")
     add("--dataset", default="digits", help="The images that it is for.")
-    add("--model", default="small_cnn", help=f"One of: {classifiers.NAMES}.")
+    add("--model", default="small_cnn", help="As for tfdpx classify.")
     add("--generator", default="strokes", choices=KINDS, help="Images to learn from.")
     add("--num_images", type=int, default=500, help="Images to generate.")
     add("--steps", type=int, default=1000, help="Updates.")
     add("--batch_size", type=int, default=128, help="Views per update.")
     add("--learning_rate", type=float, default=0.1, help="The largest rate, at update 100.")
     add("--flip", action="store_true", help="Mirror half of the views.")
-    add("--relu_first", action="store_true", help="ReLU before normalization, in a WRN.")
-    add("--no_weight_standardization", action="store_true", help="Ordinary convolutions.")
     add("--seed", type=int, default=0, help="Seed of images, views and initial weights.")
     arguments = parser.parse_args()
     arguments.workdir.mkdir(parents=True, exist_ok=True)
@@ -71,19 +68,16 @@ def pretrain(arguments):
         entry.num_classes,
         entry.centre,
         entry.deviation,
-        weight_standardization=not arguments.no_weight_standardization,
-        relu_first=arguments.relu_first,
     )
     features = start_from.features(classifier)
     logits = keras.layers.Dense(count, dtype="float32", name="exemplars")(features.output)
     model = keras.Model(features.input, logits)
-    add_weight_decay(model, 1e-4)
     warmup = min(100, arguments.steps // 2)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, arguments.steps - warmup, warmup_target=arguments.learning_rate, warmup_steps=warmup
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss)
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9, weight_decay=1e-3), loss)
     views, key = RandomViews(flip=arguments.flip), noise.make_seed(arguments.seed)
     rng = np.random.default_rng(arguments.seed)
     for step in range(arguments.steps):

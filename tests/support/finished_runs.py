@@ -22,8 +22,8 @@ from absl.testing import flagsaver
 
 SEED = 918_273_645
 NETWORK = dict(
-    model="small_cnn", steps=6, report_every=4, batch_size=64, augmult=2, augment_padding=1,
-    augment_flip=False, seed=3,
+    model="small_cnn", steps=6, report_every=4, batch_size=64, augmult=2, seed=3,
+    augment="RandomCropFlip:padding=1,flip=false",
 )  # fmt: skip
 TINY = dict(model="small_cnn", steps=3, batch_size=64, noise_multiplier=0.82)
 
@@ -132,10 +132,10 @@ def _private(runs, folder):
 
 def _public(runs, folder):
     """One update without privacy, on the digits."""
-    from tfdpx.train import pretrain
+    from tfdpx.train import classify
 
-    settings = dict(recipe="digits", dataset="digits", steps=1, warmup_steps=0)
-    return run(pretrain, folder / "run", data_dir=runs.data_dir, **settings)
+    settings = dict(preset="pretrain/digits", dataset="digits", steps=1, schedule="cosine")
+    return run(classify, folder / "run", data_dir=runs.data_dir, **settings)
 
 
 def _photos(runs, folder):
@@ -143,7 +143,7 @@ def _photos(runs, folder):
     from tfdpx.train import classify
 
     own_images.write(runs.photos, {3: 20, 5: 20, 8: 20}, size=8)
-    settings = dict(epsilon=8.0, steps=4, seed=SEED, augment_flip=False)
+    settings = dict(epsilon=8.0, steps=4, seed=SEED)
     return run(classify, folder / "run", dataset=f"folder:{runs.photos}", **settings)
 
 

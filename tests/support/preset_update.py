@@ -19,6 +19,7 @@ import numpy as np
 import tfdpx
 from tfdpx.train import fitting, settings
 from tfdpx.train.data import tfds
+from tfdpx.train.objects import view_scale
 from tfdpx.train.start_from import Start
 
 IMAGES = 2
@@ -46,11 +47,11 @@ def update(preset):
         1_000, batch_size=IMAGES, steps=1, noise_multiplier=noise, delta=values.delta
     )
     model.compile(
-        fitting.private_optimizer(values, plan, seed=0),
+        fitting.private_optimizer(values, plan, 0, shape),
         fitting.crossentropy(values.label_smoothing),
     )
     rng = np.random.default_rng(0)
-    size = [round(values.augment_resize * length) for length in shape[:2]]
+    size = [round(view_scale(values.augment) * length) for length in shape[:2]]
     x = rng.integers(0, 256, (IMAGES, *size, shape[2])).astype("uint8")
     y = rng.integers(0, num_classes, IMAGES)
     before = [v.numpy() for v in model.trainable_variables]

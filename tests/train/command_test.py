@@ -61,7 +61,7 @@ def test_other_names_are_refused_in_one_line():
     result = run(PROGRAM, "clasify")
     assert result.returncode == 1 and not result.stdout
     (line,) = result.stderr.splitlines()
-    assert "'clasify'" in line and "Did you mean 'classify'?" in line and "pretrain" in line
+    assert "'clasify'" in line and "Did you mean 'classify'?" in line and "sweep" in line
 
 
 # The others of these run in other tests.

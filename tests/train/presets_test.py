@@ -14,7 +14,7 @@ from cases import nightly, slow
 from tfdpx import noise
 from tfdpx.accounting import accountants
 from tfdpx.accounting.gaussian import added_delta
-from tfdpx.train import defaults, dry_run, fitting, presets, settings
+from tfdpx.train import defaults, dry_run, objects, presets, settings
 from tfdpx.train.data import tfds
 from tfdpx.train.errors import UserError
 
@@ -36,8 +36,8 @@ def resolve(preset, **arguments):
     return settings.resolve(preset, arguments)
 
 
-def describe(preset, seconds_per_update=None, **arguments):
-    return dry_run.describe(resolve(preset, **arguments), seconds_per_update)
+def describe(preset, **arguments):
+    return dry_run.describe(resolve(preset, **arguments))
 
 
 def preset_of(row):
@@ -73,19 +73,16 @@ def test_the_45_columns_of_the_paper_are_set_as_it_prints_them():
             noise_multiplier=float(row["sigma"]),
             steps=int(row["updates"]),
             private=private,
-            optimizer=None,
-            momentum=0.0,
+            optimizer="dpsgd",
+            schedule=None,
             label_smoothing=0.1 if row["table"] == "21" else 0.0,
             ema_momentum=0.9999 if small else 0.99999,
             eval_split="test" if values.validation else None,
             center_crop=None if small else size_of(row),
         )
         if values.augmult:
-            wanted |= dict(
-                augment_flip=True,
-                augment_padding=4 if small else 0,
-                augment_resize=1.0 if small else 1.2,
-            )
+            large = "ResizeCropFlip:scale=1.2,flip=true"
+            wanted["augment"] = "RandomCropFlip:padding=4,flip=true" if small else large
         assert {name: getattr(values, name) for name in wanted} == wanted, preset
         if private:
             assert values.delta == float(row["delta"]), preset
@@ -135,12 +132,11 @@ def test_presets_of_other_papers_spend_their_epsilon(preset):
 
 SET = {
     "table2/baseline": dict(
-        model="wrn_40_4",
+        model="wrn_40_4:group_norm=false,weight_standardization=false",
         batch_size=256,
         epsilon=8.0,
         augmult=0,
         ema_momentum=0.0,
-        weight_standardization=False,
     ),
     "table2/ema": dict(
         model="wrn_40_4",
@@ -148,11 +144,10 @@ SET = {
         epsilon=8.0,
         augmult=16,
         ema_momentum=0.9999,
-        weight_standardization=True,
     ),
     **dict.fromkeys(
         ("tan/eps8", "randp/eps1", "dp_mix/eps8"),
-        dict(model="wrn_16_4", relu_first=True, weight_standardization=False, trainable="all"),
+        dict(model="wrn_16_4:relu_first=true,weight_standardization=false", trainable="all"),
     ),
     "individual/utkface_age": dict(
         individual=True, individual_refreshes=2, batch_size=200, noise_multiplier=1.5, steps=7500
@@ -173,7 +168,8 @@ def test_networks_and_views_of_other_papers():
     assert resolve("randp/eps1").pretrained_on == "synthetic"
     assert describe("individual/cifar10")["parameters"] == 269_722
     mix = resolve("dp_mix/eps8")
-    views, crops = fitting.views(mix), fitting.views(resolve("tan/eps8"))
+    shape, crops = (32, 32, 3), resolve("tan/eps8")
+    views, crops = objects.views(mix.augment, shape), objects.views(crops.augment, shape)
     assert (views.mixed_views, mix.augmult - views.mixed_views, views.alpha) == (18, 16, 0.2)
     assert type(crops).__name__ == "RandomCropFlip"
     assert views.augment.get_config() == crops.get_config()

@@ -12,7 +12,7 @@ import pytest
 import seeds
 
 import tfdpx
-from tfdpx.train import defaults, fitting, settings
+from tfdpx.train import defaults, fitting, objects, settings
 from tfdpx.train.errors import UserError
 
 
@@ -42,9 +42,9 @@ def test_the_quantity_that_is_left_open():
 
 
 def test_flags_beside_a_column_of_a_table():
-    column = resolve("table12/eps8", model=None, momentum=0.25)
+    column = resolve("table12/eps8", model=None, optimizer="dpsgd:momentum=0.25")
     assert (column.noise_multiplier, column.steps, column.epsilon) == (3.0, 2468, None)
-    assert (column.model, column.momentum) == ("wrn_16_4", 0.25)
+    assert (column.model, column.optimizer) == ("wrn_16_4", "dpsgd:momentum=0.25")
     values = resolve("table12/eps8", epsilon=3.0)
     assert (values.noise_multiplier, values.steps, values.epsilon) == (None, 2468, 3.0)
     assert resolve("table12/eps8", steps=7).noise_multiplier == 3.0
@@ -97,11 +97,14 @@ def test_flags_of_another_kind_of_run_and_all_problems_are_named_at_once():
     table, head = {"dataset": "csv:x.csv"}, {"head": "newton", "dataset": "digits"}
     for arguments, message in [
         ({**table, "target": "y", "model": "wrn_16_4"}, "--model must be linear or network"),
-        ({**head, "momentum": 0.9, "target": "y"}, "--momentum .*--target belongs to tables, not"),
+        ({**head, "augmult": 2, "target": "y"}, "--augmult .*--target belongs to tables, not"),
         ({**head, "head": "newton:quantile=3", "steps": 0}, "--steps must.*'quantile' of newton"),
         ({"pixels": "0..1", **table}, "--pixels belongs to images and heads, not to tables"),
         ({"steps": 0, "seed": -1}, "--steps must be at least 1.*--seed must not be negative"),
-        ({"augment_flip": True, "momentum": 0.9, "optimizer": "dpadam"}, "--momentum.*--augmult"),
+        (
+            {"augment": "Flop", "optimizer": "dpadam:beta=0"},
+            "of dpadam does not.*no augment 'Flop'",
+        ),
     ]:
         with pytest.raises(UserError, match=message):
             settings.resolve(None, arguments)
@@ -109,37 +112,94 @@ def test_flags_of_another_kind_of_run_and_all_problems_are_named_at_once():
         settings.resolve("digits", head)
 
 
-def views(**values):
-    return fitting.views(resolve(**values))
+def views(text, shape=(8, 8, 1)):
+    return objects.views(resolve(augmult=4, augment=text).augment, shape)
 
 
 def test_views_by_layers_of_keras_cv():
     pytest.importorskip("keras_cv", exc_type=ImportError)  # None can be with Keras 3.16.
-    cutout = views(augmult=2, augment=["RandomCutout:height_factor=0.3:width_factor=0.1..0.2"])
+    cutout = views("RandomCutout:height_factor=0.3,width_factor=0.1..0.2")
     assert type(cutout).__module__.startswith("keras_cv")
-    with pytest.raises(UserError, match="neither keras.layers nor keras_cv.layers has 'Flop'"):
-        views(augmult=2, augment=["Flop"])
 
 
-def test_a_keras_cv_that_cannot_be_imported_is_an_error_of_the_flag(monkeypatch):
+def test_a_keras_cv_that_cannot_be_imported_has_no_layers(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras_cv", None)
-    with pytest.raises(UserError, match="--augment must.*keras_cv.*Received: --augment=Cutout"):
-        views(augmult=2, augment=["Cutout"])
+    with pytest.raises(UserError, match="no augment 'Cutout'.*keras_cv.layers.*--augment=Cutout"):
+        views("Cutout")
 
 
-def test_views_by_the_settings_and_by_layers_of_keras():
-    assert views() is None
-    resized = views(augmult=2, augment_resize=1.2, image_size=10, augment_flip=True)
+def test_views_by_name():
+    resized = views("ResizeCropFlip:scale=1.5,flip=false", (10, 12, 3))
     assert isinstance(resized, tfdpx.augment.ResizeCropFlip)
-    assert (resized.height, resized.scale, resized.flip) == (10, 1.2, True)
-    several = views(augmult=2, augment=["RandomFlip:mode=horizontal", "RandomContrast:factor=0.2"])
+    assert (resized.height, resized.width, resized.scale, resized.flip) == (10, 12, 1.5, False)
+    assert objects.view_scale("ResizeCropFlip:scale=1.5") == 1.5
+    several = views("RandomFlip:mode=horizontal+RandomContrast:factor=2e-1")
     assert [type(layer).__name__ for layer in several.layers] == ["RandomFlip", "RandomContrast"]
     assert several.layers[0].mode == "horizontal"
     assert several.layers[1].factor == keras.layers.RandomContrast(0.2).factor
-    with pytest.raises(UserError, match="modus.*--augment=RandomFlip:modus=x"):
-        views(augmult=2, augment=["RandomFlip:modus=x"])
-    with pytest.raises(UserError, match="--augment takes the place of --augment_padding"):
-        views(augmult=2, augment=["RandomFlip"], augment_padding=2)
+    mixed = views("RandomCropFlip:padding=1,flip=false+MixViews:mixed_views=2")
+    assert (mixed.augment.padding, mixed.augment.flip, mixed.mixed_views) == (1, False, 2)
+
+
+OBJECTS = [
+    (
+        dict(model="wrn_16_4:variant=cod,norm=false"),
+        "text or code, not 'cod'.*'norm' of.*group_norm",
+    ),
+    (dict(model="lenet:group_norm=false"), "'group_norm' of lenet does not exist"),
+    (dict(model="small_cnn:group_norm"), "must be true or false, not ''"),
+    (dict(model="resnet"), "no model 'resnet'.*Use one of: small_cnn, scatter_linear"),
+    (dict(optimizer="dpadamw:decay=1,momentum=2"), "'decay' of.*weight_decay.*'momentum' of"),
+    (dict(optimizer="dpsgd:momentum=7"), "between .0, 1..*--optimizer=dpsgd:momentum=7"),
+    (dict(optimizer="dpsgd:learning_rate=3"), "give --learning_rate=3"),
+    (dict(schedule="cosine:warmup=3"), "Did you mean 'warmup_steps'"),
+    (dict(schedule="step:decay_steps=5..3"), "rise from above 0"),
+    (dict(augment="RandomFlip:modus=x+Flop"), "'modus' of RandomFlip.*'mode'.*no augment 'Flop'"),
+    (dict(augment="RandomCropFlip:padding=-1"), "int >= 0.*padding=-1"),
+    (dict(augment="RandomRotation"), "missing 1 required.*'factor'"),
+    (dict(augment="RandomCropFlip+RandomFlip"), "joined by +"),
+    (dict(augment="MixViews:mixed_views=2"), "comes last, after what it mixes"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), OBJECTS)
+def test_all_errors_of_an_object_are_named_with_the_remedy(arguments, message):
+    with pytest.raises(UserError, match=message.replace("+", "[+]")):
+        resolve(augmult=4 if "augment" in arguments else 0, **arguments)
+
+
+def test_learning_rates_follow_their_schedule():
+    def rates(count, text, rate, steps=50):
+        schedule = objects.SCHEDULES.make(text, learning_rate=rate, steps=steps)
+        return [float(schedule(i)) for i in range(count)]
+
+    stepped = rates(7, "step:decay_steps=3..5", 0.2)
+    np.testing.assert_allclose(stepped, [0.2, 0.2, 0.2, 0.02, 0.02, 0.002, 0.002], rtol=1e-5)
+    for warmup in (0, 10):
+        cosine, steps = rates(51, f"cosine:warmup_steps={warmup}", 0.4), np.arange(51)
+        fall = 0.2 * (1 + np.cos(np.pi * (steps - warmup) / (50 - warmup)))
+        expected = np.where(steps < warmup, 0.04 * steps, fall)
+        np.testing.assert_allclose(cosine, expected, atol=1e-6)
+    with pytest.raises(UserError, match="below --steps.*warmup_steps=50, --steps=50"):
+        rates(1, "cosine:warmup_steps=50", 0.4)
+
+
+# The paper's Table 11 and appendix C.3; Keras's weight decay is the paper's times 10.
+PRETRAINING = {
+    "cifar100": dict(batch_size=128, steps=100_000, learning_rate=0.1, validation=0,
+        optimizer="dpsgd:momentum=0.9,weight_decay=0.005",
+        schedule="step:decay_steps=50000..75000"),
+    "imagenet32": dict(batch_size=1024, steps=240_000, learning_rate=0.3, schedule=None,
+        optimizer="dpsgd:momentum=0.9,weight_decay=0.0005", validation=10_000),
+    "jft": dict(schedule="cosine:warmup_steps=5000", learning_rate=0.4, image_size=224,
+        optimizer="dpsgd:momentum=0.9,weight_decay=0.00001"),
+}  # fmt: skip
+
+
+def test_pretraining_of_the_paper():
+    for name, wanted in PRETRAINING.items():
+        values = vars(resolve(f"pretrain/{name}"))
+        assert {key: values[key] for key in wanted} == wanted and not values["private"]
 
 
 def small_model():
@@ -150,17 +210,18 @@ def small_model():
 @pytest.mark.slow
 def test_without_privacy_the_step_is_that_of_keras_on_the_same_batch():
     values = resolve(
-        private=False, steps=3, batch_size=8, learning_rate=0.5, momentum=0.9, ema_momentum=0
-    )
+        private=False, steps=3, batch_size=8, learning_rate=0.5, ema_momentum=0,
+        optimizer="dpsgd:momentum=0.9,weight_decay=0.1",
+    )  # fmt: skip
     plan = values.privacy_plan(8)
     x = np.random.default_rng(1).normal(size=(8, 3)).astype("float32") * 100
     y = np.arange(8) % 4
     ours, keras_own = small_model(), small_model()
     with pytest.warns(UserWarning, match="no noise is added.*l2_norm_clip=inf"):
-        optimizer = fitting.private_optimizer(values, plan, seed=0)
+        optimizer = fitting.private_optimizer(values, plan, 0, (3,))
     smoothed = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
     ours.compile(optimizer, fitting.crossentropy(0.1))
-    keras_own.compile(keras.optimizers.SGD(0.5, momentum=0.9), smoothed)
+    keras_own.compile(keras.optimizers.SGD(0.5, 0.9, weight_decay=0.1), smoothed)
     # batch_size = num_examples: Poisson sampling draws every example at every step.
     ours.fit(plan.batches(x, y, seed=0), verbose=0)
     keras_own.fit(x, np.eye(4)[y], batch_size=8, epochs=3, shuffle=False, verbose=0)

@@ -77,13 +77,13 @@ def test_files_that_do_not_fit(trained, tmp_path):
     junk.write_bytes(b"junk")
     weights = path.replace(".keras", ".weights.h5")
     shape = dict(model="wrn_10_1", shape=(24, 24, 3))
-    _, other_order = saved(tmp_path, "wrn_10_1", (16, 16, 3), 3, 120.0, relu_first=True)
+    _, other_order = saved(tmp_path, "wrn_10_1:relu_first=true", (16, 16, 3), 3, 120.0)
     for file, arguments, message in [
         (path, dict(model="scatter_linear"), "another than --model=scatter_linear.*'small_cnn'"),
         (path, dict(shape=SHAPE), r"shape \(8, 8, 3\).*for \(8, 8, 1\)"),
         (weights, dict(num_classes=4), "do not fit --model=small_cnn with 4 classes"),
-        (path, dict(weight_standardization=False), "other layers.*--weight_standardization"),
-        (other_order, shape, "--relu_first as it was trained"),
+        (path, dict(model="small_cnn:weight_standardization=false"), "other layers"),
+        (other_order, shape, "give --model with the arguments that it was trained with"),
         (junk, {}, "Cannot read --init_from"),
         (path, dict(batch_norm="freeze"), "Flags --pixels and --batch_norm belong"),
         (path, dict(pixels="0..1"), "--pixels=0..1 --batch_norm=None"),

@@ -72,7 +72,7 @@ def settings_of(text, **shared):
 
 
 def test_every_point_runs_with_every_seed_at_one_epsilon(run):
-    text = " batch_size = 128,512 ;learning_rate=1,2.5;group_norm=false"
+    text = " batch_size = 128,512 ;learning_rate=1,2.5;optimizer=dpsgd:nesterov=false,momentum=0"
     runs = settings_of(text, epsilon=3.0, accountant="rdp")
     assert [settings.seed for settings in runs] == [4, 5] * 4
     assert {settings.learning_rate for settings in runs} == {1.0, 2.5}
@@ -80,6 +80,8 @@ def test_every_point_runs_with_every_seed_at_one_epsilon(run):
     small, large = (settings.privacy_plan(1000) for settings in complete)
     assert 2.99 < small.epsilon <= 3 and 2.99 < large.epsilon <= 3
     assert (large.batch_size, large.noise_multiplier > 1.5 * small.noise_multiplier) == (512, True)
+    swept = settings_of("model=small_cnn:group_norm=false,weight_standardization=true,wrn_10_1")
+    assert {s.model.partition(":")[0] for s in swept} == {"small_cnn", "wrn_10_1"}
     swept = settings_of("preset=table12/eps8,table2/ema;epsilon=1,2;augmult=16", delta=1e-4)
     assert {(s.epsilon, s.delta) for s in swept} == {(1.0, 1e-4), (2.0, 1e-4)}
 
@@ -91,7 +93,7 @@ def test_every_point_runs_with_every_seed_at_one_epsilon(run):
         assert planned.eval_split == "test"
     # Without views the augmentation goes too.
     planned = settings_of("augmult=0,1", preset="table2/augmult", epsilon=8.0)[0]
-    assert (planned.augmult, planned.augment_padding, planned.augment_flip) == (0, 0, False)
+    assert (planned.augmult, planned.augment) == (0, "")
 
 
 # Replaces `python -m tfdpx.train.classify`: writes a record, or fails if asked to.

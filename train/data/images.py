@@ -16,6 +16,7 @@ import tfdpx
 from tfdpx.train.data import tfds
 from tfdpx.train.data.folder import ImageFolder, eight_bits
 from tfdpx.train.errors import UserError
+from tfdpx.train.objects import view_scale
 
 # The most bytes to hold in memory: of decoded images, or of encoded ones without random access.
 IN_MEMORY_BYTES = 2**30
@@ -237,7 +238,7 @@ def load_for(settings, data_dir, download, takes=None, user=None):
     """Loads images like `load`, with the settings of a run.
 
     Args:
-        settings: A `settings.RunSettings`.
+        settings: A `settings.Settings`.
         data_dir: See `load`.
         download: See `load`.
         takes: See `load`; None for any images.
@@ -247,7 +248,7 @@ def load_for(settings, data_dir, download, takes=None, user=None):
         settings.dataset,
         data_dir,
         download=download,
-        train_scale=settings.augment_resize,
+        train_scale=view_scale(settings.augment),
         takes=takes or (None, None, None),
         user=user,
         **{name: getattr(settings, name) for name in _SETTINGS},

@@ -1,6 +1,6 @@
 """Records the images that a saved classifier takes, and the names of its classes.
 
-They are in the record in a `.keras` file of `classify` and `pretrain`, because Keras saves neither.
+They are in the record in a `.keras` file of `classify`, because Keras saves neither.
 """
 
 import dataclasses
@@ -61,8 +61,7 @@ def read(path):
     if "image_shape" not in inputs:
         raise UserError(
             f"The file --model={path} does not say which images it takes and what its classes are: "
-            "neither tfdpx.train.classify nor tfdpx.train.pretrain wrote it, or Keras has saved it "
-            "again."
+            "tfdpx.train.classify did not write it, or Keras has saved it again."
         )
     return ImageInput(
         tuple(inputs["image_shape"]),
