@@ -72,7 +72,7 @@ class Objects:
         """
         name, _, rest = text.partition(":")
         if self.find(name) is None:
-            near = did_you_mean(name, self.names)
+            near = did_you_mean(name, [text.split()[-1] for text in self.names])
             use = f"Use one of: {', '.join(self.names)}."
             return name, {}, [f"There is no {self.flag} {name!r}.{near} {use}"]
         pairs = [pair.partition("=") for pair in filter(None, rest.split(","))]
