@@ -21,8 +21,7 @@ SETTINGS = {"classify": Settings}
 # Flags of a program that are neither its settings nor defined by its module.
 OTHERS = {
     "classify": (
-        "preset final workdir data_dir download resume dry_run "
-        "strategy tpu cpu_devices"
+        "preset final workdir data_dir download resume dry_run strategy tpu cpu_devices"
     ).split(),
 }
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
