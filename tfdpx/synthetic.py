@@ -384,28 +384,34 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     source = type(source)(**type(source).get_config(source))
     _check_untouched(model)
     features = _before_last_layer(model)
-    layers = keras.layers
-    views = [layers.RandomRotation(0.08), layers.RandomTranslation(0.1, 0.1)]
-    views += [layers.RandomZoom(0.15)]
-    logits = layers.Dense(_IMAGES)(layers.Flatten()(features.output))
+    logits = keras.layers.Dense(_IMAGES)(keras.layers.Flatten()(features.output))
     trained = keras.Model(features.inputs, logits)
     rate = keras.optimizers.schedules.CosineDecay(_RATE, _UPDATES)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     trained.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
+    print(f"Warm start: {_IMAGES} generated images, each a class.")
+    scale = 255.0 if _takes_bytes(model) else 1.0
+    views = _random_views(source, scale, inputs[0].dtype)
+    trained.fit(views, steps_per_epoch=_UPDATES, shuffle=False)
+    # They were known before, and no data have been read after that.
+    origins.mark_known(trained.variables)
+    return model
+
+
+def _random_views(source, scale, dtype):
+    """Returns an endless `tf.data.Dataset` of batches of views of images, each a class."""
+    layers = keras.layers
+    views = [layers.RandomRotation(0.08), layers.RandomTranslation(0.1, 0.1)]
+    views += [layers.RandomZoom(0.15)]
 
     def batch(image, label):
         for layer in views:
             image = layer(image, training=True)
-        return tf.cast(image * scale, inputs[0].dtype), label
+        return tf.cast(image * scale, dtype), label
 
-    scale = 255.0 if _takes_bytes(model) else 1.0
     generated = tf.data.Dataset.from_tensor_slices((source.images(_IMAGES), np.arange(_IMAGES)))
     generated = generated.cache().shuffle(_IMAGES).repeat().batch(_VIEWS, drop_remainder=True)
-    print(f"Warm start: {_IMAGES} generated images, each a class.")
-    trained.fit(generated.map(batch).prefetch(4), steps_per_epoch=_UPDATES, shuffle=False)
-    # They were known before, and no data have been read after that.
-    origins.mark_known(trained.variables)
-    return model
+    return generated.map(batch).prefetch(4)
 
 
 def _check_untouched(model):

@@ -69,7 +69,6 @@ def row_losses(
     if states is None:
         count = len(layer_internals.seed_generators(model))
         states = seeds(tf.zeros([2], tf.int64), [targets.count, count])
-    zero = tf.UnconnectedGradients.ZERO
 
     def differentiate(row):
         inputs, outputs, states = row
@@ -82,11 +81,9 @@ def row_losses(
             inputs = targets.pack([tf.expand_dims(t, 0) for t in inputs])
             y_pred = predictions.rebuild([tf.expand_dims(t, 0) for t in outputs])
             losses = _losses_of_one(model, *inputs, y_pred, states)
-        at_outputs, at_values = tape.gradient(
-            losses[0], (differentiable, values), unconnected_gradients=zero
-        )
-        at_values = [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
-        return losses, at_outputs, at_values
+        zero, sources = tf.UnconnectedGradients.ZERO, (differentiable, values)
+        at_outputs, at_values = tape.gradient(losses[0], sources, unconnected_gradients=zero)
+        return losses, at_outputs, [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
 
     rows = targets.tensors, predictions.tensors, states
     if targets.tensors[0].shape[0] == 1:
