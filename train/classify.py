@@ -32,7 +32,18 @@ _PRESET = flags.DEFINE_string(
 )
 # The flags that --help lists; --helpfull lists all.
 COMMON = (
-    *("dataset", "epsilon", "delta", "model", "init_from", "trainable", "head", "target", "user"),
+    *(
+        "dataset",
+        "epsilon",
+        "right_guesses",
+        "delta",
+        "model",
+        "init_from",
+        "trainable",
+        "head",
+        "target",
+        "user",
+    ),
     *("steps", "learning_rate", "workdir", "download", "resume", "dry_run"),
 )
 for _name in COMMON:

@@ -66,7 +66,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
                 "--model=wrn_16_4, or start from a preset such as --preset=table12/eps8."
             )
         model = LINEAR_ON_FEATURES if settings.features else "scatter_linear"
-    budget = settings.epsilon or _EPSILON
+    budget = settings.budget or _EPSILON
     fixed = model.partition(":")[0] in ("scatter_linear", LINEAR_ON_FEATURES)
     fixed = fixed or (model == OF_FILE and settings.trainable == "last")
     if fixed:
@@ -77,7 +77,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
             values["l2_norm_clip"] = 1.0
     values["batch_size"] -= values["batch_size"] % replicas
     # With a budget and a noise, the steps are solved for, or the batch size if these are given.
-    if settings.epsilon is not None and settings.noise_multiplier is not None:
+    if settings.budget is not None and settings.noise_multiplier is not None:
         del values["steps" if settings.steps is None else "batch_size"]
     chosen = {name: value for name, value in values.items() if getattr(settings, name) is None}
     if settings.model == AUTO:

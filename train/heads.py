@@ -62,8 +62,12 @@ def build(settings, num_classes):
         raise UserError(
             f"The flags {', '.join(foreign)} do not go with --head={name}: leave them out."
         )
+    if settings.right_guesses:  # Heads release full batches, where the two are one.
+        values["epsilon"] = settings.budget
     if "epsilon" not in values and not ({"noise_multiplier", "steps"} & set(values)):
-        raise UserError("Flag --head needs --epsilon; inf is without privacy.")
+        raise UserError(
+            "Flag --head needs --epsilon or --right_guesses; epsilon inf is without privacy."
+        )
     return HEADS.make(settings.head, num_classes=num_classes, **values)
 
 

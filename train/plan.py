@@ -1,14 +1,15 @@
 r"""Plans a training in numbers, before anything is spent.
 
     tfdpx plan --num_examples=4000 --batch_size=400
-    tfdpx plan --num_examples=50000 --batch_size=4096 --epochs=10 --epsilon=3
+    tfdpx plan --num_examples=50000 --batch_size=4096 --epochs=10 --right_guesses=60
 
-Of --epsilon, --noise_multiplier, --batch_size and --steps (or --epochs) the one that is left out is
-solved for: epsilon, the least noise, the largest batch, or the most updates. If more are left out,
-the usual batch size and number of updates fill in. If epsilon is still open, a table has a row for
-each epsilon from 0.5 to 20: the noise multiplier, the updates, a learning rate to test first, the
-largest share of right guesses of an attacker, and the epsilon of a person with 2 or 4 examples, or
-with --rows_per_user. No data are read, and no row promises an accuracy.
+Of --epsilon (or --right_guesses), --noise_multiplier, --batch_size and --steps (or --epochs) the
+one that is left out is solved for: epsilon, the least noise, the largest batch, or the most
+updates. If more are left out, the usual batch size and number of updates fill in. If epsilon is
+still open, a table has a row for
+55 to 80 right guesses of an attacker, and one for each epsilon from 0.5 to 20: the noise
+multiplier, the updates, a learning rate to test first, and the epsilon of a person with 2 or 4
+examples, or with --rows_per_user. No data are read, and no row promises an accuracy.
 
 --sampling and --neighbours choose another sampling than Poisson sampling; combinations without an
 accountant are refused. A single answer has the statement of tensorflow-privacy next to it, with the
@@ -46,15 +47,19 @@ try:
 except ImportError:
     compute_dp_sgd_privacy_lib = None
 
+RIGHT_GUESSES = (55, 60, 65, 70, 75, 80)
 EPSILONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0)
 GROUPS = (2, 4)
 _QUANTITIES = ("noise_multiplier", "batch_size", "steps", "epochs", "delta", "epsilon")
+_QUANTITIES += ("right_guesses",)
 _LARGEST_DELTA = 1e-5  # The largest delta that this program chooses.
 _COLUMNS = ("epsilon", "noise_multiplier", "steps", "epochs", "learning_rate", "right_guesses")
 _COLUMNS += ("epsilon_of_examples_of_one_person", "outlook")
 _NOTES = (
     "Right guesses: someone who knows everything but whether one example was in the data finds it "
-    "out at most so often (50% is tossing a coin; above 75% the protection is weak).",
+    "out at most so often (50% is tossing a coin; above 75% the protection is weak). Rows of 55 to "
+    "80 also keep epsilon at that of full batches with as many, because an average can hide a few "
+    "examples that are found out almost surely; then fewer guesses are right.",
     "A person with several examples is protected less: the last columns are the epsilon of {both} "
     'examples of one person together. With PrivacyPlan(unit="user") and fit(x, y, user_ids=ids) '
     "epsilon is of all examples of a person (docs/users.md).",
@@ -82,6 +87,7 @@ def define_flags(values):
         (real, "epochs", "In place of --steps: passes over the data."),
         (real, "noise_multiplier", "Standard deviation of the noise, divided by l2_norm_clip."),
         (real, "epsilon", "Privacy budget."),
+        (real, "right_guesses", "In place of --epsilon: the most right guesses of 100, above 50."),
         (real, "delta", "Delta. Default: at most a tenth of 1/num_examples, and at most 1e-5."),
         (whole, "weights", "Trained weights of the network; shows how well it can learn."),
         (whole, "rows_per_user", "The most examples of a person: adds their epsilon together."),
@@ -109,7 +115,7 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
 
     Args:
         received: Dict of `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
-            `delta` and `epsilon`; None means unknown.
+            `delta`, `epsilon` and `right_guesses`, of 100; None means unknown.
         sampling: `tfdpx.accounting.groups.Sampling`.
         accountant: "pld" or "rdp"; None is the tightest for the sampling.
         weights: Int, the trained weights of the network; None, for learning rates, uses
@@ -117,8 +123,8 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
         rows_per_user: Int, the most examples of a person; None shows those of `GROUPS`.
 
     Returns:
-        Dict of JSON values: the answer, or `plans` with a dict for each epsilon of the table.
-        These are None if no plan keeps within that epsilon.
+        Dict of JSON values: the answer, or `plans_by_right_guesses` and `plans`, with a dict for
+        each row of the table. Its values are None if no plan keeps within it.
 
     Raises:
         ValueError: If a value is out of range, nothing is left out or nothing keeps within epsilon.
@@ -135,6 +141,11 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
             "Flag --epochs takes the place of --steps: leave one of them out. Received: "
             f"--steps={values['steps']} --epochs={values['epochs']}."
         )
+    if "right_guesses" in values and ("epsilon" in values or sampling.name != "poisson"):
+        raise ValueError(
+            "Flag --right_guesses takes the place of --epsilon, and needs --sampling=poisson, "
+            "because no bound on attacks is known for other batches."
+        )
     people = GROUPS
     if rows_per_user is not None:
         must = "be from 1 to --num_examples, with --sampling=poisson"
@@ -142,7 +153,8 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
         require(is_valid, "rows_per_user", rows_per_user, must)
         people = (rows_per_user,)
     has_length = bool({"steps", "epochs"} & values.keys())
-    has_noise, has_epsilon = ("noise_multiplier" in values), ("epsilon" in values)
+    has_noise = "noise_multiplier" in values
+    has_epsilon = bool({"epsilon", "right_guesses"} & values.keys())
     usual, _ = defaults.for_networks(count)
     usual["delta"] = min(_LARGEST_DELTA, 10.0 ** math.floor(math.log10(0.1 / count) + 1e-9))
     is_open = {
@@ -179,10 +191,16 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
             within `epsilon`, or the accountant cannot resolve the loss.
     """
     length = values.get("steps", values.get("epochs"))
-    names = ("noise_multiplier", "batch_size", "epsilon")
+    names, goal = ("noise_multiplier", "batch_size", "epsilon"), values.get("right_guesses")
     solvable = {name: values.get(name) for name in names} | {"steps": length}
+    solvable["epsilon"] = solvable["epsilon"] or goal
     solved, delta = exactly_one_missing(solvable, "--{}"), values["delta"]
-    if solved == "epsilon":
+    if goal is not None:
+        arguments = {name: value for name, value in values.items() if name != "right_guesses"}
+        goal, arguments["accountant"] = goal / 100, accountant
+        asked = PrivacyPlan(**arguments, right_guesses=goal)
+        values, value = {**values, "epsilon": asked.epsilon}, getattr(asked, solved)
+    elif solved == "epsilon":
         value = sampling.epsilon(*calibration.run_of(values), delta, accountant)
     else:
         value = calibration.solve(solved, values, accountant, sampling.epsilon)
@@ -213,6 +231,7 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
         "learning_rate": suggestion.learning_rate,
         "outlook": suggestion.outlook if weights else None,
         "right_guesses": bounds and bounds.right_guesses,
+        "goal": goal and bounds.goal_sentence(goal),
         "epsilon_of_examples_of_one_person": together,
         "warnings": list(plan_warnings(epsilon, delta, count, noise)),
     }
@@ -290,22 +309,30 @@ def tf_privacy(record):
 
 
 def _table(values, sampling, accountant, weights, people):
-    """Returns the record of a plan at each of `EPSILONS`, a dict."""
-    rows, cautions = [], {}
-    for epsilon in EPSILONS:
-        try:
-            row = answer({**values, "epsilon": epsilon}, sampling, accountant, weights, people)
-            cautions |= dict.fromkeys(row["warnings"])
-        except ValueError:  # No plan keeps within so small an epsilon, or it is too large.
-            row = {"epsilon": epsilon}
-        rows.append({name: row.get(name) for name in _COLUMNS})
+    """Returns the record of a plan at each of `RIGHT_GUESSES` and `EPSILONS`, a dict."""
+    cautions = {}
+
+    def rows_at(name, goals):
+        for goal in goals:
+            try:
+                row = answer({**values, name: goal}, sampling, accountant, weights, people)
+                cautions.update(dict.fromkeys(row["warnings"]))
+            except ValueError:  # No plan keeps within so small an epsilon, or it is too large.
+                row = {name: goal}
+            yield {column: row.get(column) for column in _COLUMNS}
+
+    guesses = RIGHT_GUESSES if sampling.name == "poisson" else ()
     return {
         **{name: values[name] for name in ("num_examples", "batch_size", "delta")},
         "sampling_probability": values["batch_size"] / values["num_examples"],
         "sampling": sampling.name,
         "accountant": accountant,
         "weights": weights,
-        "plans": rows,
+        "plans_by_right_guesses": [
+            {"at_most": most, **row}
+            for most, row in zip(guesses, rows_at("right_guesses", guesses), strict=True)
+        ],
+        "plans": list(rows_at("epsilon", EPSILONS)),
         "warnings": list(cautions),
     }
 
@@ -314,24 +341,30 @@ def _print_table(record, people, is_delta_chosen):
     """Prints the table and the meaning of its columns; returns the record."""
     count, size, delta = (record[name] for name in ("num_examples", "batch_size", "delta"))
     rows = table.Table(title=f"{count:,} examples, {size:,} an update, delta {delta:g}")
-    titles = ("epsilon", "noise", "updates", "learning rate", "right guesses")
+    titles = ("right guesses", "epsilon", "noise", "updates", "learning rate")
     for title in (*titles, *(f"epsilon of {k} examples" for k in people)):
         rows.add_column(title, justify="right")
     if record["weights"]:
         rows.add_column("outlook")
-    for row in record["plans"]:
+    for row in (*record["plans_by_right_guesses"], *record["plans"]):
         cells = ["-"] * len(rows.columns)
-        if row["steps"] is not None:
+        if row["epsilon"] == EPSILONS[0]:
+            rows.add_section()
+        if row["steps"] is None:
+            place, name = ("at_most" not in row), "epsilon" if "at_most" not in row else "at_most"
+            cells[place] = f"{row[name]:g}"
+        else:
             together, right = row["epsilon_of_examples_of_one_person"], row["right_guesses"]
-            cells[1:] = (
+            cells[:] = (
+                "-" if right is None else f"{row.get('at_most') or rounded_up(100 * right, 3)}%",
+                rounded_up(row["epsilon"], 3),
                 f"{row['noise_multiplier']:.3f}",
                 f"{row['steps']:,}",
                 f"{row['learning_rate']:g}",
-                "-" if right is None else f"{rounded_up(100 * right, 3)}%",
                 *(rounded_up(together[str(k)], 3) if str(k) in together else "-" for k in people),
                 *([row["outlook"]] if record["weights"] else []),
             )
-        rows.add_row(f"{row['epsilon']:g}", *cells[1:])
+        rows.add_row(*cells)
     console.Console().print(rows)
     how = "at most a tenth of 1/num_examples" if is_delta_chosen else "as asked for"
     notes = [

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tfdpx
 from tfdpx._arguments import exactly_one_missing
+from tfdpx.accounting.attack import full_batch_epsilon
 from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.report import measure
@@ -146,6 +147,9 @@ class Settings:
     private: bool = setting("False: the same step without clipping and noise.", default=True)
     epsilon: float | None = setting("Privacy budget; of heads inf fits without clipping and noise.",
         Check(lambda v: v > 0, "be positive"), of=_ALL, default=None)
+    right_guesses: float | None = setting("In place of --epsilon: the most right guesses of 100 of "
+        "an attacker who knows all but whether one example was in the data; 50 is tossing a coin.",
+        Check(lambda v: 50 < v < 100, "lie between 50 and 100"), of=_ALL, default=None)
     delta: float = setting("The delta of (epsilon, delta)-differential privacy.", SHARE, of=_ALL,
         default=1e-5)
     noise_multiplier: float | None = setting("Noise deviation / l2_norm_clip; 0: no privacy. Of "
@@ -244,7 +248,9 @@ class Settings:
             "weights as they are and needs a trained model: give --init_from."),
         Conflict(lambda s: s.kind == IMAGES and s.epsilon == math.inf, "epsilon", "Flag --epsilon "
             "must be finite; for a run without privacy use --private=false."),
-        Conflict(lambda s: s.kind == TABLES and not (s.epsilon and s.epsilon < math.inf), "epsilon",
+        Conflict(lambda s: s.epsilon and s.right_guesses, "epsilon right_guesses",
+            "Give one of --epsilon and --right_guesses."),
+        Conflict(lambda s: s.kind == TABLES and not (s.budget and s.budget < math.inf), "epsilon",
             "A run on a table needs a finite --epsilon."),
         Conflict(lambda s: s.kind != HEADS and s.accountant in ("gdp", "zcdp"), "accountant",
             "Flag --accountant must be pld or rdp but for heads."),
@@ -253,7 +259,7 @@ class Settings:
             "privacy use --private=false."),
         Conflict(
             lambda s: not s.private
-            and (s.noise_multiplier, s.epsilon, s.l2_norm_clip) != (0, None, math.inf),
+            and (s.noise_multiplier, s.budget, s.l2_norm_clip) != (0, None, math.inf),
             "noise_multiplier l2_norm_clip epsilon", "Flag --private=false means no noise, no "
             "clipping and no epsilon: leave out --noise_multiplier, --l2_norm_clip and --epsilon."),
         Conflict(lambda s: s.head_learning_rate and not s.head_steps,
@@ -324,7 +330,7 @@ class Settings:
         if problems:
             raise UserError(" ".join(problems))
         self.ranges  # noqa: B018 - refuses invalid --bounds.
-        quantities = {name: getattr(self, name) for name in PRIVACY}
+        quantities = {name: getattr(self, name) for name in PRIVACY} | {"epsilon": self.budget}
         if self.kind == IMAGES and not (self.open and None in quantities.values()):
             with checking_flags():
                 exactly_one_missing(quantities, "--{}")
@@ -343,6 +349,20 @@ class Settings:
     def is_regression(self):
         """Whether the model predicts numbers."""
         return self.task == REGRESSION
+
+    @property
+    def budget(self):
+        """`epsilon`, or the largest one with `right_guesses`; None if it follows from others."""
+        if self.right_guesses is None:
+            return self.epsilon
+        return full_batch_epsilon(self.right_guesses / 100, self.delta)
+
+    @property
+    def goal(self):
+        """The argument of `tfdpx.PrivacyPlan` that bounds a run, a dict."""
+        if self.right_guesses is None:
+            return {"epsilon": self.epsilon}
+        return {"right_guesses": self.right_guesses / 100}
 
     @property
     def open(self):
@@ -384,8 +404,8 @@ class Settings:
                 batch_size=self.batch_size,
                 steps=self.steps,
                 noise_multiplier=self.noise_multiplier,
-                epsilon=self.epsilon,
                 delta=self.delta,
+                **self.goal,
                 sampling=self.sampling,
                 accountant=self.accountant or "pld",
                 unit="user" if self.has_people else "example",
@@ -435,24 +455,34 @@ def resolve(preset, overrides):
     if foreign:
         raise UserError(" ".join(foreign))
     if kind != IMAGES:
-        return Settings(**{**presets.OF_KIND[kind], **overrides})
+        usual = dict(presets.OF_KIND[kind])
+        if "right_guesses" in overrides:
+            usual.pop("epsilon", None)
+        return Settings(**{**usual, **overrides})
     epsilon = overrides.get("epsilon")
     if epsilon is not None and not 0 < epsilon < math.inf:  # Presets depend on it.
         raise UserError(
             f"Flag --epsilon must be positive and finite. Received: --epsilon={epsilon}. "
             "For a run without privacy use --private=false."
         )
+    goal = "epsilon"
+    if share := overrides.get("right_guesses"):
+        budget = Settings(right_guesses=share, delta=overrides.get("delta", Settings.delta)).budget
+        goal, epsilon = "right_guesses", budget if epsilon is None else epsilon
     values = presets.values_of(preset or presets.default_for(overrides.get("dataset")), epsilon)
+    if goal == "right_guesses":
+        values.pop("epsilon", None)
     if overrides.get("private", values.get("private", True)):
         values.update(overrides)
     else:
         values.pop("epsilon", None)
         values.update({"noise_multiplier": 0.0, "l2_norm_clip": math.inf, **overrides})
     left_open = None in (values.get("steps"), values.get("batch_size"))
-    if left_open and "noise_multiplier" in overrides and "epsilon" not in overrides:
+    if left_open and "noise_multiplier" in overrides and goal not in overrides:
         values.pop("epsilon", None)  # Open values of the preset are chosen, not solved for.
-    if all(values.get(name) is not None for name in PRIVACY):
-        values.pop(next((name for name in PRIVACY if name not in overrides), None), None)
+    names = [goal if name == "epsilon" else name for name in PRIVACY]
+    if all(values.get(name) is not None for name in names):
+        values.pop(next((name for name in names if name not in overrides), None), None)
     return Settings(**values)
 
 

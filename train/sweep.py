@@ -256,7 +256,7 @@ def grid_runs(grid, shared):
             chosen["eval_split"] = "validation"
         runs.append(Run(point, chosen))
         settings = runs[-1].settings
-        if changing and settings.private and settings.epsilon is None:
+        if changing and settings.private and settings.budget is None:
             raise UserError(
                 f"Sweeping {', '.join(changing)} changes epsilon, and accuracies at different "
                 "budgets are not to be compared: give --epsilon (the noise or the number of "

@@ -7,7 +7,7 @@ from tfdpx.tables.rules import TooFewRows
 from tfdpx.train.data.tables import BOOLEAN, NUMBER
 from tfdpx.train.errors import UserError, checking_flags
 
-_ARGUMENTS = ("epsilon", "delta", "accountant", "model", "batch_size", "steps", "learning_rate")
+_ARGUMENTS = ("delta", "accountant", "model", "batch_size", "steps", "learning_rate", "seed")
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
     'categories as strings, "(missing)" where missing. The model does all else.'
@@ -24,7 +24,7 @@ def fit(table, settings):
     Raises:
         UserError: If there are too few rows to find ranges, or settings contradict each other.
     """
-    arguments = {name: getattr(settings, name) for name in (*_ARGUMENTS, "seed")}
+    arguments = {name: getattr(settings, name) for name in _ARGUMENTS} | settings.goal
     ranges = {n: settings.ranges.get(n, settings.ranges.get("*")) for n in table.of_kind(NUMBER)}
     ranges |= dict.fromkeys(table.of_kind(BOOLEAN), (0.0, 1.0))
     for end, name in enumerate(("lower", "upper")):
@@ -45,7 +45,7 @@ def fit(table, settings):
             first = next(column for column, pair in ranges.items() if not pair)
             raise UserError(
                 f"{num_rows} rows are too few to find the ranges of {columns} columns at "
-                f"--epsilon={settings.epsilon:g}, which takes some {enough} rows, or "
+                f"--epsilon={settings.budget:.3g}, which takes some {enough} rows, or "
                 f"--epsilon={epsilon:g}. Give what is publicly known, even roughly: "
                 f"--bounds={first}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
             ) from error

@@ -73,7 +73,28 @@ def test_weights_decide_rate_and_outlook(ask):
     assert "outlook" in text and text.count("hopeless") >= 3
 
 
+def test_the_table_begins_with_the_right_guesses_of_an_attacker(ask):
+    record, text = ask(num_examples=400, batch_size=400, steps=20)
+    rows = record["plans_by_right_guesses"]
+    assert [row["at_most"] for row in rows] == [55, 60, 65, 70, 75, 80]
+    for row in rows:
+        assert row["right_guesses"] == pytest.approx(row["at_most"] / 100, abs=1e-6)
+    assert round(rows[1]["epsilon"], 2) == 2.02
+    assert text.index("60%") < text.index("80%") < text.index(" 0.5 ")
+
+
+def test_right_guesses_in_place_of_epsilon_say_where_epsilon_binds(ask):
+    arguments = {name: value for name, value in SMALL.items() if name != "steps"}
+    answer, text = ask(**arguments, right_guesses=60)
+    same = PrivacyPlan(500, 50, noise_multiplier=4.0, right_guesses=0.6, delta=1e-5)
+    assert answer["solved"] == "steps" and answer["steps"] == same.steps
+    assert answer["epsilon"] == same.epsilon and "epsilon binds" in " ".join(text.split())
+
+
 REFUSED = [
+    ({**SMALL, "right_guesses": 60, "epsilon": 1}, "takes the place of --epsilon"),
+    ({"num_examples": 500, "right_guesses": 60, "sampling": "shuffle"}, "needs --sampling=poisson"),
+    ({"num_examples": 500, "right_guesses": 0.6}, "`right_guesses` must lie"),
     ({}, "--num_examples is the number"),
     ({"num_examples": 0}, "`num_examples` must be a positive integer"),
     ({**SMALL, "epsilon": 1}, "Exactly one of --.*Left out: none"),

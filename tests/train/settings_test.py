@@ -12,7 +12,7 @@ import pytest
 import seeds
 
 import tfdpx
-from tfdpx.train import defaults, fitting, objects, settings
+from tfdpx.train import defaults, fitting, heads, objects, settings
 from tfdpx.train.errors import UserError
 
 
@@ -48,6 +48,29 @@ def test_flags_beside_a_column_of_a_table():
     values = resolve("table12/eps8", epsilon=3.0)
     assert (values.noise_multiplier, values.steps, values.epsilon) == (None, 2468, 3.0)
     assert resolve("table12/eps8", steps=7).noise_multiplier == 3.0
+
+
+def test_right_guesses_take_the_place_of_epsilon():
+    values, text = chosen(right_guesses=65.0)
+    assert (values.epsilon, values.noise_multiplier) == (None, None)
+    assert values.learning_rate == chosen(epsilon=3.2456)[0].learning_rate
+    plan = values.privacy_plan(1437)
+    assert plan.right_guesses == 0.65 and 3.245 < plan.epsilon < 3.246
+    column = resolve("table12/eps8", right_guesses=60.0)
+    assert (column.noise_multiplier, column.steps, column.epsilon) == (None, 2468, None)
+    noisy, _ = chosen(right_guesses=60.0, noise_multiplier=40.0)
+    assert noisy.privacy_plan(1437).attack_bounds().right_guesses <= 0.6
+    head = heads.build(resolve(None, dataset="digits", head="newton", right_guesses=60.0), 10)
+    assert head.noise_multiplier == pytest.approx(10**0.5 / 0.50669, rel=0.5)
+    assert head.epsilon == pytest.approx(2.0229, abs=1e-3)
+    for arguments, message in (
+        ({"right_guesses": 60.0, "epsilon": 1.0}, "Give one of --epsilon and --right_guesses"),
+        ({"right_guesses": 0.6}, "--right_guesses must lie between 50 and 100"),
+        ({"right_guesses": 60.0, "private": False}, "--private=false means no noise"),
+        ({"right_guesses": 60.0, "sampling": "shuffle", "batch_size": 64}, '"poisson" with'),
+    ):
+        with pytest.raises(UserError, match=message):
+            chosen(**arguments)[0].privacy_plan(1437)
 
 
 def test_the_arm_without_privacy_keeps_everything_else():

@@ -155,7 +155,7 @@ class AttackBounds:
         if right_guesses - self.right_guesses < _SAME_GUESSES:
             return f"{sentence}."
         return (
-            f"{sentence}; epsilon binds: it may be at most {most:.3g}, as of full batches with so "
+            f"{sentence}; epsilon binds: it may be at most {most:.3g}, as for full batches with so "
             "many, because an average can hide a few examples that are found out almost surely."
         )
 

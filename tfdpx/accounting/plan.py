@@ -127,7 +127,7 @@ class PrivacyPlan:
         values = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
         names = [field.name for field in dataclasses.fields(self)]
         if right_guesses is not None:
-            values = (*values[:4], _largest_epsilon(right_guesses, epsilon, delta), delta)
+            values = (*values[:4], largest_epsilon(right_guesses, epsilon, delta), delta)
         spent = Ledger() if spent is None else _named(spent)
         choices = (sampling, accountant, unit, spent, right_guesses)
         settings: dict[str, Any] = dict(zip(names, (*values, *choices), strict=True))
@@ -467,8 +467,17 @@ class PrivacyPlan:
         return plan
 
 
-def _largest_epsilon(right_guesses, epsilon, delta):
-    """Returns the largest epsilon of a plan with these right guesses, after checks."""
+def largest_epsilon(right_guesses: float, epsilon: float | None, delta: float | None) -> float:
+    """Returns the largest epsilon of a plan with these right guesses.
+
+    Args:
+        right_guesses: As for `PrivacyPlan`.
+        epsilon: Must be None, because it follows.
+        delta: Float in (0, 1).
+
+    Raises:
+        ValueError: If an argument is invalid.
+    """
     accountants.check_delta(delta)
     is_valid = is_number(right_guesses) and 0.5 < right_guesses < 1
     hint = " 0.6 lets an attacker be right at most 60 times of 100; 0.5 is tossing a coin."

@@ -107,7 +107,9 @@ def statement(
         sampling = f"full batches: every {kind[:-1]} takes all {many}."
     attacks = []
     if not record.is_approximate:
-        attacks = [record.attack_bounds().sentence(one), "By privacy loss distributions.", goal]
+        bounds, asked = record.attack_bounds(), record.settings.get("right_guesses")
+        goal = bounds.goal_sentence(asked / 100) if asked else goal
+        attacks = [bounds.sentence(one), "By privacy loss distributions.", goal]
     else:
         claim += (
             " This epsilon is an approximation: the batches were not drawn as the accountant "

@@ -21,7 +21,7 @@ from tfdpx import account
 from tfdpx._arguments import check_choice, check_positive_integer, is_integer, is_number, require
 from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
-from tfdpx.accounting.plan import PrivacyPlan
+from tfdpx.accounting.plan import PrivacyPlan, largest_epsilon
 from tfdpx.heads.gradients import FirstOrder
 from tfdpx.heads.head import norm_bound, optional, positive
 from tfdpx.sampling import shared_rows
@@ -32,6 +32,7 @@ from tfdpx.tables.private_adapt import limits, text_of
 from tfdpx.training.optimizers import DPSGD
 
 _AUTOMATIC = "automatic"
+_EPSILON = 3.0  # If neither epsilon nor right guesses are given.
 _MATRIX = ""  # The name of an array of all columns.
 _LEDGER = "_ledger"  # The name in a pickle.
 _BATCH = 8192  # Rows of a prediction.
@@ -54,7 +55,7 @@ _NO_NUMBERS = {
 class _PrivateEstimator(base.BaseEstimator):
     """The base of both estimators: their arguments, training, copies and pickling."""
 
-    epsilon: float = 3.0
+    epsilon: float | None = None
     delta: float = 1e-5
     _: dataclasses.KW_ONLY
     lower: ArrayLike | None = None
@@ -65,6 +66,7 @@ class _PrivateEstimator(base.BaseEstimator):
     learning_rate: float | None = None
     l2_norm_clip: float | str | None = None
     accountant: str = "pld"
+    right_guesses: float | None = None
     seed: int | None = None
 
     def __new__(cls, *arguments, **named):
@@ -136,13 +138,13 @@ class _PrivateEstimator(base.BaseEstimator):
             places = order[np.unique(owners[order], return_index=True)[1]]
             sample, target, unit = columns.rows(places), y[places], USER
             people = {"user_ids": owners, "examples_per_user": examples_per_user}
-        budget = self.epsilon, self.delta, self.seed
+        budget = self._budget, self.delta, self.seed
         statistics = rules.Preprocessing(sample, num_classes, *budget, unit)
         shares = statistics.rare_shares(target)
         preprocessing, spent = statistics.model()
         rare_columns = 0 if shares is None else columns.lower.size + len(columns.texts)
         task = is_regression, rare_columns, unit
-        training = self.training_ = rules.choose(self, len(sample), spent, *task)
+        training = self.training_ = rules.choose(self, budget[0], len(sample), spent, *task)
         inputs = {}
         for name, tensor in zip(map(input_name, arrays), preprocessing.inputs, strict=True):
             inputs[name] = keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=name or None)
@@ -160,6 +162,13 @@ class _PrivateEstimator(base.BaseEstimator):
         account.attach(ledger, self.model_.variables)
         shared_rows.on_fit(self, list(arrays.values()), ledger)
         return self
+
+    @property
+    def _budget(self):
+        """Float, the epsilon of a fit, or the largest one with `right_guesses`."""
+        if self.right_guesses is None:
+            return _EPSILON if self.epsilon is None else self.epsilon
+        return largest_epsilon(self.right_guesses, self.epsilon, self.delta)
 
     @property
     def ledger_(self) -> Ledger:
@@ -201,7 +210,7 @@ class _PrivateEstimator(base.BaseEstimator):
     def _epsilon_of(self, fits):
         """Returns the epsilon of several fits on the same rows, as if all had full batches."""
         steps = self.steps or rules.FEW_STEPS
-        plan = PrivacyPlan(1, 1, steps, epsilon=self.epsilon, delta=self.delta, accountant="gdp")
+        plan = PrivacyPlan(1, 1, steps, epsilon=self._budget, delta=self.delta, accountant="gdp")
         run = plan.noise_multiplier, 1.0, fits * steps
         return accountants.composed_epsilon((run,), self.delta)
 
@@ -238,7 +247,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     to them (`CalibratedClassifierCV`). Give a float as `l2_norm_clip` for better probabilities.
 
     Args:
-        epsilon: Float > 0, the budget of one `fit`, preprocessing included.
+        epsilon: Float > 0, the budget of one `fit`, preprocessing included. Defaults to 3.
         delta: Float in (0, 1), well below 1 / rows.
         classes: Optional list of the labels; public. None reads them off y, and then a label that
             only one row has reveals that row.
@@ -257,6 +266,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
         l2_norm_clip: Float, the bound on the norm of a row's gradient, or "automatic". None chooses
             "automatic", or a float if a noisy count finds a rare label.
         accountant: "pld" or "rdp", see `tfdpx.PrivacyPlan`.
+        right_guesses: Float in (0.5, 1), instead of epsilon, see `tfdpx.PrivacyPlan`.
         seed: Optional int for repeatable experiments, also passed to Keras. There is no privacy if
             the seed is known, because the noise can then be repeated.
 
@@ -323,7 +333,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
     to the median than to the mean, because gradients of the squared error are normalized.
 
     Args:
-        epsilon: Float > 0, the budget of one `fit`, preprocessing included.
+        epsilon: Float > 0, the budget of one `fit`, preprocessing included. Defaults to 3.
         delta: Float in (0, 1), well below 1 / rows.
         target_lower: Float, the smallest possible target, publicly known; required.
         target_upper: Float, the largest possible target; required.
@@ -335,6 +345,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         learning_rate: Float, or None.
         l2_norm_clip: Float, "automatic", or None for "automatic".
         accountant: "pld" or "rdp".
+        right_guesses: Float in (0.5, 1), instead of epsilon.
         seed: Optional int for repeatable experiments.
 
     Attributes:
@@ -432,8 +443,8 @@ def cross_validate(
     fits = max(1, len(splits) - 1)
     shared_rows.copies_of(private).role = "silent"  # Its ledger has all folds.
     print(
-        f"{len(splits)} private fit{'s' * (len(splits) > 1)} at epsilon={private.epsilon:g}; a row "
-        f"is in {fits} of them. Together: epsilon={private._epsilon_of(fits):.3g} at "
+        f"{len(splits)} private fit{'s' * (len(splits) > 1)} at epsilon={private._budget:.3g}; a "
+        f"row is in {fits} of them. Together: epsilon={private._epsilon_of(fits):.3g} at "
         f"delta={private.delta:g}."
     )
     report = model_selection.cross_validate(

@@ -243,6 +243,7 @@ class Training(NamedTuple):
 
 def choose(
     asked: Any,
+    epsilon: float,
     num_rows: int,
     spent: Ledger,
     is_regression: bool,
@@ -253,6 +254,7 @@ def choose(
 
     Args:
         asked: The estimator, with these arguments.
+        epsilon: Float > 0, or the largest one with `asked.right_guesses`.
         num_rows: Int, the number of rows to train on, or of people.
         spent: The `tfdpx.accounting.Ledger` of the preprocessing.
         is_regression: Bool.
@@ -264,13 +266,14 @@ def choose(
     Raises:
         ValueError: If the values contradict each other.
     """
-    budget = asked.epsilon * num_rows
+    budget = epsilon * num_rows
     name = NETWORK if callable(asked.model) or budget >= _NETWORK_FROM else LINEAR
     if asked.model in (LINEAR, NETWORK):
         name = asked.model
     steps = asked.steps or (FEW_STEPS if budget < _FEW_STEPS_BELOW else _STEPS)
     batch_size = asked.batch_size or min(num_rows, _LARGEST_BATCH)
-    limits = {name: getattr(asked, name) for name in ("epsilon", "delta", "accountant")}
+    limits = {name: getattr(asked, name) for name in ("right_guesses", "delta", "accountant")}
+    limits["epsilon"] = epsilon if asked.right_guesses is None else None
     plan = PrivacyPlan(num_rows, batch_size, steps, spent=spent, unit=unit, **limits)
     clip: float | str = "automatic"
     if is_regression:

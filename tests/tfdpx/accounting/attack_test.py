@@ -171,7 +171,7 @@ def test_one_pass_of_small_batches_is_held_by_epsilon_and_not_by_the_average():
     plan = _plan(num_examples=5000, batch_size=50, steps=100, right_guesses=0.6)
     assert plan.epsilon == pytest.approx(2.02, abs=0.005)
     assert plan.attack_bounds().right_guesses < 0.57
-    assert "at most 2.02, as of full batches" in plan.summary()
+    assert "at most 2.02, as for full batches" in plan.summary()
 
 
 @pytest.mark.parametrize("sampled", [{}, {"batch_size": 100, "accountant": "rdp"}])

@@ -94,6 +94,18 @@ def test_private_models_learn(data):
     assert classifier.fit(x * 1e-4, labels).score(x * 1e-4, labels) > 0.95  # Bounds were found.
 
 
+def test_right_guesses_take_the_place_of_epsilon(data):
+    x, _, labels = data
+    classifier = linear_classifier(epsilon=None, right_guesses=0.65)
+    ledger = base.clone(classifier).fit(x, labels).ledger_
+    assert 0.6499 < ledger.attack_bounds(1e-5).right_guesses <= 0.65
+    assert 3.24 < ledger.epsilon(1e-5) < 3.2456
+    assert PrivateClassifier()._budget == 3.0
+    for arguments in ({"epsilon": 1.0}, {"right_guesses": 65}):
+        with pytest.raises(ValueError, match="`right_guesses`"):
+            base.clone(classifier).set_params(**arguments).fit(x, labels)
+
+
 @pytest.mark.parametrize("estimator", [linear_classifier(), linear_regressor()])
 def test_all_of_epsilon_is_spent_and_no_more(data, estimator):
     x, y, labels = data
