@@ -1,8 +1,9 @@
-"""Every module of `experiments` can be imported, and every program prints its help."""
+"""Programs of `experiments`: all print their help, and at night each command of the README runs."""
 
 import importlib
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
@@ -11,7 +12,9 @@ from absl import flags
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # These import libraries that need separate environments, for example Opacus and JAX.
 APART = ["of_jax_privacy", "of_opacus", "of_tensorflow_privacy", "compile", "of_diffprivlib"]
-APART += ["images", "networks", "simulation"]
+README = (ROOT / "experiments" / "README.md").read_text("utf-8")
+COMMANDS = re.search(r"## Tiny sizes.*?```bash\n(.*?)```", README, re.DOTALL)[1]
+COMMANDS = [line for line in COMMANDS.replace("\\\n", " ").splitlines() if line]
 
 
 @pytest.mark.slow
@@ -33,3 +36,17 @@ def test_modules_are_imported_and_print_their_help(monkeypatch, capsys):
             assert re.search(r"--\w+:", values.get_help()), path
             programs += 1
     assert programs >= 10
+
+
+@pytest.mark.nightly
+def test_every_command_of_the_readme_runs_at_a_tiny_size(tmp_path):
+    failed = []
+    for command in COMMANDS:
+        arguments = command.replace("=W", f"={tmp_path}").split()
+        assert arguments[0] == "python"
+        done = subprocess.run(
+            [sys.executable, *arguments[1:]], cwd=ROOT, capture_output=True, text=True, timeout=900
+        )
+        if done.returncode:
+            failed.append(f"{command}: {done.stderr.splitlines()[-1:]}")
+    assert not failed
