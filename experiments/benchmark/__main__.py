@@ -2,14 +2,16 @@ r"""Measures the cost of privacy: time and memory of a training step against an 
 
     python -m experiments.benchmark --model=wrn_16_4 --images=32 --augmult=1
 
-Three steps are timed in turn, in one process and in a random order each time:
+The steps of --kinds are timed in turn, in one process and in a random order each time:
 
     ordinary    keras.optimizers.SGD; with --augmult=K it sees the K * images rows
     private     tfdpx.DPSGD, noise_multiplier=1, on the same rows
     mapped      the same with the model inside of a user's class, so that examples are mapped
+    individual  private, with individual accounting of --num_examples
+    users       private, with the K views as the examples of one person
 
 A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
-in memory already. Ratios are of medians, to the ordinary step. Peak memory is measured in a
+in memory already. Ratios are of medians, to the first kind. Peak memory is measured in a
 separate process for each step; `memory_ratio` compares the memory of the steps beyond the imported
 libraries, and the raw peaks are reported too (`measures.py` tells exactly what is counted).
 These processes run first, so a step that is too large for the machine is killed there and not
@@ -30,31 +32,10 @@ import keras
 import tensorflow as tf
 
 import tfdpx
-from experiments.benchmark import gpu_table, measures, steps
+from experiments.benchmark import measures, steps
 from tfdpx.layers.few_weights import WHAT
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.output import print_table, to_json
-
-
-def print_results(medians, peaks, failures, title):
-    """Prints time and memory of each step, each with its ratio to the ordinary one.
-
-    Args:
-        medians: `{kind: seconds}`, kinds as in `steps.KINDS`.
-        peaks: `{kind: measures.Peak}`.
-        failures: `{kind: text}`, why a step could not be measured.
-        title: Heading.
-    """
-    print(title)
-    needs = {kind: peak.step_mib for kind, peak in peaks.items()}
-    for kind, name in steps.KINDS.items():
-        parts = []
-        for values, unit in ((medians, "s"), (needs, "MiB")):
-            ratio = measures.ratio(values, kind)
-            parts += [f"{values[kind]:.4g} {unit}"] if kind in values else []
-            parts += [] if ratio is None else [f"{ratio:.2f} of ordinary"]
-        parts += [f"failed: {failures[kind]}"] if kind in failures else []
-        print(f"  {name}: {', '.join(parts)}")
 
 
 def print_layers(choices):
@@ -92,32 +73,15 @@ def parse(arguments=None):
         help="Time updates of fit(plan.batches(...)) against "
         "fit on shuffled batches, and nothing else.",
     )
-    add(
-        "--individual",
-        action="store_true",
-        help="Time a private step of --images with and "
-        "without individual accounting of --num_examples, and nothing else.",
-    )
-    add(
-        "--users",
-        type=int,
-        help="Time a private step of --images people with this number of examples each "
-        "against one of --images examples with as many views, and nothing else.",
-    )
     add("--batch_size", type=int, help="Expected examples of an update of --end_to_end.")
-    add("--num_examples", type=int, default=50_000, help="For --end_to_end and --individual.")
+    add("--num_examples", type=int, default=50_000, help="For --end_to_end, individual.")
     add("--microbatch_size", type=int, help="Examples per pass; default: the predicted fastest.")
     add("--jit", action="store_true", help="Compile the steps with XLA.")
     add("--precision", default="float32", choices=steps.PRECISIONS, help="Dtype of the model.")
-    add(
-        "--gpu_table",
-        action="store_true",
-        help="Fill the table of docs/devices.md on this machine's first GPU, and nothing else.",
-    )
     add("--norms", default="auto", choices=steps.NORMS, help="How per-example norms are computed.")
     add("--repeats", type=int, default=10, help="Runs of each step, from which medians are taken.")
     add("--nomemory", dest="memory", action="store_false", help="Leave peak memory out.")
-    add("--nomapped", dest="mapped", action="store_false", help="Leave the mapped model out.")
+    add("--kinds", default="ordinary,private,mapped", help=f"Of {', '.join(steps.KINDS)}.")
     add("--explain", action="store_true", help="Print which rule, norm and sum each layer uses.")
     add("--workdir", type=pathlib.Path, help="Folder for benchmark.json, if any.")
     return parser.parse_args(arguments)  # fmt: skip
@@ -130,12 +94,7 @@ def main(arguments=None):
         settings = read_settings(values)
         if values.workdir is not None:
             values.workdir.mkdir(parents=True, exist_ok=True)
-        if values.gpu_table:
-            record = {**_given(values), **gpu_table.measure(values.repeats)}
-        elif values.end_to_end or values.individual or values.users:
-            record = {**_given(values), **_one_comparison(settings, values)}
-        else:
-            record = benchmark(settings, values)
+        record = _end_to_end(settings, values) if values.end_to_end else benchmark(settings, values)
     text = to_json(record)
     if values.workdir is not None:
         (values.workdir / "benchmark.json").write_text(text + "\n")
@@ -148,11 +107,14 @@ def read_settings(values):
     """Returns the `steps.Settings` of the flags, checked as far as possible without measuring."""
     if values.repeats < 1:
         raise UserError(f"Flag --repeats must be at least 1. Received: --repeats={values.repeats}.")
-    if values.end_to_end:
-        _check_end_to_end(values)
-    elif values.individual or values.users:
-        _check_individual(values)
-    elif values.memory:
+    if unknown := [kind for kind in values.kinds.split(",") if kind not in steps.KINDS]:
+        raise UserError(f"Flag --kinds takes {', '.join(steps.KINDS)}. Received: {unknown[0]}.")
+    if values.end_to_end and not 1 <= (values.batch_size or 0) <= values.num_examples:
+        raise UserError(
+            "Flag --end_to_end needs --batch_size between 1 and --num_examples. Received: "
+            f"--batch_size={values.batch_size} --num_examples={values.num_examples}."
+        )
+    if values.memory and not values.end_to_end:
         measures.check_platform()
     names = {field.name for field in dataclasses.fields(steps.Settings)}
     arguments = {name: getattr(values, name) for name in names}
@@ -163,28 +125,6 @@ def read_settings(values):
     return settings
 
 
-def _check_end_to_end(values):
-    """Raises UserError unless --batch_size and --num_examples make a plan."""
-    if values.batch_size is None or not 1 <= values.batch_size <= values.num_examples:
-        raise UserError(
-            "Flag --end_to_end needs --batch_size between 1 and --num_examples. Received: "
-            f"--batch_size={values.batch_size} --num_examples={values.num_examples}."
-        )
-    if values.explain or values.individual or values.augmult != 1:
-        raise UserError("Flag --end_to_end goes without --augmult, --explain and --individual.")
-
-
-def _check_individual(values):
-    """Raises UserError unless the step is one of a plan, and nothing else is measured."""
-    if values.augmult != 1 or values.explain:
-        raise UserError("Flags --individual and --users go without --augmult and --explain.")
-    if values.images > values.num_examples:
-        raise UserError(
-            "Flags --individual and --users need --images up to --num_examples. Received: "
-            f"--images={values.images} --num_examples={values.num_examples}."
-        )
-
-
 def benchmark(settings, values):
     """Measures, prints tables, and returns the content of the last line of output.
 
@@ -192,14 +132,17 @@ def benchmark(settings, values):
         settings: `steps.Settings`.
         values: The parsed flags.
     """
-    kinds = [kind for kind in steps.KINDS if values.mapped or kind != "mapped"]
+    kinds = values.kinds.split(",")
     failures, extras = {}, {}
 
     peaks = measures.measure_memory(kinds, settings, failures) if values.memory else {}
     # A step that was killed in its process would kill this one.
-    kinds = [kind for kind in kinds if kind not in failures]
-    medians = measures.measure_time(kinds, settings, values.repeats, failures)
-    print_results(medians, peaks, failures, _title(settings))
+    timed = [kind for kind in kinds if kind not in failures]
+    medians = measures.measure_time(timed, settings, values.repeats, failures)
+    summary = measures.summary(kinds, medians, peaks)
+    print(_title(settings))
+    for kind in kinds:
+        print(f"  {steps.KINDS[kind]}: {summary[f'{kind}_seconds']} s", failures.get(kind, ""))
 
     if values.explain:
         with measures.noting(failures, "explain"):
@@ -209,19 +152,17 @@ def benchmark(settings, values):
 
     return {
         **_given(values),
-        **measures.summary(medians, peaks),
+        **summary,
         **extras,
         "failures": failures,
     }
 
 
-def _one_comparison(settings, values):
-    """Makes the comparison of a flag, prints it as a table and returns it."""
-    measure = measures.measure_epoch if values.end_to_end else measures.measure_individual
-    measure = measures.measure_users if values.users else measure
-    record = measure(settings, values.num_examples, values.repeats)
-    print_table(record, title=f"{settings.model}, {values.num_examples} examples")
-    return record
+def _end_to_end(settings, values):
+    """Compares updates of whole fits, prints them as a table and returns them."""
+    figures = measures.measure_epoch(settings, values.num_examples, values.repeats)
+    print_table(figures, title=f"{settings.model}, {values.num_examples} examples")
+    return {**_given(values), **figures}
 
 
 def _given(values):

@@ -1,4 +1,4 @@
-"""Time and memory of the kinds of step, of whole epochs, of individual accounting and of people.
+"""Time and memory of the kinds of step, and of whole epochs.
 
 Peak memory is measured in a separate process: its resident memory, as counted by the kernel, once
 TensorFlow, Keras and tfdpx are imported, and the highest value since, after tracing the step and
@@ -26,10 +26,8 @@ from rich import console
 
 import tfdpx
 from experiments.benchmark import steps
-from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.train.errors import UserError
 from tfdpx.training import microbatches
-from tfdpx.training.session import Session
 
 # Keeps the standard output free for results.
 PROGRESS = console.Console(stderr=True)
@@ -59,32 +57,33 @@ def measure_time(kinds, settings, repeats, failures):
     return {kind: statistics.median(values) for kind, values in seconds.items()}
 
 
-def ratio(values, kind):
-    """Returns `values[kind]` over the ordinary step's, None unless both were measured."""
-    return values[kind] / values["ordinary"] if {kind, "ordinary"} <= values.keys() else None
+def ratios(values):
+    """Returns `{kind: ratio}` to the first of the kinds, None unless both were measured."""
+    first = next(iter(values.values()))
+    return {kind: first and value and value / first for kind, value in values.items()}
 
 
-def summary(medians, peaks):
+def summary(kinds, medians, peaks):
     """Returns medians, peaks and their ratios, None for values that were not measured.
 
     Args:
+        kinds: List of kinds; ratios are to the first.
         medians: `{kind: seconds}`.
         peaks: `{kind: Peak}`.
     """
-    record = {}
-    needs = {kind: peak.step_mib for kind, peak in peaks.items()}
-    for kind in steps.KINDS:
-        record[f"{kind}_seconds"] = medians.get(kind)
+    seconds = {kind: medians.get(kind) for kind in kinds}
+    needs = {kind: peaks[kind].step_mib if kind in peaks else None for kind in kinds}
+    record = {
+        "step_ratio": ratios(seconds).get("private"), "memory_ratio": ratios(needs).get("private")
+    }  # fmt: skip
+    for kind in kinds:
+        record[f"{kind}_seconds"], record[f"{kind}_step_mib"] = seconds[kind], needs[kind]
         for name in ("peak_mib", "baseline_mib", "traced_mib"):
             record[f"{kind}_{name}"] = getattr(peaks[kind], name) if kind in peaks else None
-        record[f"{kind}_step_mib"] = needs.get(kind)
-    return {
-        "step_ratio": ratio(medians, "private"),
-        "memory_ratio": ratio(needs, "private"),
-        "mapped_ratio": ratio(medians, "mapped"),
-        "mapped_memory_ratio": ratio(needs, "mapped"),
-        **record,
-    }
+        if kind not in (kinds[0], "private"):
+            record[f"{kind}_ratio"] = ratios(seconds)[kind]
+            record[f"{kind}_memory_ratio"] = ratios(needs)[kind]
+    return record
 
 
 @contextlib.contextmanager
@@ -194,91 +193,6 @@ def _drawn(plan):
     """Returns the number of examples of each update, as the plan draws them from seed 0."""
     batches = plan.batches(np.zeros(plan.num_examples, "uint8"), seed=0)
     return [int(np.count_nonzero(weights)) for _, _, weights in batches]
-
-
-def measure_individual(settings, num_examples, repeats):
-    """Returns the figures of the JSON object: seconds with and without it, their ratio, memory.
-
-    Both take the same batch, which is in memory, in turn in one process; no norm is refreshed.
-    Their difference, the gather and the scatter, is also timed alone: `share_of_step` is its time
-    over the plain step's, which a busy machine disturbs less than the ratio.
-
-    Args:
-        settings: `steps.Settings`; its `images` are the batch size B.
-        num_examples: Int, N.
-        repeats: Int, timed runs of each.
-    """
-    plan = tfdpx.PrivacyPlan(num_examples, settings.images, 1000, noise_multiplier=1.0, delta=1e-5)
-    accountant = tfdpx.accounting.IndividualAccountant(plan)
-    x, y = steps.make_rows(settings)
-    batch = (x, y, tf.ones([settings.images]))
-    draws = sampler_of(plan.batches(np.zeros([num_examples], "uint8")))
-    generator = np.random.default_rng(0)
-    ids = tf.constant(generator.permutation(num_examples)[: settings.images], tf.int32)
-    functions = {}
-    for name, individual, data in (
-        ("plain", None, batch),
-        ("individual", accountant, (*batch, ids)),
-    ):
-        PROGRESS.print(f"tracing: {name}")
-        model = steps.make_model("private", settings, plan, individual)
-        model.optimizer.session = Session(model.optimizer, draws, None)  # As within `fit`.
-        functions[name] = steps.trace(model.train_step, (data,), settings)
-    policy = model.optimizer.clip_policy
-
-    def books(ids, norms):
-        clips = policy.clips(ids, settings.images)
-        policy.count_update(ids, norms >= 0, norms)
-        return clips
-
-    norms = tf.random.stateless_uniform([settings.images], [0, 0])
-    functions["books"] = steps.trace(books, (ids, norms), settings)
-    seconds = steps.interleaved(functions, repeats)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    held = accountant.norms().size + 1
-    return {
-        "individual_ratio": median["individual"] / median["plain"],
-        "share_of_step": median["books"] / median["plain"],
-        **{f"{name}_seconds": value for name, value in median.items()},
-        "individual_mib": 4 * held * (len(accountant.fractions) + 4) / 2**20,
-    }
-
-
-def measure_users(settings, num_examples, repeats):
-    """Returns the figures of the JSON object: seconds of both steps and their ratio.
-
-    Both see the same rows, in memory, in turn in one process; all rows are present.
-
-    Args:
-        settings: `steps.Settings`; its `images` are the examples, or people, and `users` is k.
-        num_examples: Int, of the plan.
-        repeats: Int, timed runs of each.
-    """
-    settings = dataclasses.replace(settings, augmult=settings.users)
-    arguments = dict(noise_multiplier=1.0, delta=1e-5)
-    plan = tfdpx.PrivacyPlan(num_examples, settings.images, 1000, **arguments)
-    of_users = tfdpx.PrivacyPlan(num_examples, settings.images, 1000, unit="user", **arguments)
-    x, y = steps.make_batch("private", settings)
-    labels = tf.repeat(y[:, tf.newaxis], settings.users, axis=1)
-    batches = {
-        "views": (plan, settings, (x, y, tf.ones(y.shape))),
-        "users": (
-            of_users,
-            dataclasses.replace(settings, augmult=1),
-            (x, labels, tf.ones(labels.shape)),
-        ),
-    }
-    functions = {}
-    for name, (step_plan, step_settings, batch) in batches.items():
-        PROGRESS.print(f"tracing: {name}")
-        model = steps.make_model("private", step_settings, step_plan)
-        functions[name] = steps.trace(model.train_step, (batch,), step_settings)
-    seconds = steps.interleaved(functions, repeats)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    return {
-        "users_ratio": median["users"] / median["views"],
-        **{f"{name}_seconds": value for name, value in median.items()},
-    }
 
 
 STEPS = 3

@@ -8,13 +8,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import per_example
+from tfdpx import PrivacyPlan, per_example
 from tfdpx._keras import model_internals
+from tfdpx.accounting import IndividualAccountant
 from tfdpx.layers import trainable
 from tfdpx.per_example import cost_model
+from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.train import allocator, classifiers
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.training import optimizers
+from tfdpx.training.session import Session
 
 IMAGE_SIZE = 32
 
@@ -159,6 +162,8 @@ KINDS = {
     "ordinary": "ordinary Keras",
     "private": "private, tfdpx",
     "mapped": "private, subclassed",
+    "individual": "private, individual accounting",
+    "users": "private, of people",
 }
 
 NORMS = ("auto", "instantiate", "ghost")
@@ -179,16 +184,16 @@ class Settings:
     model: str
     images: int = 32
     augmult: int = 1
-    users: int | None = None
     image_size: int | None = None
     microbatch_size: int | None = None
     jit: bool = False
     norms: str = "auto"
     trainable: str = "all"
     precision: str = "float32"
+    num_examples: int = 50_000
 
     def __post_init__(self):
-        for name in ("images", "augmult", "users", "image_size"):
+        for name in ("images", "augmult", "image_size", "num_examples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"Flag --{name} must be at least 1. Received: --{name}={value}.")
@@ -200,7 +205,7 @@ class Settings:
         return self.images * self.augmult
 
 
-def make_model(kind, settings, plan=None, individual=None):
+def make_model(kind, settings, plan=None):
     """Returns a compiled and built model; the weights are the same for each kind.
 
     Args:
@@ -208,7 +213,6 @@ def make_model(kind, settings, plan=None, individual=None):
         settings: `Settings`.
         plan: Optional `tfdpx.PrivacyPlan` of the private optimizer. By default its batches have
             `settings.images`, and sigma is one.
-        individual: Optional `tfdpx.accounting.IndividualAccountant` of the plan.
 
     Raises:
         UserError: If the settings do not suit the model or the optimizer.
@@ -221,6 +225,13 @@ def make_model(kind, settings, plan=None, individual=None):
             trainable(model, settings.trainable)
     if kind == "mapped":
         model = Subclassed(model)
+    individual = None
+    if kind in ("individual", "users"):
+        unit = "user" if kind == "users" else "example"
+        sizes = settings.num_examples, settings.images, 1000
+        plan = PrivacyPlan(*sizes, noise_multiplier=1.0, delta=1e-5, unit=unit)
+        individual = IndividualAccountant(plan) if kind == "individual" else None
+    views = settings.augmult if settings.augmult > 1 and kind != "users" else 0
     if kind == "ordinary":
         optimizer = keras.optimizers.SGD(LEARNING_RATE)
     else:
@@ -233,7 +244,7 @@ def make_model(kind, settings, plan=None, individual=None):
                 noise_multiplier=1.0,
                 l2_norm_clip=1.0,
                 microbatch_size=settings.microbatch_size,
-                augmult=settings.augmult if settings.augmult > 1 else 0,
+                augmult=views,
             )
     model.compile(
         optimizer=optimizer,
@@ -269,6 +280,9 @@ def make_batch(kind, settings):
     if kind == "ordinary" or settings.augmult == 1:
         return x, y
     x = tf.reshape(x, [settings.images, settings.augmult, *x.shape[1:]])
+    if kind == "users":  # The rows of a person are examples, and all are there.
+        y = tf.reshape(y, x.shape[:2])
+        return x, y, tf.ones(y.shape)
     return x, y[:: settings.augmult]
 
 
@@ -303,8 +317,14 @@ def make_step(kind, settings):
         settings: `Settings`.
     """
     allocator.keep_freed_memory()  # For all kinds, as programs do.
-    model = make_model(kind, settings)
-    return trace(model.train_step, (make_batch(kind, settings),), settings)
+    model, batch = make_model(kind, settings), make_batch(kind, settings)
+    if kind == "individual":
+        plan = model.optimizer.plan
+        draws = sampler_of(plan.batches(np.zeros([plan.num_examples], "uint8")))
+        model.optimizer.session = Session(model.optimizer, draws, None)  # As within `fit`.
+        ids = np.random.default_rng(0).permutation(plan.num_examples)[: settings.images]
+        batch = (*batch, tf.ones([settings.images]), tf.constant(ids, tf.int32))
+    return trace(model.train_step, (batch,), settings)
 
 
 def layer_choices(settings):
