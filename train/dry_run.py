@@ -47,7 +47,7 @@ def describe(settings):
             f"--dry_run knows: {', '.join(names)}."
         )
     num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)
-    start = Start(settings, settings.pixels, settings.batch_norm, settings.features)
+    start = Start(settings)
     shape = _image_shape(settings, start, entry)
     sketch = functools.partial(start.sketch, shape=shape, num_classes=entry.num_classes)
     settings, _ = defaults.complete(start.settings, num_examples, sketch=sketch)

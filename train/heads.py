@@ -17,6 +17,9 @@ from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
 from tfdpx.train.settings import check_threshold
 from tfdpx.train.start_from import Start, not_private, without_secrets
 
+# Pixels of a batch of images, with their channels: 55 photos of 224 x 224.
+_MOST_VALUES = 2**23
+
 
 def run(settings, workdir):
     """Computes features, fits the head, and writes the files of the run.
@@ -95,7 +98,7 @@ class Features:
     def __init__(self, settings, public_dataset=None):
         if settings.dataset is None:
             raise UserError("Flag --head needs --dataset, the images to fit the head on.")
-        start = Start(settings, settings.pixels)
+        start = Start(settings)
         self.settings, self.seen = start.settings, start.seen
         self.before = start.ledger_on(settings.dataset)
         data = self.data = images.load_for(
@@ -126,9 +129,10 @@ def computed(extractor, *examples):
     spec = tf.TensorSpec([None, *extractor.input_shape[1:]], extractor.inputs[0].dtype)
     compute = tf.function(extractor, input_signature=[spec], autograph=False)
     source, rows = as_examples(*examples), 0
+    size = max(1, min(measure.BATCH_SIZE, _MOST_VALUES // math.prod(extractor.input_shape[1:])))
     features = np.empty([source.count, *extractor.output_shape[1:]], "float32")
     labels = np.empty([source.count], "int64")
-    for x, y, _ in sampled_batches.in_order(source, measure.BATCH_SIZE):
+    for x, y, _ in sampled_batches.in_order(source, size):
         part = slice(rows, rows := rows + len(x))
         features[part] = compute(x)
         labels[part] = np.reshape(y, [-1])

@@ -70,7 +70,7 @@ def tune(runs, mean, workdir, train):
         selection.check_mean(mean)
     if (workdir / "best").exists():
         raise UserError(f"The folder --workdir={workdir} holds a tuned run. Choose another.")
-    starts = [Start(p, p.pixels, p.batch_norm, p.features) for p in (r.settings for r in runs)]
+    starts = [Start(run.settings) for run in runs]
     points = [
         dataclasses.replace(run.settings, init_from=start.settings.init_from)
         for run, start in zip(runs, starts, strict=True)

@@ -67,7 +67,7 @@ def _run_on_images(asked, preset, workdir, strategy):
     # Load: the weights to start from and their earlier trainings; then the images, as bytes in
     # memory or on disk. The model normalises them.
     with strategy.scope():
-        start = Start(asked, asked.pixels, asked.batch_norm, asked.features)
+        start = Start(asked)
     settings = start.settings
     before = start.ledger_on(settings.dataset, settings.allow_seen_data or not settings.private)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:

@@ -14,12 +14,13 @@ import io
 import math
 import pathlib
 import types
+import warnings
 
 import keras
 import numpy as np
 
 from tfdpx import account
-from tfdpx._keras import layer_internals, lora
+from tfdpx._keras import layer_internals
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import UpstreamTraining
@@ -40,56 +41,50 @@ _SCATTER = "scatter"
 
 
 class Start:
-    """The trained model of `--init_from`, and the fixed features of `--features`.
+    """The trained weights of `--init_from`, and the fixed features of `--features`.
 
-    A `.keras` file of `classify` gives the weights of all layers but the last, and
-    the normalisation of grey levels. A `.weights.h5` file gives the weights of all layers. Any
-    other Keras image model is used unchanged, in place of `--model`.
+    Without a named `--model` the network of a `.keras` file is taken as it is. A named one takes
+    the weights of a `.keras` or `.weights.h5` file. In both the last layer starts anew.
 
     Args:
         settings: A `settings.Settings`.
-        pixels: See `tfdpx.models.backbone`.
-        batch_norm: "freeze" or "replace"; None is "freeze".
-        features: String, the value of `--features`, or None.
 
     Attributes:
-        settings: The settings with the path of a file, and with `model` `OF_FILE` if the model in
-            the file is used unchanged.
+        settings: The settings with the path of a file, and with `model` `OF_FILE` if the network of
+            the file is taken as it is.
         files: Paths of the files to read.
-        image_shape: `(height, width, channels)` that the model in the file takes; None for any.
+        image_shape: `(height, width, channels)` that this network takes; None for any.
         notes: Sentences to print.
 
     Raises:
         UserError: If a file does not exist or cannot be read, or flags contradict it.
     """
 
-    def __init__(self, settings, pixels=None, batch_norm=None, features=None):
-        if settings.init_from:
-            settings = dataclasses.replace(settings, init_from=model_file(settings.init_from))
-        path = settings.init_from
-        self._pixels, self._batch_norm, self._features = pixels, batch_norm, features
-        self._model = read(path) if path and path.endswith(".keras") else None
-        self._as_it_is = self._model is not None and (
-            settings.model in (AUTO, None) or not is_ours(self._model)
-        )
-        self.image_shape, self.notes = (None, None, None), []
-        if self._as_it_is:
+    def __init__(self, settings):
+        path = settings.init_from and model_file(settings.init_from)
+        self.files = [*([path] if path else []), *_feature_files(settings.features)]
+        for file in self.files:  # Before any weight is loaded.
+            _record_in(file)
+        self.image_shape, self.notes, self._model = (None, None, None), [], None
+        if path and path.endswith(".keras"):
+            self._model = read(path)
+        if self._model is not None and settings.model in (AUTO, OF_FILE, None):
             if settings.precision != "float32":
                 raise UserError(
                     f"The layers of --init_from={path} keep the precision that they were saved "
                     f"with. Received: --precision={settings.precision}. Leave it out."
                 )
             settings = dataclasses.replace(settings, model=OF_FILE)
-            self.image_shape, note = _described(self._model, path, pixels)
+            self.image_shape, note = _described(self._model, path, settings.pixels)
             self.notes = [note]
-        elif (pixels and not features) or batch_norm:
+        elif (settings.pixels and not settings.features) or settings.batch_norm:
             raise UserError(
-                "Flags --pixels and --batch_norm belong to a model of --init_from that is taken as "
-                f"it is. Received: --pixels={pixels} --batch_norm={batch_norm}, with "
-                f"--model={settings.model} --init_from={path}. Leave them out."
+                "Flags --pixels and --batch_norm belong to a network of --init_from that is taken "
+                f"as it is. Received: --pixels={settings.pixels} "
+                f"--batch_norm={settings.batch_norm}, with --model={settings.model} "
+                f"--init_from={path}. Leave them out, or give --model={AUTO}."
             )
-        self.settings = settings
-        self.files = [*([path] if path else []), *_feature_files(features)]
+        self.settings = dataclasses.replace(settings, init_from=path)
 
     @functools.cached_property
     def seen(self):
@@ -126,12 +121,10 @@ class Start:
             UserError: If a file does not match the settings.
         """
         settings, shape = self.settings, tuple(data.image_shape)
-        if self._features:
-            return _on_features(
-                self._features, shape, data.num_classes, settings.whiten, self._pixels
-            )
-        if self._as_it_is:
-            model = self._as_classifier(shape, data.num_classes, settings.trainable)
+        if settings.features:
+            return _on_features(settings, shape, data.num_classes)
+        if settings.model == OF_FILE:
+            model = self._as_it_is(shape, data.num_classes, settings.trainable)
         else:
             model = self._by_name(data)
         if prepare is not None:
@@ -160,58 +153,86 @@ class Start:
         Without a file these are scattering features, which depend on no data, of images divided by
         the largest grey level of their format.
         """
-        if self.settings.init_from and self._model is None:
+        if self._model is not None:
+            model = self._as_it_is(shape, None, "last")
+            return keras.Model(model.inputs, keras.layers.UnitNormalization()(model.output))
+        if self.files:
             raise UserError(
                 "Flag --head needs a whole model, a .keras file. Received: "
                 f"--init_from={self.settings.init_from}."
             )
-        if self._model is None:
-            images = keras.Input(shape, dtype="uint8", name="image")
-            grey = keras.layers.Rescaling(1 / largest, name="normalise")(images)
-            inputs, outputs = scattering_features(shape)
-            body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(outputs))
-            return keras.Model(images, body(grey), name=_SCATTER)
-        if is_ours(self._model):
-            model = features(self._model)
-        else:
-            model = self._as_classifier(shape, None, "last")
-        return keras.Model(model.inputs, keras.layers.UnitNormalization()(model.output))
+        images = keras.Input(shape, dtype="uint8", name="image")
+        grey = keras.layers.Rescaling(1 / largest, name="normalise")(images)
+        inputs, outputs = scattering_features(shape)
+        body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(outputs))
+        return keras.Model(images, body(grey), name=_SCATTER)
 
     def _by_name(self, data):
+        """Builds the network `--model`, with the weights of a file if there is one."""
         path, source = self.settings.init_from, self._model
-        centre, deviation = data.centre, data.deviation
-        if source is not None:
-            centre, deviation = _standardization(source, path)
-        model = classifiers.build(
-            self.settings.model, data.image_shape, data.num_classes, centre, deviation
-        )
-        if source is not None:
-            _copy(source, model, path)
-        elif path:
-            _load_weights(model, path)
+        scale = data.centre, data.deviation
+        normalise = source and next((x for x in source.layers if x.name == "normalise"), None)
+        if normalise:
+            factor, offset = np.array(normalise.scale), np.array(normalise.offset)
+            scale = (-offset / factor).tolist(), (1 / factor).tolist()
+        model = classifiers.build(self.settings.model, data.image_shape, data.num_classes, *scale)
+        if path:
+            flat = layer_internals.flatten_layers
+            kinds = source and [type(layer) for layer in flat(source)]
+            if kinds not in (None, [type(layer) for layer in flat(model)]):
+                raise UserError(
+                    f"The network of --init_from={path}, {source.name!r}, has other layers than "
+                    f"--model={self.settings.model}: name it with the arguments that it was "
+                    f"trained with, or give --model={AUTO} to take it as it is."
+                )
+            _load(model, path)
         return model
 
-    def _as_classifier(self, shape, num_classes, trained):
-        """Builds the model in the file for uint8 images, with a new last layer or for features."""
+    def _as_it_is(self, shape, num_classes, trained):
+        """Builds the network of the file, with a new last layer or, without classes, none."""
         # Layer by layer, because Keras sets no layer of a model that is already trainable.
         for layer in layer_internals.flatten_layers(self._model):
             layer.trainable = trained != "last"
-        pixels = keras.Input(shape)
+        images = keras.Input(shape)
         with checking_flags():
             x = backbone(
                 self._model,
                 input_shape=shape,
-                batch_norm=self._batch_norm or "freeze",
-                pixels=self._pixels,
-            )(pixels)
+                batch_norm=self.settings.batch_norm or "freeze",
+                pixels=self.settings.pixels,
+            )(images)
         if num_classes is not None:
             x = linear(x, num_classes) if trained == "last" else logits(x, num_classes)
-        body = keras.Model(pixels, x, name="body")
+        body = keras.Model(images, x, name="body")
         images = keras.Input(shape, dtype="uint8", name="image")
         outputs = body(keras.layers.Rescaling(1.0, name="normalise")(images))
         model = keras.Model(images, outputs, name=self._model.name)
         account.mark_known(model.variables)  # `seen` has the earlier trainings of the file.
         return model
+
+
+def _load(model, path):
+    """Loads the weights of a file into all layers but the last."""
+    last = last_layer(model)
+    new, ends = last.get_weights(), {id(v) for v in last.weights}
+    rest = [v for v in model.weights if id(v) not in ends and "float" in v.dtype]
+    for variable in rest:  # Keras keeps weights that are missing in the file, with a warning.
+        variable.assign(keras.ops.full(variable.shape, float("nan"), variable.dtype))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.load_weights(path, skip_mismatch=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"Cannot read --init_from={path}: {error}") from error
+    missing = [v.path for v in rest if bool(keras.ops.any(keras.ops.isnan(v)))]
+    if missing:
+        raise UserError(
+            f"The weights of --init_from={path} do not fit --model={model.name} for images of "
+            f"shape {model.input_shape[1:]}: {len(missing)} are not in the file, such as "
+            f"{missing[0]}."
+        )
+    last.set_weights(new)
+    account.mark_known(model.variables)  # `Start.seen` has the earlier trainings of the file.
 
 
 def ledger_on(trainings, dataset, allow_unaccounted=False):
@@ -275,19 +296,6 @@ def without_paths(text):
     return text and "+".join("/".join(pathlib.Path(part).parts[-2:]) for part in text.split("+"))
 
 
-def is_ours(model):
-    """Returns whether `classifiers.build` made a model, and so can make it again."""
-    return classifiers.is_name(model.name) and any(x.name == "normalise" for x in model.layers)
-
-
-def features(model):
-    """Returns a model from uint8 images to the inputs of the last layer of a classifier.
-
-    It shares the weights of the classifier, which `classifiers.build` made.
-    """
-    return keras.Model(model.inputs, _before_last(model)(model.get_layer("normalise").output))
-
-
 def _described(model, path, pixels):
     """Returns the shape of the images of a Keras model, and a sentence about its use."""
     try:
@@ -329,111 +337,38 @@ def _feature_files(features):
     return [kind for kind in kinds if kind != _SCATTER]
 
 
-def _on_features(features, shape, num_classes, whiten, pixels):
+def _on_features(settings, shape, num_classes):
     """Builds the linear classifier of `--features`. Only its last layer trains."""
-    extractors = [_extractor_of(path, shape, pixels) for path in _feature_files(features)]
-    if pixels and all(is_ours(read(path, "features")) for path in _feature_files(features)):
-        raise UserError(
-            "Flag --pixels belongs to files of --features that tfdpx did not make. Received: "
-            f"--pixels={pixels} --features={features}. Leave it out."
-        )
-    if whiten:
-        extractors = [transfer.whitened(extractor, 1.0, whiten) for extractor in extractors]
+    extractors = []
+    for path in _feature_files(settings.features):
+        with checking_flags():
+            network = read(path, "features")
+            extractors.append(backbone(network, input_shape=shape, pixels=settings.pixels))
+    if settings.whiten:
+        extractors = [transfer.whitened(part, 255.0, settings.whiten) for part in extractors]
     with checking_flags():
-        if _SCATTER in [kind.strip() for kind in features.split("+")]:
-            extractors.insert(0, keras.Model(*scattering_features(shape), name=_SCATTER))
+        if _SCATTER in [kind.strip() for kind in settings.features.split("+")]:
+            images = keras.Input(shape)
+            scattering = keras.Model(*scattering_features(shape))
+            grey = keras.layers.Rescaling(1 / 255)(images)
+            extractors.insert(0, keras.Model(images, scattering(grey), name=_SCATTER))
         body = LinearOnFeatures(num_classes, shape, extractors)
     images = keras.Input(shape, dtype="uint8", name="image")
-    grey = keras.layers.Rescaling(1 / 255, name="normalise")(images)
-    return keras.Model(images, body(grey), name=LINEAR_ON_FEATURES)
+    pixels = keras.layers.Rescaling(1.0, name="normalise")(images)
+    return keras.Model(images, body(pixels), name=LINEAR_ON_FEATURES)
 
 
-def _extractor_of(path, shape, pixels):
-    """Returns a frozen model from images in [0, 1] to the inputs of the last layer of a file."""
-    model = read(path, "features")
-    if not is_ours(model):
-        images = keras.Input(shape)
-        with checking_flags():
-            body = backbone(model, input_shape=shape, pixels=pixels)
-        return keras.Model(images, body(keras.layers.Rescaling(255.0)(images)))
-    centre, deviation = map(np.array, _standardization(model, path, "features"))
-    body = _before_last(model)
-    if tuple(body.input_shape[1:]) != shape:
-        raise UserError(
-            f"The model of --features, {path}, takes images of shape {body.input_shape[1:]}. "
-            f"Received: images of shape {shape}. Pre-train for this --dataset, or give "
-            "--image_size."
-        )
-    images = keras.Input(shape)
-    normalise = keras.layers.Rescaling(
-        (255 / deviation).tolist(), (-centre / deviation).tolist(), name="normalise"
-    )
-    return keras.Model(images, body(normalise(images)))
-
-
-def _before_last(model):
-    body = model.layers[-1]
-    return keras.Model(body.inputs, last_layer(body).input, name="body")
-
-
-def _standardization(source, path, flag="init_from"):
-    layer = next((layer for layer in source.layers if layer.name == "normalise"), None)
-    if layer is None or not isinstance(source.layers[-1], keras.Model):
-        remedy = " Its weights in a .weights.h5 file do, if they fit --model."
-        raise UserError(
-            f"The model of --{flag}={path} was not written by tfdpx.train.classify: it has no "
-            f"layer 'normalise'.{remedy * (flag == 'init_from')}"
-        )
-    scale, offset = np.array(layer.scale), np.array(layer.offset)
-    return (-offset / scale).tolist(), (1 / scale).tolist()
-
-
-def _copy(source, model, path):
-    """Copies the weights of all layers but the last."""
-    factors = {id(v) for v in lora.factors_of(source)}  # The kernels include their product.
-    old, new = [v for v in source.weights if id(v) not in factors], model.weights
-    last = {id(weight) for weight in last_layer(model).weights}
-    is_fit = len(old) == len(new) and source.name == model.name
-    is_fit = is_fit and all(
-        a.shape == b.shape or id(b) in last for a, b in zip(old, new, strict=True)
-    )
-    if not is_fit:
-        raise UserError(
-            f"The model of --init_from={path} is another than --model={model.name} for images of "
-            f"shape {model.input_shape[1:]}: it is {source.name!r} for {source.input_shape[1:]}, "
-            f"with {source.count_params()} parameters against {model.count_params()}."
-        )
-    kinds, expected = (
-        [type(layer) for layer in layer_internals.flatten_layers(m)] for m in (source, model)
-    )
-    if kinds != expected:
-        raise UserError(
-            f"The model of --init_from={path} has other layers than --model={model.name} here: "
-            "give --model with the arguments that it was trained with."
-        )
-    for a, b in zip(old, new, strict=True):
-        if id(b) not in last:
-            b.assign(a)
-    account.pass_on(old, new)
-
-
-def _load_weights(model, path):
+def _record_in(path):
+    """Returns the record in a file, None if it has none; refuses a file that cannot be read."""
     try:
-        model.load_weights(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"The weights of --init_from={path} do not fit --model={model.name} with "
-            f"{model.output_shape[-1]} classes (a .keras file may have other classes): {error}"
-        ) from error
-    account.mark_known(model.variables)  # `Start.seen` has the earlier trainings of the file.
+        return records.read(path) if path.endswith(".keras") else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"Damaged: the account in the file {path}: {error}") from error
 
 
 def _seen_by(path, init_data):
     """Returns the earlier trainings of one file, a tuple of `UpstreamTraining`."""
-    try:
-        record = records.read(path) if path.endswith(".keras") else None
-    except (OSError, ValueError) as error:
-        raise UserError(f"Damaged: what the file says of its training data: {error}") from error
+    record = _record_in(path)
     if record is None or record.data is None:
         if init_data is None:
             raise UserError(

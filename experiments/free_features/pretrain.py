@@ -20,8 +20,9 @@ from experiments.free_features.drawings import RandomViews, Shapes, Spectrum
 from tfdpx import noise, synthetic
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
+from tfdpx.layers.few_weights import last_layer
 from tfdpx.report import report
-from tfdpx.train import classifiers, start_from
+from tfdpx.train import classifiers
 from tfdpx.train.data import tfds
 
 KINDS = {
@@ -69,9 +70,11 @@ def pretrain(arguments):
         entry.centre,
         entry.deviation,
     )
-    features = start_from.features(classifier)
-    logits = keras.layers.Dense(count, dtype="float32", name="exemplars")(features.output)
-    model = keras.Model(features.input, logits)
+    body = classifier.layers[-1]
+    features = keras.Model(body.inputs, last_layer(body).input)
+    outputs = features(classifier.get_layer("normalise").output)
+    logits = keras.layers.Dense(count, dtype="float32", name="exemplars")(outputs)
+    model = keras.Model(classifier.inputs, logits)
     warmup = min(100, arguments.steps // 2)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, arguments.steps - warmup, warmup_target=arguments.learning_rate, warmup_steps=warmup

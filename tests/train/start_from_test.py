@@ -3,6 +3,7 @@
 import math
 import shutil
 import types
+import zipfile
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import seeds
 
 import tfdpx
 from tfdpx.accounting import Ledger
+from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
 from tfdpx.train import classifiers, settings, start_from
@@ -28,9 +30,8 @@ GRAY = IMAGES[..., :1]
 
 def start(path=None, **arguments):
     """Returns the start of a run."""
-    options = {name: arguments.pop(name, None) for name in ("pixels", "batch_norm")}
     arguments = {"epsilon": 1.0, "init_from": path and str(path), "init_data": "mnist", **arguments}
-    return Start(settings.resolve("digits", arguments), **options)
+    return Start(settings.resolve("digits", arguments))
 
 
 def built(path=None, num_classes=3, shape=(8, 8, 1), **arguments):
@@ -52,21 +53,21 @@ def trained(tmp_path_factory):
     return model, path
 
 
-def test_the_last_layer_starts_anew_but_from_a_file_of_weights(trained):
+def test_the_last_layer_starts_anew(trained):
     source, path = trained
     wanted = source.get_weights()
     seeds.fix(7)
     # As many classes need not be the same ones.
-    models = [built(path, num_classes) for num_classes in (3, 4)]
-    for model, num_classes in zip(models, (3, 4), strict=True):
+    weights = path.replace(".keras", ".weights.h5")
+    cases = [(path, 3), (path, 4), (weights, 3), (weights, 4)]
+    for file, num_classes in cases:
+        model = built(file, num_classes)
         *body, kernel, bias = model.get_weights()
         assert all(map(np.array_equal, body, wanted[:-2])) and not bias.any()
         assert kernel.shape[1] == num_classes and not np.array_equal(kernel, wanted[-2])
-        pixels = [np.asarray(network.get_layer("normalise")(GRAY)) for network in (model, source)]
-        np.testing.assert_allclose(*pixels, atol=1e-5)  # Scaled for the loaded weights.
-    models.append(built(path.replace(".keras", ".weights.h5")))
-    assert all(map(np.array_equal, models[-1].get_weights(), wanted))
-    for model in models:
+        if file == path:  # Scaled for the loaded weights.
+            pixels = [np.asarray(net.get_layer("normalise")(GRAY)) for net in (model, source)]
+            np.testing.assert_allclose(*pixels, atol=1e-5)
         model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss="mse")
         assert model.optimizer.ledger.is_complete  # The origin is in the record.
 
@@ -76,14 +77,19 @@ def test_files_that_do_not_fit(trained, tmp_path):
     junk = tmp_path / "junk.keras"
     junk.write_bytes(b"junk")
     weights = path.replace(".keras", ".weights.h5")
+    (tmp_path / "of_a_newer_version").mkdir()
+    _, newer = saved(tmp_path / "of_a_newer_version", "small_cnn", (8, 8, 1), 3, 120.0)
+    with zipfile.ZipFile(newer, "a") as archive:
+        archive.writestr(records._ENTRY, '{"format": "tfdpx.Record/99"}')
     shape = dict(model="wrn_10_1", shape=(24, 24, 3))
     _, other_order = saved(tmp_path, "wrn_10_1:relu_first=true", (16, 16, 3), 3, 120.0)
     for file, arguments, message in [
-        (path, dict(model="scatter_linear"), "another than --model=scatter_linear.*'small_cnn'"),
-        (path, dict(shape=SHAPE), r"shape \(8, 8, 3\).*for \(8, 8, 1\)"),
-        (weights, dict(num_classes=4), "do not fit --model=small_cnn with 4 classes"),
+        (path, dict(model="scatter_linear"), "'small_cnn', has other layers than --model=scatter"),
+        (path, dict(shape=SHAPE), r"do not fit --model=small_cnn.*shape \(8, 8, 3\)"),
+        (weights, dict(model="resnet_20"), "do not fit --model=resnet_20"),
+        (newer, {}, "Damaged: the account in the file"),
         (path, dict(model="small_cnn:weight_standardization=false"), "other layers"),
-        (other_order, shape, "give --model with the arguments that it was trained with"),
+        (other_order, shape, "name it with the arguments that it was"),
         (junk, {}, "Cannot read --init_from"),
         (path, dict(batch_norm="freeze"), "Flags --pixels and --batch_norm belong"),
         (path, dict(pixels="0..1"), "--pixels=0..1 --batch_norm=None"),
@@ -152,7 +158,7 @@ def test_weights_that_train_and_statistics_that_do_not(tmp_path):
     source = theirs(L.Rescaling(1 / 255))
     for trainable, wanted in (("last", {"logits"}), ("all", {"conv", "logits"})):
         source.trainable = trainable == "last"  # The state in the file does not matter.
-        classifier = built(file_of(source, tmp_path), 2, SHAPE, trainable=trainable)
+        classifier = built(file_of(source, tmp_path), 2, SHAPE, trainable=trainable, model="auto")
         assert {v.path.split("/")[-2] for v in classifier.trainable_variables} == wanted
     before = [v.numpy() for v in classifier.variables]
     plan = tfdpx.PrivacyPlan(4, 4, 2, 1.0, delta=1e-5)
@@ -162,7 +168,8 @@ def test_weights_that_train_and_statistics_that_do_not(tmp_path):
     for value, variable in zip(before, classifier.variables, strict=True):
         trains = variable.path.split("/")[-2] in wanted
         assert np.array_equal(value, variable.numpy()) != trains, variable.path
-    replaced = built(tmp_path / "theirs.keras", 2, SHAPE, batch_norm="replace")._flatten_layers()
+    flags = dict(model="auto", batch_norm="replace")
+    replaced = built(tmp_path / "theirs.keras", 2, SHAPE, **flags)._flatten_layers()
     kinds = {type(layer).__name__ for layer in replaced}
     assert "GroupNorm" in kinds and "BatchNormalization" not in kinds
 
