@@ -4,8 +4,9 @@
 
 Tables of scikit-learn with public ranges of their columns, and generated ones, which nothing was
 fitted on, with public and with estimated ranges. Preprocessing is paid from the same epsilon; delta
-is 1e-5. "heads" are `tfdpx.heads` on the public ranges, without tuning: the setting, of eight, with
-the best median on the test rows. There is none for regressions. diffprivlib gets
+is 1e-5. "rare" has 3% positives, and is scored by the area under the curve (AUC). "heads" are
+`tfdpx.heads` on the public ranges, without tuning: the setting, of eight, with the best median on
+the test rows. There is none for regressions and for "rare". diffprivlib gets
 the public ranges and the categories; its guarantee is pure, with delta 0.
 The last line is one JSON object: median, least and largest over seeds. For scikit-learn's tables
 every seed has separate test rows.
@@ -23,9 +24,10 @@ import time
 
 import keras
 import numpy as np
-from sklearn import datasets, ensemble, linear_model
+from sklearn import datasets, ensemble, linear_model, metrics
 
 import tfdpx
+from experiments.comparison import table_rules
 from tfdpx.train import tables
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import CATEGORY, NUMBER
@@ -92,6 +94,7 @@ def public_ranges(table):
 EPSILONS = (1.0, 3.0, 8.0)
 OF_SKLEARN = ("breast_cancer", "wine", "diabetes", "digits")
 KEYS = {"generated, linear": (1_001, False), "generated, curved": (1_002, True)}
+RARE, RARE_ROWS, RARE_SHARE = "rare", 20_000, 0.03
 PEER = "experiments/comparison/of_diffprivlib.py"
 _FC = functools.partial(tfdpx.heads.FeatureCovariance, steps=10, initial_bias=0.0)
 _ADAM = functools.partial(tfdpx.heads.FirstOrder, steps=30, initial_bias=0.0)
@@ -107,14 +110,14 @@ HEADS = [
 def main():
     """Prints a line for each table, epsilon and method, and JSON of all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", default=",".join((*OF_SKLEARN, *KEYS)).replace(", ", "_"))
+    parser.add_argument("--tables", default=",".join((*OF_SKLEARN, RARE, *KEYS)).replace(", ", "_"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--peer", default=None)
     arguments = parser.parse_args()
     results = {}
     for name in arguments.tables.split(","):
-        of_sklearn = name in OF_SKLEARN
+        of_sklearn = name in (*OF_SKLEARN, RARE)
         for epsilon, ranges in [(e, r) for r in ("public", "found") for e in EPSILONS]:
             if of_sklearn and ranges == "found":
                 continue
@@ -122,12 +125,13 @@ def main():
             of_heads = []
             for seed in range(arguments.seeds):
                 table, settings = case(name, seed, epsilon, arguments.rows, ranges)
-                scores["tfdpx"].append(score(table, settings))
+                fitted, test = tables.fit(table, settings), table.test
+                scores["tfdpx"].append(score(name, fitted, test.columns, test.target))
                 if ranges == "public":
                     task = as_arrays(table, settings)
                     if epsilon == EPSILONS[0]:
-                        scores["none"].append(without_privacy(task))
-                    if task["classes"]:
+                        scores["none"].append(without_privacy(name, task))
+                    if task["classes"] and name != RARE:
                         of_heads.append(heads(task, epsilon))
                     if arguments.peer:
                         scores["diffprivlib"] += theirs(arguments.peer, task, epsilon, seed)
@@ -144,13 +148,19 @@ def main():
     print(json.dumps(results))
 
 
-def score(table, settings):
-    """Returns the accuracy, or R2, on the test rows of a model that is trained as a run would."""
-    return tables.fit(table, settings).score(table.test.columns, table.test.target)
+def score(name, fitted, x, y):
+    """Returns the accuracy or R2 of a fitted model, or the AUC of the rare label."""
+    if name == RARE:
+        return metrics.roc_auc_score(y, fitted.predict_proba(x)[:, 1])
+    return fitted.score(x, y)
 
 
 def case(name, seed, epsilon, num_rows, ranges):
     """Returns a table and the settings of a run on it."""
+    if name == RARE:
+        x, y = table_rules.make_rare(seed, RARE_ROWS, RARE_SHARE)
+        limits = np.full(x.shape[1], -4.0), np.full(x.shape[1], 4.0)
+        return table_rules.as_table(x, y, RARE_ROWS, limits, epsilon)
     if name not in OF_SKLEARN:
         key, curved = next(v for k, v in KEYS.items() if k.replace(", ", "_") == name)
         table = make_table(key, num_rows, curved=curved)
@@ -205,6 +215,7 @@ def as_arrays(table, settings):
 
     return {
         "classes": len(table.class_names),
+        "metric": "auc" if table.class_names == ("no", "yes") else "score",
         "x": features(table.train),
         "y": target(table.train),
         "test_x": features(table.test),
@@ -212,7 +223,7 @@ def as_arrays(table, settings):
     }
 
 
-def without_privacy(task):
+def without_privacy(name, task):
     """Returns the better score of a linear model and of boosted trees."""
     if task["classes"]:
         models = [
@@ -222,7 +233,8 @@ def without_privacy(task):
     else:
         models = [linear_model.Ridge(), ensemble.HistGradientBoostingRegressor()]
     return max(
-        model.fit(task["x"], task["y"]).score(task["test_x"], task["test_y"]) for model in models
+        score(name, model.fit(task["x"], task["y"]), task["test_x"], task["test_y"])
+        for model in models
     )
 
 

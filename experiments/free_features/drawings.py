@@ -6,29 +6,6 @@ import tensorflow as tf
 from tfdpx.synthetic import Generator
 
 
-class Spectrum(Generator):
-    """Random fields with a power spectrum of `1 / f^alpha`, scaled to fill [0, 1].
-
-    `alpha` is uniform between 1 and 3 for each image; photographs have about 2 (Field 1987,
-    https://doi.org/10.1364/JOSAA.4.002379). Several channels are random mixtures of as many fields.
-    """
-
-    def draw(self, rng):
-        """Draws one image `[height, width, channels]`; see `Generator.draw`."""
-        height, width = self.image_size
-        alpha = rng.uniform(1.0, 3.0)
-        # The phases of a real field have the symmetry that keeps the result real.
-        noise = np.fft.rfft2(rng.normal(size=[height, width, self.channels]), axes=(0, 1))
-        phases = noise / np.maximum(np.abs(noise), 1e-30)
-        frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
-        frequency[0, 0] = 1  # The mean, which is set below.
-        amplitude = frequency ** (-alpha / 2)
-        field = np.fft.irfft2(phases * amplitude[..., None], (height, width), axes=(0, 1))
-        if self.channels > 1:
-            field = field @ rng.normal(size=[self.channels, self.channels])
-        return (field - field.min()) / (field.max() - field.min())
-
-
 class Shapes(Generator):
     """Two to six ellipses, rectangles and convex polygons with textures, on a textured ground.
 

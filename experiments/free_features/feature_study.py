@@ -11,17 +11,14 @@ import json
 import pathlib
 
 import keras
-import matplotlib
 import numpy as np
 from sklearn import datasets, model_selection
 
 import tfdpx
+from experiments import pictures
 from tfdpx.layers import Scattering2D, UnitNormWithConstant
 from tfdpx.models import ScatterLinear
 from tfdpx.train import defaults, settings
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
 
 EPSILONS = (1.0, 3.0, 8.0)
 DELTA = 1e-5
@@ -146,29 +143,15 @@ def main():
             print(f"| {name} | {kind} | {' | '.join(shown)} |", flush=True)
     out = pathlib.Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    draw(record, out / "features.png")
+    pictures.draw(
+        {
+            name: {k: {float(e): r for e, r in points.items()} for k, points in kinds.items()}
+            for name, kinds in record.items()
+        },
+        out / "features.png",
+    )
     (out / "features.json").write_text(json.dumps(record))
     print(json.dumps({name: {k: v for k, v in kinds.items()} for name, kinds in record.items()}))
-
-
-def draw(record, path):
-    """Draws a panel per data set: median accuracy against epsilon, lowest to highest shaded."""
-    figure, axes = plt.subplots(1, len(record), figsize=(3 * len(record), 3), squeeze=False)
-    axes = axes[0]
-    for axis, (name, kinds) in zip(axes, record.items(), strict=True):
-        for kind, points in kinds.items():
-            runs = 100 * np.array([points[f"{e:g}"] for e in EPSILONS])
-            axis.plot(EPSILONS, np.median(runs, axis=1), marker="o", label=kind)
-            axis.fill_between(EPSILONS, runs.min(axis=1), runs.max(axis=1), alpha=0.2)
-        axis.set(title=name, xscale="log", xlabel="epsilon", xticks=EPSILONS)
-        axis.set_xticklabels([f"{e:g}" for e in EPSILONS])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("test accuracy, %")
-    axes[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

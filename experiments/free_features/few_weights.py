@@ -18,13 +18,13 @@ import statistics
 import keras
 import numpy as np
 from keras import layers
-from matplotlib import figure
 from sklearn import datasets, model_selection
 
 import tfdpx
+from experiments import pictures
 from experiments.free_features.drawings import RandomViews, Shapes
+from experiments.free_features.pretrain import separate
 from tfdpx import _resumable as resumable
-from tfdpx import noise
 from tfdpx.train.data import tfds
 
 WHAT = ("last", "bias", "norm", "lora", "all", "scratch")
@@ -61,16 +61,8 @@ def pretrain(path, steps):
     kinds = tfdpx.synthetic.Strokes, Shapes
     generated = [kind((8, 8), 1, seed=seed).images(OF_EACH_KIND) for seed, kind in enumerate(kinds)]
     images = np.rint(255 * np.concatenate(generated)).astype("uint8")
-    views, model = RandomViews(), tiny_vit()
-    whole = keras.Sequential([model, layers.Dense(len(images))])
-    rate = keras.optimizers.schedules.CosineDecay(3e-5, steps, warmup_steps=100, warmup_target=3e-3)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    whole.compile(keras.optimizers.AdamW(rate), loss)
-    rows = np.random.default_rng(0).integers(0, len(images), (steps, 256))
-    for step, chosen in enumerate(rows):
-        seed = noise.fold_in(noise.make_seed(0), step)
-        x = views.apply(images[chosen], views.draw(256, 1, seed))[:, 0]
-        whole.train_on_batch(x, chosen)
+    model, views = tiny_vit(), RandomViews()
+    separate(model, images, steps, 256, keras.optimizers.AdamW, 3e-3, views)
     features = model.predict(images, verbose=0)  # Of generated images, so statistics are free.
     scaled = layers.Normalization(mean=features.mean(0), variance=features.var(0) + 1e-3)
     keras.Model(model.inputs, scaled(model.output), name=model.name).save(path)
@@ -149,7 +141,10 @@ def study(workdir, seeds, steps, pretraining_steps):
             table[what, epsilon] = sorted(run[0] for run in runs)
             weights[what] = runs[0][1]
     write_table(table, weights, rates, workdir / "table.md")
-    draw(table, weights, workdir / "few_weights.png")
+    lines = {
+        f"{what}, {weights[what]:,} weights": {e: table[what, e] for e in EPSILONS} for what in WHAT
+    }
+    pictures.draw({"": lines}, workdir / "few_weights.png")
 
 
 def write_table(table, weights, rates, path):
@@ -163,28 +158,6 @@ def write_table(table, weights, rates, path):
             cells.append(f"{statistics.median(runs):.1f}% ({runs[0]:.1f} to {runs[-1]:.1f})")
         lines.append("| " + " | ".join(cells) + " |")
     path.write_text("\n".join(lines) + "\n")
-
-
-def draw(table, weights, path):
-    """Draws a line per set of trained weights, medians with the range of the seeds."""
-    fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
-    axes = fig.add_subplot()
-    for index, what in enumerate(WHAT):
-        runs = [100 * np.array(table[what, epsilon]) for epsilon in EPSILONS]
-        middle = np.array([np.median(run) for run in runs])
-        spread = [middle - [run[0] for run in runs], [run[-1] for run in runs] - middle]
-        # Slightly shifted, so that all ranges can be seen.
-        places = np.array(EPSILONS) * 1.02 ** (index - len(WHAT) / 2)
-        label = f"{what}, {weights[what]:,} weights"
-        axes.errorbar(places, middle, spread, marker="o", capsize=2, linewidth=1.2, label=label)
-    axes.set_xscale("log")
-    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-    axes.minorticks_off()
-    axes.set_xlabel(r"$\varepsilon$")
-    axes.set_ylabel("test accuracy, %")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    fig.savefig(path, dpi=120)
 
 
 def main(arguments=None):

@@ -16,7 +16,7 @@ import pathlib
 import keras
 import numpy as np
 
-from experiments.free_features.drawings import RandomViews, Shapes, Spectrum
+from experiments.free_features.drawings import RandomViews, Shapes
 from tfdpx import noise, synthetic
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
@@ -29,7 +29,6 @@ KINDS = {
     "strokes": synthetic.Strokes,
     "dead_leaves": synthetic.DeadLeaves,
     "shapes": Shapes,
-    "spectrum": Spectrum,
 }
 
 
@@ -72,29 +71,51 @@ def pretrain(arguments):
     )
     body = classifier.layers[-1]
     features = keras.Model(body.inputs, last_layer(body).input)
-    outputs = features(classifier.get_layer("normalise").output)
-    logits = keras.layers.Dense(count, dtype="float32", name="exemplars")(outputs)
-    model = keras.Model(classifier.inputs, logits)
-    warmup = min(100, arguments.steps // 2)
-    rate = keras.optimizers.schedules.CosineDecay(
-        0.0, arguments.steps - warmup, warmup_target=arguments.learning_rate, warmup_steps=warmup
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(rate, momentum=0.9, weight_decay=1e-3), loss)
-    views, key = RandomViews(flip=arguments.flip), noise.make_seed(arguments.seed)
-    rng = np.random.default_rng(arguments.seed)
-    for step in range(arguments.steps):
-        rows = rng.permutation(count)[: arguments.batch_size]
-        choices = views.draw(len(rows), 1, noise.fold_in(key, step))
-        last_loss = model.train_on_batch(views.apply(images[rows], choices)[:, 0], rows)
+    last_loss = separate(
+        keras.Model(classifier.inputs, features(classifier.get_layer("normalise").output)),
+        images, arguments.steps, arguments.batch_size,
+        lambda rate: keras.optimizers.SGD(rate, momentum=0.9, weight_decay=1e-3),
+        arguments.learning_rate, RandomViews(flip=arguments.flip), arguments.seed,
+    )  # fmt: skip
     report.write(
         arguments.workdir,
         program="experiments.free_features.pretrain",
         data=records.DatasetId(f"synthetic:{arguments.generator}", count),
         ledger=Ledger(),  # Generated images hold no person's data.
         model=classifier,
-        results={"model": arguments.model, "steps": arguments.steps, "loss": float(last_loss)},
+        results={"model": arguments.model, "steps": arguments.steps, "loss": last_loss},
     )
+    return last_loss
+
+
+def separate(features, images, steps, batch_size, optimizer, learning_rate, views, seed=0):
+    """Trains a model, in place, whose features tell any view of an image from those of others.
+
+    Args:
+        features: `keras.Model` from images to features.
+        images: uint8 `[count, height, width, channels]`.
+        steps: Int.
+        batch_size: Int.
+        optimizer: Function of a schedule, to an optimizer.
+        learning_rate: Float, the largest one of a cosine with a warm-up.
+        views: `RandomViews`.
+        seed: Int.
+
+    Returns:
+        The last loss, a float.
+    """
+    logits = keras.layers.Dense(len(images), dtype="float32", name="exemplars")(features.output)
+    model, warmup = keras.Model(features.input, logits), min(100, steps // 2)
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0, steps - warmup, warmup_target=learning_rate, warmup_steps=warmup
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer(rate), loss)
+    rng, key = np.random.default_rng(seed), noise.make_seed(seed)
+    for step in range(steps):
+        rows = rng.permutation(len(images))[:batch_size]
+        choices = views.draw(len(rows), 1, noise.fold_in(key, step))
+        last_loss = model.train_on_batch(views.apply(images[rows], choices)[:, 0], rows)
     return float(last_loss)
 
 

@@ -19,8 +19,9 @@ import statistics
 import time
 
 import numpy as np
-from matplotlib import figure
+from absl import flags
 
+from experiments import pictures
 from experiments.heads import methods
 from tfdpx import _resumable as resumable
 from tfdpx.train import settings
@@ -79,34 +80,6 @@ def write_table(medians, seconds, path):
     path.write_text("\n".join(lines) + "\n")
 
 
-def draw(medians, path):
-    """Draws a line per method, and a dotted line at its accuracy without privacy.
-
-    Args:
-        medians: As for `write_table`.
-        path: PNG file to write.
-    """
-    methods, epsilons = _axes(medians)
-    fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
-    axes = fig.add_subplot()
-    for method in methods:
-        points = [
-            (float(epsilon), 100 * medians[method, epsilon])
-            for epsilon in epsilons
-            if (method, epsilon) in medians
-        ]
-        private = [point for point in points if point[0] < math.inf]
-        [line] = axes.plot(*zip(*private, strict=True), marker="o", label=method)
-        for _, accuracy in points[len(private) :]:
-            axes.axhline(accuracy, color=line.get_color(), linestyle=":", linewidth=1)
-    axes.set_xscale("log")
-    axes.set_xlabel(r"$\varepsilon$ (dotted: without privacy)")
-    axes.set_ylabel("test accuracy, %")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    fig.savefig(path, dpi=120)
-
-
 def _axes(medians):
     methods = list(dict.fromkeys(method for method, _ in medians))
     return methods, sorted({epsilon for _, epsilon in medians}, key=float)
@@ -131,6 +104,7 @@ def main(arguments=None):
     values = parser.parse_args(arguments)
     if values.workdir is None:
         parser.error("--workdir names the folder for results. It is not set.")
+    flags.FLAGS(["experiments.heads"])  # Those of the data, at their defaults.
     with in_one_line("experiments.heads.compare"):
         compare(values)
 
@@ -160,13 +134,14 @@ def compare(values):
                 line = dict(zip(("method", "epsilon", "seed"), key, strict=True), accuracy=accuracy)
                 resumable.add_line(results, {**line, "seconds": times[method][-1]})
                 print(f"{method:24} epsilon {epsilon:<5g} {100 * accuracy:.1f}%", flush=True)
-    medians = {}
+    groups, lines = {}, {}
     for (method, epsilon, _), accuracy in accuracies.items():
-        medians.setdefault((method, epsilon), []).append(accuracy)
-    medians = {key: statistics.median(group) for key, group in medians.items()}
+        groups.setdefault((method, epsilon), []).append(accuracy)
+        lines.setdefault(method, {}).setdefault(float(epsilon), []).append(accuracy)
+    medians = {key: statistics.median(group) for key, group in groups.items()}
     seconds = {method: statistics.median(values) for method, values in times.items()}
     write_table(medians, seconds, values.workdir / "table.md")
-    draw(medians, values.workdir / "heads.png")
+    pictures.draw({"": lines}, values.workdir / "heads.png")
 
 
 def _data(values):

@@ -24,6 +24,7 @@ import pathlib
 import secrets
 
 import numpy as np
+from absl import flags
 
 from experiments.heads import methods
 from tfdpx.accounting import selection
@@ -130,6 +131,7 @@ def main(arguments=None):
     add("--private_tuning", type=float, help="Mean number of runs, paid for.")
     add("--seed", type=int, help="Seed of the last fit's noise; never for release.")
     values = parser.parse_args(arguments)
+    flags.FLAGS(["experiments.heads"])  # Those of the data, at their defaults.
     with in_one_line("experiments.heads.search"):
         record = describe(values) if values.dry_run else search(values)
     print_table(record, title="search")

@@ -16,6 +16,7 @@ import numpy as np
 from absl import app, flags
 
 import tfdpx
+from experiments import pictures
 from tfdpx.accounting import group_epsilon
 from tfdpx.train.data import images
 from tfdpx.train.output import print_table
@@ -83,27 +84,11 @@ def main(argv):
     record = {f"{r['way']} at {r['epsilon']:g}": f"{100 * r['median']:.1f}%" for r in rows}
     print_table(record, title=f"median accuracy of {_RUNS.value} runs")
     if _PLOT.value:
-        draw(rows, pathlib.Path(_PLOT.value))
+        lines = {}
+        for row in rows:
+            lines.setdefault(row["way"], {})[row["epsilon"]] = row["accuracies"]
+        pictures.draw({"updates draw": lines}, pathlib.Path(_PLOT.value))
     print(json.dumps({"writers": WRITERS, "delta": DELTA, "rows": rows}))
-
-
-def draw(rows, path):
-    """Draws accuracy against epsilon, a line per way."""
-    import matplotlib.pyplot as plt  # It takes as long as a training.
-
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for way in dict.fromkeys(row["way"] for row in rows):
-        mine = [row for row in rows if row["way"] == way]
-        epsilons = [row["epsilon"] for row in mine]
-        axes.plot(epsilons, [100 * row["median"] for row in mine], marker="o", label=way)
-    axes.set(xscale="log", xlabel="epsilon of a writer", ylabel="test accuracy, %")
-    shown = sorted({row["epsilon"] for row in rows})
-    axes.set_xticks(shown, [f"{epsilon:g}" for epsilon in shown])
-    axes.set_xticks([], minor=True)
-    axes.legend(title="updates draw")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":
