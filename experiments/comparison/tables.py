@@ -4,9 +4,10 @@
 
 Tables of scikit-learn with public ranges of their columns, and generated ones, which nothing was
 fitted on, with public and with estimated ranges. Preprocessing is paid from the same epsilon; delta
-is 1e-5. "rare" has 3% positives, and is scored by the area under the curve (AUC). "heads" are
-`tfdpx.heads` on the public ranges, without tuning: the setting, of eight, with the best median on
-the test rows. There is none for regressions and for "rare". diffprivlib gets
+is 1e-5. "rough_10" has bounds that are ten times too wide at both ends; "rare" has 3% positives,
+and is scored by the area under the curve (AUC). "heads" are `tfdpx.heads` on the public ranges,
+without tuning: the setting, of eight, with the best median on the test rows. There is none for
+regressions and for "rare". diffprivlib gets
 the public ranges and the categories; its guarantee is pure, with delta 0.
 The last line is one JSON object: median, least and largest over seeds. For scikit-learn's tables
 every seed has separate test rows.
@@ -27,7 +28,6 @@ import numpy as np
 from sklearn import datasets, ensemble, linear_model, metrics
 
 import tfdpx
-from experiments.comparison import table_rules
 from tfdpx.train import tables
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import CATEGORY, NUMBER
@@ -81,6 +81,49 @@ def make_table(key, num_rows, task="classification", curved=None):
     return data_tables.Table(kinds, names, rows[:num_rows], rows[num_rows:])
 
 
+def as_table(x, y, num_rows, limits, epsilon):
+    """Returns a table of the numbers `x` with `num_rows` training rows, and a run's settings."""
+    names = [f"column {i}" for i in range(x.shape[1])]
+    rows = data_tables.Rows(dict(zip(names, x.T, strict=True)), y)
+    kinds = dict.fromkeys(names, NUMBER)
+    table = data_tables.Table(kinds, ("no", "yes"), rows[:num_rows], rows[num_rows:])
+    bounds = [f"{n}:{low!r}:{up!r}" for n, low, up in zip(names, *limits, strict=True)]
+    asked = dict(dataset="csv:generated", target="t", epsilon=epsilon, bounds=bounds)
+    return table, resolve(None, asked)
+
+
+def make_rough(key, num_rows):
+    """Draws 20 to 50 correlated columns, normal, shifted or log-normal, and one of two labels."""
+    rng, count = np.random.default_rng([key, 51]), num_rows + TEST_ROWS
+    columns = int(rng.integers(20, 51))
+    common = rng.normal(size=(count, 4)) @ rng.normal(size=(4, columns))
+    hidden = (rng.normal(size=common.shape) + common / common.std(axis=0)) / 2**0.5
+    score = hidden @ (rng.normal(size=columns) * (rng.random(columns) < 0.6))
+    target = score / score.std() + 0.3 * rng.logistic(size=count) > 0
+    kinds, width = rng.integers(4, size=columns), rng.uniform(0.3, 1, columns)
+    shifted = hidden + rng.uniform(3, 20, columns)
+    shown = np.where(kinds == 0, hidden, np.where(kinds == 1, shifted, np.exp(width * hidden)))
+    return shown * 10 ** rng.uniform(-3, 4, columns), target.astype("int64")
+
+
+def make_rare(key, num_rows, share):
+    """Draws 6 to 24 columns in [-4, 4], and a label of this share that they predict (AUC 0.82)."""
+    rng, count = np.random.default_rng([key, 77]), num_rows + TEST_ROWS
+    columns = int(rng.integers(6, 25))
+    x = rng.normal(size=(count, columns)) + 0.7 * rng.normal(size=(count, 1))
+    score = x @ (rng.normal(size=columns) * (rng.random(columns) < 0.6))
+    score = 1.35 * (score + 0.3 * score.std() * np.abs(x[:, 0])) / score.std()
+    noisy = score + rng.logistic(size=count)
+    return np.clip(x, -4, 4), (noisy > np.quantile(noisy, 1 - share)).astype("int64")
+
+
+def widened(x, factor):
+    """Returns ranges of columns, wider by a factor at both ends."""
+    lower, upper = x.min(axis=0), x.max(axis=0)
+    more = (factor - 1) * (upper - lower) / 2
+    return lower - more, upper + more
+
+
 def public_ranges(table):
     """Returns ranges of its numeric columns as in a public source, a dict of pairs.
 
@@ -95,6 +138,8 @@ EPSILONS = (1.0, 3.0, 8.0)
 OF_SKLEARN = ("breast_cancer", "wine", "diabetes", "digits")
 KEYS = {"generated, linear": (1_001, False), "generated, curved": (1_002, True)}
 RARE, RARE_ROWS, RARE_SHARE = "rare", 20_000, 0.03
+# How much wider bounds are than the columns.
+ROUGH, ROUGH_ROWS = {"rough": 1, "rough_10": 10, "rough_100": 100}, 2_000
 PEER = "experiments/comparison/of_diffprivlib.py"
 _FC = functools.partial(tfdpx.heads.FeatureCovariance, steps=10, initial_bias=0.0)
 _ADAM = functools.partial(tfdpx.heads.FirstOrder, steps=30, initial_bias=0.0)
@@ -110,14 +155,16 @@ HEADS = [
 def main():
     """Prints a line for each table, epsilon and method, and JSON of all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", default=",".join((*OF_SKLEARN, RARE, *KEYS)).replace(", ", "_"))
+    parser.add_argument(
+        "--tables", default=",".join((*OF_SKLEARN, RARE, *ROUGH, *KEYS)).replace(", ", "_")
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--peer", default=None)
     arguments = parser.parse_args()
     results = {}
     for name in arguments.tables.split(","):
-        of_sklearn = name in (*OF_SKLEARN, RARE)
+        of_sklearn = name in (*OF_SKLEARN, RARE, *ROUGH)
         for epsilon, ranges in [(e, r) for r in ("public", "found") for e in EPSILONS]:
             if of_sklearn and ranges == "found":
                 continue
@@ -128,7 +175,7 @@ def main():
                 fitted, test = tables.fit(table, settings), table.test
                 scores["tfdpx"].append(score(name, fitted, test.columns, test.target))
                 if ranges == "public":
-                    task = as_arrays(table, settings)
+                    task = as_arrays(name, table, settings)
                     if epsilon == EPSILONS[0]:
                         scores["none"].append(without_privacy(name, task))
                     if task["classes"] and name != RARE:
@@ -158,9 +205,12 @@ def score(name, fitted, x, y):
 def case(name, seed, epsilon, num_rows, ranges):
     """Returns a table and the settings of a run on it."""
     if name == RARE:
-        x, y = table_rules.make_rare(seed, RARE_ROWS, RARE_SHARE)
+        x, y = make_rare(seed, RARE_ROWS, RARE_SHARE)
         limits = np.full(x.shape[1], -4.0), np.full(x.shape[1], 4.0)
-        return table_rules.as_table(x, y, RARE_ROWS, limits, epsilon)
+        return as_table(x, y, RARE_ROWS, limits, epsilon)
+    if name in ROUGH:
+        x, y = make_rough(1_000 + seed, ROUGH_ROWS)
+        return as_table(x, y, ROUGH_ROWS, widened(x, ROUGH[name]), epsilon)
     if name not in OF_SKLEARN:
         key, curved = next(v for k, v in KEYS.items() if k.replace(", ", "_") == name)
         table = make_table(key, num_rows, curved=curved)
@@ -190,7 +240,7 @@ def case(name, seed, epsilon, num_rows, ranges):
         return data_tables.load(settings), settings
 
 
-def as_arrays(table, settings):
+def as_arrays(name, table, settings):
     """Returns columns in [-1, 1] by public ranges, and one-hot; numeric targets in [-1, 1]."""
     categories = {
         name: np.unique(v) for name, v in table.test.columns.items() if v.dtype.kind == "U"
@@ -215,7 +265,7 @@ def as_arrays(table, settings):
 
     return {
         "classes": len(table.class_names),
-        "metric": "auc" if table.class_names == ("no", "yes") else "score",
+        "metric": "auc" if name == RARE else "score",
         "x": features(table.train),
         "y": target(table.train),
         "test_x": features(table.test),
