@@ -430,8 +430,13 @@ def cross_validate(
         TypeError: If the estimator is not one of these.
         ValueError: If `cv` is invalid.
     """
-    estimator = base.clone(estimator)
-    private, rows = _private_part(estimator), len(y)
+    estimator, rows = base.clone(estimator), len(y)
+    private = _last(estimator)
+    if not isinstance(private, _PrivateEstimator):
+        raise TypeError(
+            "Argument `estimator` must be a PrivateClassifier or PrivateRegressor, or a Pipeline "
+            f"that ends with one. Received: {type(private).__name__}."
+        )
     is_share = is_number(cv) and 0 < cv < 1
     must = f"be an int from 2 to {rows}, or a share between 0 and 1"
     require(is_share or (is_integer(cv, 2) and cv <= rows), "cv", cv, must)
@@ -450,22 +455,15 @@ def cross_validate(
     report = model_selection.cross_validate(
         estimator, X, y, cv=splits, scoring=scoring, return_estimator=True, error_score="raise"
     )
-    ledgers = [_private_part(fitted).ledger_ for fitted in report["estimator"]]
+    ledgers = [_last(fitted).ledger_ for fitted in report["estimator"]]
     ledgers.sort(key=lambda ledger: ledger.composed_epsilon(private.delta))
     total = sum(ledgers[-fits:], Ledger())
     report["ledger"] = dataclasses.replace(total, delta=private.delta, num_examples=rows)
     return report
 
 
-def _private_part(estimator):
-    """Returns `estimator` if it is private, or the private last step of a pipeline."""
-    last = estimator[-1] if isinstance(estimator, Pipeline) else estimator
-    if not isinstance(last, _PrivateEstimator):
-        raise TypeError(
-            "Argument `estimator` must be a PrivateClassifier or PrivateRegressor, or a Pipeline "
-            f"that ends with one. Received: {type(last).__name__}."
-        )
-    return last
+def _last(estimator):
+    return estimator[-1] if isinstance(estimator, Pipeline) else estimator
 
 
 def predict(model: keras.Model, arrays: dict[str, np.ndarray]) -> np.ndarray:

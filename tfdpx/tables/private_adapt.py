@@ -89,19 +89,17 @@ def private_adapt(
     is_valid = is_number(noise_multiplier) and 0 < noise_multiplier < np.inf
     require(is_valid, "noise_multiplier", noise_multiplier, "be positive and finite", " Use 20.")
     if isinstance(layer, keras.utils.FeatureSpace):
-        ledger, adaptable = Ledger(), layer_internals.adaptable_features(layer)
+        ledger, parts = Ledger(), layer_internals.adaptable_features(layer)
         least, most = ({} if limit is None else limit for limit in (lower, upper))
-        if not all(isinstance(v, dict) and v.keys() <= adaptable.keys() for v in (least, most)):
+        if not all(isinstance(values, dict) for values in (x, least, most)) or not (
+            least.keys() | most.keys() <= parts.keys() <= x.keys()
+        ):
             raise ValueError(
-                "Arguments `lower` and `upper` must be dicts of features with statistics, which "
-                f"are {', '.join(adaptable)}. Received: lower={lower!r}, upper={upper!r}."
+                "Arguments `x`, `lower` and `upper` must be dicts of the features with statistics, "
+                f"and `x` must have all of them: {', '.join(parts)}. Received: x of type "
+                f"{type(x).__name__}, lower={lower!r}, upper={upper!r}."
             )
-        for name, part in adaptable.items():
-            if not isinstance(x, dict) or name not in x:
-                raise ValueError(
-                    "Argument `x` must be a dict with an array for each feature. Received: "
-                    f"x of type {type(x).__name__} without {name!r}."
-                )
+        for name, part in parts.items():
             arguments = dict(lower=least.get(name), upper=most.get(name), seed=seed)
             ledger += private_adapt(part, x[name], noise_multiplier=noise_multiplier, **arguments)
         layer_internals.finish_features(layer)
@@ -267,32 +265,36 @@ def bounds(x, released, lower=np.nan, upper=np.nan):
         lower: float64 [columns], public, which stays the same; NaN for a bound to be found.
         upper: Like `lower`.
     """
-    columns = x.shape[1]
-    sensitivity = math.sqrt(columns)
-    powers = np.arange(_LEAST, _MOST + 1)
-
-    def counts():
-        with np.errstate(divide="ignore", invalid="ignore"):
-            power = np.clip(np.floor(np.log2(np.abs(x))), _LEAST, _MOST)
-        small = np.abs(x) < 2.0**_LEAST
-        rows_of_cells = [np.sum(small, axis=0)]
-        for sign in (1, -1):
-            has_sign = (np.sign(x) == sign) & ~small
-            rows_of_cells += [np.sum(has_sign & (power == exponent), axis=0) for exponent in powers]
-        return np.array(rows_of_cells, "float64")
-
-    noisy, deviation = released(counts, sensitivity)
+    powers = 2.0 ** np.arange(_LEAST, _MOST + 2)
+    edges = np.concatenate([-powers[::-1], powers])
+    noisy, deviation = released(lambda: _counts(x, edges[1:-1]), math.sqrt(x.shape[1]))
     # Noise alone exceeds it somewhere in one of fifty cases or fewer.
-    present = noisy > deviation * math.sqrt(2 * math.log(10 * noisy.size)) + 0.5
-    edges = np.array([0.0, *2.0 ** (powers + 1), *-(2.0**powers)])[:, np.newaxis]
-    starts = np.array([0.0, *2.0**powers, *-(2.0 ** (powers + 1))])[:, np.newaxis]
-    most = np.max(np.where(present, edges, -np.inf), axis=0)
+    limit = deviation * math.sqrt(2 * math.log(10 * noisy[:-1].size)) + 0.5
+    starts, ends = edges[:-1].copy(), edges[1:].copy()
+    starts[len(powers) - 1] = ends[len(powers) - 1] = 0.0  # Of the tiny values.
+    starts, ends, present = starts[:, np.newaxis], ends[:, np.newaxis], noisy[:-1] > limit
     least = np.min(np.where(present, starts, np.inf), axis=0)
+    most = np.max(np.where(present, ends, -np.inf), axis=0)
     least, most = (np.where(np.any(present, axis=0), v, w) for v, w in ((least, -1), (most, 1)))
     below = np.where(least >= upper, upper - 1 - np.abs(upper), least)
     lower = np.where(np.isnan(lower), below, lower)
     above = np.where(most <= lower, lower + 1 + np.abs(lower), most)
     return lower, np.where(np.isnan(upper), above, upper)
+
+
+def _counts(x, edges):
+    """Returns the numbers of values between sorted edges, and of NaN, float64 [cells + 1, columns].
+
+    Args:
+        x: float64 [rows, columns].
+        edges: float64 [cells - 1] or [cells - 1, columns].
+    """
+    sums, edges = [], np.broadcast_to(edges.T, (x.shape[1], len(edges)))
+    for inner, values in zip(edges, x.T, strict=True):
+        cell = np.searchsorted(inner, values, side="right")
+        cell[np.isnan(values)] = len(inner) + 1
+        sums.append(np.bincount(cell, minlength=len(inner) + 2))
+    return np.array(sums, "float64").T
 
 
 def narrow(x, lower, upper, released):
@@ -312,16 +314,8 @@ def narrow(x, lower, upper, released):
     zero = np.clip(0.0, lower, upper)
     powers = _CELL_RATIO ** -np.arange(1.0, _CELLS + 1)[:, np.newaxis]
     inner = zero + np.maximum(upper - zero, zero - lower) * np.vstack([-powers, powers[::-1]])
-
-    def counts():
-        inside, sums = np.clip(x, lower, np.nextafter(upper, lower)), []
-        for edges, values in zip(inner.T, inside.T, strict=True):
-            cell = np.searchsorted(edges, values, side="right")
-            cell[np.isnan(values)] = len(edges) + 1
-            sums.append(np.bincount(cell, minlength=len(edges) + 2))
-        return np.array(sums, "float64").T
-
-    noisy, _ = released(counts, math.sqrt(columns))
+    clipped = np.clip(x, lower, np.nextafter(upper, lower))
+    noisy, _ = released(lambda: _counts(clipped, inner), math.sqrt(columns))
     edges = np.vstack([lower, np.clip(inner, lower, upper), upper])
     inside = np.where(np.diff(edges, axis=0) > 0, noisy[:-1], 0.0)  # No row is out of the bounds.
     below = np.vstack([np.zeros(columns), np.cumsum(inside, axis=0)])

@@ -312,7 +312,7 @@ def bad_arguments():
         (layers.Normalization(), NUMBERS, dict(lower=[1.0] * 3, upper=2.0), "one per column"),
         (layers.Normalization(), NUMBERS, dict(lower=-1e30, upper=1e30), "below 1e\\+18"),
         (layers.Normalization(), NUMBERS[:, :0], {}, "numbers of shape"),
-        (space(), {"age": ONE}, dict(lower=0.0, upper=1.0), "dicts of features.* age"),
+        (space(), {"age": ONE}, dict(lower=0.0, upper=1.0), "dicts of the features.* age"),
         (layers.Normalization(), NUMBERS, dict(noise_multiplier=np.nan), "noise_multiplier=nan"),
     ]
 
