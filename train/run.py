@@ -202,47 +202,34 @@ def _run_on_images(asked, preset, workdir, strategy):
 def _run_on_table(settings, workdir):
     table = data_tables.load(settings)
     check_threshold(settings.threshold, table.class_names)
-    columns = ", ".join(f"{name} ({kind})" for name, kind in table.kinds.items())
-    print(f"{len(table.train)} rows to train on, {len(table.test)} to test on; {columns}")
-    num_protected, units = table.train.num_protected, "rows"
-    if settings.user:
-        units = "people"
-        print(f"People to train on, by --user={settings.user}: {num_protected}.")
-    labels = f", the labels {', '.join(table.class_names)}" if table.class_names else ""
-    print(
-        f"Public, so not protected: how many {units} there are to train on, names and types of "
-        f"columns{labels}."
-    )
-    if table.note:
-        print(table.note)
-    data = identity.of(settings.dataset, num_protected)
+    for note in table.notes:
+        print(note)
+    data = identity.of(settings.dataset, table.train.num_protected)
     began = time.perf_counter()
     estimator = tables.fit(table, settings)
     seconds = time.perf_counter() - began
-    model, training = estimator.model_, estimator.training_
-    plan, names = training.plan, ("noise_multiplier", "batch_size", "sampling_probability", "steps")
+    plan = estimator.training_.plan
+    of_plan = ("noise_multiplier", "batch_size", "sampling_probability", "steps")
     record = report.write(
         workdir,
         program="classify",
         data=data,
         ledger=estimator.ledger_,
-        delta=plan.delta,
         accountant=plan.accountant,
-        sampling=plan.sampling,
-        model=model,
-        measured=tables.measure(model, table.test, table.class_names, settings.threshold),
+        model=estimator.model_,
+        measured=tables.measure(estimator, table, settings.threshold),
         inputs=tables.inputs(table, settings),
         unit="row",
         settings=without_secrets(settings),
         results={
-            **{name: getattr(plan, name) for name in names},
+            **{name: getattr(plan, name) for name in of_plan},
             "preprocessing_noise_multiplier": min(
                 (entry.noise_multiplier for entry in plan.spent.entries), default=None
             ),
             "releases": plan.spent.steps,
             "seconds": seconds,
-            "learning_rate": training.learning_rate,
-            "l2_norm_clip": training.l2_norm_clip,
+            "learning_rate": estimator.training_.learning_rate,
+            "l2_norm_clip": estimator.training_.l2_norm_clip,
         },
     )
     print_record(record)

@@ -61,14 +61,13 @@ def inputs(table, settings):
     }
 
 
-def measure(model, rows, class_names, threshold):
-    """Measures a model on rows, and returns a `Measured`.
+def measure(estimator, table, threshold):
+    """Returns the `Measured` of an estimator on the test rows of its table.
 
     Args:
-        model: `keras.Model` from a dict of columns to logits, or to target values.
-        rows: `data.tables.Rows`.
-        class_names: Tuple of names of the classes; empty for a regression.
+        estimator: A fitted estimator of `fit`.
+        table: `data.tables.Table`.
         threshold: Float, see `measure.predicted_classes`.
     """
-    outputs = predict(model, rows.columns)
-    return Measured(rows.target, outputs if class_names else outputs[:, 0], class_names, threshold)
+    outputs, names = predict(estimator.model_, table.test.columns), table.class_names
+    return Measured(table.test.target, outputs if names else outputs[:, 0], names, threshold)

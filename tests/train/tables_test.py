@@ -208,10 +208,10 @@ def test_a_person_moves_no_other(tmp_path):
 
 def test_a_column_of_people_is_asked_about(tmp_path):
     columns = {"customerID": np.arange(40) // 2, "valid": np.arange(40) % 3 + 0.5, **GOOD}
-    note = load(tmp_path / "t.csv", columns).note
-    assert "20 values in 40 rows" in note and note.endswith("add --user=customerID.")
-    assert not load(tmp_path / "t.csv", columns, user="customerID").note
-    assert not load(tmp_path / "t.csv", columns, drop=["customerID"]).note
+    notes = load(tmp_path / "t.csv", columns).notes
+    assert "20 values in 40 rows" in notes[1] and notes[1].endswith("add --user=customerID.")
+    for settings in ({"user": "customerID"}, {"drop": ["customerID"]}):
+        assert "20 values" not in str(load(tmp_path / "t.csv", columns, **settings).notes)
 
 
 @pytest.mark.slow

@@ -295,15 +295,10 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
         """Returns what a model learns, the number of classes, and a layer behind it or None."""
         multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
-        if not np.all(np.isin(y, self.classes_)):
+        if len(self.classes_) < 2 or not np.all(np.isin(y, self.classes_)):
             raise ValueError(
-                "Argument `y` has labels that are not in `classes`. Give all that there may be. "
-                f"Received: classes={self.classes}."
-            )
-        if len(self.classes_) < 2:
-            raise ValueError(
-                "A classifier needs two classes or more. Received: y of one class. Give all that "
-                "there may be by `classes`."
+                "Argument `classes` must hold two or more labels, with all of `y`; None takes the "
+                f"classes of `y`, of which there must be two. Received: classes={self.classes}."
             )
         return np.searchsorted(self.classes_, y), len(self.classes_), None
 

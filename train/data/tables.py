@@ -67,14 +67,14 @@ class Table:
         class_names: Tuple with a label for each class; empty for a regression.
         train: `Rows` to train on.
         test: `Rows` to test on.
-        note: A sentence if a column seems to hold the person of a row; else an empty string.
+        notes: Lines to print: numbers of rows, columns, and the facts that count as public.
     """
 
     kinds: dict
     class_names: tuple
     train: Rows
     test: Rows
-    note: str = ""
+    notes: tuple = ()
 
     def of_kind(self, kind):
         """Returns the names of the columns of a kind, a list."""
@@ -134,14 +134,24 @@ def load(settings):
         different, places = np.unique(names, return_inverse=True)
         hashes = _hashes([different], settings.test_seed)[places]
     is_test = hashes < settings.test_fraction * 2**64
-    note = "" if settings.user else _suggestion(columns)
-    table = Table(kinds, class_names, rows[~is_test], rows[is_test], note)
-    if not len(table.train) or (settings.test_fraction and not len(table.test)):
+    train, test = rows[~is_test], rows[is_test]
+    if not len(train) or (settings.test_fraction and not len(test)):
         raise UserError(
-            f"There are too few rows: {len(table.train)} to train on, {len(table.test)} to test "
+            f"There are too few rows: {len(train)} to train on, {len(test)} to test "
             f"on. Received: {where} --test_fraction={settings.test_fraction}."
         )
-    return table
+    of_kinds = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    notes = [f"{len(train)} rows to train on, {len(test)} to test on; {of_kinds}"]
+    if settings.user:
+        notes.append(f"People to train on, by --user={settings.user}: {train.num_protected}.")
+    elif people := _suggestion(columns):
+        notes.append(people)
+    labels = f", the labels {', '.join(class_names)}" if class_names else ""
+    notes.append(
+        f"Public, so not protected: how many {'people' if settings.user else 'rows'} there are to "
+        f"train on, names and types of columns{labels}."
+    )
+    return Table(kinds, class_names, train, test, tuple(notes))
 
 
 def _usable(source, names, bounded, categorical):

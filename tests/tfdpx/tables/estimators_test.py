@@ -548,7 +548,7 @@ REFUSALS = [
     (dict(lower=[0, 1]), r"one for each of the 3 columns of numbers in X \(0, 1, 2\)"),
     (dict(lower=None, upper=None, epsilon=0.1), "300 rows are too few .* as `lower` and `upper`"),
     (dict(model="deep"), "model"),
-    (dict(classes=["yes"]), "labels that are not in `classes`"),
+    (dict(classes=["yes"]), "`classes` must hold two or more labels, with all of `y`"),
     (dict(batch_size=500), "batch_size"),
     (dict(l2_norm_clip=-1.0), "l2_norm_clip"),
     (dict(learning_rate=-1.0), "learning_rate"),
