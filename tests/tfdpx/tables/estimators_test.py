@@ -133,7 +133,7 @@ def trained_linear(monkeypatch, x, y, num_classes, clip):
 
     monkeypatch.setattr(rules.Releases, "gaussian", exact)
     asked = PrivateClassifier(steps=3, model="linear", l2_norm_clip=clip)
-    training = rules.choose(asked, len(x), Ledger(), is_regression=not num_classes)
+    training = rules.choose(asked, 3.0, len(x), Ledger(), is_regression=not num_classes)
     head, _ = estimators._fit_linear(x, y, training, num_classes, None, None)
     return released, training, head
 
@@ -180,7 +180,7 @@ def test_noise_of_the_updates(data):
     x = np.zeros([50, 400], "float32")
     x[:, 0] = 1.0
     asked = PrivateClassifier(steps=1, model="linear")
-    training = rules.choose(asked, 50, Ledger(), is_regression=False)
+    training = rules.choose(asked, 3.0, 50, Ledger(), is_regression=False)
     head, ledger = estimators._fit_linear(x, np.zeros(50, int), training, 2, None, None)
     kernel = np.asarray(head.layers[-1].kernel)[1:]  # The data do not reach these weights.
     wanted = training.learning_rate * training.plan.noise_multiplier / 50
@@ -361,11 +361,11 @@ def quick(epsilon=1.0, **arguments):
 
 def told(action):
     """Returns the texts and files of the warnings about sums of fits."""
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = action()
-    words = [str(w.message) for w in seen if "private fit" in str(w.message)]
-    assert all(w.filename == __file__ for w in seen if "private fit" in str(w.message))
+    words = [str(w.message) for w in caught if "private fit" in str(w.message)]
+    assert all(w.filename == __file__ for w in caught if "private fit" in str(w.message))
     return words, result
 
 
@@ -476,9 +476,9 @@ def test_folds_of_scikit_learn_and_second_fits_are_told(fits, rows):
 
 def test_searches_that_others_copy_and_keep_are_told(fits, rows):
     grid = SEARCHES["grid"]()
-    texts, kept = told(lambda: ensemble.VotingClassifier([("grid", grid)]).fit(*rows))
+    texts, vote = told(lambda: ensemble.VotingClassifier([("grid", grid)]).fit(*rows))
     assert len(texts) == 1 and epsilons(texts[0])[0] == pytest.approx(fits.epsilon, rel=2e-3)
-    assert kept.estimators_[0].best_estimator_.ledger_.steps > 0
+    assert vote.estimators_[0].best_estimator_.ledger_.steps > 0
 
 
 def test_no_sum_is_told_of_one_fit_or_of_other_rows(rows, capsys):
@@ -626,19 +626,19 @@ def test_columns_of_a_dict(data):
 def test_statistics_take_one_row_of_each_person(monkeypatch, data):
     """It is drawn from a person's rows alone, so all rows of one change them as one row does."""
     x, _, labels = data
-    seen, people = [], np.repeat(np.arange(100), 3)
+    samples, people = [], np.repeat(np.arange(100), 3)
     original = rules.Preprocessing.__init__
     monkeypatch.setattr(
         rules.Preprocessing,
         "__init__",
-        lambda self, columns, *others: seen.append(columns) or original(self, columns, *others),
+        lambda self, columns, *others: samples.append(columns) or original(self, columns, *others),
     )
     classifier = linear_classifier(seed=None, steps=2, model="linear")
     classifier.fit(np.column_stack([people / 50, x]), labels, user_ids=people, examples_per_user=2)
     ledger = classifier.ledger_
     assert {entry.unit for entry in ledger.entries} == {"user"} and ledger.num_examples == 100
     assert 9.9 < ledger.epsilon(1e-5) <= 10
-    [chosen] = (columns.arrays[""] for columns in seen)
+    [chosen] = (columns.arrays[""] for columns in samples)
     assert sorted(chosen[:, 0]) == sorted(set(people / 50))
     places = [np.flatnonzero(x[:, 0] == row[1])[0] % 3 for row in chosen]
     assert set(places) == {0, 1, 2}  # Not always the first row of a person.

@@ -77,9 +77,9 @@ def test_the_epsilon_that_finds_ranges_is_named():
 
 
 def test_the_rule_of_epsilon_times_rows():
-    asked = PrivateClassifier(1.0)
+    asked = PrivateClassifier()
     for rows, *choice in ((142, "linear", 60), (400, "linear", 180), (5000, "network", 180)):
-        training = rules.choose(asked, rows, Ledger(), is_regression=False)
+        training = rules.choose(asked, 1.0, rows, Ledger(), False)
         assert [training.name, training.plan.steps, training.l2_norm_clip] == [*choice, "automatic"]
-    _, _, rate, clip = rules.choose(asked, 400, Ledger(), is_regression=False, rare_columns=7)
+    _, _, rate, clip = rules.choose(asked, 1.0, 400, Ledger(), False, rare_columns=7)
     assert clip == 4 and 0 < rate < clip  # The norm of seven columns and a bias, times sqrt(2).
