@@ -6,13 +6,14 @@ import numpy as np
 from matplotlib import figure
 
 
-def draw(panels, path):
+def draw(panels, path, ylabel="test accuracy, %"):
     """Draws medians over runs, with their range as bars, on a logarithmic axis of epsilon.
 
     Args:
         panels: Dict from a title to a dict from a method to a dict from epsilon to accuracies. A
             dotted line is the median at infinity, without privacy.
         path: PNG file to write.
+        ylabel: String.
     """
     fig = figure.Figure(figsize=(max(7, 3 * len(panels)), 4.5), layout="constrained")
     for axes, (title, methods) in zip(
@@ -32,7 +33,7 @@ def draw(panels, path):
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     first = fig.axes[0]
-    first.set_ylabel("test accuracy, %")
+    first.set_ylabel(ylabel)
     first.legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=120)

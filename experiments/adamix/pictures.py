@@ -4,11 +4,13 @@
 (`methods.Study.measured`); `epsilon` is None for methods without private steps.
 """
 
+import math
 import statistics
 
 import numpy as np
 from matplotlib import figure
 
+from experiments import pictures
 from experiments.adamix.methods import FREE
 
 STARTS = {
@@ -66,24 +68,13 @@ def draw(results, folder):
 
 def draw_errors(results, shots, shift, path):
     """Test error against epsilon, a line for each method (Figure 1, left; Figure 3, right)."""
-    fig, axes = _axes("privacy budget, epsilon", "test error, %")
-    for method in _methods(results):
-        points = sorted(
-            (key[3] or 0.0, [100 * r["error"] for r in fits])
-            for key, fits in results.items()
-            if key[:3] == (method, shots, shift)
-        )
-        if method in FREE:
-            for _, errors in points:
-                style = {"color": "black", "linestyle": "--" if method == "paragon" else ":"}
-                axes.axhline(statistics.mean(errors), label=method, **style)
-        elif points:
-            low, mid, high = zip(*(np.quantile(e, [0, 0.5, 1]) for _, e in points), strict=True)
-            epsilons = [epsilon for epsilon, _ in points]
-            [line] = axes.plot(epsilons, mid, marker="o", label=method)
-            axes.fill_between(epsilons, low, high, color=line.get_color(), alpha=0.15)
-    axes.set_title(f"{shots} public images per class" + ("" if shift == "none" else f", {shift}"))
-    _save(fig, axes, path)
+    lines = {}
+    for (method, *setting, epsilon), fits in results.items():
+        if setting == [shots, shift]:
+            errors = [fit["error"] for fit in fits]
+            lines.setdefault(method, {})[epsilon or math.inf] = errors
+    title = f"{shots} public images per class" + ("" if shift == "none" else f", {shift}")
+    pictures.draw({title: lines}, path, "test error, %")
 
 
 def draw_sigmas(by_sigma, folder):

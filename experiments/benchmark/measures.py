@@ -26,6 +26,7 @@ from rich import console
 
 import tfdpx
 from experiments.benchmark import steps
+from experiments.comparison.worker import resident_mib
 from tfdpx.train.errors import UserError
 from tfdpx.training import microbatches
 
@@ -256,18 +257,6 @@ def check_platform():
             "Flag --memory measures host memory, but TensorFlow sees a GPU. Received: --memory. "
             "Use --nomemory, or hide the GPU with CUDA_VISIBLE_DEVICES=-1."
         )
-
-
-def resident_mib(field):
-    """Returns a field of /proc/self/status in MiB: `VmRSS` is resident memory, `VmHWM` its peak.
-
-    The peak of `resource.getrusage` is not suitable, because a process inherits it from the one it
-    was forked from.
-    """
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) / 1024
-    raise OSError(f"/proc/self/status has no field {field}.")
 
 
 def _main(kind, settings):
