@@ -12,7 +12,9 @@ import re
 from absl import flags
 
 from tfdpx.train import presets
+from tfdpx.train.classifiers import MODELS
 from tfdpx.train.command import PROGRAMS
+from tfdpx.train.objects import AUGMENTATIONS, HEADS, OPTIMIZERS, SCHEDULES, explanations
 from tfdpx.train.settings import Settings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
@@ -57,7 +59,19 @@ def flags_page():
             parts.append(f"\nAs for `classify`: {names}.\n")
         other_rows = [row for name, row in rows.items() if name not in shared]
         parts.extend(["\n| flag | |\n|---|---|\n"] * bool(other_rows) + other_rows)
+        if program == "classify":
+            parts.extend(["\n| object | arguments |\n|---|---|\n", *_object_rows()])
     return "".join(parts)
+
+
+def _object_rows():
+    """Yields a row for each argument of an object that a flag of `classify` can name."""
+    for kind in (HEADS, MODELS, OPTIMIZERS, SCHEDULES, AUGMENTATIONS):
+        for name in (text.split()[-1] for text in kind.names):
+            arguments = kind.arguments(name) if kind.find(name) else ()
+            lines = explanations(kind.constructor(name)) if arguments else {}
+            for argument in filter(lines.get, arguments):
+                yield f"| `--{kind.flag}={name}:{argument}=` | {_marked(lines[argument])} |\n"
 
 
 def _flag_rows(program):

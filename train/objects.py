@@ -135,7 +135,7 @@ def explanations(constructor: Callable) -> dict[str, str]:
     """Returns a dict from the arguments of a constructor to their lines in its docstring."""
     owners = reversed(getattr(constructor, "__mro__", (constructor,)))
     texts = [inspect.cleandoc(owner.__doc__) for owner in owners if owner.__doc__]
-    lines = re.findall(r"^    (\w+): (.*?)(?=\n    \w|\n\n|\Z)", "\n\n".join(texts), re.M | re.S)
+    lines = re.findall(r"^    (\w+): (.*?)(?=\n    [\w*]|\n\n|\Z)", "\n\n".join(texts), re.M | re.S)
     return {argument: " ".join(text.split()) for argument, text in lines}
 
 
