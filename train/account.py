@@ -10,10 +10,6 @@ is a folder with the record of one run and the model of another. `tfdpx plan` an
 numbers. The last line is one JSON object.
 """
 
-import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
-
-# isort: split
-
 import dataclasses
 import math
 import pathlib

@@ -54,11 +54,16 @@ def parse_flags(argv):
     except flags.Error as error:
         text = str(error)
         if match := re.fullmatch(r"flag --(\w+)=(.*?): .*", text, re.DOTALL):
-            parser = flags.FLAGS[match[1]].parser
-            choices = getattr(parser, "enum_values", ()) or ("true", "false")
-            must = parser.syntactic_help or f"one of {', '.join(choices)}"
-            text = f"Flag --{match[1]} must be {must}. Received: --{match[1]}={match[2]}."
+            name, value = match[1], match[2]
+            text = f"Flag --{name} must be {valid_values(name)}. Received: --{name}={value}."
         sys.exit(printable(f"tfdpx.train.{pathlib.Path(argv[0]).stem}: {' '.join(text.split())}"))
+
+
+def valid_values(name):
+    """Returns the values that a flag takes, for an error, for example "a positive integer"."""
+    parser = flags.FLAGS[name].parser
+    choices = getattr(parser, "enum_values", ()) or ("true", "false")
+    return parser.syntactic_help or f"one of {', '.join(choices)}"
 
 
 def did_you_mean(name, names):

@@ -17,6 +17,7 @@ from tfdpx.accounting.statement import rounded_up
 from tfdpx.report import words
 from tfdpx.train.errors import printable
 
+_UNBROKEN = 12  # Shorter words in a table are not broken.
 _NO_BOUNDS = (
     "No bound on attacks is known: it needs a privacy loss distribution, and none is known for "
     "batches of a fixed size or of unknown sampling, and for an unknown past."
@@ -64,6 +65,24 @@ def print_record(record):
     for warning in record.results.get("warnings") or ():
         print(printable(f"Warning: {warning}"))
     print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
+
+
+def print_rows(names, rows, title=None):
+    """Prints lists of JSON values as the rows of a table.
+
+    Args:
+        names: Strings, the names of the columns.
+        rows: Lists of JSON values.
+        title: Heading, or None.
+    """
+    shown = table.Table(title=title and cell(title))
+    for number, name in enumerate(names):
+        texts = [name, *(words.readable(row[number]) for row in rows)]
+        longest = max((len(word) for text in texts for word in text.split()), default=0)
+        shown.add_column(cell(name), overflow="fold", min_width=min(longest, _UNBROKEN))
+    for row in rows:
+        shown.add_row(*map(cell, row))
+    console.Console().print(shown)
 
 
 def print_paragraphs(paragraphs):

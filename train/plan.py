@@ -27,7 +27,6 @@ import textwrap
 import warnings
 
 from absl import app, flags
-from rich import console, table
 
 from tfdpx._arguments import check_positive_integer, exactly_one_missing, require
 from tfdpx.accounting import PrivacyPlan, attack, calibration, group_epsilon, groups
@@ -38,7 +37,7 @@ from tfdpx.accounting.statement import rounded_up
 from tfdpx.suggestion import suggest
 from tfdpx.train import defaults
 from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
-from tfdpx.train.output import print_attack_bounds, print_table, to_json
+from tfdpx.train.output import print_attack_bounds, print_rows, print_table, to_json
 
 # Skips the other parts of tensorflow_privacy, because they fail to import on TensorFlow >= 2.16.
 sys.skip_tf_privacy_import = True
@@ -63,8 +62,8 @@ _NOTES = (
     "A person with several examples is protected less: the last columns are the epsilon of {both} "
     'examples of one person together. With PrivacyPlan(unit="user") and fit(x, y, user_ids=ids) '
     "epsilon is of all examples of a person (docs/users.md).",
-    "The learning rate is for DPSGD with l2_norm_clip=0.1 and no momentum, of networks of so many "
-    "weights (--weights) on inputs around zero: test half and twice of it on public data.",
+    "Rate is the learning rate for DPSGD with l2_norm_clip=0.1 and no momentum, of networks of so "
+    "many weights (--weights) on inputs around zero: test half and twice of it on public data.",
     "Outlook (with --weights): hopeless where the noise hides what so many weights learn, hard "
     "where it hides a part. No row promises an accuracy. How much a model learns depends on the "
     "data, and a larger batch or more examples allow a smaller epsilon.",
@@ -340,32 +339,25 @@ def _table(values, sampling, accountant, weights, people):
 def _print_table(record, people, is_delta_chosen):
     """Prints the table and the meaning of its columns; returns the record."""
     count, size, delta = (record[name] for name in ("num_examples", "batch_size", "delta"))
-    rows = table.Table(title=f"{count:,} examples, {size:,} an update, delta {delta:g}")
-    titles = ("right guesses", "epsilon", "noise", "updates", "learning rate")
-    for title in (*titles, *(f"epsilon of {k} examples" for k in people)):
-        rows.add_column(title, justify="right")
-    if record["weights"]:
-        rows.add_column("outlook")
+    columns = ["right guesses", "epsilon", "noise", "steps", "rate"]
+    columns += [f"epsilon of {k}" for k in people]
+    columns += ["outlook"] if record["weights"] else []
+    rows = []
     for row in (*record["plans_by_right_guesses"], *record["plans"]):
-        cells = ["-"] * len(rows.columns)
-        if row["epsilon"] == EPSILONS[0]:
-            rows.add_section()
-        if row["steps"] is None:
-            place, name = ("at_most" not in row), "epsilon" if "at_most" not in row else "at_most"
-            cells[place] = f"{row[name]:g}"
-        else:
-            together, right = row["epsilon_of_examples_of_one_person"], row["right_guesses"]
-            cells[:] = (
-                "-" if right is None else f"{row.get('at_most') or rounded_up(100 * right, 3)}%",
-                rounded_up(row["epsilon"], 3),
-                f"{row['noise_multiplier']:.3f}",
-                f"{row['steps']:,}",
-                f"{row['learning_rate']:g}",
-                *(rounded_up(together[str(k)], 3) if str(k) in together else "-" for k in people),
-                *([row["outlook"]] if record["weights"] else []),
-            )
-        rows.add_row(*cells)
-    console.Console().print(rows)
+        together, right = row["epsilon_of_examples_of_one_person"] or {}, row["right_guesses"]
+        cells = [
+            f"{row['at_most']}%"
+            if "at_most" in row
+            else right and f"{rounded_up(100 * right, 3)}%",
+            row["epsilon"] and rounded_up(row["epsilon"], 3),
+            row["noise_multiplier"],
+            row["steps"],
+            row["learning_rate"],
+            *(rounded_up(together[str(k)], 3) if str(k) in together else None for k in people),
+            row["outlook"],
+        ]
+        rows.append(cells[: len(columns)])
+    print_rows(columns, rows, f"{count:,} examples, {size:,} an update, delta {delta:g}")
     how = "at most a tenth of 1/num_examples" if is_delta_chosen else "as asked for"
     notes = [
         f"Delta is {delta:g}, {how}, because publishing one example in full, chosen at random, "

@@ -23,7 +23,6 @@ import pathlib
 
 import numpy as np
 from absl import app, flags
-from rich import console, table
 
 from tfdpx import _files
 from tfdpx.report import measure
@@ -33,7 +32,7 @@ from tfdpx.train.data import inputs, tables
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
 from tfdpx.train.errors import UserError, in_one_line, parse_flags
-from tfdpx.train.output import cell, of_spreadsheet, to_json
+from tfdpx.train.output import of_spreadsheet, print_rows, to_json
 from tfdpx.train.settings import check_threshold
 
 _BATCH_SIZE = 256
@@ -112,12 +111,8 @@ def logits(model, takes, files):
 
 def print_table(files, names, shares, csv_path):
     """Prints file, class and probability of the first images, and where the others are."""
-    rows = table.Table()
-    for title in ("file", "class", "probability"):
-        rows.add_column(title, overflow="fold")
-    for file, name, share in list(zip(files, names, shares, strict=True))[:_MOST_ROWS]:
-        rows.add_row(cell(str(file)), cell(name), f"{share:.3f}")
-    console.Console().print(rows)
+    rows = list(zip(map(str, files), names, [f"{share:.3f}" for share in shares], strict=True))
+    print_rows(("file", "class", "probability"), rows[:_MOST_ROWS])
     more = f"{len(files) - _MOST_ROWS:,} more are" if len(files) > _MOST_ROWS else "The same is"
     print(f"{more} in {csv_path}.")
 

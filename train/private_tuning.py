@@ -25,7 +25,7 @@ from tfdpx.report import measure, page, report
 from tfdpx.train import defaults
 from tfdpx.train.data import images
 from tfdpx.train.data.people import NONE
-from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError
 from tfdpx.train.output import print_record
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
 from tfdpx.train.settings import PRIVACY, resolve
@@ -66,8 +66,13 @@ def tune(runs, mean, workdir, train):
         UserError: If a setting is not allowed, points differ in their images or releases, or a run
             fails or makes other releases.
     """
-    with checking_flags():
+    try:
         selection.check_mean(mean)
+    except ValueError as error:
+        raise UserError(
+            "Flag --private_tuning must be a number above 1, up to 1000. Received: "
+            f"--private_tuning={mean:g}."
+        ) from error
     if (workdir / "best").exists():
         raise UserError(f"The folder --workdir={workdir} holds a tuned run. Choose another.")
     starts = [Start(run.settings) for run in runs]

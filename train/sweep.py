@@ -50,15 +50,14 @@ import urllib.parse
 from concurrent import futures
 
 from absl import app, flags
-from rich import console, table
 from sklearn.model_selection import ParameterGrid
 
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.train import devices, presets, private_tuning, resume
-from tfdpx.train.errors import UserError, checking_flags, in_one_line, parse_flags
-from tfdpx.train.output import cell, to_json
+from tfdpx.train.errors import UserError, checking_flags, in_one_line, parse_flags, valid_values
+from tfdpx.train.output import print_rows, to_json
 from tfdpx.train.run_flags import WORKDIR, given
 from tfdpx.train.settings import PRIVACY, Settings, resolve
 
@@ -223,14 +222,15 @@ def parse(text):
 def _parse_values(flag, name, text):
     # Not the commas between the arguments of an object.
     words = [word.strip() for word in re.split(r",(?![ \w]+=)", text)]
+    problem = "a value comes twice"
     try:
         values = words if name == "preset" else [flags.FLAGS[name].parser.parse(w) for w in words]
-        if any(values.count(value) > 1 for value in values):
-            raise ValueError("a value comes twice")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError):
+        values, problem = [], f"each must be {valid_values(name)}"
+    if not values or any(values.count(value) > 1 for value in values):
         raise UserError(
-            f"Flag --{flag} has invalid values of {name}: {error}. Received: {text!r}."
-        ) from error
+            f"Flag --{flag} has invalid values of {name}: {problem}. Received: {text!r}."
+        )
     return values
 
 
@@ -437,13 +437,13 @@ def summarize(workdir):
     summaries = sorted(points(rows, swept), key=rank)
     best, measured_on = summaries[-1], rows[0]["measured_on"]
     measures = ("mean", "std", "median", "lowest", "highest")
-    shown = table.Table(title=f"{measured_on} accuracy, %")
-    for name in (*swept, *measures, "runs"):
-        shown.add_column(cell(name), justify="right", overflow="fold")
-    for point in summaries:
-        percents = (f"{100 * point[name]:.1f}" for name in measures)
-        shown.add_row(*(cell(point[name]) for name in swept), *percents, str(point["runs"]))
-    console.Console().print(shown)
+    shown = [
+        [point[name] for name in swept]
+        + [f"{100 * point[name]:.1f}" for name in measures]
+        + [point["runs"]]
+        for point in summaries
+    ]
+    print_rows((*swept, *measures, "runs"), shown, f"{measured_on} accuracy, %")
     return {
         "runs": len(rows),
         "points": len(summaries),
