@@ -1,7 +1,7 @@
 # Every target that needs Python makes .venv on its first run and starts at once afterwards, with the
 # best Python of the machine, or with SYSTEM_PYTHON.
 #
-#   make train ARGS="--preset=digits --epsilon=3"   train; WORKDIR=folder says where to write
+#   make train ARGS="--right_guesses=60"   train; WORKDIR=folder says where to write
 #   make test          lint and the fast tests
 #   make test-all      lint, the site, fast and slow tests, one other Python; .ci/run calls it
 #   make nightly       planted bugs, presets, papers, experiments, notebooks, kills, fuzz, all Pythons

@@ -17,7 +17,7 @@ EPSILON = 8.0
 
 # tfdpx.train.defaults chooses open values.
 _CHOSEN = dict(
-    model="auto", epsilon=EPSILON, delta=1e-5, learning_rate=None, l2_norm_clip=None,
+    model="auto", epsilon=3.0, delta=1e-5, learning_rate=None, l2_norm_clip=None,
     ema_momentum=None, report_every=20,
 )  # fmt: skip
 _DIGITS_CNN = dict(

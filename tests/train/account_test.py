@@ -1,6 +1,7 @@
 """`account`: the joint privacy loss of runs, and refusals."""
 
 import io
+import json
 import pathlib
 import re
 import shutil
@@ -31,6 +32,20 @@ def ask(run):
         return record, " ".join(text.split())
 
     return asked
+
+
+def test_releases_of_other_libraries_are_lines_that_a_person_can_write(ask, tmp_path, refusal):
+    release = dict(epsilon=0.5, delta=0, unit="example", neighbours="add_or_remove", name="counts")
+    path = tmp_path / "releases.jsonl"
+    path.write_text(f"{json.dumps(release)}\n{json.dumps(release | {'delta': 1e-6})}\n")
+    gaussians = Ledger((Entry(4.0, 1.0, 20),), delta=1e-5)
+    gaussians.save(tmp_path / "ledger.json")
+    record, text = ask(workdir=f"{path},{tmp_path / 'ledger.json'}", delta=1e-5)
+    assert record["epsilon"] == pytest.approx(gaussians.epsilon(1e-5) + 1.0)
+    assert record["delta"] == pytest.approx(1.1e-5)
+    assert "of another mechanism, counts: epsilon = 0.5, delta = 1e-06" in text
+    path.write_text(json.dumps(release | {"neighbours": "replace_one"}))
+    assert 'must be "add_or_remove"' in refusal(account, workdir=path)
 
 
 def composed(*runs, accountant="pld", delta=1e-5):

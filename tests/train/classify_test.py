@@ -40,7 +40,7 @@ def test_last_line_is_one_strict_json_object_equal_to_the_report(finished):
     assert record["sampling_probability"] == pytest.approx(64 / 1437)
     spent = (record["noise_multiplier"], 64 / 1437, 6, record["delta"], record["accountant"])
     assert record["epsilon"] == pytest.approx(tfdpx.accounting.epsilon(*spent))
-    assert 7.9 < record["epsilon"] <= 8.0
+    assert 2.97 < record["epsilon"] <= 3.0
     rows = [json.loads(line) for line in (finished.workdir / "curve.jsonl").open()]
     assert [row["step"] for row in rows] == [4, 6]
     assert rows[0]["epsilon"] < rows[1]["epsilon"] == record["epsilon"]
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     assert "--resume" in refusal(classify, workdir=workdir, **NETWORK)
     for arguments, message in [
         (dict(l2_norm_clip=0.5, **NETWORK), "l2_norm_clip"),
-        (dict(epsilon=1.0), "began with epsilon=8.0. Received: epsilon=1.0. Leave the flag"),
+        (dict(epsilon=1.0), "began with epsilon=3.0. Received: epsilon=1.0. Leave the flag"),
         (dict(preset="table12/eps8"), "preset=digits. Received: preset=table12/eps8"),
     ]:
         assert message in refusal(classify, workdir=workdir, resume=True, **arguments)
