@@ -10,8 +10,9 @@ import tensorflow as tf
 from tfdpx.report import measure, report
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train.data import identity, images, inputs, tfds
+from tfdpx.train.data import identity, images, tfds
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.model_files import inputs_of
 from tfdpx.train.objects import HEADS, without_folders
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
 from tfdpx.train.settings import check_threshold
@@ -171,7 +172,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
         seen=features.seen,
         initialized=True,  # But for the weights of `seen`.
         searched=searched,
-        inputs=inputs.of(data),
+        inputs=inputs_of(data),
         settings={**without_secrets(settings), "epsilon": head.epsilon, "delta": head.delta},
         results={
             "method": without_folders(settings.head),

@@ -1,5 +1,10 @@
-"""Finds and reads the file of a model that a flag names."""
+"""Finds and reads the file of a model that a flag names, and the record in it.
 
+The record has the images that a classifier takes and the names of its classes, because Keras saves
+neither.
+"""
+
+import dataclasses
 import pathlib
 import zipfile
 
@@ -8,6 +13,14 @@ import keras
 from tfdpx import account
 from tfdpx.accounting import record as records
 from tfdpx.train.errors import UserError
+
+_PREPARATION = (
+    "8-bit pixels, upright, transparent parts on white, {resized} by Pillow's bilinear filter. The "
+    "model scales them itself. Its outputs are logits: their softmax are probabilities."
+)
+_CROPPED = "cropped around their centre to {0:.4g} of the shorter side and resized to image_shape"
+_SQUEEZED = "resized to image_shape without keeping the aspect ratio"
+
 
 # The file in a run's folder with its model.
 MODEL_FILE = "model.keras"
@@ -70,3 +83,58 @@ def recorded_inputs(path):
     if not (record and record.inputs):
         return {}
     return {"threshold": record.results.get("threshold", 0.5), **record.inputs}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageInput:
+    """The images that a model takes, and its classes.
+
+    Attributes:
+        image_shape: `(height, width, channels)`.
+        class_names: Tuple, a name for each output.
+        center_crop: Float, see `images.decode`.
+        threshold: Float, see `measure.predicted_classes`.
+    """
+
+    image_shape: tuple
+    class_names: tuple
+    center_crop: float
+    threshold: float = 0.5
+
+
+def inputs_of(data):
+    """Returns the `inputs` of a record, a dict of JSON values about the model's images and classes.
+
+    Args:
+        data: `images.ImageData`.
+    """
+    return {
+        "image_shape": list(data.image_shape),
+        "class_names": list(data.class_names),
+        "centre": data.centre,
+        "deviation": data.deviation,
+        "center_crop": data.center_crop,
+        "preparation": _PREPARATION.format(
+            resized=_CROPPED.format(data.center_crop) if data.center_crop else _SQUEEZED
+        ),
+    }
+
+
+def image_input(path):
+    """Reads the `ImageInput` of a `.keras` file.
+
+    Raises:
+        UserError: If the file cannot be read, or has no such record.
+    """
+    inputs = recorded_inputs(path)
+    if "image_shape" not in inputs:
+        raise UserError(
+            f"The file --model={path} does not say which images it takes and what its classes are: "
+            "tfdpx.train.classify did not write it, or Keras has saved it again."
+        )
+    return ImageInput(
+        tuple(inputs["image_shape"]),
+        tuple(inputs["class_names"]),
+        inputs.get("center_crop", 0.0),
+        inputs["threshold"],
+    )

@@ -28,7 +28,7 @@ from tfdpx import _files
 from tfdpx.report import measure
 from tfdpx.tables import estimators
 from tfdpx.train import model_files
-from tfdpx.train.data import inputs, tables
+from tfdpx.train.data import tables
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
 from tfdpx.train.errors import UserError, in_one_line, parse_flags
@@ -71,7 +71,7 @@ def run(values):
     if values.rows:
         asked = (values.all_classes, values.threshold)
         return predict_rows(path, values.rows, values.csv, *asked)
-    takes = inputs.read(path)
+    takes = model_files.image_input(path)
     if values.threshold is not None:
         check_threshold(values.threshold, takes.class_names)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
@@ -98,7 +98,7 @@ def logits(model, takes, files):
 
     Args:
         model: A `keras.Model` from uint8 images to logits.
-        takes: `inputs.ImageInput`.
+        takes: `model_files.ImageInput`.
         files: List of `pathlib.Path` of images that can be read.
     """
     parts = []

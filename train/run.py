@@ -15,9 +15,10 @@ from tfdpx import account
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.report import measure, report
 from tfdpx.train import defaults, devices, fitting, heads, individual, tables
-from tfdpx.train.data import identity, images, inputs
+from tfdpx.train.data import identity, images
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.model_files import inputs_of
 from tfdpx.train.output import print_record
 from tfdpx.train.resume import RunFolder, facts
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
@@ -174,7 +175,7 @@ def _run_on_images(asked, preset, workdir, strategy):
         examples=data.eval_examples,
         seen=start.seen,
         initialized=not start.files,
-        inputs=inputs.of(data),
+        inputs=inputs_of(data),
         settings=recorded,
         results={
             "raw_accuracy": float(np.mean(raw_measured.predictions == raw_measured.targets)),

@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing import event_accumulator
 import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.report import measure, report
-from tfdpx.train import account, classify, predict
-from tfdpx.train.data import images, inputs
+from tfdpx.train import account, classify, model_files, predict
+from tfdpx.train.data import images
 from tfdpx.train.data.folder import ImageFolder
 
 
@@ -112,8 +112,8 @@ def test_the_statement_can_be_cited(left, photos):
 @pytest.mark.slow
 def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path):
     workdir, _ = left
-    takes = inputs.read(workdir / "model.keras")
-    assert takes == inputs.ImageInput((8, 8, 1), ("3", "5", "8"), False)
+    takes = model_files.image_input(workdir / "model.keras")
+    assert takes == model_files.ImageInput((8, 8, 1), ("3", "5", "8"), False)
     # The files and the arrays of the training lead to the same predictions.
     model = keras.saving.load_model(workdir / "model.keras")
     data, folder = images.load(f"folder:{photos}"), ImageFolder(photos)
