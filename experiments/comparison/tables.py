@@ -14,13 +14,11 @@ every seed has separate test rows.
 """
 
 import argparse
-import csv
 import functools
 import json
 import math
 import pickle
 import subprocess
-import tempfile
 import time
 
 import keras
@@ -81,15 +79,17 @@ def make_table(key, num_rows, task="classification", curved=None):
     return data_tables.Table(kinds, names, rows[:num_rows], rows[num_rows:])
 
 
-def as_table(x, y, num_rows, limits, epsilon):
+def as_table(x, y, num_rows, limits, epsilon, classes=("no", "yes"), **goal):
     """Returns a table of the numbers `x` with `num_rows` training rows, and a run's settings."""
     names = [f"column {i}" for i in range(x.shape[1])]
     rows = data_tables.Rows(dict(zip(names, x.T, strict=True)), y)
     kinds = dict.fromkeys(names, NUMBER)
-    table = data_tables.Table(kinds, ("no", "yes"), rows[:num_rows], rows[num_rows:])
-    bounds = [f"{n}:{low!r}:{up!r}" for n, low, up in zip(names, *limits, strict=True)]
+    table = data_tables.Table(kinds, classes, rows[:num_rows], rows[num_rows:])
+    bounds = [
+        f"{n}:{float(low)!r}:{float(up)!r}" for n, low, up in zip(names, *limits, strict=True)
+    ]
     asked = dict(dataset="csv:generated", target="t", epsilon=epsilon, bounds=bounds)
-    return table, resolve(None, asked)
+    return table, resolve(None, {**asked, **goal})
 
 
 def make_rough(key, num_rows):
@@ -219,25 +219,18 @@ def case(name, seed, epsilon, num_rows, ranges):
         asked = dict(dataset=f"csv:{name}", target="t", epsilon=epsilon, bounds=bounds)
         return table, resolve(None, asked)
     data = getattr(datasets, f"load_{name}")()
-    names = [f"column {i}" for i in range(data.data.shape[1])]
+    order = np.random.default_rng(seed).permutation(len(data.target))
     # These ranges are public, because scikit-learn's documentation prints them; rounded outwards.
     limits = [(_outwards(v.min(), -1), _outwards(v.max(), 1)) for v in data.data.T]
     if name == "digits":
-        limits = [(0.0, 16.0)] * len(names)
-    goal = {}
+        limits = [(0.0, 16.0)] * data.data.shape[1]
+    classes, goal, y = tuple(map(str, np.unique(data.target))), {}, data.target.astype("int64")
     if name == "diabetes":
         goal = dict(task="regression", target_lower=25.0, target_upper=346.0)
-    with tempfile.NamedTemporaryFile("w", suffix=".csv", newline="") as file:
-        rows = [
-            [*row, float(t) if goal else int(t)]
-            for row, t in zip(data.data, data.target, strict=True)
-        ]
-        csv.writer(file).writerows([[*names, "t"], *rows])
-        file.flush()
-        bounds = [f"{n}:{low}:{high}" for n, (low, high) in zip(names, limits, strict=True)]
-        asked = dict(dataset=f"csv:{file.name}", target="t", epsilon=epsilon, bounds=bounds)
-        settings = resolve(None, {**asked, **goal, "test_seed": seed})
-        return data_tables.load(settings), settings
+        classes, y = (), data.target.astype("float32")
+    num_rows = round(0.8 * len(y))
+    arguments = num_rows, np.transpose(limits), epsilon, classes
+    return as_table(data.data[order], y[order], *arguments, **goal)
 
 
 def as_arrays(name, table, settings):
