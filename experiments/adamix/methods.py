@@ -54,11 +54,11 @@ class Theorem3(Recording):
         joined = PublicSet.of(_joined((features, labels), public_data), self.num_classes)
         distance = np.linalg.norm(joined.minimum(self.l2_regularization, start) - start)
         rho = self.steps / (2 * self.noise_multiplier**2)
-        self.l2_regularization = float((2 * start.size / rho) ** 0.5 * self.l2_norm_clip / distance)
+        self._decay = (2 * start.size / rho) ** 0.5 * self.l2_norm_clip / distance
         return super().fit(features, labels, public_data=public_data)
 
     def _moved(self, kernel, slope, reference, count, step):
-        decay = self.l2_regularization
+        decay = self._decay
         return kernel - 2 / (decay * (step + 1)) * (slope + decay * (kernel - reference))
 
     def _fit(self, examples, released):
