@@ -94,6 +94,7 @@ setuptools.setup(
         "rich>=13",
     ],
     extras_require={
+        "pandas": ["pandas>=2"],  # docs/data_scientists.md.
         # docs/text.md. Not among the tests: 250 MB, most of it tensorflow-text.
         # For Python 3.10 pip found no set of versions in ten minutes.
         "text": ["keras-hub>=0.32; python_version >= '3.11'"],
