@@ -9,7 +9,6 @@ import json
 
 import keras
 import numpy as np
-from sklearn import metrics
 
 import tfdpx
 from tfdpx import _files as files
@@ -159,7 +158,7 @@ def read_groups(path, data):
     return [np.array([groups[name] for name in part]) for part in names]
 
 
-def write(epsilons, worst, history, model, data, workdir, bounds=None, groups=None):
+def write(epsilons, worst, history, model, data, workdir, groups=None):
     """Writes arrays, pictures and the report of the classes to `workdir / FOLDER`.
 
     Args:
@@ -169,7 +168,6 @@ def write(epsilons, worst, history, model, data, workdir, bounds=None, groups=No
         model: The trained `keras.Model`.
         data: `images.ImageData`.
         workdir: `pathlib.Path`.
-        bounds: `tfdpx.accounting.AttackBounds`, drawn with the attack by losses; or None.
         groups: Returned by `read_groups`.
 
     Returns:
@@ -194,20 +192,7 @@ def write(epsilons, worst, history, model, data, workdir, bounds=None, groups=No
     reports = {"loss at the end": at_the_end, "loss on average": on_average}
     (folder / "groups.json").write_text(json.dumps(plain(reports), indent=1))
     pictures.individual_histogram(epsilons, worst, folder / "histogram.png")
-    if len(history.steps) > 1:
-        pictures.individual_norms(history.steps, np.array(history.norms), folder / "norms.png")
-    losses = {"loss at the end": final, "loss on average": mean}
-    pictures.individual_losses(epsilons, losses, folder / "loss.png")
-    label = f"mean loss (correlation {on_average['group_correlation']:.2f})"
-    pictures.individual_groups(on_average["groups"], "mean_loss", label, folder / "groups.png")
-    attacked = sorted(at_the_end["groups"], key=lambda group: group["mean_epsilon"])
-    label = "membership attack, share right"
-    pictures.individual_groups(attacked, "attack_success", label, folder / "attacks.png")
-    if bounds is not None:
-        present = np.repeat([1, 0], [len(final), len(held_out)])
-        false_positives, true_positives, _ = metrics.roc_curve(present, -np.append(final, held_out))
-        measured = {"by low loss (private data)": (false_positives, true_positives)}
-        pictures.attack_curve({"no attack is above": bounds}, folder / "roc.png", measured)
+    pictures.individual_groups(on_average["groups"], folder / "groups.png")
     return folder
 
 

@@ -192,9 +192,7 @@ def _run_on_images(asked, preset, workdir, strategy):
     print_record(record)
     if settings.individual:
         worst = ledger.composed_epsilon(plan.delta, plan.accountant)
-        bounds = dataclasses.replace(record, ledger=ledger).attack_bounds()
-        of_training = (epsilons, worst, history, model, examples, workdir, bounds, groups)
-        private = individual.write(*of_training)
+        private = individual.write(epsilons, worst, history, model, examples, workdir, groups)
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()
     return {**record.view(), "workdir": str(workdir)}

@@ -35,8 +35,7 @@ def test_files_pictures_and_released_statistics_are_of_the_training_alone(
         assert title in ("loss at the end", "loss on average") and len(classes["groups"]) == 10
         total = sum(group["count"] * group["mean_epsilon"] for group in classes["groups"])
         assert total == pytest.approx(epsilons.sum())
-    for name in ("histogram", "norms", "loss", "groups", "attacks", "roc"):
-        assert (folder / f"{name}.png").stat().st_size > 5000
+    assert {path.name for path in folder.glob("*.png")} == {"histogram.png", "groups.png"}
     elsewhere = {path.name for path in tmp_path.rglob("*") if folder not in path.parents}
     assert not {"arrays.npz", "groups.json", "histogram.png", "checkpoint"} & elsewhere
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
 import textwrap
 from typing import Any
 
-import jinja2
 import markupsafe
 
 from tfdpx.accounting.record import Record
@@ -19,14 +17,6 @@ from tfdpx.report import words
 FILE = "model_card.md"
 _METRICS = ("accuracy", "auc", "average_precision", "f1", "macro_f1", "r2", "mean_absolute_error")
 _TASKS = {"image": "image", "row": "tabular", "text": "text"}
-
-
-@functools.cache
-def _template():
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tfdpx.report"), finalize=_escaped, trim_blocks=True
-    )
-    return environment.get_template("card.md")
 
 
 def text(record: Record) -> str:
@@ -40,7 +30,7 @@ def text(record: Record) -> str:
     name = words.data_name(record)
     model = record.results.get("model") or record.results.get("method") or record.program
     header = [f"{key}: {_yaml(value)}" for key, value in _header(record, model, name).items()]
-    return _template().render(
+    return words.template("card.md", _escaped).render(
         header=markupsafe.Markup("\n".join(header)),
         model=model,
         name=name,

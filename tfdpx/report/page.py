@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import html
 import os
 import pathlib
 import re
-
-import jinja2
 
 from tfdpx.accounting.record import Record, plain
 from tfdpx.report import words
@@ -31,16 +28,6 @@ _TITLES = {
 }
 _MOST_CLASSES = 20
 _RECORD = re.compile(rb'<pre id="record">(.*?)</pre>', re.DOTALL)
-
-
-@functools.cache
-def _template():
-    # Names that a user chose are escaped, and the page's policy forbids scripts and network access
-    # in case an escape ever fails.
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tfdpx.report"), autoescape=True, trim_blocks=True
-    )
-    return environment.get_template("page.html")
 
 
 def page(record: Record, pictures: dict[str, bytes]) -> bytes:
@@ -64,7 +51,9 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         for name, title in _TITLES.items()
         if name in pictures
     ]
-    text = _template().render(
+    # Names that a user chose are escaped, and the page's policy forbids scripts and network access
+    # in case an escape ever fails.
+    text = words.template("page.html", autoescape=True).render(
         name=words.data_name(record),
         model=view.get("model") or view.get("method") or record.program,
         warnings=[f"Warning: {text}" for text in record.results.get("warnings") or ()]

@@ -11,7 +11,7 @@ import numpy as np
 
 MAX_LABELLED_CLASSES = 20
 _COLUMNS, _LONGEST_NAME = 3, 14
-_PRIVATE, _STRATA, _TENTHS = "private data: not to be published", 5, 10
+_PRIVATE, _TENTHS = "private data: not to be published", 10
 
 
 def learning_curve(rows, path, eval_split="test", base_rate=None):
@@ -55,7 +55,7 @@ def learning_curve(rows, path, eval_split="test", base_rate=None):
 
 
 def confusion_matrix(labels, predictions, class_names, path):
-    """Draws how often each class (row) was taken for each other (column), in percent of the row.
+    """Draws the share of each class (row) that was taken for each other (column).
 
     Args:
         labels: Integer labels `[num_examples]`.
@@ -63,29 +63,32 @@ def confusion_matrix(labels, predictions, class_names, path):
         class_names: List with a name for each class.
         path: PNG file to write.
     """
-    num_classes = len(class_names)
-    counts = np.zeros([num_classes, num_classes], int)
-    np.add.at(counts, (np.asarray(labels), np.asarray(predictions)), 1)
-    percent = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    from sklearn import metrics
 
-    axes = _axes((7, 6), f"{np.trace(counts)} of {len(labels)} right")
+    are_few = len(class_names) <= MAX_LABELLED_CLASSES
+    axes = _axes((7, 6), f"{np.sum(np.equal(labels, predictions))} of {len(labels)} right")
     axes.grid(False)
-    image = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
-    axes.figure.colorbar(image, label="% of the true class")
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    if num_classes <= MAX_LABELLED_CLASSES:
-        names, fonts = readable(class_names)
-        axes.set_xticks(range(num_classes), names, rotation=45, ha="right", fontfamily=fonts)
-        axes.set_yticks(range(num_classes), names, fontfamily=fonts)
-        for row, column in zip(*np.nonzero(counts), strict=True):
-            color = "white" if percent[row, column] > 50 else "black"
-            place = dict(ha="center", va="center", color=color, fontsize=8)
-            axes.text(column, row, str(counts[row, column]), **place)
+    names, fonts = readable(class_names)
+    metrics.ConfusionMatrixDisplay.from_predictions(
+        *(labels, predictions),
+        labels=range(len(names)),
+        display_labels=names,
+        normalize="true",
+        include_values=are_few,
+        values_format=".0%",
+        xticks_rotation=45,
+        cmap="Blues",
+        ax=axes,
+        im_kw={"vmin": 0, "vmax": 1},
+        text_kw={"fontsize": 8},
+    )
+    axes.tick_params(labelfontfamily=fonts)
+    if not are_few:
+        axes.set(xticks=[], yticks=[])
     axes.figure.savefig(path)
 
 
-def reliability(labels, probabilities, name, path, with_thresholds=False):
+def calibration(labels, probabilities, name, path, with_thresholds=False):
     """Draws the share of a class at each predicted probability, and a histogram of these.
 
     Args:
@@ -97,19 +100,17 @@ def reliability(labels, probabilities, name, path, with_thresholds=False):
             this only for public examples, because a threshold that is read off the picture depends
             on them.
     """
-    from sklearn import calibration, metrics
+    from sklearn import metrics
+    from sklearn.calibration import CalibrationDisplay
 
-    tenths = dict(pos_label=1, n_bins=_TENTHS, strategy="quantile")
-    shares, means = calibration.calibration_curve(labels, probabilities, **tenths)
-    largest = max(1.05 * shares.max(), 1.05 * means.max(), 1e-9)
     [name], fonts = readable([f'"{name}"'])
     title = f"mean probability of {name} {np.mean(probabilities):.3g}; share {np.mean(labels):.3g}"
     axes = _axes((7, 4.5 + 3.5 * with_thresholds))
     axes.set_title(title, fontfamily=fonts)
-    axes.plot([0, largest], [0, largest], color="gray", linestyle="--", label="calibrated")
-    axes.plot(means, shares, marker="o", markersize=4, label="tenths of the examples")
-    axes.set(xlim=(0, largest), ylim=(0, largest), xlabel="probability", ylabel="observed share")
-    axes.legend(loc="upper left")
+    tenths = dict(pos_label=1, n_bins=_TENTHS, strategy="quantile", name="tenths of the examples")
+    shown = CalibrationDisplay.from_predictions(labels, probabilities, **tenths, ax=axes)
+    largest = max(1.05 * shown.prob_true.max(), 1.05 * shown.prob_pred.max(), 1e-9)
+    axes.set(xlim=(0, largest), ylim=(0, largest))
     counts = axes.twinx()
     counts.hist(probabilities, np.linspace(0, largest, 41), color="gray", alpha=0.3)
     counts.set_ylabel("examples (bars)")
@@ -150,37 +151,26 @@ def wrong_predictions(images, labels, predictions, class_names, path):
     fig.savefig(path)
 
 
-def attack_curve(curves, path, measured=None, axes=None):
+def attack_curve(bounds, path):
     """Draws the largest true positive rate of an attack against its false positive rate.
 
     Args:
-        curves: Dict from names of runs to `tfdpx.accounting.AttackBounds`.
+        bounds: `tfdpx.accounting.AttackBounds`.
         path: PNG file to write.
-        measured: Dict from names of real attacks to pairs of arrays [n], false and true positive
-            rates; or None. The rates of an attack on private data are private.
-        axes: matplotlib axes to draw on, or None for new ones. Their whole figure is written.
     """
-    names, fonts = readable([*curves, *(measured or {})])
-    axes = axes or _axes((6, 5.5))
+    axes = _axes((6, 5.5))
     rates = np.unique([*np.geomspace(1e-6, 1e-2, 100), *np.linspace(0, 1, 201)])
-    lines = [(rates, bounds.true_positive_rate(rates), "-") for bounds in curves.values()]
-    lines += [(*pair, ".:") for pair in (measured or {}).values()]
-    for name, (false_positives, true_positives, style) in zip(names, lines, strict=True):
-        percent = 100 * np.array([false_positives, true_positives])
-        axes.plot(*percent, style, label=name)
+    axes.plot(100 * rates, 100 * bounds.true_positive_rate(rates), label="no attack is above")
     axes.plot([0, 100], [0, 100], color="gray", linestyle="--", label="guessing")
     axes.set(xlim=(-1, 101), ylim=(-1, 101), aspect="equal")
     axes.set_xlabel("absent ones that are taken for present, %")
     axes.set_ylabel("present ones that are recognised, %")
-    axes.legend(loc="lower right", prop={"family": fonts})
+    axes.legend(loc="lower right")
     axes.figure.savefig(path)
 
 
-# Figures 1, 2, 5, 6 and 7 of Yu et al. 2022. They show private data.
-
-
 def individual_histogram(epsilons, worst, path):
-    """Draws a histogram of the epsilons of examples (Figure 1).
+    """Draws a histogram of the epsilons of examples, which is private (Yu et al. 2022, Figure 1).
 
     Args:
         epsilons: Float array [n], at most `worst`.
@@ -197,67 +187,19 @@ def individual_histogram(epsilons, worst, path):
     axes.figure.savefig(path)
 
 
-def individual_norms(steps, norms, path):
-    """Draws the norms of five groups of examples, by their mean over the training (Figure 2).
-
-    Args:
-        steps: Int array [t].
-        norms: Float array [t, n], fractions of the clip.
-        path: PNG file to write.
-    """
-    order = np.argsort(norms.mean(axis=0), kind="stable")
-    axes = _axes((6, 4), _PRIVATE)
-    for number, part in enumerate(np.array_split(order, _STRATA)):
-        label = f"{20 * number} to {20 * (number + 1)}%"
-        axes.plot(steps, norms[:, part].mean(axis=1), marker="o", markersize=3, label=label)
-    axes.set_xlabel("model updates")
-    axes.set_ylabel("mean gradient norm over the clip")
-    axes.set_ylim(0, 1.03)
-    axes.legend(title="examples, by mean norm")
-    axes.figure.savefig(path)
-
-
-def individual_losses(epsilons, losses, path):
-    """Draws the mean epsilon of tenths of the examples, by loss (Figure 5).
-
-    Args:
-        epsilons: Float array [n].
-        losses: Dict from a name, for example "loss at the end", to a float array [n].
-        path: PNG file to write.
-    """
-    axes = _axes((6, 4), _PRIVATE)
-    for name, values in losses.items():
-        parts = np.array_split(np.argsort(values, kind="stable"), _TENTHS)
-        means = np.array([[values[part].mean(), epsilons[part].mean()] for part in parts])
-        label = f"{name}; r = {np.corrcoef(epsilons, values)[0, 1]:.2f}"
-        axes.plot(*means.T, marker="o", label=label)
-    axes.set_xscale("log")
-    axes.set_xlabel("mean loss of a tenth of the examples")
-    axes.set_ylabel(r"mean individual $\varepsilon$")
-    axes.legend()
-    axes.figure.savefig(path)
-
-
-def individual_groups(groups, value, label, path):
-    """Draws the mean epsilon of groups as bars, and another value as a line (Figures 6 and 7).
+def individual_groups(groups, path):
+    """Draws the mean epsilon of groups, which is private (Yu et al. 2022, Figure 6).
 
     Args:
         groups: List of dicts from `individual.group_report`, in the order to draw.
-        value: String, the entry to draw as a line.
-        label: String, the name of that entry.
         path: PNG file to write.
     """
     names, fonts = readable([group["name"] for group in groups])
-    epsilons = [group["mean_epsilon"] for group in groups]
     axes = _axes((6, 4), _PRIVATE)
-    axes.bar(range(len(names)), epsilons, color="tab:blue", alpha=0.6)
-    axes.set_ylim(0.9 * min(epsilons), 1.05 * max(epsilons))
-    axes.set_ylabel(r"mean individual $\varepsilon$ (bars)")
+    axes.bar(range(len(names)), [group["mean_epsilon"] for group in groups])
+    axes.set_ylabel(r"mean individual $\varepsilon$")
     rotation = 45 if max(map(len, names)) > 3 else 0
     axes.set_xticks(range(len(names)), names, rotation=rotation, fontfamily=fonts)
-    right = axes.twinx()
-    right.plot([group[value] for group in groups], color="tab:red", marker="o")
-    right.set_ylabel(label, color="tab:red")
     axes.figure.savefig(path)
 
 

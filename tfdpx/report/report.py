@@ -219,7 +219,7 @@ def write_page(folder: str | os.PathLike) -> None:
     bounds = record.attack_bounds()
     with _after_the_record(folder):
         if bounds and record.ledger.steps and record.epsilon < math.inf:
-            pictures.attack_curve({"no attack is above": bounds}, folder / page.ATTACK)
+            pictures.attack_curve(bounds, folder / page.ATTACK)
         files.write(folder / page.FILE, page.page(record, page.pictures_of(folder)), mode=0o644)
         # The name of a file may have bytes that are not characters.
         text = card.text(record).encode("utf-8", "backslashreplace")
@@ -270,7 +270,7 @@ def _draw(record, folder, measured, curve, examples):
         if len(names) == 2 and np.isfinite(measured.margins).all():
             drawn.append(folder / page.CALIBRATION)
             shown = (names[1], drawn[-1], measured.is_public)
-            pictures.reliability(labels, measured.positive, *shown)
+            pictures.calibration(labels, measured.positive, *shown)
         wrong = np.flatnonzero(np.not_equal(labels, predictions))
         if examples is not None and measured.is_public and len(wrong):
             rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]

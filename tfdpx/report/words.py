@@ -8,9 +8,14 @@ outside the field. `VERSION` grows by one whenever a sentence, the page or the c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import re
 import textwrap
+from collections.abc import Callable
 from typing import Any
+
+import jinja2
 
 from tfdpx._arguments import is_number, require
 from tfdpx.accounting.attack import AttackBounds
@@ -40,6 +45,26 @@ _MECHANISMS = (
 def worded(record: Record) -> Record:
     """Returns the record with the version of these words."""
     return dataclasses.replace(record, versions={**record.versions, WORDS: VERSION})
+
+
+@functools.cache
+def template(
+    name: str, finalize: Callable[[Any], str] | None = None, autoescape: bool = False
+) -> Any:
+    """Returns a template of jinja2.
+
+    Args:
+        name: String, a file in `templates/`.
+        finalize: Optional function of each value, before it is shown.
+        autoescape: Bool, whether values are escaped for HTML.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tfdpx.report"),
+        autoescape=autoescape,
+        finalize=finalize,
+        trim_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def version_of(record: Record) -> dict[str, str | None]:
@@ -82,101 +107,44 @@ def statement(
         ValueError: If an argument is out of range, or the sampling probability of an entry is
             unknown.
     """
-    ledger, unit, name, one = record.ledger, record.unit, data_name(record), protected_one(record)
-    many = "people" if ledger.unit == USER else f"{unit}s"
-    difference = f"all {unit}s of one person" if ledger.unit == USER else f"one {unit}"
+    ledger, unit = record.ledger, record.unit
+    is_of_people = ledger.unit == USER
+    many = "people" if is_of_people else f"{unit}s"
+    number = record.data.num_examples if record.data else None
     caution = _group(record, rows_per_user) or _caution(record)
     if reason := _without_guarantee(record):
         return _filled(reason) + "\n"
-    number = record.data.num_examples if record.data else None
-    count = f"N = {number:,} {many}" if number else ""
-    kind = "releases" if all(entry.is_release for entry in ledger.entries) else "updates"
-    epsilon, delta = rounded_up(record.epsilon), _delta(record)
-    accountant = f"{record.accountant.upper()} accountant of {_package('dp-accounting', record)}"
-    claim = (
-        f"The weights trained on {name}{f' ({count})' if count else ''} "
-        f"{'will have' if is_planned else 'have'} ({epsilon}, {delta})-differential privacy after "
-        f"{ledger.steps:,} noisy {kind}, for data sets that differ in {difference}, added or "
-        f"removed ({accountant}; {_package('tfdpx', record)})."
+    bounds = None if record.is_approximate else record.attack_bounds()
+    if bounds and (asked := record.settings.get("right_guesses")):
+        goal = bounds.goal_sentence(asked / 100)
+    text = template("statement.txt", _in_one_line).render(
+        record=record,
+        ledger=ledger,
+        unit=unit,
+        name=data_name(record),
+        one=protected_one(record),
+        many=many,
+        difference=f"all {unit}s of one person" if is_of_people else f"one {unit}",
+        count=f"N = {number:,} {many}" if number else "",
+        epsilon=rounded_up(record.epsilon),
+        precise_epsilon=rounded_up(record.epsilon, 6),
+        delta=_delta(record),
+        kind="releases" if all(entry.is_release for entry in ledger.entries) else "updates",
+        is_full_batch=all(entry.sampling_probability == 1 for entry in ledger.entries),
+        is_planned=is_planned,
+        accountant=record.accountant.upper(),
+        dp_accounting=_package("dp-accounting", record),
+        tfdpx=_package("tfdpx", record),
+        caution=caution,
+        attack=bounds and bounds.sentence(protected_one(record)),
+        goal=goal,
+        mechanism=_mechanism(record),
+        steps=steps(ledger),
+        exceptions=_exceptions(record),
+        initial=_initial(record),
     )
-    sampling = (
-        f"Poisson sampling: every update draws each {one} with the sampling probability, "
-        "independently of all others."
-    )
-    if all(entry.sampling_probability == 1 for entry in ledger.entries):
-        sampling = f"full batches: every {kind[:-1]} takes all {many}."
-    attacks = []
-    if not record.is_approximate:
-        bounds, asked = record.attack_bounds(), record.settings.get("right_guesses")
-        goal = bounds.goal_sentence(asked / 100) if asked else goal
-        attacks = [bounds.sentence(one), "By privacy loss distributions.", goal]
-    else:
-        claim += (
-            " This epsilon is an approximation: the batches were not drawn as the accountant "
-            "assumes."
-        )
-        sampling = (
-            "batches that are not Poisson samples, such as parts of a permutation. Epsilon is that "
-            "of Poisson sampling."
-        )
-    release = "noise and draws came from the operating system's random numbers, not kept."
-    if is_planned:
-        release = "only if draws and noise get no seed."
-    if ledger.is_seeded:
-        release = (
-            "NOT RELEASABLE. Somebody gave the seed of draws or noise, and anyone who knows it can "
-            "remove the noise. Train without a seed before a release."
-        )
-    not_covered = [
-        f"loss and metrics on the training {unit}s, which `fit` shows",
-        f"validation and test {unit}s",
-        *_exceptions(record),
-        "epsilons and gradient norms of single examples",
-        "floating-point attacks on the noise",
-        "how long the training took.",
-    ]
-    if not record.is_search_paid:
-        not_covered.insert(0, f"how the arguments were searched: {record.searched}")
-    parts = [
-        ("Data", f"{name}{f', {count}' if count else ''}. The number of {many} is public."),
-        (
-            "Neighbours",
-            f"two data sets that differ in {difference}, added or removed, at the same sampling "
-            f"probability and expected batch size. {caution}",
-        ),
-        ("Epsilon, delta", f"epsilon = {rounded_up(record.epsilon, 6)}, delta = {delta}."),
-        *([("Attack", " ".join(filter(None, attacks)))] if attacks else []),
-        ("Mechanism", _mechanism(record)),
-        (kind.capitalize(), steps(ledger)),
-        ("Accountant", f"{accountant.replace(' accountant', '')}, {_package('tfdpx', record)}."),
-        ("Sampling", sampling),
-        (
-            "Covers",
-            "the weights after every update, their averages, and everything computed from these "
-            f"without the training {unit}s, such as predictions on other {unit}s.",
-        ),
-        ("Does not cover", "; ".join(not_covered)),
-        (
-            "Assumes",
-            f"{_initial(record)} Model, settings and preprocessing were not chosen by looking at "
-            f"these {unit}s, unless epsilon counts the search. Classes, shapes and constants of "
-            f"preprocessing are public. Other trainings on the same {unit}s add up.",
-        ),
-    ]
-    if record.independence:
-        independent = "no example influences another's gradient. Examples are"
-        parts.append(("Independence", f"{independent} {record.independence}."))
-    parts += [
-        ("Release", release),
-        (
-            "Signature",
-            "none. Anyone can write such a text: only the owner of the data can confirm it.",
-        ),
-    ]
-    heading = "Statement of differential privacy"
-    heading += " (not releasable: see Release)" * ledger.is_seeded
-    lines = [_filled(f"{title}: {text}", "  ") for title, text in parts]
-    return "\n".join([heading, "", _filled(claim), "", *lines]) + "\n"
+    heading, empty, claim, *parts = text.split("\n")
+    return "\n".join([heading, empty, _filled(claim), *(_filled(part, "  ") for part in parts), ""])
 
 
 def of_ledger(
@@ -485,6 +453,11 @@ def _delta(record):
 def _package(name, record):
     version = record.versions.get(name, "not installed")
     return name if version == "not installed" else f"{name} {version}"
+
+
+def _in_one_line(value):
+    """Returns a value as text without line breaks, by which a name could add to a statement."""
+    return re.sub(r"\s+", " ", str(value))
 
 
 def _filled(paragraph, indent=""):
