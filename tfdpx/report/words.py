@@ -31,6 +31,7 @@ NOT_PROTECTED = (
 )
 # Protection is strong below the first number of right guesses in 100, and weak from the second on.
 STRONG, WEAK = 55, 75
+RANGES = f"below {STRONG} is strong, {WEAK} and above is weak, and between them is moderate"
 _WIDTH, _MOST_ENTRIES = 88, 20
 _SPLITS = {"test": "test {}s", "validation": "{}s that were held out of the training"}
 _RELEASES = (
@@ -226,8 +227,7 @@ def attack(record: Record) -> str:
         return "No limit is known to what someone can find out about the data from the weights."
     sentences = [
         bounds.sentence(protected_one(record)),
-        f"This is {strength(bounds)} protection: below {STRONG} is strong, {WEAK} and above is "
-        "weak, and between them is moderate.",
+        f"This is {strength(bounds)} protection: {RANGES}.",
     ]
     if record.ledger.is_seeded:
         sentences.append("This does not hold against someone who knows the seed.")
