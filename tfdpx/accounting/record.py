@@ -131,6 +131,11 @@ class Record:
         return self.ledger.composed_epsilon(self.delta, self.accountant)
 
     @property
+    def is_private(self) -> bool:
+        """Whether epsilon is finite, though it may be no limit (`statement.why_unknown`)."""
+        return self.epsilon < math.inf
+
+    @property
     def total_delta(self) -> float | None:
         """Float, or None if nothing has a delta."""
         return self.ledger.total_delta(self.delta)
@@ -148,7 +153,7 @@ class Record:
     @property
     def is_releasable(self) -> bool:
         """Whether epsilon is finite and known, without a chosen seed or an unpaid search."""
-        return self.epsilon < math.inf and not self.problems
+        return self.is_private and not self.problems
 
     @property
     def problems(self) -> list[str]:
@@ -215,13 +220,13 @@ class Record:
         return {**self.results, **self._derived(), **counted}
 
     def _derived(self) -> dict[str, Any]:
-        epsilon, bounds = self.epsilon, self.attack_bounds()
+        bounds = self.attack_bounds()
         return {
             "dataset": self.data and self.data.name,
             "num_examples": self.data and self.data.num_examples,
-            "private": epsilon < math.inf,
-            "epsilon": epsilon,
-            "delta": self.total_delta if epsilon < math.inf else None,
+            "private": self.is_private,
+            "epsilon": self.epsilon,
+            "delta": self.total_delta if self.is_private else None,
             "attack_bounds": bounds and bounds.to_dict(),
             "accountant": self.accountant,
             "sampling": self.sampling,

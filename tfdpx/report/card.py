@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import textwrap
 from typing import Any
@@ -54,7 +53,7 @@ def _header(record: Record, model: str, name: str) -> dict[str, Any]:
         if scores.get(f"test_{metric}") is not None
     ]
     header: dict[str, Any] = {"library_name": "keras", "tags": ["keras", "tfdpx"]}
-    if record.ledger.steps and record.epsilon < math.inf and not why_unknown(record.ledger):
+    if record.ledger.steps and record.is_private and not why_unknown(record.ledger):
         header["tags"].append("differential-privacy")
     kind = "regression" if "test_r2" in record.results else "classification"
     if record.unit in _TASKS:

@@ -218,7 +218,7 @@ def write_page(folder: str | os.PathLike) -> None:
     record = records.read(folder / records.FILE)
     bounds = record.attack_bounds()
     with _after_the_record(folder):
-        if bounds and record.ledger.steps and record.epsilon < math.inf:
+        if bounds and record.ledger.steps and record.is_private:
             pictures.attack_curve(bounds, folder / page.ATTACK)
         files.write(folder / page.FILE, page.page(record, page.pictures_of(folder)), mode=0o644)
         # The name of a file may have bytes that are not characters.

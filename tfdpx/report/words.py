@@ -186,7 +186,7 @@ def steps(ledger: Ledger) -> str:
 
 def reasons_against_release(record: Record) -> list[str]:
     """Returns a list with a sentence on why not to release the weights; else an empty list."""
-    if record.epsilon == math.inf:
+    if not record.is_private:
         return [f"Not private: the weights may tell everything about the {record.unit}s."]
     return [f"Do not release: {'; '.join(record.problems)}."] if record.problems else []
 
@@ -202,7 +202,7 @@ def strength(bounds: AttackBounds | None) -> str | None:
 def protected(record: Record) -> tuple[str, str]:
     """Returns a sentence on who is protected, and a caution about people with less protection."""
     name, unit = data_name(record), record.unit
-    if record.epsilon == math.inf:
+    if not record.is_private:
         return f"Not a single {unit} of {name} is protected.", statement(record)
     if why_unknown(record.ledger):
         return f"It is unknown how well anyone in {name} is protected.", statement(record)
@@ -231,7 +231,7 @@ def attack(record: Record) -> str:
     ]
     if record.ledger.is_seeded:
         sentences.append("This does not hold against someone who knows the seed.")
-    if record.epsilon < math.inf:
+    if record.is_private:
         about = "about " * record.is_approximate
         sentences.append(
             f"Specialists state this as epsilon, {about}{rounded_up(record.epsilon)} here, and "
@@ -293,7 +293,7 @@ def limits(record: Record) -> list[str]:
         f"Not protected: test {unit}s, on which results are measured; results on the {unit}s "
         f"trained on, such as in a log; {names}, sizes, and how many {unit}s or people there are.",
     ]
-    if record.epsilon == math.inf:
+    if not record.is_private:
         texts = [f"Nothing is left to void: no {unit} is protected."]
     for training in record.seen:
         is_private = training.epsilon < math.inf
@@ -365,7 +365,7 @@ def _group(record, rows):
 def _without_guarantee(record):
     """Returns why nothing is guaranteed or nothing was spent; None if there is a guarantee."""
     ledger, name = record.ledger, data_name(record)
-    if record.epsilon == math.inf:
+    if not record.is_private:
         unprotected = sum(e.steps for e in ledger.entries if e.noise_multiplier == 0)
         plural = "s" * (unprotected != 1)
         why = f" {unprotected:,} update{plural} had no noise." if unprotected else ""
