@@ -1,4 +1,4 @@
-"""Private names of Keras's models and optimizers: compile, build, loss, epochs, TensorBoard."""
+"""Private names of Keras's models and optimizers: compile, build, loss, epochs."""
 
 import contextlib
 from typing import Any
