@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from tfdpx.train import classify, individual
+from tfdpx.train.data import images
+from tfdpx.train.errors import UserError
 
 
 @pytest.mark.slow
@@ -57,3 +59,18 @@ def test_groups_have_means_correlations_and_an_attack_each():
     assert success(members, nonmembers, splits=5) == pytest.approx(0.6915, abs=0.01)
     # This attack does not find members of higher loss.
     assert success(nonmembers, members, splits=5) == pytest.approx(0.5, abs=0.01)
+
+
+def test_groups_come_from_a_file_by_the_names_of_images(tmp_path):
+    data = images.load("digits")
+    names = [*data.names_of("train"), *data.names_of("eval")]
+    assert names[:2] == ["train/0", "train/1"] and names[-1] == "test/359"
+    path = tmp_path / "groups.csv"
+    rows = [f"{name},{'odd' if number % 2 else 'even'}" for number, name in enumerate(names)]
+    path.write_text("image,group\n" + "\n".join(rows))
+    train, held_out = individual.read_groups(path, data)
+    assert train[:3].tolist() == ["even", "odd", "even"] and held_out.shape == (360,)
+    path.write_text("\n".join(rows[:-1]))
+    with pytest.raises(UserError, match="1 images are missing, for example test/359"):
+        individual.read_groups(path, data)
+    assert individual.read_groups(None, data) is None
