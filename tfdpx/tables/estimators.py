@@ -193,6 +193,7 @@ class _PrivateEstimator(base.BaseEstimator):
             self.n_features_in_, self.feature_names_in_ = len(names), np.array(names)
             arrays = {name: _column(name, X[name]) for name in names}
             validation.check_consistent_length(*arrays.values(), y)
+            validation.assert_all_finite(y)
             return arrays if y is None else (arrays, validation.column_or_1d(y))
         checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
         _check_numbers("X", X)
@@ -488,7 +489,7 @@ def input_name(column: str) -> str:
 
 def _column(name, values):
     """Returns a column of a dict as float64 or texts `[rows]`."""
-    values = np.asarray(values)
+    values = validation.column_or_1d(values)
     if values.dtype.kind == "U":
         return values
     if unfit_column(values)[1] == "texts":

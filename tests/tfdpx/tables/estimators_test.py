@@ -617,6 +617,8 @@ def test_columns_of_a_dict(data):
     assert np.array_equal(loaded.predict(columns), classifier.predict(columns))
     model = PrivateRegressor(30.0, model="linear", **TARGET)  # All bounds are found.
     assert model.fit(columns, y).score(columns, y) > 0.5
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(columns, np.where(y > 0, y, np.nan))
     with pytest.raises(ValueError, match="`X`.*dates in column 'day'"):
         linear_classifier().fit({"day": np.arange(300).astype("datetime64[D]")}, labels)
     with pytest.raises(ValueError, match=r"`lower, upper`.*3 columns.*\(a/b, clip, owns\)"):
