@@ -235,8 +235,8 @@ class IndividualAccountant:
         for entry in (entry for entry in earlier if entry.kind != MECHANISM):
             worst = losses.of_step([1.0], entry.noise_multiplier, entry.sampling_probability)
             spent += entry.steps * worst[0]
-        released = sum(entry.epsilon for entry in earlier if entry.kind == MECHANISM)
-        epsilons = losses.epsilons(spent, delta) + released
+        mechanisms = [entry for entry in earlier if entry.kind == MECHANISM]
+        epsilons = losses.epsilons(spent, delta) + sum(e.steps * e.epsilon for e in mechanisms)
         return np.minimum(epsilons, ledger.composed_epsilon(delta, self.plan.accountant))
 
     def norms(self) -> np.ndarray:

@@ -189,3 +189,15 @@ def test_only_weights_that_were_seen_being_initialized_know_no_data():
     tfdpx.copy_weights(declared, copied)
     are = [account.are_initialized(model.weights) for model in (new, declared, copied)]
     assert are == [True, False, False]
+
+
+def test_the_right_guesses_of_a_run_are_told_with_the_limit_that_binds():
+    plan = plan_of(noise_multiplier=None, right_guesses=0.6)
+    record = Record(
+        "classify", DatasetId("digits", 60), plan.ledger_at(5), 1e-5, settings={"right_guesses": 60}
+    )
+    text = flat(words.statement(record))
+    assert (
+        "Planned for at most 60 right guesses of 100; epsilon binds: it may be at most 2.02" in text
+    )
+    assert "they recognise at most" in text  # The rate at 1% false alarms is next to it.
