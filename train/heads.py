@@ -102,9 +102,7 @@ class Features:
         start = Start(settings)
         self.settings, self.seen = start.settings, start.seen
         self.before = start.ledger_on(settings.dataset)
-        data = self.data = images.load_for(
-            settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape
-        )
+        data = self.data = _load(settings, start.image_shape)
         extra = public_dataset and _public(settings, public_dataset, data)
         for note in (*data.notes, *start.notes):
             print(note)
@@ -187,6 +185,11 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
     return {**record.view(), "workdir": str(workdir)}
 
 
+def _load(settings, takes):
+    """Loads the images without decoding them, because each is read once."""
+    return images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, takes, in_memory=0)
+
+
 def _public(settings, public_dataset, data):
     """Loads `public_dataset`, and refuses it unless it has other images of the same classes."""
     pairs = (settings.dataset, public_dataset), (public_dataset, settings.dataset)
@@ -199,7 +202,7 @@ def _public(settings, public_dataset, data):
     plain = dataclasses.replace(
         settings, dataset=public_dataset, test_fraction=None, test_seed=0, image_size=None
     )
-    public = images.load_for(plain, DATA_DIR.value, DOWNLOAD.value, data.image_shape)
+    public = _load(plain, data.image_shape)
     if public.class_names != data.class_names:
         raise UserError(
             "The public images must be of the same classes. Received: "

@@ -102,6 +102,7 @@ def main(arguments=None):
     add("--delta", type=float, default=1e-5)
     add("--num_examples", type=int, default=50_000, help="Examples of the mixture.")
     values = parser.parse_args(arguments)
+    flags.FLAGS.mark_as_parsed()  # The flags of `classify` keep their defaults.
     if values.workdir is None:
         parser.error("--workdir names the folder for results. It is not set.")
     flags.FLAGS(["experiments.heads"])  # Those of the data, at their defaults.

@@ -131,6 +131,7 @@ def main(arguments=None):
     add("--private_tuning", type=float, help="Mean number of runs, paid for.")
     add("--seed", type=int, help="Seed of the last fit's noise; never for release.")
     values = parser.parse_args(arguments)
+    flags.FLAGS.mark_as_parsed()  # The flags of `classify` keep their defaults.
     flags.FLAGS(["experiments.heads"])  # Those of the data, at their defaults.
     with in_one_line("experiments.heads.search"):
         record = describe(values) if values.dry_run else search(values)

@@ -7,6 +7,7 @@ import numpy as np
 import own_images
 import pytest
 import seeds
+from absl import flags
 
 import tfdpx
 from tfdpx.accounting import record as records
@@ -51,17 +52,19 @@ def test_a_head_is_fitted_and_its_model_predicts(backbone, run, refusal, tmp_pat
     assert "does not say what it was trained on" in refusal(classify, **arguments)
 
 
-def test_images_larger_than_memory_have_the_same_features(backbone, monkeypatch):
-    asked = dict(head="newton", dataset="digits:0-1", init_from=backbone, init_data="cifar10")
-    in_memory = heads.Features(settings.resolve(None, asked))
-    monkeypatch.setattr(images, "IN_MEMORY_BYTES", 1000)
+def test_features_are_those_of_the_images_in_order(backbone, monkeypatch):
     monkeypatch.setattr(measure, "BATCH_SIZE", 64)
-    from_disk = heads.Features(settings.resolve(None, asked))
-    assert from_disk.data.train_y is None
-    for first, second in zip(
-        in_memory.train + in_memory.test, from_disk.train + from_disk.test, strict=True
-    ):
-        np.testing.assert_allclose(first, second, atol=1e-6)
+    flags.FLAGS.mark_as_parsed()
+    asked = dict(head="newton", dataset="digits:0-1", init_from=backbone, init_data="cifar10")
+    features = heads.Features(settings.resolve(None, asked))
+    assert features.data.train_y is None  # The images are not held in memory.
+    data = images.load("digits:0-1", takes=(10, 10, 3))
+    for x, y, (computed, labels) in [
+        (data.train_x, data.train_y, features.train),
+        (data.eval_x, data.eval_y, features.test),
+    ]:
+        np.testing.assert_allclose(computed, features.extractor(x), atol=1e-5)
+        np.testing.assert_array_equal(labels, y)
 
 
 @pytest.mark.parametrize(

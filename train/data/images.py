@@ -115,6 +115,7 @@ def load(
     center_crop=None,
     train_scale=1.0,
     takes=(None, None, None),
+    in_memory=IN_MEMORY_BYTES,
     **of_folder,
 ):
     """Reads the training images of a data set, and the images to measure accuracy on.
@@ -140,6 +141,7 @@ def load(
             cut from them.
         takes: `(height, width, channels)` of the images that a model takes; None for any. Images
             are resized, and converted to gray or colour.
+        in_memory: Int, the most bytes of decoded images to hold in memory.
         **of_folder: `test_fraction`, `test_seed`, `skip_broken` and `user` for a folder, see
             `folder.ImageFolder`.
 
@@ -196,8 +198,8 @@ def load(
         split = test_split if eval_split == "test" else eval_split
         measured = _Split(records, split, kind, classes, name)
         rows = measured.rows
-    train_x, train_y = train.read(train_rows, large, share)
-    eval_x, eval_y = measured.read(rows, shape, share)
+    train_x, train_y = train.read(train_rows, large, share, in_memory)
+    eval_x, eval_y = measured.read(rows, shape, share, in_memory)
     people = train.records.people
 
     def names_of(part):
@@ -234,7 +236,7 @@ _SETTINGS = (
 )
 
 
-def load_for(settings, data_dir, download, takes=None, user=None):
+def load_for(settings, data_dir, download, takes=None, user=None, in_memory=IN_MEMORY_BYTES):
     """Loads images like `load`, with the settings of a run.
 
     Args:
@@ -243,6 +245,7 @@ def load_for(settings, data_dir, download, takes=None, user=None):
         download: See `load`.
         takes: See `load`; None for any images.
         user: See `load`.
+        in_memory: See `load`.
     """
     return load(
         settings.dataset,
@@ -251,6 +254,7 @@ def load_for(settings, data_dir, download, takes=None, user=None):
         train_scale=view_scale(settings.augment),
         takes=takes or (None, None, None),
         user=user,
+        in_memory=in_memory,
         **{name: getattr(settings, name) for name in _SETTINGS},
     )
 
@@ -363,13 +367,13 @@ class _Split:
         if not len(self.rows):
             raise UserError(f"The {split!r} split of {name.full!r} holds no image.")
 
-    def read(self, rows, shape, center_crop):
+    def read(self, rows, shape, center_crop, in_memory):
         """Returns images and labels of the examples `rows`, or a `RandomAccess` and None."""
         first, count = self._classes.start, len(self._classes)
         images = Images(self.records, rows, shape, first, count, center_crop)
         try:
             examples = tfdpx.RandomAccess(images)
-            if len(rows) * math.prod(shape) > IN_MEMORY_BYTES:
+            if len(rows) * math.prod(shape) > in_memory:
                 return examples, None
             x, y, _ = examples.batch(tf.range(len(rows), dtype=tf.int64), len(rows))
         except (OSError, ValueError, tf.errors.OpError) as error:
