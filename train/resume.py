@@ -6,7 +6,6 @@ that `--workdir=PATH --resume` continues it without other flags.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import pathlib
 import secrets
@@ -31,6 +30,10 @@ from tfdpx.train.run_flags import RESUME, WORKDIR
 FREE = ("report_every", "seed", "public_test", "threshold")
 # Flags that are not settings, and that a resume takes from the run unless they are set.
 _FLAGS = ("data_dir", "strategy", "tpu", "cpu_devices")
+_OF_ANOTHER = (
+    "The folder {} holds an unfinished run of another version of tfdpx, which goes on with it. "
+    "Choose another --workdir."
+)
 # The exit status as in shells: 128 plus the number of the signal.
 _STATUS = 130
 
@@ -202,10 +205,6 @@ def resumed(kind, base, flag_values):
         )
     if run is None:
         return None
-    if run["kind"] != kind.__name__:
-        raise UserError(
-            f"The unfinished run in --workdir={path} is of another program: it has {run['kind']}."
-        )
     began, chosen = {base[0]: run["base"], **run["settings"]}, run["chosen"]
     for name, value in flag_values.items():
         same = json.loads(json.dumps(value)) in (began.get(name), chosen.get(name))
@@ -219,7 +218,10 @@ def resumed(kind, base, flag_values):
         if flags.FLAGS[name].using_default_value:
             flags.FLAGS[name].value = value
     free = {name: value for name, value in flag_values.items() if name in FREE}
-    return kind(**{**run["settings"], **free})
+    try:
+        return kind(**{**run["settings"], **free})
+    except TypeError as error:
+        raise UserError(_OF_ANOTHER.format(path)) from error
 
 
 def begun(workdir):
@@ -234,10 +236,7 @@ def begun(workdir):
     with checking_flags():
         contents = resumable.begun(_file(workdir))
     if contents and "run" not in contents:
-        raise UserError(
-            f"The folder {workdir} holds an unfinished run of an older version, which alone goes "
-            "on with it. Choose another --workdir."
-        )
+        raise UserError(_OF_ANOTHER.format(workdir))
     return contents and contents["run"] | {"facts": contents["settings"]}
 
 
@@ -254,13 +253,11 @@ def facts(data, identity, paths):
         "num_examples": data.num_train,
         "class_names": list(data.class_names),
         "image_shape": list(data.image_shape),
-        **{f"file {path} (a hash)": digest(path) for path in paths},
+        **{
+            f"file {path} (a hash)": files.digest_of(pathlib.Path(path).read_bytes())
+            for path in paths
+        },
     }
-
-
-def digest(path):
-    """Returns a hash of a file, as hexadecimal digits."""
-    return hashlib.blake2b(pathlib.Path(path).read_bytes(), digest_size=8).hexdigest()
 
 
 class RunFolder:
@@ -281,8 +278,7 @@ class RunFolder:
 
     Attributes:
         path: `pathlib.Path`.
-        seeds: Dict of two ints that stay the same after a resume: the seeds of the initial weights,
-            and of the batches of a pre-training, which is not private.
+        seed: Int, of the initial weights, which stay the same after a resume.
 
     Raises:
         UserError: If the folder has an unfinished run without --resume, or a run on other data.
@@ -293,7 +289,7 @@ class RunFolder:
         self.path = self._file.parent
         run = begun(workdir)
         if run is None:
-            self.seeds = _draw_seeds(entropy if settings.seed is None else settings.seed)
+            self.seed = _draw_seed(entropy if settings.seed is None else settings.seed)
         elif not RESUME.value:
             raise UserError(
                 f"The folder {workdir} holds an unfinished run. Add --resume to continue with it, "
@@ -304,16 +300,15 @@ class RunFolder:
             remedy = "Its epsilon holds for what it began with; use that, or another --workdir."
             with checking_flags():
                 resumable.check_same(run["facts"], facts, holder, remedy)
-            self.seeds = run["seeds"]
+            self.seed = run["seed"]
         flag_values = {name: flags.FLAGS[name].value for name in _FLAGS if name in flags.FLAGS}
         self._facts = facts
         self._run = {
-            "kind": type(settings).__name__,
             "base": base,
             "settings": _without_seed(settings),
             "chosen": _without_seed(chosen),
             "flags": flag_values,
-            "seeds": self.seeds,
+            "seed": self.seed,
         }
 
     def begin(self):
@@ -335,12 +330,7 @@ def _without_seed(settings):
     return {name: v for name, v in dataclasses.asdict(settings).items() if name != "seed"}
 
 
-def _draw_seeds(seed):
-    """Returns independent seeds for each use, from the operating system if `seed` is None."""
+def _draw_seed(seed):
+    """Returns the seed of initial weights, from the operating system if `seed` is None."""
     root = np.random.SeedSequence(secrets.randbits(128) if seed is None else seed)
-    initial, sampling = root.spawn(2)
-    # Python ints for JSON; Keras's seed has 32 bits.
-    return {
-        "initial_weights": int(initial.generate_state(1)[0]),
-        "sampling": int.from_bytes(sampling.generate_state(4).astype("<u4").tobytes(), "little"),
-    }
+    return int(root.spawn(1)[0].generate_state(1)[0])  # Keras's seed has 32 bits.

@@ -110,7 +110,7 @@ def _run_on_images(asked, preset, workdir, strategy):
         name: getattr(plan, name) for name in ("batch_size", "steps", "noise_multiplier")
     }
     folder = RunFolder(workdir, preset, asked, settings, determined, entropy())
-    keras.utils.set_random_seed(folder.seeds["initial_weights"])
+    keras.utils.set_random_seed(folder.seed)
     keras.config.set_dtype_policy(settings.precision)
     start.settings = settings
     with strategy.scope():
