@@ -13,7 +13,6 @@ from scipy import stats
 import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.accounting.gaussian import exact_epsilon
-from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.report import verify
 from tfdpx.train import account
 from tfdpx.training.callbacks import epsilon_spent
@@ -191,22 +190,3 @@ def test_a_plan_tells_the_rate_of_the_updates_that_it_ends():
     assert without.optimizer.ledger.entries[-1].sampling_probability is None
     spent = epsilon_spent(without.optimizer, make_plan())
     assert spent == make_plan().epsilon_at(2)  # By the optimizer itself.
-
-
-def test_an_old_record_of_a_shuffled_run_is_read_as_one_and_no_more():
-    entry = Entry(4.0, 0.1, 60, poisson_sampled=False, run=3)
-    data = records.DatasetId("digits", 500)
-    for program, seen, is_bounded in (
-        ("classify", (), True),
-        ("tfdpx.report", (), False),  # Its `train_on_batch` had the same entries.
-        ("classify", (records.UpstreamTraining(data, Ledger((entry,)), 1e-5),), False),
-    ):
-        old = records.Record(program, data, Ledger((entry,)), 1e-5, sampling="shuffle", seen=seen)
-        content = re.sub(rb',\s*"shuffled": false', b"", old.to_json())
-        content = records.files.sealed(_without_digest(content))
-        read = records.Record.from_json(content)
-        assert (read.attack_bounds() is not None) is read.is_releasable is is_bounded
-
-
-def _without_digest(content):
-    return {k: v for k, v in records.json.loads(content).items() if k != records.files._DIGEST}
