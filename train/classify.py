@@ -32,19 +32,9 @@ _PRESET = flags.DEFINE_string(
 )
 # The flags that --help lists; --helpfull lists all.
 COMMON = (
-    *(
-        "dataset",
-        "epsilon",
-        "right_guesses",
-        "delta",
-        "model",
-        "init_from",
-        "trainable",
-        "head",
-        "target",
-        "user",
-    ),
-    *("steps", "learning_rate", "workdir", "download", "resume", "dry_run"),
+    *("dataset", "epsilon", "right_guesses", "delta", "model", "init_from", "trainable"),
+    *("head", "target", "user", "steps", "learning_rate", "workdir", "download", "resume"),
+    "dry_run",
 )
 for _name in COMMON:
     flags.declare_key_flag(_name)

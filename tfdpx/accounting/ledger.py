@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdpx import _files as files
-from tfdpx._arguments import (
-    check_choice,
-    check_positive_integer,
-    is_integer,
-    is_number,
-    require,
-)
+from tfdpx._arguments import check_choice, check_positive_integer, is_integer, is_number, require
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, attack, selection, statement
 

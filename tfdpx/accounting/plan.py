@@ -188,13 +188,10 @@ class PrivacyPlan:
                 f"Argument `spent` must be of releases about each {self.unit}. Received: one about "
                 f"each {self.spent.unit}, like those of tfdpx.private_adapt."
             )
-        for name, holds in (
-            (f'unit="{USER}"', self.unit == USER),
-            ("`right_guesses`, because no bound on attacks is known for other batches",
-             self.right_guesses is not None),
-        ):  # fmt: skip
-            must = f'be "poisson" with {name}'
-            require(not (holds and self.is_approximate), "sampling", self.sampling, must)
+        if self.is_approximate and (self.unit == USER or self.right_guesses is not None):
+            must = f'be "poisson" with unit="{USER}" and with `right_guesses`'
+            hint = " No bound on attacks is known for other batches."
+            require(False, "sampling", self.sampling, must, hint)
         for name in ("num_examples", "batch_size", "steps"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, int(value))  # NumPy's cannot go into a config.

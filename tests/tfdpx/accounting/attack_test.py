@@ -208,7 +208,7 @@ def test_a_search_leaves_the_training_less_than_its_epsilon_does():
     ("arguments", "text"),
     [
         ({"epsilon": 2.0}, "`epsilon` must be left out with `right_guesses`"),
-        ({"sampling": "shuffle", "batch_size": 100}, '`sampling` must be "poisson".*no bound'),
+        ({"sampling": "shuffle", "batch_size": 100}, '`sampling` must be "poisson".*No bound'),
         ({"right_guesses": 60}, "`right_guesses` must lie .* at most 60 times of 100"),
         ({"right_guesses": 0.5}, "`right_guesses` must lie"),
         ({"noise_multiplier": 2.0}, "Exactly one"),
