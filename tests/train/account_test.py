@@ -176,6 +176,14 @@ def test_a_folder_is_known_by_its_content_and_what_cannot_be_read_is_listed(ask,
     assert answer["steps"] == 80 and answer["releasable"] is True and answer["not_read"] == []
     assert "All together are" in text
 
+    release = dict(epsilon=0.5, delta=0.0, unit="example", name="counts")
+    line = json.dumps(release | {"neighbours": "add_or_remove"})
+    (tmp_path / "releases.jsonl").write_text(line)
+    (tmp_path / "curve.jsonl").write_text('{"step": 20, "epsilon": 3.0}')
+    with_release, _ = ask(workdir=tmp_path)
+    assert with_release["epsilon"] == pytest.approx(answer["epsilon"] + 0.5)
+    (tmp_path / "releases.jsonl").unlink()
+
     begin(tmp_path / "cut")
     (tmp_path / "damaged.keras").write_text("weights")
     answer, text = ask(workdir=tmp_path)

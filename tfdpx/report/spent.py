@@ -56,6 +56,8 @@ def _says_what_was_spent(path):
         return False
     if path.name == records.FILE or path.name.endswith((".keras", ".weights.h5")):
         return True
+    if path.suffix == ".jsonl":  # Releases of other mechanisms, and the curves of runs.
+        return b'"neighbours"' in path.read_bytes()
     return _is_model(path) or _is(path, "Ledger|Record")
 
 
