@@ -12,14 +12,16 @@ The steps of --kinds are timed in turn, in one process and in a random order eac
 
 A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
 in memory already. Ratios are of medians, to the first kind. Peak memory is measured in a
-separate process for each step; `memory_ratio` compares the memory of the steps beyond the imported
-libraries, and the raw peaks are reported too (`measures.py` tells exactly what is counted).
+separate process for each step: `process_memory_ratio` compares these, and `step_memory_ratio` the
+memory beyond the imported libraries (`measures.py` tells exactly what is counted).
 These processes run first, so a step that is too large for the machine is killed there and not
 timed here.
 
 The last line of the standard output is one JSON object: `step_ratio` (private / ordinary),
-`mapped_ratio` (mapped / ordinary), `memory_ratio`, medians in seconds, peaks in MiB, and every
-flag. A value that could not be measured is null, and `failures` gives the reason.
+`mapped_ratio` (mapped / ordinary), `cpu_ratio` (of seconds of all CPUs together; a busy machine
+disturbs it less, and `taskset -c 0` in front makes it that of one thread), both ratios of memory,
+medians in seconds, peaks in MiB, and every flag. A value that could not be measured is null, and
+`failures` gives the reason.
 """
 
 import argparse
@@ -60,7 +62,8 @@ def parse(arguments=None):
         default="wrn_16_4",
         help="wrn_<depth>_<width>, lenet, small_cnn, scatter_linear, "
         "scatter_cnn; dense_head: one layer, 2048 -> 1000; transformer: 4 encoder blocks of width "
-        "256 on 64 tokens; lstm: 128 units on 100 time steps; vit_base, bert_base: 12 blocks of "
+        "256 on 64 tokens; mobilenet: MobileNetV2 on 64x64 images; lstm: 128 units "
+        "on 100 time steps; vit_base, bert_base: 12 blocks of "
         "width 768; billion: 19 of width 2048.",
     )
     add("--images", type=int, default=32, help="Examples per step.")
@@ -139,7 +142,7 @@ def benchmark(settings, values):
     # A step that was killed in its process would kill this one.
     timed = [kind for kind in kinds if kind not in failures]
     medians = measures.measure_time(timed, settings, values.repeats, failures)
-    summary = measures.summary(kinds, medians, peaks)
+    summary = measures.summary(kinds, *medians, peaks)
     print(_title(settings))
     for kind in kinds:
         print(f"  {steps.KINDS[kind]}: {summary[f'{kind}_seconds']} s", failures.get(kind, ""))

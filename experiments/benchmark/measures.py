@@ -47,15 +47,23 @@ def measure_memory(kinds, settings, failures):
 
 
 def measure_time(kinds, settings, repeats, failures):
-    """Returns `{kind: median seconds}`; a kind that fails is noted in the dict `failures`."""
+    """Returns `{kind: median seconds}`, of the clock and of all CPUs together.
+
+    A kind that fails is noted in the dict `failures`.
+    """
     traced = {}
     for kind in kinds:
         PROGRESS.print(f"tracing: {steps.KINDS[kind]}")
         with noting(failures, kind):
             traced[kind] = steps.make_step(kind, settings)
     PROGRESS.print(f"timing {repeats} times")
-    seconds = steps.interleaved(traced, repeats)
-    return {kind: statistics.median(values) for kind, values in seconds.items()}
+    seconds = steps.interleaved(traced, repeats, _clocks)
+    medians = {kind: np.median(values, axis=0).tolist() for kind, values in seconds.items()}
+    return tuple({kind: values[clock] for kind, values in medians.items()} for clock in (0, 1))
+
+
+def _clocks():
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def ratios(values):
@@ -64,26 +72,29 @@ def ratios(values):
     return {kind: first and value and value / first for kind, value in values.items()}
 
 
-def summary(kinds, medians, peaks):
+def summary(kinds, medians, cpu_medians, peaks):
     """Returns medians, peaks and their ratios, None for values that were not measured.
 
     Args:
         kinds: List of kinds; ratios are to the first.
         medians: `{kind: seconds}`.
+        cpu_medians: `{kind: seconds of all CPUs together}`.
         peaks: `{kind: Peak}`.
     """
-    seconds = {kind: medians.get(kind) for kind in kinds}
-    needs = {kind: peaks[kind].step_mib if kind in peaks else None for kind in kinds}
-    record = {
-        "step_ratio": ratios(seconds).get("private"), "memory_ratio": ratios(needs).get("private")
-    }  # fmt: skip
-    for kind in kinds:
-        record[f"{kind}_seconds"], record[f"{kind}_step_mib"] = seconds[kind], needs[kind]
-        for name in ("peak_mib", "baseline_mib", "traced_mib"):
-            record[f"{kind}_{name}"] = getattr(peaks[kind], name) if kind in peaks else None
-        if kind not in (kinds[0], "private"):
-            record[f"{kind}_ratio"] = ratios(seconds)[kind]
-            record[f"{kind}_memory_ratio"] = ratios(needs)[kind]
+    values = {
+        "seconds": {kind: medians.get(kind) for kind in kinds},
+        "cpu_seconds": {kind: cpu_medians.get(kind) for kind in kinds},
+    }
+    for name in ("peak_mib", "step_mib", "baseline_mib", "traced_mib"):
+        values[name] = {kind: getattr(peaks.get(kind), name, None) for kind in kinds}
+    record = {f"{kind}_{name}": of[kind] for name, of in values.items() for kind in kinds}
+    for name, of in (
+        ("ratio", "seconds"), ("cpu_ratio", "cpu_seconds"), ("step_memory_ratio", "step_mib"),
+        ("process_memory_ratio", "peak_mib"),
+    ):  # fmt: skip
+        for kind in kinds[1:]:
+            prefix = {"private": "step_" if name == "ratio" else ""}.get(kind, f"{kind}_")
+            record[prefix + name] = ratios(values[of])[kind]
     return record
 
 

@@ -50,7 +50,8 @@ def build_model(name, image_size):
     Image models are those of `tfdpx.train.classify`, from bytes to ten classes. `dense_head` is
     one layer of 1,000 classes on feature vectors [2048]; `transformer` four pre-norm encoder blocks
     (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes;
-    `lstm` an `LSTM(128)` on [100, 32];
+    `lstm` an `LSTM(128)` on [100, 32]; `mobilenet` Keras's MobileNetV2 on images [64, 64, 3] with
+    frozen normalization;
     `vit_base` and `bert_base` twelve (width 768, 12 heads, MLP of 3,072) on 196 patches of images
     and on 128 tokens of 30,522; `billion` 19 of width 2048, a billion weights in bfloat16, on 64.
 
@@ -120,6 +121,14 @@ def _lstm():
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.LSTM(128)(inputs)), name="lstm")
 
 
+def _mobilenet():
+    model = keras.applications.MobileNetV2((64, 64, 3), weights=None, classes=10,
+                                           classifier_activation=None)  # fmt: skip
+    for layer in model.layers:
+        layer.trainable = not isinstance(layer, keras.layers.BatchNormalization)
+    return model
+
+
 def _base(inputs, embedded, name):
     """Returns a model of twelve blocks like those in ViT-Base, with a head on the first row."""
     layers = keras.layers
@@ -150,6 +159,7 @@ def _billion():
 _OF_VECTORS = {
     "dense_head": (_dense_head, (2048,), 1000),
     "transformer": (_transformer, (TOKENS, WIDTH), 10),
+    "mobilenet": (_mobilenet, (64, 64, 3), 10),
     "lstm": (_lstm, (100, 32), 10),
     "vit_base": (_vit_base, (224, 224, 3), 10),
     "bert_base": (_bert_base, (128,), 10),

@@ -48,11 +48,11 @@ def _of_case(measured):
     if "failure" in measured:
         return {"failure": measured["failure"]}
     figures = {"mode": measured["mode"]}
-    for what in ("first", "step", "epoch", "memory"):
+    for what in ("first", "step", "epoch", "process_memory"):
         values = []
         for kind in ("private", "ordinary"):
             of = measured[kind]
-            if what == "memory":
+            if what == "process_memory":
                 values.append(of["peak_mib"])
             else:
                 # The fastest of few epochs, because disturbances by the machine only add time.
@@ -143,10 +143,11 @@ _CASE = {
         "**{first_ratio:.2f}** ({first:.1f} s / {ordinary_first:.1f} s)"
     ),
     "peak memory, private / ordinary": (
-        "**{memory_ratio:.2f}** ({memory:.0f} MiB / {ordinary_memory:.0f} MiB)"
+        "**{process_memory_ratio:.2f}** "
+        "({process_memory:.0f} MiB / {ordinary_process_memory:.0f} MiB)"
     ),
 }
-_SHORT = "{accuracy:.1%}", "{step_ratio:.1f} times, {step:.2f} s", "{memory:.0f} MiB"
+_SHORT = "{accuracy:.1%}", "{step_ratio:.1f} times, {step:.2f} s", "{process_memory:.0f} MiB"
 
 
 def _table(title, columns, rows):
