@@ -187,7 +187,7 @@ def _count_right(folder, settings):
     model = keras.saving.load_model(folder / "model.keras", compile=False)
     shape = model.input_shape[1:]
     data = _load(settings, shape)
-    # With --augment_resize training images are larger than the inputs of the model.
+    # With --augment=ResizeCropFlip training images are larger than the inputs of the model.
     model = keras.Sequential([keras.layers.Resizing(*shape[:2]), model])
     on_training = dataclasses.replace(data, eval_x=data.train_x, eval_y=data.train_y)
     batches = measure.predicted(model, on_training.eval_examples)
