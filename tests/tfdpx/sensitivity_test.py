@@ -72,7 +72,7 @@ LAYERS = {
     "einsum with groups": (lambda x: einsum(x, "abc,cd->abcd", (None, FAN_IN, 1), "c"), BOTH),
     "convolution": (lambda x: image_model(x, layers.Conv2D(FAN_OUT, (3, 1), padding="same")), BOTH),
     "standardized": (lambda x: image_model(x, WSConv2D(FAN_OUT, (3, 1), padding="same")), BOTH),
-    "depthwise": (lambda x: image_model(x, layers.DepthwiseConv2D(1)), BOTH),
+    "depthwise": (lambda x: image_model(x, layers.DepthwiseConv2D(1)), BOTH[:1]),
     "generic": (lambda x: layers.Conv1D(FAN_OUT, 1)(x), BOTH[:1]),
     "recurrent": (lambda x: layers.SimpleRNN(FAN_OUT, "linear", return_sequences=True)(x), BOTH),
     "layer normalization": (lambda x: layers.LayerNormalization()(x), BOTH[:1]),

@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import lora, model_internals
-from tfdpx._keras.tensorflow_internals import optimizing_graphs_once
+from tfdpx._keras.tensorflow_internals import sparing_graph_optimizer
 from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
@@ -147,7 +147,7 @@ def training(optimizer, model, request):
     class_weight = read_class_weight(request.class_weight) if draws is None else draws.class_weight
     request = request.with_(class_weight=None)
     with (
-        optimizing_graphs_once(),
+        sparing_graph_optimizer(),
         Session(
             optimizer, draws, probability, is_seeded(request.x), callbacks, request.x
         ) as session,
@@ -213,7 +213,7 @@ def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
         probability, has_seed = _guess_probability(optimizer, None), optimizer.seed is not None
         former_entry = account.open(probability, poisson_sampled=False, seeded=has_seed)
         try:
-            with optimizing_graphs_once(), weighing(optimizer, model, class_weight):
+            with sparing_graph_optimizer(), weighing(optimizer, model, class_weight):
                 yield
         finally:
             account.open(**former_entry)
