@@ -21,8 +21,9 @@ from tfdpx.per_example.rule import BeforeActivation, register
 from tfdpx.per_example.rules.contraction import FLOAT, gram, length
 from tfdpx.per_example.rules.window import Window
 
-# Time of a copy of a pixel into strided patches, however few its channels, in bytes of traffic.
-_BYTES_OF_COPY = 300
+# Time of a copy of a channel of a pixel into strided patches, for the first three, in bytes of
+# traffic; more channels are copied at once.
+_BYTES_OF_COPY = 60
 
 
 @register(keras.layers.Conv2D)
@@ -105,7 +106,7 @@ class Conv2DRule(BeforeActivation):
         multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
         patches = FLOAT * count * positions * self.groups * fan_in
         is_strided = max(self.window.strides) > 1 and not self.call.jit_compile
-        copies = count * positions * self.window.taps if is_strided else 0
+        copies = count * positions * self.window.taps * min(self.kernel_shape[2], 3) * is_strided
         calls = math.inf if self.call.jit_compile else count * self.groups
         by_calls = Cost(multiply, calls=calls)
         return by_calls, Cost(multiply, bytes=4 * patches + _BYTES_OF_COPY * copies)
