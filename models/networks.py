@@ -234,7 +234,7 @@ def NFResNet(
         A functional `keras.Model` from images `[batch, height, width, channels]` of about zero mean
         and unit variance to logits `[batch, num_classes]`, without softmax and in float32 under
         mixed precision. With 1000 classes it has 25.6 (50), 44.5 (101), 60.2 (152) or 64.7 million
-        (200) parameters: those of the ResNet with batch normalization, and a scalar per block.
+        (200) parameters: as many as the ResNet with batch normalization, and a scalar per block.
 
     Raises:
         ValueError: If `depth` is not one of the above, if `num_classes` is not a positive integer,

@@ -29,7 +29,7 @@ hypothesis.settings.load_profile("tfdpx")
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Uses no workers for single files, because TensorFlow's import takes longer than they do."""
+    """Uses no workers for single files: TensorFlow's import takes longer than they do."""
     names = config.option.file_or_dir
     return 0 if names and all(".py" in name for name in names) else None
 
@@ -96,7 +96,7 @@ def _planted_bug(request, record_property):
 
 @contextlib.contextmanager
 def _without_stderr():
-    """Discards all output to file descriptor 2, because C++ writes there too."""
+    """Discards all output to file descriptor 2: C++ writes there too."""
     stderr, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)
     try:
@@ -114,7 +114,7 @@ def _fixed_seeds():
 
 @pytest.fixture(autouse=True, scope="module")
 def _models_are_freed():
-    """Frees models after each test, because uncollected graphs would fill the workers' memory."""
+    """Frees models after each test: uncollected graphs would fill the workers' memory."""
     yield
     gc.collect()
     getattr(ctypes.CDLL(None), "malloc_trim", id)(0)

@@ -79,7 +79,7 @@ def trainings():
     """Returns a small set of trainings that covers each supported cell, and one for each refusal.
 
     The cells are every feature with every way, and on one device every pair of features. A cell
-    counts only in trainings of the same expected outcome, because an exact epsilon would not show
+    counts only in trainings of the same expected outcome: an exact epsilon would not show
     in a training that is approximate.
 
     Returns:

@@ -6,7 +6,7 @@ of one run are the same updates, recorded earlier and later, so the larger count
 compose.
 
 A variable is of known or of unknown origin (`tfdpx._keras.origins`). It is known if an initializer
-of Keras has filled it since `import tfdpx`, or if its values came with a ledger. It becomes unknown
+of Keras has filled it after `import tfdpx`, or if its values came with a ledger. It becomes unknown
 when values are loaded without a ledger, set by `set_weights`, or trained by an ordinary optimizer,
 and known again by `tfdpx.checks.mark_public`. `variable.assign` cannot be detected.
 """
@@ -81,7 +81,7 @@ class Account(_PrivacySpend):
         self._open = None  # The arguments of the entry in which updates are counted.
         self._counted = state.updates
         self._runs = set()
-        # Marks, weakly, because weights must not outlive their model.
+        # Marks, weakly: weights must not outlive their model.
         self._followed, self._trained = weakref.WeakSet(), weakref.WeakSet()
         self.restored = None  # The number of a `tf.train.Checkpoint` with a whole ledger.
         self._warned = False
@@ -136,7 +136,7 @@ class Account(_PrivacySpend):
         return last and {name: last[name] for name in _OPENED}
 
     def _settle(self):
-        """Counts the updates since the last call in the open entry."""
+        """Counts the updates after the last call in the open entry."""
         new_updates = self._state.updates - self._counted
         if new_updates <= 0:
             return
@@ -210,7 +210,7 @@ class Account(_PrivacySpend):
         return Ledger(self.entries(), is_complete)
 
     def warn_of_unknown(self, spent=()):
-        """Warns once if the ledger may lack a part of what was spent.
+        """Warns once if the ledger may lack a part of the privacy loss.
 
         Args:
             spent: Tuple of the `Entry`s that the plan counts as spent before.
@@ -267,7 +267,7 @@ class SavedLedger(tf.train.experimental.PythonState):
 
 
 def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.Layer) -> None:
-    """Copies weights together with their account, so that epsilon stays known.
+    """Copies weights together with their account: epsilon stays known.
 
     `target.set_weights(source.get_weights())` copies arrays without it, so the ledger of `target`
     becomes incomplete.
@@ -425,11 +425,11 @@ def _loaded(model, arrays, ledger, known):
     if ledger is None:
         return
     mark_known(known)
-    # All, because a file does not tell which were trained; some may be frozen or hold LoRA.
+    # All: a file does not tell which were trained; some may be frozen or hold LoRA.
     attach(ledger, model.weights)  # Makes them unknown again if it is incomplete.
     adapted = saved.adapted(arrays)
     for layer in layer_internals.flatten_layers(model):
-        # The name alone is not enough, because a layer may have been adapted without noise.
+        # The name is not enough: a layer may have been adapted without noise.
         if layer.name in adapted and adapted[layer.name] == _digest(layer):
             declare_statistics(layer, ledger)  # It has the releases.
 

@@ -2,7 +2,7 @@ r"""Kills trainings at random moments, resumes them, and compares them with unbr
 
     python tools/kill_loop.py --kills=50
 
-One process imports TensorFlow and forks one child after another, because this spares each child the
+One process imports TensorFlow and forks one child after another: this spares each child the
 import. The children train with `tfdpx.callbacks.Checkpoint`, which saves after every other update,
 and are sent SIGKILL after a random time: while they trace, train or save. After the run has ended,
 another child trains the same without a break or a checkpoint. Optimizers with and without a `seed`

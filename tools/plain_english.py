@@ -24,10 +24,14 @@ AT_MOST = {
     '"of which", "of whom", "whose"': (r"\b(?:of which|of whom|whose)\b", 0.4),
     '"nobody", "somebody", "everybody"': (r"\b(?:nobody|somebody|everybody)\b", 0.0),
     '"as of"': (r"\bas of\b", 0.0),
+    '"what"': (r"\bwhat\b", 0.6),
+    '"alone", "apart", "anew", "beside"': (r"\b(?:alone|apart|anew|besides?)\b", 0.3),
+    '"that of", "those of"': (r"\b(?:that|those) of\b", 0.2),
+    '"so that", "so it"': (r"\bso (?:that|it)\b", 0.5),
+    '"because", "since"': (r"\b(?:because|since)\b", 1.5),
     '"of its own" and alike': (r"\bof (?:one's|its|their|your|our|his|her|my) own\b", 0.0),
 }
 AT_LEAST = {
-    '"because", "since"': (r"\b(?:because|since|due to)\b", 0.6),
     '"for example", "such as"': (r"\b(?:for example|such as|e\.g\.)", 1.0),
 }
 # A variable is named after a thing.

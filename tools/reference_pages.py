@@ -18,7 +18,7 @@ from tfdpx.train.objects import AUGMENTATIONS, HEADS, OPTIMIZERS, SCHEDULES, exp
 from tfdpx.train.settings import Settings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-# These flags are unset by default, so that a preset can set another value.
+# These flags are unset by default: a preset can set another value.
 SETTINGS = {"classify": Settings}
 # Flags of a program that are neither its settings nor defined by its module.
 OTHERS = {
@@ -32,7 +32,7 @@ _NO_RESULT = ("microbatch_size", "report_every")
 
 
 def flags_of(program):
-    """Returns a dict of the flags that a program defines, without those of absl."""
+    """Returns a dict of the flags that a program defines, without absl's."""
     module = importlib.import_module(f"tfdpx.train.{program}")
     if hasattr(module, "define_flags"):
         values = flags.FlagValues()

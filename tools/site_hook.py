@@ -38,7 +38,7 @@ class AsMeant(griffe.Extension):
                 described.docstring = griffe.Docstring(entry.description, parent=described)
 
     def on_instance(self, *, obj, **_):
-        """Indents examples of Keras's docstrings, because griffe needs this under "Examples"."""
+        """Indents examples of Keras's docstrings: griffe needs this under "Examples"."""
         head, mark, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
         if mark and code.startswith(">>>"):
             code, gap, rest = code.partition("\n\n")
@@ -89,7 +89,7 @@ def on_config(config):
 
 
 def on_files(files, config):
-    """Adds the pages from outside of `docs/`, and those of the reference."""
+    """Adds the pages from outside of `docs/`, and the pages of the reference."""
     for path in (path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern))):
         uri = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, uri, abs_src_path=str(path)))

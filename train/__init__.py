@@ -2,6 +2,6 @@
 
 import os
 
-# Hides TensorFlow's log, because its message about a missing GPU reads like a failure.
+# Hides TensorFlow's log: its message about a missing GPU reads like a failure.
 # `quiet_start` hides the messages that are written before this setting is read.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

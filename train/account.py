@@ -1,10 +1,10 @@
-r"""Adds up what finished runs have spent on the same data, from their files.
+r"""Adds up the privacy losses of finished runs on the same data, from their files.
 
     tfdpx account --workdir=runs,published/m.keras
 
 PATHs are working folders, or folders of them, `.keras` and `.weights.h5` files, folders of
 `tfdpx.callbacks.Checkpoint`, and files of `Ledger.save`. In a folder these are known by their
-content. Updates that are in several of these files count once. What cannot be read is listed, and
+content. Updates that are in several of these files count once. Unreadable files are listed, and
 then there is no statement for all. Runs on different data are refused without --same_data, and so
 is a folder with the record of one run and the model of another. `tfdpx plan` answers questions in
 numbers. The last line is one JSON object.
@@ -38,14 +38,14 @@ def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     for define, name, text in (
         (flags.DEFINE_list, "workdir", "Finished runs: folders and files, separated by commas."),
-        (flags.DEFINE_float, "delta", "Delta of the statement. Default: that of the runs."),
+        (flags.DEFINE_float, "delta", "Delta of the statement. Default: the runs'."),
         (flags.DEFINE_bool, "same_data", "Add up runs on different data of the same people."),
     ):
         define(name, None, text, flag_values=values)
 
 
 def main(argv, values=flags.FLAGS):
-    """Adds up what the flags name; errors of the user become one line."""
+    """Adds up the files that the flags name; errors of the user become one line."""
     with in_one_line("tfdpx.train.account", argv), checking_flags():
         if not values.workdir:
             raise ValueError(

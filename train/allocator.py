@@ -14,9 +14,9 @@ import os
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _SETTINGS = {
     _TRIM_THRESHOLD: 2**31 - 1,  # Bytes that may stay free at the end of a heap: the maximum.
-    _TOP_PAD: 2**26,  # Bytes, the size of a thread's heap, so that an empty heap is kept.
-    _MMAP_MAX: 0,  # Nothing is allocated outside of the heaps, because that returns when freed.
-    # Few heaps, because each keeps its own free memory.
+    _TOP_PAD: 2**26,  # Bytes, the size of a thread's heap: an empty heap is kept.
+    _MMAP_MAX: 0,  # Nothing is allocated outside of the heaps: that returns when freed.
+    # Few heaps: each keeps its own free memory.
     _ARENA_MAX: max(2, (os.cpu_count() or 1) // 4),
 }
 # If one of these is set, the user's choice is kept.

@@ -8,7 +8,7 @@ r"""Trains a classifier with differential privacy and reports accuracy and epsil
 A preset has every setting, and flags override it. Leave out one of --epsilon, --noise_multiplier,
 --steps and --batch_size: it is solved for. The working folder receives the model, its record, a
 statement to cite and a page, report.html; the last line printed is one JSON object. Ctrl-C saves
-and ends; --workdir=PATH --resume continues. Do not publish the log, because progress bars show
+and ends; --workdir=PATH --resume continues. Do not publish the log: progress bars show
 private metrics. For all flags see --helpfull and docs/flags.md.
 """
 

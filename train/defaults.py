@@ -4,7 +4,7 @@ The rule for a linear classifier on fixed features was fitted on generated probl
 (`docs/features.md`) and uses only the number of examples. If features have norm one and most
 gradients are clipped, the weights move by up to `steps * learning_rate`, and the noise on a logit
 is proportional to that divided by epsilon * N. So the best product grows with epsilon * N. The
-product is bounded and shared by many updates, and the weights are averaged, because large updates
+product is bounded and shared by many updates, and the weights are averaged: large updates
 oscillate along a direction that all images share, for example a mean colour. Without that a larger
 budget gave a worse result.
 """

@@ -155,7 +155,7 @@ def check_batch_size(strategy, batch_size):
 
 @contextlib.contextmanager
 def chief_first(strategy, settings):
-    """Lets the chief run a block before the other hosts, because it may write files that they read.
+    """Lets the chief run a block before the other hosts: it may write files that they read.
 
     Args:
         strategy: The `tf.distribute.Strategy`.

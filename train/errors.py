@@ -21,7 +21,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def checking_flags():
-    """Turns the ValueErrors of a block into UserErrors, because its values come from flags."""
+    """Turns the ValueErrors of a block into UserErrors: its values come from flags."""
     try:
         yield
     except ValueError as error:

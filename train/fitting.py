@@ -67,7 +67,7 @@ def crossentropy(label_smoothing):
 
     Args:
         label_smoothing: Float in [0, 1), the weight of the uniform distribution over all classes
-            in the target. It does not affect privacy, because it is a part of the loss of each
+            in the target. It does not affect privacy: it is a part of the loss of each
             example.
     """
     if not label_smoothing:
@@ -126,7 +126,7 @@ class Trainer:
     """Makes the calls of `fit` of a run.
 
     With `head_steps` there are two calls, each with another optimizer. They share the plan, and
-    epsilon counts the updates of both, because the ledger follows the weights. The choice of layers
+    epsilon counts the updates of both: the ledger follows the weights. The choice of layers
     to train does not affect privacy.
 
     Args:
@@ -228,12 +228,12 @@ class Trainer:
                 batches = plan.batches(
                     data.train_x, data.train_y, optimizer=model.optimizer, **people
                 )
-                # Not shuffled, because `batches` already draws at random.
+                # Not shuffled: `batches` already draws at random.
                 model.fit(batches, shuffle=False, validation_data=measure.batches(data), **run)
 
 
 def head_and_features(settings, model, data):
-    """Returns the last layer and its inputs, if that alone trains; else the model and the data.
+    """Returns the last layer and its inputs, if only that trains; else the model and the data.
 
     If only the last layer trains, and without augmentation, an image has the same features in every
     update. So an update on the features equals an update on the images, in a fraction of the time.
@@ -321,7 +321,7 @@ class Curve(keras.callbacks.Callback):
 
 
 class RawWeights(keras.callbacks.Callback):
-    """Keeps the weights after the last update, because Keras then overwrites them by their average.
+    """Keeps the weights after the last update: Keras then overwrites them by their average.
 
     Args:
         steps: Int, the number of updates of the whole training.
@@ -336,7 +336,7 @@ class RawWeights(keras.callbacks.Callback):
         self.values = None
 
     def on_train_begin(self, logs=None):
-        """Keeps the weights if the run was resumed after its last update, because none follows."""
+        """Keeps the weights if the run was resumed after its last update: none follows."""
         self.on_epoch_end(None, logs)
 
     def on_epoch_end(self, epoch, logs=None):

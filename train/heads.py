@@ -124,7 +124,7 @@ def computed(extractor, *examples):
         *examples: Arguments of `tfdpx.sampling.examples.as_examples`; images are read as they are
             needed, so they may be larger than memory.
     """
-    # One trace for any number of rows, because `predict` would make two.
+    # One trace for any number of rows: `predict` would make two.
     spec = tf.TensorSpec([None, *extractor.input_shape[1:]], extractor.inputs[0].dtype)
     compute = tf.function(extractor, input_signature=[spec], autograph=False)
     source, rows = as_examples(*examples), 0
@@ -186,7 +186,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
 
 
 def _load(settings, takes):
-    """Loads the images without decoding them, because each is read once."""
+    """Loads the images without decoding them: each is read once."""
     return images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, takes, in_memory=0)
 
 

@@ -1,6 +1,6 @@
 """Tracks, releases and writes the individual epsilons of a run of `classify`.
 
-Everything is private data, because there is one number for each example, and is written to a folder
+Everything is private data: there is one number for each example, and is written to a folder
 that only its owner can read. TensorBoard and the report get released statistics only.
 """
 
@@ -107,7 +107,7 @@ def losses_and_labels(model, examples):
 def release(accountant, noise_multiplier):
     """Returns the individual epsilons, and statistics of them that can be published.
 
-    It does both, because a release is charged to every example: after it, the epsilons would be
+    It does both: a release is charged to every example: after it, the epsilons would be
     larger than the epsilons in the statistics.
 
     Args:
@@ -115,7 +115,7 @@ def release(accountant, noise_multiplier):
         noise_multiplier: Float, the noise of the statistics, or None for no statistics.
 
     Returns:
-        Epsilons of the training alone, float64 array [n], private; a dict of statistics for the
+        Epsilons of only the training, float64 array [n], private; a dict of statistics for the
         record; and their `Ledger`. The last two are empty without a noise multiplier.
     """
     epsilons = accountant.epsilon()
@@ -206,7 +206,7 @@ def group_report(epsilons, losses, groups, held_out_losses=None, held_out_groups
         losses: Float array [num_examples], of the same examples.
         groups: Array [num_examples] of ints or strings, for example classes.
         held_out_losses: Optional float array [n] of examples that were not trained on, for the
-            attack. Losses of another model than the one of `epsilons` show more, because an attack
+            attack. Losses of another model than the one of `epsilons` show more: an attack
             against a private one has next to no success.
         held_out_groups: Array [n] of their ids.
 

@@ -1,6 +1,6 @@
 """Finds and reads the file of a model that a flag names, and the record in it.
 
-The record has the images that a classifier takes and the names of its classes, because Keras saves
+The record has the images that a classifier takes and the names of its classes: Keras saves
 neither.
 """
 

@@ -1,6 +1,6 @@
 """Reads the objects on a command line, each `NAME:ARGUMENT=VALUE,ARGUMENT=VALUE`.
 
-For example, `--head=adamix:shots=2,quantile=0.9`. The arguments are those of the constructor: its
+For example, `--head=adamix:shots=2,quantile=0.9`. The arguments are the constructor's: its
 signature lists them, its annotations say which values they take, and its docstring explains them.
 A value is a number, several numbers joined by `..`, true, false, none, or a text.
 """
@@ -267,7 +267,7 @@ def _cosine(learning_rate, steps, warmup_steps: int = 0):
     Args:
         learning_rate: Float, the largest rate.
         steps: Int, the updates of the run.
-        warmup_steps: Updates of the rise; fewer than those of the run.
+        warmup_steps: Updates of the rise; fewer than in the run.
     """
     if not 0 <= warmup_steps < steps:
         raise ValueError(

@@ -127,14 +127,14 @@ def _percent(share):
 
 
 def cell(value):
-    """Returns a JSON value as the `Text` of a cell, because a name may look like markup."""
+    """Returns a JSON value as the `Text` of a cell: a name may look like markup."""
     return Text(printable(words.readable(value)))
 
 
 def of_spreadsheet(text):
     """Returns a string for a CSV file, with an apostrophe first if spreadsheets would run it.
 
-    Numbers stay as they are, because a spreadsheet only shows them.
+    Numbers stay as they are: a spreadsheet only shows them.
 
     Args:
         text: String.

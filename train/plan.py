@@ -40,7 +40,7 @@ from tfdpx.train import defaults
 from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
 from tfdpx.train.output import print_attack_bounds, print_rows, print_table, to_json
 
-# Skips the other parts of tensorflow_privacy, because they fail to import on TensorFlow >= 2.16.
+# Skips the other parts of tensorflow_privacy: they fail to import on TensorFlow >= 2.16.
 sys.skip_tf_privacy_import = True
 try:
     from tensorflow_privacy.privacy.analysis import compute_dp_sgd_privacy_lib
@@ -120,7 +120,7 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
         accountant: "pld" or "rdp"; None is the tightest for the sampling.
         weights: Int, the trained weights of the network; None, for learning rates, uses
             `defaults.WEIGHTS`.
-        rows_per_user: Int, the most examples of a person; None shows those of `GROUPS`.
+        rows_per_user: Int, the most examples of a person; None shows the sizes in `GROUPS`.
 
     Returns:
         Dict of JSON values: the answer, or `plans_by_right_guesses` and `plans`, with a dict for

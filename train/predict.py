@@ -8,7 +8,7 @@ PATH is an image, or a folder to search at any depth. Prints a table and writes 
 columns file, class and probability; with --all_classes also the probability of each class. The
 second command is for models of tables, and writes a line for each row of a CSV or Parquet file.
 A name that begins with =, +, -, @, a tab or a carriage return, and is no number, gets an apostrophe
-in front, so that spreadsheets do not run it as a formula. Predictions for private images and rows
+in front: spreadsheets would run it as a formula. Predictions for private images and rows
 are private.
 """
 
@@ -53,7 +53,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Predicts what the flags ask for; errors of the user become one line."""
+    """Predicts as the flags ask; errors of the user become one line."""
     with in_one_line("tfdpx.train.predict", argv):
         record = run(values)
     print(to_json(record), flush=True)

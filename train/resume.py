@@ -26,7 +26,7 @@ from tfdpx.train.command import typed
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run_flags import RESUME, WORKDIR
 
-# Settings that may change on a resume, because they affect neither weights nor guarantee.
+# Settings that may change on a resume: they affect neither weights nor guarantee.
 FREE = ("report_every", "seed", "public_test", "threshold")
 # Flags that are not settings, and that a resume takes from the run unless they are set.
 _FLAGS = ("data_dir", "strategy", "tpu", "cpu_devices")
@@ -130,7 +130,7 @@ class Interrupted(KeyboardInterrupt):
 class SavingInterruption(keras.callbacks.Callback):
     """Delays Ctrl-C until the current update is done and saved; a second Ctrl-C ends at once.
 
-    The first one ends at once, too, before any update, because there is nothing to save.
+    The first one ends at once, too, before any update: there is nothing to save.
 
     Args:
         save: Function without arguments, which is called between two updates.
@@ -264,7 +264,7 @@ class RunFolder:
     """The folder `<workdir>/checkpoint` of an unfinished run.
 
     It has no seed of noise or sampling. Only its owner can read it, and `remove` deletes it when
-    the run ends, because with individual accounting it has norms of examples.
+    the run ends: with individual accounting it has norms of examples.
 
     Args:
         workdir: Folder of the run.
@@ -272,7 +272,7 @@ class RunFolder:
         settings: Dataclass of the settings that the user asked for.
         chosen: The same settings with nothing left open.
         facts: Dict of other JSON values that determine the run. A resume with other facts is
-            refused, because its epsilon would be wrong.
+            refused: its epsilon would be wrong.
         entropy: Int from which seeds are drawn if `settings` has none; the same on every host. None
             uses random numbers of the operating system.
 
@@ -326,7 +326,7 @@ def _file(workdir):
 
 
 def _without_seed(settings):
-    """Returns settings for a file, without the seed, because it would allow to remove the noise."""
+    """Returns settings for a file, without the seed: it would allow to remove the noise."""
     return {name: v for name, v in dataclasses.asdict(settings).items() if name != "seed"}
 
 

@@ -79,7 +79,7 @@ def _run_on_images(asked, preset, workdir, strategy):
         groups = individual.read_groups(settings.individual_groups, data)
         if data.several and settings.private:
             raise UserError(f"{data.several} If every person has one image, add --user=none.")
-        # Before the training, because it should not be lost if the data cannot be identified.
+        # Before the training: it should not be lost if the data cannot be identified.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
     for note in (*data.notes, *start.notes):

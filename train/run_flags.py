@@ -39,7 +39,7 @@ WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
 )
 DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder with TensorFlow Datasets. Default: that of the library."
+    "data_dir", None, "Folder with TensorFlow Datasets. Default: the library's."
 )
 DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if it is not in --data_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue the unfinished run in --workdir, if any.")

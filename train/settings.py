@@ -76,7 +76,7 @@ def setting(flag_help, check=None, *, choices=None, objects=None, of=(IMAGES,), 
 _ALL, _PHOTOS = (IMAGES, TABLES, HEADS), (IMAGES, HEADS)
 
 
-# The tables of flags and of conflicts are not formatted, so that they stay readable.
+# The tables of flags and of conflicts are not formatted, which keeps them readable.
 # fmt: off
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -428,10 +428,10 @@ def kind_of(dataset, head):
 def resolve(preset, overrides):
     """Returns the `Settings` of a preset with some values replaced.
 
-    Exactly one of noise_multiplier, epsilon, steps and batch_size is left open, because it follows
+    Exactly one of noise_multiplier, epsilon, steps and batch_size is left open: it follows
     from the others. If `overrides` and the preset have all four, one of the preset's values is
-    dropped: the first of these names that is not in `overrides`. For example, `epsilon` alone
-    determines the noise, and `noise_multiplier` alone determines epsilon. Without privacy
+    dropped: the first of these names that is not in `overrides`. For example, `epsilon`
+    determines the noise, and `noise_multiplier` determines epsilon. Without privacy
     (`private=False`) the preset's noise, clip and epsilon are replaced.
 
     Args:

@@ -44,7 +44,7 @@ class Start:
     """The trained weights of `--init_from`, and the fixed features of `--features`.
 
     Without a named `--model` the network of a `.keras` file is taken as it is. A named one takes
-    the weights of a `.keras` or `.weights.h5` file. In both the last layer starts anew.
+    the weights of a `.keras` or `.weights.h5` file. In both the last layer starts again.
 
     Args:
         settings: A `settings.Settings`.
@@ -190,7 +190,7 @@ class Start:
 
     def _as_it_is(self, shape, num_classes, trained):
         """Builds the network of the file, with a new last layer or, without classes, none."""
-        # Layer by layer, because Keras sets no layer of a model that is already trainable.
+        # Layer by layer: Keras sets no layer of a model that is already trainable.
         for layer in layer_internals.flatten_layers(self._model):
             layer.trainable = trained != "last"
         images = keras.Input(shape)

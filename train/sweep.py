@@ -20,7 +20,7 @@ Start an interrupted sweep again with the same --workdir to resume it, also with
 seeds. Failed runs are repeated. --table_only writes the table of the finished runs. The last line
 of the standard output is one JSON object.
 
-The guarantee of a run covers that run alone, and neither a choice among runs on the private data
+The guarantee of a run covers only that run, and neither a choice among runs on the private data
 nor the release of several runs. --private_tuning=M covers the choice (Papernot and Steinke 2021).
 It makes a random number of runs, M on average, each at a random point of the grid. The best run by
 a noisy score is kept in `best/` of the working directory, the others are deleted, and all together
@@ -61,7 +61,7 @@ from tfdpx.train.output import print_rows, to_json
 from tfdpx.train.run_flags import WORKDIR, given
 from tfdpx.train.settings import PRIVACY, Settings, resolve
 
-# The share of images to hold out if neither preset nor flags set it, because a sweep must not
+# The share of images to hold out if neither preset nor flags set it: a sweep must not
 # choose by the images of the final report.
 HELD_OUT = 0.25
 # Without --epsilon, these settings change the epsilon of a run.
@@ -69,7 +69,7 @@ _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampl
 # Flags of every run that are not settings.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
-# The preset and settings of a run of the sweep, beside the files of `classify`.
+# The preset and settings of a run of the sweep, next to the files of `classify`.
 _POINT = "point.json"
 
 

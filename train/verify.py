@@ -4,11 +4,11 @@
 
 PATH is the folder of a run or one of its files: record.json, model.keras, another file of weights
 with a ledger, a ledger, report.html, model_card.md, or privacy_statement.txt. The first line is YES
-or NO, or says that another version of tfdpx worded a text, so that its words were not checked. The
+or NO, or says that another version of tfdpx worded a text, and its words were not checked. The
 next lines list the files and their problems, the protected people, the strength and the exceptions
 of the protection, and the fingerprint of the record. The last line is one JSON object. The exit
 status is 0 for YES and else 1. This finds accidents and edits, but not a forger who makes all files
-anew, because nothing is signed. Files are only read: Keras neither loads nor runs a model.
+again: nothing is signed. Files are only read: Keras neither loads nor runs a model.
 
 With --render=FOLDER, statement, page and card are written there from the record: read these rather
 than the sender's.

@@ -1,7 +1,7 @@
 """The cost of a fit for each example, and the success of an attack. None of it is private.
 
 For weights and an example z, Wang 2019 ("Per-instance differential privacy", cited by the paper)
-asks how far the outputs with and without z lie apart if all else stays the same. With Gaussian
+asks how far the outputs with and without z differ if all else stays the same. With Gaussian
 noise on full batches that is one Gaussian mechanism again. With n_t(z) the norm of the contribution
 of z to the release of step t, its clip C_t and the noise multiplier sigma,
 
@@ -72,7 +72,7 @@ def individual_epsilons(head, features, labels):
     squares = sum(shares(step, x, labels, lengths) ** 2 for step in head.kept)
     mus = np.sqrt(squares) / head.noise_multiplier
     grid = math.sqrt(len(head.kept)) / head.noise_multiplier / _GRID
-    # Slightly less, because rounding may have raised the largest, which must stay the same.
+    # Slightly less: rounding may have raised the largest, which must stay the same.
     places = np.ceil(mus / grid - 1e-6).astype(int)
     epsilons = {
         place: accountants.epsilon(1 / (place * grid), 1.0, 1, head.delta, "gdp") if place else 0.0

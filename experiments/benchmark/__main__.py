@@ -6,7 +6,7 @@ The steps of --kinds are timed in turn, in one process and in a random order eac
 
     ordinary    keras.optimizers.SGD; with --augmult=K it sees the K * images rows
     private     tfdpx.DPSGD, noise_multiplier=1, on the same rows
-    mapped      the same with the model inside of a user's class, so that examples are mapped
+    mapped      the same with the model inside of a user's class: examples are mapped
     individual  private, with individual accounting of --num_examples
     users       private, with the K views as the examples of one person
 

@@ -3,8 +3,8 @@
 Peak memory is measured in a separate process: its resident memory, as counted by the kernel, once
 TensorFlow, Keras and tfdpx are imported, and the highest value since, after tracing the step and
 taking a few. The difference contains the data, the weights, the traced graph, for a private step
-the checks of its first call, and the reserve of the allocator, because a user needs memory for all
-of these. Without subtracting the baseline the ratio would look too good, because the libraries take
+the checks of its first call, and the reserve of the allocator: a user needs memory for all
+of these. Without subtracting the baseline the ratio would look too good: the libraries take
 the same in each.
 """
 
@@ -100,7 +100,7 @@ def summary(kinds, medians, cpu_medians, peaks):
 
 @contextlib.contextmanager
 def noting(failures, part):
-    """Notes why `part` could not be measured, because the other parts are still useful."""
+    """Notes why `part` could not be measured: the other parts are still useful."""
     try:
         yield
     except UserError:
@@ -232,7 +232,7 @@ class Peak:
 
     @property
     def step_mib(self):
-        """The memory of the step beyond that of the imported libraries, a float in MiB."""
+        """The memory of the step beyond the imported libraries, a float in MiB."""
         return self.peak_mib - self.baseline_mib
 
 

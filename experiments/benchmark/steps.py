@@ -47,7 +47,7 @@ def check_model(name, image_size):
 def build_model(name, image_size):
     """Returns an uncompiled model that ends in logits.
 
-    Image models are those of `tfdpx.train.classify`, from bytes to ten classes. `dense_head` is
+    Image models are built as by `tfdpx.train.classify`, from bytes to ten classes. `dense_head` is
     one layer of 1,000 classes on feature vectors [2048]; `transformer` four pre-norm encoder blocks
     (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes;
     `lstm` an `LSTM(128)` on [100, 32]; `mobilenet` Keras's MobileNetV2 on images [64, 64, 3] with
@@ -179,7 +179,7 @@ KINDS = {
 NORMS = ("auto", "instantiate", "ghost")
 PRECISIONS = ("float32", "mixed_bfloat16")
 
-# Small, so that the weights hardly move and the noise of many steps does not end in NaN.
+# Small: the weights hardly move and the noise of many steps does not end in NaN.
 LEARNING_RATE = 1e-3
 
 
@@ -266,7 +266,7 @@ def make_model(kind, settings, plan=None):
 
 
 class Subclassed(keras.Model):
-    """A user-defined class around the model. Its examples are mapped, because it is not known."""
+    """A user-defined class around the model. Its examples are mapped: it is not known."""
 
     def __init__(self, model):
         super().__init__()
@@ -345,7 +345,7 @@ def layer_choices(settings):
 
 
 def interleaved(steps, repeats, clock=time.perf_counter):
-    """Times each step once per repeat, in random order, so that disturbances affect all equally.
+    """Times each step once per repeat, in random order: disturbances affect all equally.
 
     Two untimed runs of each come before.
 

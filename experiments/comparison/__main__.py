@@ -180,7 +180,7 @@ def times(case, pythons, tried, repeats, epochs):
 
 
 class Failed(Exception):
-    """A short description of what a library could not do."""
+    """A short description of a library's failure."""
 
 
 class Worker:

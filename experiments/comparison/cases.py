@@ -7,7 +7,7 @@ EPSILON, DELTA, CLIP = 3.0, 1e-5, 1.0
 # The digits: six batches per epoch, because Opacus counts by batches and others by examples.
 DIGITS_BATCH, DIGITS_UPDATES, DIGITS_RATE = 240, 60, 2.0
 
-# The timed models. The rate is small, so that the noise of many updates does not end in NaN.
+# The timed models. The rate is small: the noise of many updates does not end in NaN.
 BATCH, EPOCH_UPDATES, SIGMA, RATE, RANK = 32, 8, 1.0, 1e-3, 8
 EXAMPLES = BATCH * EPOCH_UPDATES
 TOKENS, WIDTH, HEADS, BLOCKS = 64, 256, 4, 4

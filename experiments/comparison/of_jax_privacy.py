@@ -1,7 +1,7 @@
 """jax-privacy on flax and optax: a DP execution plan in a jitted update, as in its documentation.
 
 A mode is the number of examples that `clipped_grad` vectorizes at a time. Draws are padded to 64
-rows, so one compilation is enough, because microbatches of padding alone are not computed.
+rows, so one compilation is enough: microbatches of only padding are not computed.
 """
 
 import importlib.metadata

@@ -11,7 +11,7 @@ from experiments.comparison import cases, worker
 from tfdpx.layers import trainable
 from tfdpx.train import allocator
 
-# Epochs that a training may request, because the plan ends after them.
+# Epochs that a training may request: the plan ends after them.
 EPOCHS = 100
 
 

@@ -55,7 +55,7 @@ def _of_case(measured):
             if what == "process_memory":
                 values.append(of["peak_mib"])
             else:
-                # The fastest of few epochs, because disturbances by the machine only add time.
+                # The fastest of few epochs: disturbances by the machine only add time.
                 of_turns = {"step": statistics.median, "epoch": min}.get(what, float)
                 values.append(of_turns(of[what]))
         figures[what], figures[f"ordinary_{what}"] = values

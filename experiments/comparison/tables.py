@@ -1,4 +1,4 @@
-"""Accuracy (R2 for regressions) of private models of tables, beside diffprivlib and no privacy.
+"""Accuracy (R2 for regressions) of private models of tables, next to diffprivlib and no privacy.
 
     python -m experiments.comparison.tables --peer=/path/to/python/with/diffprivlib
 
@@ -220,7 +220,7 @@ def case(name, seed, epsilon, num_rows, ranges):
         return table, resolve(None, asked)
     data = getattr(datasets, f"load_{name}")()
     order = np.random.default_rng(seed).permutation(len(data.target))
-    # These ranges are public, because scikit-learn's documentation prints them; rounded outwards.
+    # These ranges are public: scikit-learn's documentation prints them; rounded outwards.
     limits = [(_outwards(v.min(), -1), _outwards(v.max(), 1)) for v in data.data.T]
     if name == "digits":
         limits = [(0.0, 16.0)] * data.data.shape[1]

@@ -36,10 +36,10 @@ def main(library):
 
 
 def stopwatch(keras):
-    """Returns a callback of Keras 2 or 3 with `first` and `epoch`, in seconds since now.
+    """Returns a callback of Keras 2 or 3 with `first` and `epoch`, in seconds from now.
 
     `first` is the end of the first update; `epoch` is the end of the last epoch, before `fit`
-    releases its data, because TensorFlow sometimes sleeps then.
+    releases its data: TensorFlow sometimes sleeps then.
     """
     began = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Generated images beyond those of `tfdpx.synthetic`, and random views of images."""
+"""Generated images in addition to `tfdpx.synthetic`, and random views of images."""
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +40,7 @@ def _outside(rng, x, y, radius):
         reach = radius * np.array([1, flatness, 1, flatness])
         return _outside_polygon(x, y, np.arange(4) * np.pi / 2, reach / np.sqrt(2))
     sides = rng.integers(3, 7)
-    # Neighbouring sides differ by less than half a turn, so that the polygon is bounded.
+    # Neighbouring sides differ by less than half a turn: the polygon is bounded.
     angles = 2 * np.pi / sides * (np.arange(sides) + rng.uniform(-0.2, 0.2, size=sides))
     return _outside_polygon(x, y, angles, radius * rng.uniform(0.5, 0.8, size=sides))
 
@@ -100,7 +100,7 @@ def _soft_step(values, wave):
 class RandomViews:
     """Random affine maps of the image plane, changes of contrast and brightness, and flips.
 
-    The kinds of changes are those of Dosovitskiy et al. 2014 (arXiv:1406.6909) and Chen et al. 2020
+    The kinds of changes follow Dosovitskiy et al. 2014 (arXiv:1406.6909) and Chen et al. 2020
     (arXiv:2002.05709). Their strengths are constants, chosen for no data set. `draw` makes the
     random choices of the whole batch and `apply` follows them, so seed and step replay a view.
 

@@ -89,7 +89,7 @@ def pretrain(arguments):
 
 
 def separate(features, images, steps, batch_size, optimizer, learning_rate, views, seed=0):
-    """Trains a model, in place, whose features tell any view of an image from those of others.
+    """Trains a model, in place, whose features tell any view of an image from views of others.
 
     Args:
         features: `keras.Model` from images to features.

@@ -6,7 +6,7 @@ r"""Compares the private heads on features, over many epsilons, in a table and a
 
 Without --dataset it makes a Gaussian mixture of 50,000 x 768 features in 100 classes (`mixture`).
 This takes a quarter of an hour on two cores, and several hours with the ten steps of dp_newton;
-leave it out by --methods. With --dataset the features are those of `classify --head`. Every fit is
+leave it out by --methods. With --dataset the features are as in `classify --head`. Every fit is
 a line of `results.jsonl` in the working directory; an interrupted run resumes after the last one.
 `table.md` and `heads.png` are the medians; the last row of the table has the seconds of a fit, as
 Table 6 of the paper has hours.

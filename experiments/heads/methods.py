@@ -5,7 +5,7 @@ import math
 from tfdpx import heads
 from tfdpx.train.errors import UserError, checking_flags
 
-# Arguments besides the budget. Steps are those of the paper: Tables 2 to 4 and 6 have Newton and
+# Arguments other than the budget. Steps are the paper's: Tables 2 to 4 and 6 have Newton and
 # feature covariance at 1 and 10, and Adam at 1, 10 and 100. Learning rates and alpha were chosen
 # on other draws of the mixture, a smaller one for dp_newton. After one step from zero a learning
 # rate only scales the scores, so it changes no accuracy.

@@ -5,12 +5,12 @@ r"""Searches the arguments of a private head on features, by Optuna or at random
     python -m experiments.heads.search --preset=table10/vit_g14_jft/cifar10 --epsilon=1 \
         --dry_run
 
-The features are those of `classify --head` for --dataset and --init_from, and the head is written
+The features are as in `classify --head` for --dataset and --init_from, and the head is written
 to --workdir like the heads of that program. --preset is a column of Tables 7 to 10 of the paper on
 heads (`_TABLES`): method, delta, clip, steps, trials and ranges.
 
 --trials=N searches by Optuna (`pip install optuna`) on a tenth of the training images. The
-guarantee does not cover that search, because it is for the last fit alone. --private_tuning=M
+guarantee does not cover that search: it is only for the last fit. --private_tuning=M
 covers it: a random number of runs, M on average, is made. Only the best is released, and all
 together stay within epsilon (Papernot and Steinke 2021). The number of images held out for it is
 public: each is held out or not by a secret hash of itself. The last line of the standard output is
@@ -247,7 +247,7 @@ def split(features, labels, draws, share):
 def by_optuna(method, train, held_out, budget, trials, searched):
     """Returns the arguments that Optuna finds best on held-out examples.
 
-    No trial is paid for, because the guarantee of the head that is then fitted is for that fit
+    No trial is paid for: the guarantee of the head that is then fitted is for that fit
     alone, as in the paper.
 
     Args:

@@ -5,7 +5,7 @@ r"""Compares constant, automatic and adaptive clips, with several optimizers, at
 Trains a small convolutional network and a small transformer on scikit-learn's digits, and a small
 network on its table of breast cancers, by each optimizer with each clip at each learning rate of a
 grid. One trained function serves all seeds and rates: weights and slots are reset in between. The
-noise is that of a plan of --epsilon; batches are Poisson samples. The last line is one JSON object:
+noise is from a plan of --epsilon; batches are Poisson samples. The last line is one JSON object:
 the median test accuracy over seeds for each learning rate.
 """
 

@@ -2,7 +2,7 @@
 
     python -m experiments.high_accuracy.fit_choice
 
-The rule of `tfdpx.train.defaults` was fitted on such problems. They are generated, because fitting
+The rule of `tfdpx.train.defaults` was fitted on such problems. They are generated: fitting
 a rule on them then spends no privacy: classes of distorted strokes and shapes, and scenes with
 classes of colours and stripes, in gray and colour, of images and of people with several. Prints a
 row per problem: accuracy at each epsilon, by the rule and by multiples of its learning rate.

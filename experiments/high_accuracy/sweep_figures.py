@@ -6,7 +6,7 @@ r"""Draws a sweep: accuracy against each setting, and the best values of the oth
 Writes `accuracy_by_<setting>.png` into the folder of the sweep, and `curves.png`: the accuracy of
 each run during its training, of its curve.jsonl, against epsilon. With --training_accuracy it also
 measures the models of the runs on their training images and draws that in files that begin with
-PRIVATE, because no epsilon covers it. It can be repeated during a sweep.
+PRIVATE: no epsilon covers it. It can be repeated during a sweep.
 
 The figures of De et al. 2022, with their presets of CIFAR-10:
 
@@ -127,7 +127,7 @@ def _accuracy(panel, points, name, other_names):
         for line, colour in zip(lines, colours, strict=True):
             chosen = [point for point in points if point[other_names[0]] == line]
             _line(panel, chosen, name, values, color=colour, label=_short(line))
-        # Underneath, because it runs along the lines that it is the best of.
+        # Underneath: it runs along the lines that it is the best of.
         broad = dict(color="lightgrey", elinewidth=0, capsize=0, ms=0, lw=7, zorder=1)
         _line(panel, points, name, values, **broad, label="best of all")
         panel.legend(title=other_names[0], fontsize="small", title_fontsize="small")
@@ -160,7 +160,7 @@ def _optimum(panel, points, name, other):
     )
     _axis(panel, "x", name, values)
     _axis(panel, "y", f"best {other}", other_values)
-    # All tested values, because an optimum on the edge shows that the grid was too small.
+    # All tested values: an optimum on the edge shows that the grid was too small.
     edges = [_position(value, other_values) for value in other_values]
     for edge in (edges[0], edges[-1]):
         panel.axhline(edge, color="grey", lw=0.8, ls=":")

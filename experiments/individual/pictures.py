@@ -3,7 +3,7 @@
     python -m experiments.individual.pictures --folder=RUN/individual_PRIVATE
     python -m experiments.individual.pictures --folder=STUDY
 
-The folder is that of `classify --individual`, or the --workdir of `study --clips`. The pictures are
+The folder is from `classify --individual`, or the --workdir of `study --clips`. The pictures are
 private data, like the arrays.
 """
 
@@ -55,7 +55,7 @@ def by_clip(arrays, axes):
 
 
 def main(arguments=None):
-    """Draws what the folder has arrays for, and prints the files as a JSON object."""
+    """Draws a picture of each array in the folder, and prints the files as a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="Of arrays.")
     folder = parser.parse_args(arguments).folder

@@ -122,7 +122,7 @@ def train(values, data, seed, refreshes=None, with_norms=False, private=True):
 
 
 def closeness(accountant, norms):
-    """Returns how close the accountant's epsilons are to those of exact norms."""
+    """Returns how close the accountant's epsilons are to the epsilons of exact norms."""
     plan = accountant.plan
     # Norms before the first update were not measured, and both charge them in full.
     before = [np.ones_like(norms[0]), *norms[:-1]]

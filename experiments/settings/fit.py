@@ -21,7 +21,7 @@ from tfdpx import suggestion
 FOLDER = pathlib.Path(__file__).parent
 FILES = ("rows_gpu.csv", "rows.csv")
 KEY = ("net", "weights", "data", "n", "epsilon", "B", "T", "sigma", "opt", "clip", "warm")
-# Images with values in [0, 1] that are bright, so that all share a large direction.
+# Images with values in [0, 1] that are bright: all share a large direction.
 GRAY = ("shapes", "textures")
 # A setting in which the best rate does not learn shows nothing about rates.
 _LEARNED = 0.15
@@ -70,7 +70,7 @@ def accuracy_at(curve, rate):
 
 
 def breaking(key, curve):
-    """Returns the first rate above the best that loses 30% of what was learned."""
+    """Returns the first rate above the best that loses 30% of the learned accuracy."""
     best_rate, best = max(curve, key=lambda pair: pair[1])
     least = chance(key) + 0.7 * (best - chance(key))
     return min((r for r, v in curve if r > best_rate and v < least), default=math.inf)

@@ -60,7 +60,7 @@ def read(module):
 
 
 def _drop_copies(module):
-    """Removes TensorFlow's copies of results, because StableHLO has no operation for them."""
+    """Removes TensorFlow's copies of results: StableHLO has no operation for them."""
     copies = []
 
     def visit(operation):

@@ -34,7 +34,7 @@ class Step:
         cores: Number of replicas.
         private: Whether `tfdpx.DPSGD` trains, or `keras.optimizers.SGD`.
         augmult: Views of each example, 0 for none. The ordinary step trains on that many times the
-            examples, so that both differentiate the same number of images.
+            examples: both differentiate the same number of images.
         microbatch_size: Examples per pass of the private step, or None for one pass.
         noise_multiplier: Float, of the private step.
     """
@@ -143,7 +143,7 @@ def export(step, steps_through=None):
 
 
 def export_noise(parameters):
-    """Exports the noise of one update alone, which costs the same on every core for any number.
+    """Exports only the noise of one update, which costs the same on every core for any number.
 
     Args:
         parameters: Int, the number of trainable parameters.
@@ -175,7 +175,7 @@ def _optimizer(step):
 
 
 def _batch(step):
-    """Returns tensors like those of `plan.batches`; only their shapes and dtypes matter."""
+    """Returns tensors as from `plan.batches`; only their shapes and dtypes matter."""
     rows = step.batch_per_core * (1 if step.private else max(step.augmult, 1))
     arrays = (
         np.zeros((rows, *step.image_shape), "uint8"),

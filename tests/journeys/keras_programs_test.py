@@ -1,4 +1,4 @@
-"""Seven programs after Keras's own documentation, private by another optimizer and a plan alone.
+"""Seven programs after Keras's own documentation, private by another optimizer and a plan.
 
 Each is a function of the optimizer, and two of them run with an ordinary one too. The differences
 from the tutorials are in `docs/coming_from.md`. Three more replace `train_step`, and

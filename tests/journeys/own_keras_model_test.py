@@ -51,7 +51,7 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
         runs[run] = {event.step: event for event in events.Tensors("epsilon")}
     assert sorted(runs["train"]) == sorted(runs["budget"]) == [0, 5, 10, 15, 20, 25, 30]
 
-    # One more call is refused, also after saving, because the ledger stays with the weights.
+    # One more call is refused, also after saving: the ledger stays with the weights.
     with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="30 of 30 steps"):
         model.fit(x[:500], y[:500], verbose=0)
     model.save(tmp_path / "model.keras")

@@ -1,4 +1,4 @@
-"""A privacy officer asks how much runs have spent, from the files of the programs alone."""
+"""A privacy officer asks how much runs have spent, from the files of the programs."""
 
 import json
 import shutil

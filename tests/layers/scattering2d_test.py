@@ -47,7 +47,7 @@ def test_equals_kymatio(case):
 def test_zeros_beyond_the_edge_are_kymatios_padding():
     x = images(3, 16, 16, 1)
     features = Scattering2D(J=2, L=8, padding="zeros")(x)
-    # Kymatio is given the size without the margin of 2**J, because these images contain the margin.
+    # Kymatio is given the size without the margin of 2**J: these images contain the margin.
     padded = np.pad(x[..., 0], ((0, 0), (4, 4), (4, 4)))
     wanted = kymatio_scattering.Scattering2D(2, (16, 16), pre_pad=True)(padded)
     np.testing.assert_allclose(features, np.moveaxis(wanted, 1, -1), rtol=1e-5, atol=1e-6)

@@ -22,7 +22,7 @@ def images(height=32, width=32, channels=3, rows=2):
 
 
 def network(shape=(16, 12, 3), name="theirs", norms=L.BatchNormalization):
-    """Returns a model to feature maps, with statistics that differ from those of new layers."""
+    """Returns a model to feature maps, with statistics that differ from new layers'."""
     layers = [L.Conv2D(4, 3, strides=2, name="conv"), norms(name="norm"), L.ReLU()]
     model = keras.Sequential([keras.Input(shape), *layers], name=name)
     randomize(model)

@@ -11,7 +11,7 @@ RESNET = {50: 25_557_032, 101: 44_549_160, 152: 60_192_808, 200: 64_673_832}
 
 
 def count_by_hand(blocks, width, num_classes):
-    """Adds up kernels, gains and biases from the description of the network alone."""
+    """Adds up kernels, gains and biases only from the description of the network."""
 
     def conv(size, inputs, outputs):
         return (size * size * inputs + 2) * outputs

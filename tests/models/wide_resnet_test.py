@@ -74,7 +74,7 @@ def test_same_logits_from_a_second_construction(depth, width, size, groups, argu
 
 
 def count_by_hand(depth, width, num_classes, code=False):
-    """Adds up kernels and normalizations from the description of the network alone."""
+    """Adds up kernels and normalizations only from the description of the network."""
 
     def conv(size, inputs, outputs):
         return size * size * inputs * outputs + (2 * outputs if code else 0)

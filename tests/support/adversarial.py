@@ -77,7 +77,7 @@ def largest_ratio(name, policy="float32", jit_compile=False, trials=30, seed=0):
 def largest_ratio_of_updates(strategy=None, policy="float32", trials=4):
     """Returns the same for whole updates of `fit`, with and without an example, under a strategy.
 
-    The weights begin at zero, because this keeps the update to the last bit.
+    The weights begin at zero: this keeps the update to the last bit.
     """
     rng, worst, batch_size = np.random.default_rng(0), 0.0, 4
     plan = tfdpx.PrivacyPlan(

@@ -1,4 +1,4 @@
-"""The white-box audit on replicas, in cases like those of `replica_cases`."""
+"""The white-box audit on replicas, in cases as in `replica_cases`."""
 
 from unittest import mock
 

@@ -12,7 +12,7 @@ import small
 class Bench:
     """A compiled model that returns to its start before each step.
 
-    An example is left out by a sample weight of zero, which marks it absent, because another number
+    An example is left out by a sample weight of zero, which marks it absent: another number
     of rows would be another trace. One trace serves all `x` and `y` of the same shapes and dtypes.
 
     Attributes:

@@ -20,5 +20,5 @@ def make_engine(model, x, views=1, mode="chosen"):
 
 
 def mapping():
-    """A context in which every model is mapped, because none counts as acting row by row."""
+    """A context in which every model is mapped: none counts as acting row by row."""
     return unittest.mock.patch.object(rowwise, "find_obstacle", lambda model: "a test asks for it")

@@ -124,7 +124,7 @@ def _network(runs, folder):
 
 
 def _private(runs, folder):
-    """Three updates without a seed, so that the model can be released."""
+    """Three updates without a seed: the model can be released."""
     from tfdpx.train import classify
 
     return run(classify, folder / "run", data_dir=runs.data_dir, **TINY)

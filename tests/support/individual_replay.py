@@ -93,7 +93,7 @@ def gradients(x, y, kernel):
 
 @functools.cache
 def kernels_of_noise(plan, views):
-    """Returns the kernels of a training without examples, which show the noise of `SEED` alone."""
+    """Returns the kernels of a training without examples, which show only the noise of `SEED`."""
     return train(plan, views=views, weight=np.zeros(COUNT))[1]
 
 

@@ -72,7 +72,7 @@ def assert_matches_batches_of_one(
     tolerance=1e-5,
     norms=("auto", "instantiate", "ghost"),
 ):
-    """Fails unless norms and weighted sums equal those of batches of one, to `tolerance`.
+    """Fails unless norms and weighted sums equal the oracle's of batches of one, to `tolerance`.
 
     Each kind of `norms` is forced in turn, and skipped if every layer has been compared that way.
     """

@@ -32,7 +32,7 @@ def update(preset):
     shape, num_classes = entry.image_shape, entry.num_classes
     if values.image_size:
         shape = (values.image_size, values.image_size, shape[2])
-    # The weights are new, because there is no file of a trained model; all else follows the preset.
+    # The weights are new: there is no file of a trained model; all else follows the preset.
     values = dataclasses.replace(values, microbatch_size=1)
     model = Start(values).build(
         types.SimpleNamespace(

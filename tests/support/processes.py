@@ -1,4 +1,4 @@
-"""Separate processes for tests on replicas, because TensorFlow fixes its devices at the start."""
+"""Separate processes for tests on replicas: TensorFlow fixes its devices at the start."""
 
 import importlib
 import json

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 
 def randomized_weights(model, seed=0):
-    """Randomizes all weights of `model`, so that none is neutral; returns {path: float64 array}."""
+    """Randomizes all weights of `model`: none is neutral; returns {path: float64 array}."""
     rng = np.random.default_rng(seed)
     for weight in model.trainable_weights:
         shape = tuple(weight.shape)

@@ -23,7 +23,7 @@ NUM_EXAMPLES, FEATURES, STEPS = 60, 6, 4
 
 @functools.cache
 def strategies():
-    """Returns None, and one strategy on all devices and hosts, because two would mix messages."""
+    """Returns None, and one strategy on all devices and hosts: two would mix messages."""
     if "TF_CONFIG" in os.environ:
         return None, tf.distribute.MultiWorkerMirroredStrategy()
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
@@ -119,7 +119,7 @@ def _nodes(graph):
 
 
 def updates_agree(name="momentum and EMA", jit_compile=(False,)):
-    """Updates on replicas equal those of one device, by XLA too if `jit_compile` names it."""
+    """Updates on replicas equal the updates on one device, by XLA too if `jit_compile` names it."""
     one, several = strategies()
     wanted, wanted_history = _counted_training(name, one, jit_compile[0])
     assert set(wanted_history) == {
@@ -201,7 +201,7 @@ def updates_on_people_agree():
 
 
 def masks_are_drawn_for_each_replica():
-    """An odd number of kept rows proves two draws, because equal masks keep an even number."""
+    """An odd number of kept rows proves two draws: equal masks keep an even number."""
     plan = tfdpx.PrivacyPlan(20, batch_size=20, steps=16, noise_multiplier=0.0, delta=1e-3)
     strategy, totals = strategies()[1], []
 

@@ -1,4 +1,4 @@
-"""The noise of an update on replicas is that of one draw; cases like those of `replica_cases`."""
+"""The noise of an update on replicas is from one draw; cases as in `replica_cases`."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ from tfdpx.training import replicas
 
 
 def noise_problems(strategy, steps=3):
-    """Returns errors in the noise of updates on `strategy`, which absent examples leave alone."""
+    """Returns errors in the noise of updates on `strategy`, which absent examples do not change."""
     plan = make_plan(steps, sigma=2.0)
     model = make_model(strategy, lambda: tfdpx.DPSGD(20.0, plan=plan, seed=1), units=400)
     for layer in model.layers:

@@ -1,6 +1,6 @@
 """Seeds of Python and NumPy, from which Keras draws weights.
 
-TensorFlow's seed is left alone, because setting it makes TensorFlow forget its kernels, which
+TensorFlow's seed is left alone: setting it makes TensorFlow forget its kernels, which
 takes a fifth of a private step's trace.
 """
 

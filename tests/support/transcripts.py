@@ -1,6 +1,6 @@
 """Measures the privacy loss of a head's releases on two data sets that differ in one example.
 
-A head is adaptive, because each release depends on the noisy ones before. Its guarantee is about
+A head is adaptive: each release depends on the noisy ones before. Its guarantee is about
 each release for given earlier outputs, so the second run receives the outputs of the first.
 """
 

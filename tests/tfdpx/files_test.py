@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and work that resumes with its own settings alone."""
+"""Files that are whole or absent, and work that resumes only with its own settings."""
 
 import os
 import subprocess

@@ -226,7 +226,7 @@ def flat(tensors):
 def check_public(monkeypatch, x, layers=None, shape=(6,), optimizer=tfdpx.DPSGD, **arguments):
     """A hostile example moves all releases of an optimizer by at most C, and its update is counted.
 
-    Releases besides gradients count too: each is divided by its noise, and all are joined.
+    Releases other than gradients count too: each is divided by its noise, and all are joined.
     """
     sums, privatize = [], mechanism.privatize
 

@@ -61,7 +61,7 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     last, printed = run(classify, **first, trainable="last")
     assert "Start from 'sequential" in printed and "broken, so left out: 1" in printed
     assert "16x12 pixels, in colour (the size that --init_from takes)" in printed
-    assert last["trained_parameters"] == 3 * (8 + 1)  # One more for a constant beside the features.
+    assert last["trained_parameters"] == 3 * (8 + 1)  # One more: a constant next to the features.
     assert last["test_accuracy"] > 0.6
     assert last["seen"] == ["cifar10 at epsilon infinite"]
     assert last["epsilon"] == pytest.approx(8.0, abs=1e-3)
@@ -70,7 +70,7 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     # On the same images again, from the folder of that run: the account counts both.
     again = dict(shared_flags, init_from=str(tmp_path / "last"), workdir=tmp_path / "both")
     both, printed = run(classify, **again, trainable="lora", lora_rank=2, head_steps=1)
-    few = 2 * (8 + 8) + 3 * (9 + 1)  # One more for a bias beside that constant.
+    few = 2 * (8 + 8) + 3 * (9 + 1)  # One more for a bias next to that constant.
     assert both["trained_parameters"] == few and f"Train {few} of " in printed
     assert both["init_from"] == "last/model.keras"
     assert both["epsilon"] > 9.0 and "cifar10 at epsilon infinite" in both["seen"]

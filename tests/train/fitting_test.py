@@ -61,7 +61,7 @@ def test_equals_training_the_whole_model(data, whole):
     np.testing.assert_allclose(
         head.predict(features.eval_x, verbose=0), quick.predict(data.eval_x, verbose=0), atol=1e-5
     )
-    # Another model, because weights that were trained before continue their run.
+    # Another model: weights that were trained before continue their run.
     slow = whole()
     slow.set_weights(started)
     fitted(slow, data.train_x, data.train_y)

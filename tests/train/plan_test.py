@@ -19,7 +19,7 @@ SMALL = dict(noise_multiplier=4.0, batch_size=50, num_examples=500, steps=60, de
 
 @pytest.fixture
 def ask(run, monkeypatch):
-    """A function from flags to the last line and the text, of two budgets alone."""
+    """A function from flags to the last line and the text, of two budgets."""
     monkeypatch.setattr(plan, "EPSILONS", (0.5, 3.0))
     return lambda **given: run(plan, **given)
 

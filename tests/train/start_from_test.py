@@ -243,5 +243,5 @@ def test_a_file_that_does_not_say(file, trained, tmp_path):
         assert start(path, init_data="imagenet32", **arguments).ledger_on("digits") == Ledger()
         with pytest.raises(UserError, match="trained on sklearn_digits already, without"):
             start(path, init_data="digits", **arguments).ledger_on("digits")
-    # The declaration of the file has precedence over that of the user.
+    # The declaration of the file has precedence over the user's.
     assert before(file("digits"), "digits", init_data="mnist") == PRIVATE

@@ -130,7 +130,7 @@ def test_batches_that_a_plan_shuffled_are_bounded_without_amplification(run, tmp
     answer, text = run(account, workdir=str(tmp_path))
     assert answer["epsilon"] == pytest.approx(exact_epsilon(mu, DELTA), rel=1e-3)
     assert answer["releasable"] and answer["neighbours"] == "zero_out"
-    # The ledger alone tells it too, in a file that names no data.
+    # The ledger tells it too, in a file that names no data.
     (tmp_path / "spent").mkdir()
     model.optimizer.ledger.save(tmp_path / "spent" / "ledger.json")
     again, _ = run(account, workdir=str(tmp_path / "spent"), delta=DELTA)

@@ -21,7 +21,7 @@ extension point for these, so we wrap the following methods:
 - Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` prevents
   that.
 - Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
-  example NaN, so that the example counts as zero. Without this, TensorFlow ends the run on CPUs.
+  example NaN: the example counts as zero. Without this, TensorFlow ends the run on CPUs.
 - Keras's `ops.take`, which `Embedding` uses: in the private step an entry at an index out of range
   is NaN, for the same reason.
 - Keras's random numbers: all rows get the same ones while two forward passes are compared.
@@ -70,7 +70,7 @@ def install(load=None):
     _wrap(keras.Model, "train_step", _train_step)
     _wrap(keras.Model, "fit", _fit)
     _wrap(keras.Model, "train_on_batch", _train_on_batch)
-    # On the class that defines it, because Keras treats a model with another `compile` as custom.
+    # On the class that defines it: Keras treats a model with another `compile` as custom.
     _wrap(model_internals.compile_owner(), "compile", _compile)
     _wrap(keras.Operation, "__call__", _call)
     _wrap(*layer_internals.FILLING, _fill)
@@ -372,13 +372,13 @@ def _labelled(original):
         if not step_context.is_unscaled():
             return original(target, output, from_logits=from_logits, axis=axis)
         target = tf.convert_to_tensor(target)
-        # In a wide type, because bytes cannot represent 256 classes.
+        # In a wide type: bytes cannot represent 256 classes.
         label = tf.cast(target, "int64" if target.dtype.is_integer else "float32")
         valid = (label >= 0) & (label < tf.cast(tf.shape(output)[axis], label.dtype))  # No NaN is.
         target = tf.where(valid, target, tf.zeros_like(target))
         losses = original(target, output, from_logits=from_logits, axis=axis)
         ones = tf.where(valid, tf.ones([], losses.dtype), float("nan"))
-        # A product, so that the gradient is NaN too.
+        # A product: the gradient is NaN too.
         return losses * tf.reshape(ones, tf.shape(losses))
 
     return labelled
@@ -399,7 +399,7 @@ def _taking(original):
         place = 0 if axis is None else axis % len(x.shape)
         behind = entries.shape.rank - place - indices.shape.rank
         ones = tf.where(valid, tf.ones([], entries.dtype), float("nan"))
-        # A product, so that the gradient is NaN too.
+        # A product: the gradient is NaN too.
         return entries * ones[(..., *[tf.newaxis] * behind)]
 
     return take

@@ -19,7 +19,7 @@ def preprocessing_class(model):
 
 
 def preprocess(model, arguments):
-    """Preprocesses the arguments of a `fit` at once, so that a plan can draw from them.
+    """Preprocesses the arguments of a `fit` at once, and a plan can draw from them.
 
     Args:
         model: A model of KerasHub.

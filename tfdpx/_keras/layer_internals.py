@@ -27,7 +27,7 @@ QUANTIZED = {
     for layer in vars(keras.layers).values()
     if isinstance(layer, type) and "quantize" in vars(layer)
 }
-# The methods of Keras's `GroupNormalization` that our rule repeats, besides `call`.
+# The methods of Keras's `GroupNormalization` that our rule repeats, in addition to `call`.
 GROUP_NORMALIZATION_STEPS = ("_reshape_into_groups", "_apply_normalization")
 
 
@@ -281,7 +281,7 @@ def _mean_of(function):
     return mean
 
 
-# They replace Keras's functions within `freeze_rng`, so that each row depends on that row alone.
+# They replace Keras's functions within `freeze_rng`: each row depends only on that row.
 STILL = {
     "beta": _mean_of(lambda alpha, beta: alpha / (alpha + beta)),
     "binomial": _mean_of(lambda counts, probabilities: counts * probabilities),

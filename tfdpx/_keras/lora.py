@@ -53,7 +53,7 @@ def unmerged(model):
 
 
 def reinitialize_zero_lora(model):
-    """Draws A anew if A and B are zero, as they are in a model that Keras has loaded.
+    """Draws A again if A and B are zero, as they are in a model that Keras has loaded.
 
     Otherwise both gradients would stay zero. With B at zero the outputs do not change.
     """

@@ -18,7 +18,7 @@ _COUNTING_METRICS = (
 def compute_metrics(model, x, y, y_pred, sample_weight, present):
     """Calls `model.compute_metrics`, counting only rows with a true `present` [rows] unless None.
 
-    Keras passes `sample_weight` to `weighted_metrics` alone, but an absent row (padding) must not
+    Keras passes `sample_weight` only to `weighted_metrics`, but an absent row (padding) must not
     count in the unweighted ones either.
     """
     compiled = model._compile_metrics

@@ -26,7 +26,7 @@ Functional = names.get("Functional")
 _compute_output_spec = names.get("compute_output_spec")
 _unpack_singleton = names.get("unpack_singleton")
 
-# The class of Keras's losses that call a function, which is also that of a function in `compile`.
+# The class of Keras's losses that call a function, which also serves a function in `compile`.
 FUNCTION_LOSS = keras.losses.MeanSquaredError.__base__
 # Operations on two operands, entry by entry.
 ARITHMETIC = tuple(map(names.get, ("Add", "Subtract", "Multiply", "Divide")))
@@ -72,7 +72,7 @@ def own_training_methods(model):
 
 
 def compilation(model):
-    """Returns an object that each `model.compile` makes anew, and keeps until the next."""
+    """Returns an object that each `model.compile` makes again, and keeps until the next."""
     return model._loss_tracker
 
 
@@ -160,7 +160,7 @@ def build(model, data):
             # As a call gives it: a loss of `Model([x], [y])` sees a tensor, no list.
             y_pred = _unpack_singleton(model.compute_output_spec(data[0]))
         elif all(part.built for part in model._flatten_layers()):
-            # Not symbolic, because a model may differentiate in its `call`.
+            # Not symbolic: a model may differentiate in its `call`.
             y_pred = tf.nest.map_structure(symbolic, step_context.eagerly(_call_once, model, rows))
         elif has_own_loss(model):
             y_pred = _compute_output_spec(model, data[0], training=False)

@@ -29,7 +29,7 @@ class Mark:
         is_known: Bool, whether all private data in the values are in `accounts`.
         is_initialized: Bool, whether this was never merely declared, because an initializer filled
             a variable while `hook` watched.
-        accounts: Set of the accounts of what was spent on a variable.
+        accounts: Set of the accounts of a variable's privacy loss.
         followers: The accounts of optimizers that train with a variable, a `WeakSet`.
         statistics: Pair of the ledger of a layer's statistics and their values, or None.
     """

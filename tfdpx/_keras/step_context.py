@@ -86,7 +86,7 @@ def is_unscaled():
 
 @contextlib.contextmanager
 def masking_invalid():
-    """Makes the embedding of a token outside of the table NaN, so that its example counts as zero.
+    """Makes the embedding of a token outside of the table NaN: its example counts as zero.
 
     Without this, TensorFlow ends the run on CPUs.
     """

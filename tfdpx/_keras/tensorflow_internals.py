@@ -49,7 +49,7 @@ def vectorizing_by(held, multiply):
         held: Set of str, the types of operations that TensorFlow vectorizes as usual.
         multiply: Function `(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b)` of two tensors as
             for `tf.matmul`, of whether each has a leading axis of all examples, and of the
-            arguments of `tf.matmul`. Returns the products, with that axis: those of the type
+            arguments of `tf.matmul`. Returns the products, with that axis: products of the type
             `BatchMatMulV2`.
     """
 
@@ -139,7 +139,7 @@ _STATES = "states_of_one_example"
 def mark_states(states):
     """Marks the states of seed generators of one example, int64 [n, 2], for `vectorizing_by`.
 
-    A draw of TensorFlow's stateless generators that follows from them alone is vectorized as one
+    A draw of TensorFlow's stateless generators that follows only from them is vectorized as one
     draw for all examples, with the key of the first. So the bits of the examples are independent,
     and an example's place decides which are used for it.
     """

@@ -73,7 +73,7 @@ def epsilon(
     where "rdp" is used instead because the rounding of "pld" matters there. "rdp" composes Renyi
     divergences (Mironov et al. 2019, "Renyi Differential Privacy of the Sampled Gaussian
     Mechanism") and converts them by Canonne et al. 2020, Proposition 12, like the accountant of De
-    et al. 2022. Two are for full batches alone (`sampling_probability=1`): "gdp" is exact, and
+    et al. 2022. Two are only for full batches (`sampling_probability=1`): "gdp" is exact, and
     "pld" agrees with it there; "zcdp" is the looser conversion of Bun and Steinke 2016.
 
     Args:
@@ -419,7 +419,7 @@ def check_delta(delta: Any) -> None:
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
     """Raises ValueError unless `noise_multiplier` is 0 or a number within safe bounds."""
-    # In float64, because NumPy 2 would compare a float32 with 0 and infinity.
+    # In float64: NumPy 2 would compare a float32 with 0 and infinity.
     noise = float(noise_multiplier) if is_number(noise_multiplier) else math.nan
     is_valid = noise == 0 or 1e-100 <= noise <= 1e100
     hint = " 0 trains without privacy. Other values lie in [1e-100, 1e100]."

@@ -114,7 +114,7 @@ class AttackBounds:
         deltas.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
-        # One more point, so that it holds up to the point at which the curve crosses that delta.
+        # One more point: it holds up to the point at which the curve crosses that delta.
         is_covered = np.append(True, deltas[:-1] >= self.mu_from_delta)
         epsilons, deltas = self.epsilons[is_covered], deltas[is_covered]
         if np.any(deltas >= 1):

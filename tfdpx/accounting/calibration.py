@@ -1,7 +1,7 @@
 """Solves for the one quantity of a run that was left out, within a budget.
 
 Epsilon grows with the steps, the sampling probability and the inverse of the noise. Every solution
-is checked with the accountant itself, so that none exceeds the target.
+is checked with the accountant itself: none exceeds the target.
 """
 
 import functools
@@ -153,7 +153,7 @@ def solve(
 def _largest_within(spent, target, low, high, accountant):
     """Returns about the largest number in [low, high] with spent(number) <= target, or `low`.
 
-    RDP comes first because it is faster, and its solution is near that of the other accountants.
+    RDP comes first because it is faster, and its solution is near the other accountants'.
 
     Args:
         spent: Increasing function of a number and the name of an accountant.

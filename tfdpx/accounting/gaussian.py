@@ -208,7 +208,7 @@ def added_delta(
 
     Neighbours differ in one example, added or removed. The norm of its clipped gradient is at most
     the noise's sensitivity, over any number of entries. If both data sets can give an output, the
-    ratio of their densities equals that of Gaussians. If only one of them can, it does not.
+    ratio of their densities equals the ratio of Gaussians. If only one of them can, it does not.
 
     Noise comes in n pairs with a radius of at most R standard deviations. A pair shifted by t
     leaves that disc with probability at most

@@ -182,7 +182,7 @@ def _losses_of_step(noise, probability, k, grid):
 
 
 def _bound(runs, k, delta, accountant):
-    """Returns an upper bound by accountants of one row: the lesser of those of `group_epsilon`."""
+    """Returns an upper bound by accountants of one row: the lesser result of `group_epsilon`."""
     target = delta * (1 - accountants.RESERVED_SHARE)
     of_one_row = accountants.composed(runs, accountant)
 
@@ -199,7 +199,7 @@ def _bound(runs, k, delta, accountant):
     for _ in range(20):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return k * high  # Not `low`, because `is_enough` was checked for `high` alone.
+    return k * high  # Not `low`: `is_enough` was checked only for `high`.
 
 
 def _split(runs, k, delta, accountant):
@@ -317,7 +317,7 @@ class Sampling:
             noise_multiplier = noise_multiplier / 2
         if self.name == "shuffle":
             steps_an_epoch = max(1, math.floor(1 / sampling_probability * (1 + 1e-12)))
-            # Without amplification, because the order may reveal in which step an example was.
+            # Without amplification: the order may reveal in which step an example was.
             return noise_multiplier, 1.0, math.ceil(steps / steps_an_epoch)
         return noise_multiplier, sampling_probability, steps
 

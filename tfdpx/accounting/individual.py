@@ -153,7 +153,7 @@ class IndividualAccountant:
         self._record: Any = None
         self._tables = {}  # The cost of a step at each fraction, by the way of counting it.
 
-    # Read-only, because the clips of the training follow the arguments.
+    # Read-only: the clips of the training follow the arguments.
     @property
     def plan(self) -> PrivacyPlan:
         """The argument `plan`."""

@@ -26,7 +26,7 @@ class Statistics:
         epsilon: Float, the cost of the release itself, at `delta`.
         total_epsilon: Float, its cost together with the ledger before it, at `delta`.
         delta: Float.
-        ledger: `Ledger` of the release alone.
+        ledger: `Ledger` of the release only.
     """
 
     mean: float
@@ -93,7 +93,7 @@ def release_statistics(
     key = secrets.randbits(128) if seed is None else seed
     draw = np.random.Generator(np.random.Philox(key)).standard_normal
 
-    # NaN must not pass, because clipping does not remove it.
+    # NaN must not pass: clipping does not remove it.
     require(bool(np.isfinite(values).all()), "values", "NaN", "be finite")
     noise = noise_multiplier / math.sqrt(_OF_THE_MEAN) * bound / 2 * draw()
     mean = bound / 2 + (float(np.sum(values - bound / 2)) + noise) / len(values)
@@ -127,7 +127,7 @@ def release_statistics(
 
 def _quantiles(share_below, shares, bound, steps):
     """Returns the values [m] below which `shares` [m] lie, in [0, bound], from `steps` queries."""
-    from sklearn import isotonic  # On the call, because importing it takes as long as all else.
+    from sklearn import isotonic  # On the call: importing it takes as long as all else.
 
     thresholds = shares * bound
     at, shown = [np.zeros(1)], [np.zeros(1)]

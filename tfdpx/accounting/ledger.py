@@ -241,7 +241,7 @@ class Ledger:
             unit: "example" or "user", the unit that differs between neighbours.
             neighbours: "add_or_remove". A guarantee for replacing one unit does not compose with
                 the others in the ledger.
-            name: String, what was released, for example "OpenDP counts by age".
+            name: String, the released statistic, for example "OpenDP counts by age".
 
         Raises:
             ValueError: If an argument is invalid.
@@ -339,7 +339,7 @@ class Ledger:
 
     @property
     def steps(self) -> int:
-        """Number of updates and releases; for a paid search, those of one run."""
+        """Number of updates and releases; for a paid search, the number of one run."""
         return sum(entry.steps for entry in self.entries)
 
     @property
@@ -352,7 +352,7 @@ class Ledger:
         Raises:
             ValueError: If a sampling probability is unknown.
         """
-        # Joined, so that a run resumed many times is composed in one step.
+        # Joined: a run resumed many times is composed in one step.
         alike: dict[tuple, int] = {}
         for entry in self.entries:
             if entry.sampling_probability is None:
@@ -369,7 +369,7 @@ class Ledger:
     def epsilon(self, delta: float | None, accountant: str = "pld") -> float:
         """Returns the epsilon of all entries, under adding or removing one example, or user.
 
-        Paid searches and mechanisms add theirs to that of all updates and releases, so it holds at
+        Paid searches and mechanisms add theirs to all updates and releases, so it holds at
         `total_delta`.
         A step that draws more than the plan's `capacity` raises an error. Its probability is paid
         for at the plan's delta and above; a smaller delta does not cover this error.
@@ -459,7 +459,7 @@ class Ledger:
         return [entry for entry in self.entries if entry.kind == MECHANISM]
 
     def total_delta(self, delta: float | None) -> float | None:
-        """Returns the delta of `epsilon(delta)`, with that of paid searches and mechanisms.
+        """Returns the delta of `epsilon(delta)`, with the delta of paid searches and mechanisms.
 
         Args:
             delta: As for `epsilon`. If it is None and there is no other delta, the result is None.
@@ -481,7 +481,7 @@ class Ledger:
     ) -> str:
         """Returns a text to cite: the guarantee, for whom it holds, how, and its assumptions.
 
-        It is computed from the ledger alone and is no signature, because only the owner of the data
+        It is computed only from the ledger and is no signature, because only the owner of the data
         can confirm it.
 
         Args:

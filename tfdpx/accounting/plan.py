@@ -58,14 +58,14 @@ class PrivacyPlan:
     person of each example.
 
     With `spent`, epsilon covers the training and the earlier releases about the same data. Delta
-    covers that of paid searches and other mechanisms in it.
+    covers the delta of paid searches and other mechanisms in it.
 
     With `right_guesses` in place of `epsilon`, the plan bounds attacks (`attack_bounds`): someone
     who knows everything except whether one example was in the data, which a coin decided, is right
     at most that often. Right guesses are an average, and a few sampled updates meet it with so
     little noise that examples which are drawn are found out almost surely. So epsilon also does not
-    exceed that of full batches with the same right guesses, for example 2.02 for 0.6 and 3.25 for
-    0.65 at delta 1e-5. Where this binds, fewer guesses are right, and `summary` says so.
+    exceed the epsilon of full batches with the same right guesses, for example 2.02 for 0.6 and
+    3.25 for 0.65 at delta 1e-5. Where this binds, fewer guesses are right, and `summary` says so.
 
     Args:
         num_examples: Int. Number of examples of the private data set, or of people; public.
@@ -305,7 +305,7 @@ class PrivacyPlan:
             user_ids: Array of `num_rows` ints or strings, the person of each example, for a plan
                 with `unit="user"`; its `num_examples` is the number of different ones.
             examples_per_user: Int k, with `user_ids`; 4 if left out. Of a person with more, each
-                update draws k anew. The update costs as much as k views of an example.
+                update draws k again. The update costs as much as k views of an example.
             validation_split: Float in [0, 1). As in `fit`, the last part of the arrays is not
                 drawn, and `fit` validates on it. The plan's `num_examples` counts the others
                 alone. That part is private too, and no epsilon covers it: callbacks may act on its
@@ -313,11 +313,11 @@ class PrivacyPlan:
             optimizer: Optional tfdpx optimizer, from which seed and first step are taken, so that a
                 run resumed by `tfdpx.callbacks.Checkpoint` gets the draws of an uninterrupted run.
                 The dataset ends after the steps that the plan has left. Without it, every
-                iteration over the dataset draws anew.
+                iteration over the dataset draws again.
             seed: Optional int, for repeatable experiments: draws of a known seed give no privacy.
                 See `tfdpx.sampling.sampled_batches`.
             start: Int or scalar variable, the first step. Needed only with a `seed`.
-            pad_to_multiple_of: Int. Pads further, so that `tf.distribute` can split a batch
+            pad_to_multiple_of: Int. Pads further: `tf.distribute` can then split a batch
                 evenly: a multiple of the number of replicas.
             input_context: Optional `tf.distribute.InputContext` of one host of several, for
                 `tfdpx.distributed.fit`: the shares of this host's replicas, see
@@ -485,10 +485,10 @@ def largest_epsilon(right_guesses: float, epsilon: float | None, delta: float | 
 
 
 def _named(ledger):
-    """Returns the ledger with a run number for every entry, so that each counts once."""
+    """Returns the ledger with a run number for every entry: each counts once."""
     if not isinstance(ledger, Ledger) or all(entry.run for entry in ledger.entries):
         return ledger
-    # A digest of the content, because every host must compute the same number.
+    # A digest of the content: every host must compute the same number.
     digest = hashlib.sha256(ledger.to_json().encode()).hexdigest()
     first = int(digest[:12], 16)
     entries = enumerate(ledger.entries)

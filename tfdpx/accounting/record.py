@@ -99,7 +99,7 @@ class Record:
         searched: String, how arguments were searched on the same data, or None. Paid for if
             `ledger` has a selection.
         inputs: Dict that describes the inputs of a saved model, or None.
-        unit: String, what an example is, such as "image".
+        unit: String, the word for an example, such as "image".
         settings: Dict of JSON values, without seeds and paths.
         results: Dict of JSON values.
         date: String, ISO 8601.

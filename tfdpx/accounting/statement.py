@@ -1,4 +1,4 @@
-"""What all texts on a ledger need: numbers rounded up, and why nothing is known."""
+"""The common needs of all texts on a ledger: numbers rounded up, and why nothing is known."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def check_optimizer(
 
     With k canaries a mu-GDP mechanism is k mu-GDP (Dong, Roth, Su 2022, Theorem 2.14), so a lower
     bound on that is k times one on mu, and large noise needs no more updates than small noise.
-    Besides this bound from an attack, it checks that the sum of clipped gradients follows Eq. 4
+    Apart from the attack, it checks that the sum of clipped gradients follows Eq. 4
     of De et al. 2022 (arXiv:2204.13650), that padding adds nothing, and that the noise of each
     variable has the right standard deviation, is drawn again each time and is the same on all
     replicas. With one output of classes the canaries have a large class weight, which must not let

@@ -19,7 +19,7 @@ from tfdpx._arguments import is_integer, is_number, require
 from tfdpx.augment._draws import draw_below
 from tfdpx.augment.layer_views import get
 
-# Number of equally likely quantiles of the Beta distribution for weights, because XLA compiles no
+# Number of equally likely quantiles of the Beta distribution for weights: XLA compiles no
 # gamma sampler; a byte resolves 1/255.
 _QUANTILES = 4096
 _MIXING = 1

@@ -3,7 +3,7 @@
 The construction of the engine says nothing about kernels, rules and hardware; for example, a oneDNN
 product was once wrong from five rows on. So the traced microbatch runs on dummy rows of two
 examples, and the norms and the clipped sum of one are compared with its ordinary gradient. In a
-second run the examples are exchanged, so that every place is compared.
+second run the examples are exchanged, and every place is compared.
 """
 
 import concurrent.futures
@@ -21,7 +21,7 @@ from tfdpx.per_example.rows import Rows
 # The rows in all, for products were wrong from five rows on; and the examples in them that differ.
 _ROWS, _EXAMPLES = 8, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
-# Norms are raised by what rounding may have taken; more than this is measured.
+# Norms are raised by the loss of rounding; more than this is measured.
 _MOST_RAISED = 1e-2
 # Rounding leaves an example without a gradient less than this share of the gradient of all rows,
 # which is worth its time only where a gradient is small.

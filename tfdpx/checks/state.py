@@ -1,4 +1,4 @@
-"""State in the graphs of a step: what it changes without noise, and what of that it reads again.
+"""State in the graphs of a step: changes without noise, and reads of them.
 
 Keras' lists of variables miss a `tf.Variable`, an untracked `keras.Variable`, a metric, a table, a
 queue. All of them are written by a stateful operation, here or in a function, loop or branch.
@@ -23,14 +23,14 @@ _HARMLESS = frozenset(
     "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
     "CudnnRNNParamsSize CudnnRNNCanonicalToParamsV2".split()
 )
-# Where the inputs of a called function start among those of the operation; others are not followed.
+# Where the inputs of a called function start among the operation's; others are not followed.
 _CALLS = {
     **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"], 0),
     **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], 1),
 }
 
 
-# What types of operations begin with that draw random numbers.
+# Prefixes of the types of operations that draw random numbers.
 _RANDOM = (
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -52,7 +52,7 @@ _RAISING = (
 )
 
 
-# Formats of the problems of a graph, of what it is and a list of names.
+# Formats of the problems of a graph, with its subject and a list of names.
 _PROBLEMS = {
     "python": (
         "{} runs Python inside the graph: {}. What that keeps or mixes cannot be checked. Write it "
@@ -88,7 +88,7 @@ def problems_of_graph(graph, layer, subject, unread=(), metrics=None):
     Args:
         graph: A `tf.Graph` of a function.
         layer: The `keras.Layer` whose variables are named, or None.
-        subject: Str, what the graph is.
+        subject: Str, the name of the graph.
         unread: List of `keras.Variable`s that it may not read.
         metrics: For a graph that only computes metrics: the list of `keras.Variable`s that it may
             write. It may also raise, and add up over hosts.
@@ -205,7 +205,7 @@ def call_without_metrics(model, subject, function, subjects):
 
     Args:
         model: The compiled `keras.Model`.
-        subject: Str, what the function does.
+        subject: Str, the task of the function.
         function: Python function without arguments.
         subjects: Set, to which `subject` is added.
 
@@ -233,7 +233,7 @@ def check_update(graph, model):
     """Raises UnfitForPrivacy if weights get another value than by private gradients.
 
     Values that are assigned to weights, and to variables of the optimizer, follow from private
-    gradients, from variables other than metrics and from constants alone. So no regulariser,
+    gradients, from variables other than metrics and from constants. So no regulariser,
     constraint, schedule or optimizer reads the batch, nor a metric of former batches.
 
     Args:

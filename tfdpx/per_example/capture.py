@@ -2,7 +2,7 @@
 
 A *unit* is an outermost layer with a rule for its class, and all layers in it. While a `Recorder`
 is active, each call of a unit is kept with its inputs, and the recorder's tape watches its outputs,
-so that one backward pass over activations gives the gradient at every unit's output. Variables that
+and one backward pass over activations gives the gradient at every unit's output. Variables that
 are read outside of captured calls get their whole gradient from the same tape.
 """
 
@@ -154,7 +154,7 @@ class Recorder(UnitRecorder):
         )
         for gradients, tensors in zip(at_outputs, outputs, strict=True):
             for gradient, tensor in zip(gradients, tensors, strict=True):
-                gradient.set_shape(tensor.shape)  # That of a slice forgets it.
+                gradient.set_shape(tensor.shape)  # A slice's gradient forgets it.
         return at_outputs, [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
 
     def _next_layout(self, layer):
@@ -181,7 +181,7 @@ class OutsideReads:
 
     @contextlib.contextmanager
     def watching(self, explained=()):
-        """A context in which reads are noticed, but for those of the variables in `explained`."""
+        """A context in which reads are noticed, except reads of the variables in `explained`."""
         former = self._stop()
         self._start({id(v) for v in explained})
         try:

@@ -35,7 +35,7 @@ class Cost:
         return self.flops / flops + self.bytes / bytes_per_second + self.calls * call
 
 
-# Flops a second, bytes a second, seconds a call. Only ratios matter, because the model compares
+# Flops a second, bytes a second, seconds a call. Only ratios matter: the model compares
 # arithmetic with traffic and launches. Measured on two CPU cores; the other row is a GPU of a data
 # centre.
 _RATES = {"cpu": (2e11, 1.5e10, 1e-4), "accelerator": (4e13, 1e12, 1e-5)}
@@ -86,7 +86,7 @@ class LayerChoice:
 def forced_norms(norm):
     """Context manager in which steps are traced with one kind of norm, wherever a rule has it.
 
-    For tests and benchmarks, because results depend on it by rounding alone.
+    For tests and benchmarks, as results depend on it only by rounding.
 
     Args:
         norm: "instantiate", "ghost", or "auto" for the cheaper one by prediction.
@@ -112,7 +112,7 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
     Args:
         layer: Name of the layer.
         rule: Name of the rule's class.
-        costs: `{method: Cost}` of what the rule has among the names of `NORMS` and `SUMS`.
+        costs: `{method: Cost}` of the rule's ways among the names of `NORMS` and `SUMS`.
         allows_ordinary_sum: Bool, whether instantiated norms allow for the rounding of that sum.
     """
     device = device_kind()

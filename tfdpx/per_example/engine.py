@@ -6,7 +6,7 @@ gradient, whatever the model and the loss do. Inputs and output gradients of the
 rule come out of the map, stacked; the rules form norms and clipped sums. The gradients of all other
 variables are formed whole, inside the map.
 
-Where `rowwise` knows that a model treats each row alone, the same function runs on all rows at
+Where `rowwise` knows that a model treats each row separately, the same function runs on all rows at
 once, because that is traced in a third of the time.
 """
 
@@ -123,7 +123,7 @@ class Engine:
 
         With an `Update`, the caller applies its `apply_transforms` to the sums, once for all
         passes. Random layers draw by `key`, int64 [2], which no other pass has. The gradient of an
-        example is that of the sum of its rows' losses times `shares`, float32 [B * K], by default
+        example belongs to the sum of its rows' losses times `shares`, float32 [B * K], by default
         of their mean.
         """
         shared_update = update or self.update()
@@ -132,7 +132,7 @@ class Engine:
         variables, gradients = list(self._layout.whole), list(pass_.whole)
         norms = [tf.zeros_like(pass_.losses[:: self._num_views])]
         for group in groups:
-            # After the gradients, because otherwise products of the layers' inputs alone would be
+            # After the gradients: otherwise products of only the layers' inputs would be
             # computed in the forward pass, and kept.
             with tf.control_dependencies(group.output_gradients):
                 variables += [v for v, _ in group.small_gradients]
@@ -184,7 +184,7 @@ class Engine:
 
     def differentiate(self, data, update, key, shares, has_loss=True):
         """Returns the `_Pass` of `data`, `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
-        # The model may have changed since the layout was made.
+        # The model may have changed after the layout was made.
         self._not_rowwise = self._not_rowwise or rowwise.find_obstacle(self._model)
         batch, num_views = Rows(data), self._num_views
         rows = tf.shape(batch.tensors[0])[0]
@@ -364,7 +364,7 @@ def _join(rules):
 
 
 class Update:
-    """Tensors that the microbatches of an update share, because they depend on the weights alone.
+    """Tensors that the microbatches of an update share, as they depend only on the weights.
 
     Otherwise each microbatch would compute them again.
 

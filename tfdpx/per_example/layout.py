@@ -103,7 +103,7 @@ def find_layout(model, x, is_rowwise=False):
     Args:
         model: A built `keras.Model`.
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
-        is_rowwise: Whether the model is known to treat each row by itself, so that all tensors
+        is_rowwise: Whether the model is known to treat each row by itself: all tensors
             that its layers are called with have a batch axis, and one run shows them.
     """
     variables = model.trainable_variables
@@ -145,7 +145,7 @@ def restoring(variables):
 
 
 class _Sighting(typing.NamedTuple):
-    """One unit call. It holds shapes alone, because the tensors of all calls would need memory."""
+    """One unit call. It holds only shapes: the tensors of all calls would need memory."""
 
     layer: keras.layers.Layer
     rule: type

@@ -20,7 +20,7 @@ class RowLosses:
         losses: float32 [rows].
         tracked: List of float32 [rows]: the unweighted loss of each output for the trackers of
             `model_internals.output_loss_trackers(model)`, then for each of `own_trackers(model)`
-            what `compute_loss` adds to its total and to its count.
+            the addends of `compute_loss` to its total and to its count.
         predictions: List of the tensors [rows, ...] of the model's output that a loss can be
             differentiated by; among them the logits that Keras' cross-entropies reach for.
         cotangents: List of tensors, the gradient of the sum of `losses` at each of `predictions`.
@@ -155,12 +155,12 @@ def _losses_of_one(model, x, y, sample_weight, y_pred, states):
     output_trackers = model_internals.output_loss_trackers(model)
     assignable = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
     check_assigned(scope, [*assignable, *(g.state for g in generators)], "The loss", model)
-    # A loss with reduction="none" still means the sum of what it returns.
+    # A loss with reduction="none" still means the sum of its values.
     return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *sums)]
 
 
 def _check_unread(totals, loss):
-    """Raises UnmappedState if a loss depends on what its trackers have counted."""
+    """Raises UnmappedState if a loss depends on the counts of its trackers."""
     visited, waiting = set(), [loss]
     operations = {id(t.op) for t in totals if tf.is_symbolic_tensor(t)}
     while waiting:

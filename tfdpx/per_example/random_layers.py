@@ -37,7 +37,7 @@ def seeds(key, shape):
         int64 tensor [*shape, 2].
     """
     is_empty, shape = isinstance(shape[-1], int) and shape[-1] == 0, tf.stack([*shape, 2])
-    if is_empty:  # So that nothing depends on the key.
+    if is_empty:  # Nothing depends on the key then.
         return tf.zeros(shape, tf.int64)
     return tf.random.stateless_uniform(
         shape, key, minval=0, maxval=_WORDS, dtype=tf.int64, alg="philox"
@@ -120,12 +120,12 @@ def state_mapping(generators, states):
 def check_assigned(scope, allowed, name, layer=None):
     """Raises UnmappedState if more was assigned to within a scope than some variables.
 
-    Keras drops such an assignment, so that no graph shows it.
+    Keras drops such an assignment, and no graph shows it.
 
     Args:
         scope: `keras.StatelessScope` that has ended.
         allowed: List of `keras.Variable`.
-        name: Str, what ran within it.
+        name: Str, the name of the code within it.
         layer: Optional `keras.Layer`; the message names its variables.
     """
     allowed_ids = {id(variable) for variable in allowed}

@@ -12,11 +12,11 @@ with L = max(32, 4 sqrt(T)).
 
 The first term bounds the sum of the example's own rows, rounding included. The second bounds their
 effect on other rows, because a partial sum with a large term absorbs small ones. It keeps the terms
-of a sum below L C, so that n rows in one sum change by at most L n u C. It does not touch ordinary
+of a sum below L C, and n rows in one sum change by at most L n u C. It does not touch ordinary
 examples, because their M is near sqrt(T) times their norm.
 
 If gradients are formed one by one and kept, the sum adds exactly these arrays, and only the sum of
-squares can err. It is done one axis at a time, so that no partial sum absorbs many terms.
+squares can err. It is done one axis at a time: no partial sum absorbs many terms.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ UNIT = 2.0**-24
 EXTRA = 8
 # Terms of a matrix product or convolution of long rows that kernels add one after the other.
 _BLOCK = 512
-# Inner products of more terms are formed in parts, because their allowance would be visible.
+# Inner products of more terms are formed in parts: their allowance would be visible.
 _LONG, PART = 4096, 1024
 # The smallest l2 norm that clips. Its square is far above the underflow of float32.
 SMALLEST_CLIP = 1e-9
@@ -63,7 +63,7 @@ def from_below():
 
 
 def _sign():
-    """Returns 1.0, or -1.0 within `from_below`: how often an error is added to what it errs."""
+    """Returns 1.0, or -1.0 within `from_below`: how often an error is added to the value."""
     return -1.0 if getattr(_active, "is_below", False) else 1.0
 
 

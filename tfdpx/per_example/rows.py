@@ -90,7 +90,7 @@ def merge_views(tensor):
 
 
 class Outputs:
-    """Takes a nest of outputs apart into plain tensors and rebuilds it around others.
+    """Splits a nest of outputs into plain tensors and rebuilds it around others.
 
     Keras' cross-entropies read `_keras_logits` of a prediction and so bypass its last activation.
     So a tape must watch that tensor too for all gradients of a loss.
@@ -131,7 +131,7 @@ class Outputs:
         return tf.nest.pack_sequence_as(self._nest, leaves)
 
     def select(self, tensors):
-        """Those of `tensors` (ordered as `self.tensors`) that a gradient can reach."""
+        """The `tensors` (ordered as `self.tensors`) that a gradient can reach."""
         return [
             t
             for t, is_differentiable in zip(tensors, self.differentiable, strict=True)
@@ -186,7 +186,7 @@ def zero_excluded(tensors, factors, finite=None):
     Args:
         tensors: List of float32 tensors; the n rows of an example stand one after the other.
         factors: float32 [B].
-        finite: Scalar bool tensor: whether everything is finite, so that nothing need be done. None
+        finite: Scalar bool tensor: whether everything is finite and nothing need be done. None
             where that is not known, which only costs time.
     """
 

@@ -1,4 +1,4 @@
-"""The models and losses that treat each row by itself, so that examples need not be mapped.
+"""The models and losses that treat each row by itself: their examples need not be mapped.
 
 The list fails closed: a model with an unlisted layer, operation or argument is mapped. Classes are
 compared by identity, never by name, and no method may be replaced on the object.
@@ -105,7 +105,7 @@ def find_loss(model, y, y_pred):
     is_sparse = function is keras.losses.sparse_categorical_crossentropy
     if is_sparse and y_pred.shape.rank > 2:
         return None  # TensorFlow asserts shapes that are not static.
-    # Operands of other ranks would be aligned from behind, with one's rows beside another axis.
+    # Operands of other ranks would be aligned from behind, with one's rows next to another axis.
     lacks_axis = is_sparse or y_pred.shape[-1] == 1
     ranks = {y_pred.shape.rank, y_pred.shape.rank - 1 if lacks_axis else y_pred.shape.rank}
     return loss if y.shape.rank in ranks else None

@@ -181,7 +181,7 @@ class Rule:
     Attributes:
         call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
         layer: The `keras.Layer`.
-        output_gradients: Gradients at what `forward` watched, a list of float32 tensors
+        output_gradients: Gradients at the tensors that `forward` watched, a list of float32 tensors
             [B * K, ...]. One is zero where the loss does not depend on that tensor.
         num_views: Int, K.
         variables: The trainable `keras.Variable`s that this call explains.
@@ -189,7 +189,7 @@ class Rule:
 
     # Names that a subclass of the registered layer must not override, or the rule does not hold.
     assumes: tuple[str, ...] = ("call",)
-    # Whether `forward` keeps the layer's random draws, so that the rule serves layers with dropout.
+    # Whether `forward` keeps the layer's random draws; the rule then serves layers with dropout.
     keeps_draws: bool = False
 
     @classmethod
@@ -230,7 +230,7 @@ class Rule:
 
     @classmethod
     def shared(cls, layer: keras.Layer) -> Any:
-        """Returns tensors that depend on the weights alone, computed once for all passes.
+        """Returns tensors that depend only on the weights, computed once for all passes.
 
         `forward` and the rule find them as `call.shared`. None if there are none.
 
@@ -280,7 +280,7 @@ class Rule:
     def post_sum_transforms(self) -> dict[int, Callable]:
         """`{id(variable): function}`, transforms of `clipped_sum` after it is added up.
 
-        A function takes the sum over all microbatches and what `shared` gives. It is linear in the
+        A function takes the sum over all microbatches and `shared` tensors. It is linear in the
         sum, and reads no tensor of a microbatch.
         """
         return {}
@@ -339,7 +339,7 @@ class Rule:
     def squared_norms(self) -> Any:
         """Returns the squared l2 norm of each example's gradient over all of `large_variables`.
 
-        Never less than the norm of what `clipped_sum` adds at factor one, rounding included: see
+        Never less than the norm of the addend in `clipped_sum` at factor one, with rounding: see
         `tfdpx.per_example.rounding`.
 
         Returns:

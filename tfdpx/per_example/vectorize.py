@@ -3,7 +3,7 @@
 TensorFlow has a converter for each type of operation, and some are wrong: the one of `PadV2` pads
 with zeros whatever the value is. `SAFE_TO_VECTORIZE` lists the types that
 `tests/tfdpx/per_example/converters_test.py` compares, with their gradients, with the operation on
-each example alone. Any other type runs as it is, in a loop over the examples.
+each example separately. Any other type runs as it is, in a loop over the examples.
 
 With oneDNN, which is on by default, TensorFlow 2.16 to 2.21 multiply `[n, 1, a, b]` with a common
 matrix `[1, 1, b, c]` wrongly from n = 5 on, and write beyond their memory. Vectorization makes such
@@ -61,7 +61,7 @@ def vectorized_map(
         jit_compile: Whether XLA is to compile it later, where it does not already.
         loop: Whether to run the whole function for one example after the other. By default only
             where TensorFlow fails to vectorize it.
-        shared: List of tensors that `function` may read besides.
+        shared: List of further tensors that `function` may read.
 
     Returns:
         Nest of tensors [n, ...].
@@ -89,7 +89,7 @@ def vectorized_map(
                 "with `unroll=True`, which compiles slowly for long sequences."
             )
         for outer_tensor, _ in graph.captures:
-            # Under XLA also what is mapped.
+            # Under XLA also the mapped part.
             if id(outer_tensor) not in argument_ids and _source(outer_tensor, allowed) is not None:
                 names.append(outer_tensor.name)
         traces.append(True)
@@ -102,7 +102,7 @@ def vectorized_map(
     def map_examples(*tensors):
         argument_ids.update(map(id, tensors))
         example_elements = tf.nest.pack_sequence_as(elements, tensors)
-        # In a scope, because TensorFlow mixes up the names of one map inside another.
+        # In a scope: TensorFlow mixes up the names of one map inside another.
         with (
             tensorflow_internals.vectorizing_by(SAFE_TO_VECTORIZE, _multiply),
             tf.name_scope("map"),
@@ -159,7 +159,7 @@ def _source(tensor, allowed):
     visited, waiting = {id(t) for t in allowed}, [tensor]
     while waiting:
         tensor = waiting.pop()
-        # What is known while a graph is traced is a constant in it.
+        # A value that is known while a graph is traced is a constant in it.
         if not tf.is_symbolic_tensor(tensor) or tensor.dtype == tf.resource:
             continue
         if id(tensor) in visited:
@@ -201,7 +201,7 @@ def _operation_types(tensors):
 
 
 def _multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b):
-    """The op `BatchMatMulV2` of one example, for all; what is stacked has their axis in front."""
+    """The op `BatchMatMulV2` of one example, for all; a stacked operand has their axis in front."""
     adjoint = {"adjoint_a": adjoint_a, "adjoint_b": adjoint_b}
     if x_stacked and y_stacked:
         return tf.matmul(x, y, **adjoint)

@@ -44,7 +44,7 @@ def report(
 ) -> dict[str, Any]:
     """Writes a report of a model's privacy loss and results, for the people who receive the model.
 
-    The files are those of the program `tfdpx classify`: `model.keras` with its ledger, but without
+    The files are as from the program `tfdpx classify`: `model.keras` with its ledger, but without
     its optimizer, `record.json`, `privacy_statement.txt`, `report.html`, `model_card.md` and
     pictures. The command `tfdpx verify FOLDER` checks that they agree. Call it after the last
     `fit`.
@@ -115,7 +115,7 @@ def write(
 ) -> Record:
     """Assembles the record of a run, and writes all files that follow from it.
 
-    The model is the first file and has the record inside, so that no weights exist without their
+    The model is the first file and has the record inside: no weights exist without their
     record. The file of the record marks the run as finished. Pictures, page and card come last.
 
     Args:
@@ -175,7 +175,7 @@ def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -
     Args:
         folder: `pathlib.Path` of the run.
         results: Dict of further results.
-        **facts: Arguments of `Record` that replace those of the record.
+        **facts: Arguments of `Record` that replace the old ones.
     """
     old = records.read(folder / records.FILE)
     changed = {**facts, "results": {**old.results, **results}}

@@ -16,7 +16,7 @@ from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 
-MODEL = "model.keras"  # Of a run, beside its record.
+MODEL = "model.keras"  # Of a run, next to its record.
 # The folder of an unfinished run, with its settings, and the folders of an unfinished tuning.
 _UNFINISHED, _SETTINGS, _TUNING = "checkpoint", "settings.json", ".private_tuning-"
 _ARCHIVE, _HDF5, _WEIGHTS = b"PK\x03\x04", b"\x89HDF", "model.weights.h5"
@@ -90,7 +90,7 @@ def _is(path, kinds):
 
 
 def record_in(path):
-    """Reads the `Record` in a file; for a ledger alone it names no data."""
+    """Reads the `Record` in a file; for a ledger it names no data."""
     if path.suffix == ".keras" or path.name == records.FILE or _is(path, "Record"):
         record = records.read(path)
         if record is not None:

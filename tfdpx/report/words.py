@@ -1,7 +1,7 @@
 """Every sentence about the privacy and the results of a run: each is a function of its record.
 
 The statement is a text to cite. Page, card and `verify` have the other sentences, for readers
-outside the field. `VERSION` grows by one whenever a sentence, the page or the card changes, so that
+outside the field. `VERSION` grows by one whenever a sentence, the page or the card changes:
 `verify` knows the records that it can render.
 """
 
@@ -90,7 +90,7 @@ def statement(
     goal: str | None = None,
     is_planned: bool = False,
 ) -> str:
-    """Returns the guarantee as a text to cite: for whom it holds, how, and what it assumes.
+    """Returns the guarantee as a text to cite: for whom it holds, how, and its assumptions.
 
     Epsilon is rounded up, because no text may promise more than the ledger.
 
@@ -99,7 +99,7 @@ def statement(
         rows_per_user: Optional int, the most examples of one person, for a sentence on the epsilon
             of all of them together. Not if updates draw people.
         goal: Optional string, a whole sentence on the right guesses that a plan was made for.
-        is_planned: Bool. Whether the updates are still to be made, so that seeds are unknown.
+        is_planned: Bool. Whether the updates are still to be made, with unknown seeds.
 
     Returns:
         String of lines of at most 88 characters; it ends with a line break.

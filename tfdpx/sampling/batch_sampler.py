@@ -1,4 +1,4 @@
-"""Samples the batches of a plan's data set, anew for each iteration over it.
+"""Samples the batches of a plan's data set, again for each iteration over it.
 
 A draw is identified by a key and a step. The account holds only if every update draws a fresh
 batch. So the training that uses a data set registers its session here: the key follows from the
@@ -156,7 +156,7 @@ class BatchSampler:
         if not isinstance(first, numbers.Integral):
             first = keras.ops.convert_to_numpy(first)
         session = self.session
-        # Shards are made within a session, for this session alone.
+        # Shards are made within a session, only for this session.
         if self._shards.is_split and self.optimizer is not None:
             session = self.optimizer.session
         first = int(first)
@@ -226,7 +226,7 @@ def check_optimizer(optimizer, plan):
         )
     for name in ("batch_size", "noise_multiplier"):
         planned, actual = getattr(plan, name), getattr(optimizer, name)
-        # Not ==, because a checkpoint or a config may have stored float32.
+        # Not ==: a checkpoint or a config may have stored float32.
         if not math.isclose(planned, actual, rel_tol=1e-6):
             raise ValueError(
                 f"The plan and the optimizer disagree on `{name}`. Received: plan.{name}="

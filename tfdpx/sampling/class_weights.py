@@ -38,7 +38,7 @@ class ClassWeights:
 
 
 class WeightTable:
-    """`ClassWeights` in variables, so that a step that was traced once serves all of them."""
+    """`ClassWeights` in variables: a step that was traced once serves all of them."""
 
     def __init__(self) -> None:
         arrays = ClassWeights({}).arrays()
@@ -85,7 +85,7 @@ class WeightTable:
             )
         num_classes = max(2, *(size or 0 for size in shapes[0][1:]))
         classes, weights = map(tf.convert_to_tensor, self._variables)
-        # Those of all classes that are listed, too.
+        # Of all classes that are listed, too.
         of_model = _look_up(classes, weights, tf.range(num_classes, dtype="int64"))
         weights = tf.concat([weights, of_model], axis=0)
         largest = tf.reduce_max(tf.where(tf.math.is_finite(weights), weights, 0.0))

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdpx._keras import tensorflow_internals
 from tfdpx.sampling.inputs import check_dense, refuse_repeat
 
-# Number of examples that a thread reads at a time. It is small, so that all threads end together.
+# Number of examples that a thread reads at a time. It is small, and all threads end together.
 _AT_A_TIME = 8
 # Number of examples by which two sources are compared.
 _LOOKED_AT = 64
@@ -229,7 +229,7 @@ class Examples:
 
     def present(self):
         """Returns inputs and targets of the examples with weight, a list of NumPy arrays."""
-        # Static, because a data set may be made inside of a graph.
+        # Static: a data set may be made inside of a graph.
         x, y, weights = tf.nest.map_structure(tf.get_static_value, self._arrays)
         arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
         if self.is_weighted:
@@ -293,7 +293,7 @@ def _tensors(name, arrays):
         return tuple(_tensors(name, array) for array in arrays)
     if isinstance(arrays, list) and arrays and all(getattr(a, "shape", ()) for a in arrays):
         return tuple(_tensors(name, array) for array in arrays)  # Several inputs, as in `fit`.
-    # A list of numbers is an array. Other nests would be taken apart.
+    # A list of numbers is an array. Other nests would be split.
     if not isinstance(arrays, list):
         check_dense(name, arrays)
     if not tf.is_tensor(arrays):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
 
-# The dtype of flags of drawn batches, because Keras can add it up over replicas.
+# The dtype of flags of drawn batches: Keras can add it up over replicas.
 FLAGS = tf.uint32
 
 _DENSE = {
@@ -56,7 +56,7 @@ def unfit_column(table, names=None):
 
     Args:
         table: Array or data frame [rows, columns]; another array is one column.
-        names: Names of the columns; None for those of a data frame, or their places.
+        names: Names of the columns; None for a data frame's, or their places.
 
     Returns:
         Pair of a name and "dates", "texts" or "objects"; of None if all columns are numbers.
@@ -88,7 +88,7 @@ def _kind_of_value(value):
 
 
 def check_batch(model, data):
-    """Refuses batches that the private step cannot take apart into examples.
+    """Refuses batches that the private step cannot split into examples.
 
     Args:
         model: A compiled `keras.Model`.
@@ -214,7 +214,7 @@ def present_of_users(sample_weight):
         sample_weight: Nest of tensors [B, k, ...].
 
     Raises:
-        ValueError: If it has another shape, so that the batch does not consist of people.
+        ValueError: If it has another shape: the batch does not consist of people.
     """
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
     if not weights or any(w.shape.rank < 2 for w in weights):

@@ -99,7 +99,7 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
     # Of an autoencoder the targets are the inputs, and tell nothing more.
     arrays = [a for i, a in enumerate(arrays) if not any(np.array_equal(a, b) for b in arrays[:i])]
     tables = [array.reshape(len(array), -1) for array in arrays]
-    # Digests of a part of the columns first, because they take a fraction of the time.
+    # Digests of a part of the columns first: they take a fraction of the time.
     parts = [table[:, :: table.shape[1] // _MOST_VALUES + 1] for table in tables]
     _, places, counts = np.unique(row_digests(parts), return_inverse=True, return_counts=True)
     rows = np.flatnonzero(counts[places] > 1)

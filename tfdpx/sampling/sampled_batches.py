@@ -1,7 +1,7 @@
 """Poisson-sampled and shuffled batches, of fixed shapes and resumable at any step.
 
 Accounting reduces the privacy loss of a step by an amount due to sampling (amplification by
-sampling). That holds only while the trainer alone knows which examples a step drew, because anyone
+sampling). That holds only while only the trainer knows which examples a step drew, because anyone
 who knows the seed can replay every draw, and then the loss is that of an unsampled Gaussian. So the
 seed comes from the operating system by default. Pass one for experiments, and keep it as secret as
 the data.
@@ -180,7 +180,7 @@ def poisson_sampler(
 ):
     """Returns batches that hold each example independently with `sampling_probability`.
 
-    Step t is a function of (seed, t) alone, so it can be replayed without the steps before it. The
+    Step t is a function of only (seed, t), so it can be replayed without the steps before it. The
     probability is rounded down to a multiple of 2**-32.
 
     Args:
@@ -261,7 +261,7 @@ def shuffled_sampler(
     """Returns batches of `batch_size` cut from a permutation of the examples, new in every epoch.
 
     An epoch is `num_examples // batch_size` steps; the remainder is dropped. The permutation is a
-    function of (seed, epoch) alone. Epsilon for Poisson sampling is only an approximation here.
+    function of only (seed, epoch). Epsilon for Poisson sampling is only an approximation here.
 
     Args:
         examples: `Examples` or `RandomAccess`.
@@ -304,7 +304,7 @@ def batches_in_order(examples, *, capacity, input_context):
         input_context: As in `poisson_sampler`.
 
     Returns:
-        A `tf.data.Dataset` like that of `BatchSampler.dataset`.
+        A `tf.data.Dataset` like `BatchSampler.dataset`.
     """
     shards = ReplicaShards(capacity, input_context)
 

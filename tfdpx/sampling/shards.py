@@ -1,7 +1,7 @@
 """The examples of a draw that each replica takes, computed by every host without communication.
 
 Of the n examples that a step draws, in order, replica p of R takes numbers p, p + R, p + 2 R, ...:
-at most ceil(n / R), so that none waits long for another. All hosts compute the same draw from
+at most ceil(n / R): none waits long for another. All hosts compute the same draw from
 (seed, step) and cut out their own part, so no example is taken twice and none is lost. A replica
 takes part even if its share is all padding.
 

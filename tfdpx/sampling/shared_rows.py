@@ -26,7 +26,7 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.sampling.repeated_rows import row_digests
 
-# Of one fit: those with the smallest digests, so that fits on the same rows keep the same ones.
+# Of one fit: the smallest digests. Fits on the same rows keep the same ones.
 _MOST_ROWS = 20_000
 # A sum is said again when its cost has grown this much, as from two fits to four.
 _GROWTH = 1.9

@@ -1,7 +1,7 @@
 """Examples grouped by person: an update draws people, and some examples of each.
 
-A draw takes people by Poisson sampling, and up to k examples of each without replacement, anew in
-each update. The choice follows from the key of the update and the person alone, so that the
+A draw takes people by Poisson sampling, and up to k examples of each without replacement, again in
+each update. The choice follows from the key of the update and the person only, so the
 examples of one person never change with another's.
 """
 
@@ -27,7 +27,7 @@ _MISSING = ("", "nan", "none", "nat", "na", "null", "unknown", "missing", "undef
 _MISSING_INTS = (-1, -(2**31), -(2**63), 2**32 - 1, 2**63, 2**64 - 1)
 # Categories of control and format characters, for example a byte order mark.
 _UNSEEN = ("Cc", "Cf")
-# Those of punctuation, and of signs such as "<" and "+".
+# The categories of punctuation, and of signs such as "<" and "+".
 _MARKS = ("P", "Sm", "Sk")
 
 
@@ -107,7 +107,7 @@ class Users:
     def _chosen(self, rows, key):
         """Returns int64 [n, k] examples and bool [n, k] present flags, by Floyd's algorithm."""
         k, counts = self.per_user, tf.gather(self._counts, rows)[:, tf.newaxis]
-        # For all people, so that a person's choice does not depend on who else was drawn.
+        # For all people: a person's choice does not depend on who else was drawn.
         bits = noise.words([self.count, k], noise.fold_in(key, _CHOICE_KEY), tf.uint32)
         bits = tf.cast(tf.gather(bits, rows), tf.uint64)
         chosen, shift = tf.zeros([tf.shape(rows)[0], 0], tf.int64), tf.constant(32, tf.uint64)
@@ -156,7 +156,7 @@ def check_order(x, y, user_ids):
 
 
 def _like(flags, tensor):
-    """Returns `flags` [B, k] with trailing axes of length one for those of `tensor` [B, k, ...]."""
+    """Returns `flags` [B, k] with trailing axes of length one, as `tensor` [B, k, ...] has."""
     return flags[(..., *[tf.newaxis] * (tensor.shape.rank - 2))]
 
 
@@ -226,6 +226,6 @@ def spelling(value):
         value = value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str):
         return value
-    # First, because a mark between a letter and its accent prevents their composition.
+    # First: a mark between a letter and its accent prevents their composition.
     visible = (c for c in value if c.isspace() or unicodedata.category(c) not in _UNSEEN)
     return " ".join(unicodedata.normalize("NFKC", "".join(visible)).split())

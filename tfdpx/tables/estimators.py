@@ -333,7 +333,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         delta: Float in (0, 1), well below 1 / rows.
         target_lower: Float, the smallest possible target, publicly known; required.
         target_upper: Float, the largest possible target; required.
-        lower: This and the following arguments are those of `PrivateClassifier`.
+        lower: This and the following arguments are as in `PrivateClassifier`.
         upper: Like `lower`, the largest possible value.
         model: None, "linear", "network" or a function.
         batch_size: Int, or None.
@@ -346,7 +346,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
 
     Attributes:
         ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
-        model_: `keras.Model` like that of `PrivateClassifier`, but to the predicted numbers.
+        model_: `keras.Model` like the classifier's, but to the predicted numbers.
         n_features_in_: Int, columns of X.
         training_: As for `PrivateClassifier`.
     """
@@ -512,7 +512,7 @@ class _Linear(FirstOrder):
 
 
 def _fit_linear(x, y, training, num_classes, shares, seed):
-    """Returns a linear model and its ledger. It is that of `_fit_layers`, a hundred times faster.
+    """Returns a linear model and its ledger. It equals `_fit_layers`' one, a hundred times faster.
 
     Args:
         x: Like the following arguments, see `_fit_layers`. All rows are in each update.
@@ -572,7 +572,7 @@ def _fit_layers(x, y, training, num_classes, shares, seed, hidden=None, **people
         last.bias.assign(np.log(shares))
     plan, clip = training.plan, training.l2_norm_clip
     optimizer = DPSGD(training.learning_rate, plan=plan, l2_norm_clip=clip, seed=seed)
-    # A new model of the same layers, because the file of a compiled one would hold the optimizer.
+    # A new model of the same layers: the file of a compiled one would hold the optimizer.
     private = keras.Model(head.input, head.output)
     private.compile(optimizer, loss)
     batches = plan.batches(x, y, optimizer=optimizer, **people)

@@ -23,7 +23,7 @@ _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
 STATISTICS = "statistics"  # The name of the releases.
 # Keras squares ranges in float32.
 _WIDEST = 1e18
-# The vocabulary if no category is frequent, because Keras needs one; these are public.
+# The vocabulary if no category is frequent: Keras needs one; these are public.
 _NO_TEXT, _NO_INT = "(no frequent category)", -(2**31)
 
 
@@ -56,7 +56,7 @@ def private_adapt(
     Args:
         layer: One of the layers above, not adapted yet. Afterwards it is an ordinary layer that a
             private model may contain.
-        x: Array `[rows]` or `[rows, columns]` of the private values; `[rows]` alone for lookups
+        x: Array `[rows]` or `[rows, columns]` of the private values; only `[rows]` for lookups
             and `Discretization`. For a `FeatureSpace` a dict of arrays `[rows]`. A missing number
             (NaN) counts as the middle of the bounds; `Discretization` leaves it out.
         noise_multiplier: Float > 0. Standard deviation of the noise divided by the sensitivity, for
@@ -159,7 +159,7 @@ def limits(lower, upper, columns, must):
         lower: Number, list of numbers, or None.
         upper: Like `lower`.
         columns: Int.
-        must: String for the error: what the two arguments must be.
+        must: String for the error: the condition of the two arguments.
     """
     try:
         pair = [np.full(columns, np.nan if v is None else v, "float64") for v in (lower, upper)]
@@ -221,7 +221,7 @@ def adapt_lookup(layer, x, released):
     vocabulary = categories(
         x, most, released, lambda v: v not in (layer.oov_token, layer.mask_token) and _is_line(v)
     )
-    if not vocabulary:  # No error, because it would reveal this without an entry in a ledger.
+    if not vocabulary:  # No error: it would reveal this without an entry in a ledger.
         warn(
             f"No category of {layer.name!r} has enough rows for so much noise, so all its values "
             "are out of the vocabulary. Use a lower noise_multiplier, or a public vocabulary."
@@ -268,7 +268,7 @@ def bounds(x, released, lower=np.nan, upper=np.nan):
     powers = 2.0 ** np.arange(_LEAST, _MOST + 2)
     edges = np.concatenate([-powers[::-1], powers])
     noisy, deviation = released(lambda: _counts(x, edges[1:-1]), math.sqrt(x.shape[1]))
-    # Noise alone exceeds it somewhere in one of fifty cases or fewer.
+    # Noise exceeds it somewhere in one of fifty cases or fewer.
     limit = deviation * math.sqrt(2 * math.log(10 * noisy[:-1].size)) + 0.5
     starts, ends = edges[:-1].copy(), edges[1:].copy()
     starts[len(powers) - 1] = ends[len(powers) - 1] = 0.0  # Of the tiny values.

@@ -26,7 +26,7 @@ LINEAR, NETWORK = "linear", "network"
 # The noise of the label counts, as a multiple of the noise of the other releases.
 NOISE_OF_LABELS = 2
 _LABELS = "labels"
-# The share of the squared mu of Gaussian differential privacy, because squares of mu add up.
+# The share of the squared mu of Gaussian differential privacy: squares of mu add up.
 _SHARE_OF_RELEASES = 0.1
 _LARGEST = 4.0  # Numbers are clipped to this many deviations.
 _NOISIEST_MEAN = 0.05  # Relative to the range; noisier means are not worth their budget.

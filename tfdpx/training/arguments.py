@@ -1,4 +1,4 @@
-"""The arguments of a private optimizer beyond those of Keras, and the Keras ones it refuses."""
+"""The arguments of a private optimizer in addition to Keras's, and Keras's that it refuses."""
 
 import collections
 import copy
@@ -26,7 +26,7 @@ REFUSED = {
     "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
 }
 
-# A larger `epsilon` of Adam is probably a privacy budget, because Keras's default is 1e-7.
+# A larger `epsilon` of Adam is probably a privacy budget: Keras's default is 1e-7.
 _MOST_EPSILON_OF_ADAM = 1e-2
 
 
@@ -40,7 +40,7 @@ class KerasArguments(TypedDict, total=False):
 
 
 class PrivateArguments(KerasArguments, total=False):
-    """Arguments of every private optimizer: those of Keras, and of privacy.
+    """Arguments of every private optimizer: Keras's, and the arguments of privacy.
 
     Attributes:
         plan: Optional `tfdpx.PrivacyPlan`, which gives `batch_size` and `noise_multiplier`.

@@ -84,7 +84,7 @@ def ledger_at_rates(optimizer, plan):
             is_own = optimizer.account.has_made(entry.run)
             rate = plan.sampling_probability if is_own else 1.0
             others.append(dataclasses.replace(entry, sampling_probability=rate))
-    # `assuming` adds up equal entries. Those of `spent`, which the weights may have, are the same.
+    # `assuming` adds up equal entries. Those in `spent`, which the weights may have, are the same.
     joined = Ledger(tuple(others)).assuming(1.0) + Ledger(tuple(of_spent))
     return dataclasses.replace(ledger, entries=joined.entries)
 
@@ -145,7 +145,7 @@ def epsilon_spent(optimizer, plan, before=EMPTY):
     Args:
         optimizer: A tfdpx optimizer.
         plan: A `PrivacyPlan`: gives delta, the accountant, and a sampling probability for the
-            optimizer's own updates if none is known. Those of other optimizers count at 1.
+            optimizer's own updates if none is known. Updates of other optimizers count at 1.
         before: `Ledger` of the same data that the optimizer's does not hold.
     """
     ledger = before + ledger_at_rates(optimizer, plan)
@@ -155,7 +155,7 @@ def epsilon_spent(optimizer, plan, before=EMPTY):
 class StopAtBudget(keras.callbacks.Callback):
     """Stops `fit` at the end of the session's plan, and logs epsilon and a clip policy's releases.
 
-    It comes before all other callbacks, so that they find these numbers in the logs.
+    It comes before all other callbacks, and they find these numbers in the logs.
     """
 
     def on_train_begin(self, logs=None):

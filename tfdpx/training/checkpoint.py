@@ -26,7 +26,7 @@ from tfdpx._keras import lora, model_internals, saving_internals
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS, _FACTORS = "callbacks.npz", "lora.npz"
-# The state of callbacks of Keras: each begins anew in every `fit`.
+# The state of callbacks of Keras: each begins again in every `fit`.
 _NUMBERS = ("best", "best_epoch", "wait", "stopped_epoch", "cooldown_counter")
 _ARRAYS = "best_weights"
 # These change within `on_epoch_end`, and write nothing.
@@ -49,7 +49,7 @@ class Checkpoint(keras.callbacks.Callback):
     training on the same folder is refused while the first one runs.
 
     Args:
-        directory: Path of a folder for this run alone, created if needed.
+        directory: Path of a folder for only this run, created if needed.
         save_freq: `"epoch"`, or an int to save after every so many updates too. A resumed run
             begins with a whole epoch, so with `steps_per_epoch` it may make up to one epoch of
             updates more than `fit` was asked for; the ledger counts them, and the plan ends it.
@@ -380,7 +380,7 @@ def restore_states(callbacks, content):
 def place_of_save(callbacks):
     """Returns the first and the last place of a save among callbacks, two ints.
 
-    It comes after callbacks with a state, so that it holds their state of this epoch, and before
+    It comes after callbacks with a state, and holds their state of this epoch, and before
     those that replace weights by averages.
 
     Args:

@@ -67,7 +67,7 @@ class ClipPolicy:
         self.l2_norm_clip = l2_norm_clip
 
     def init(self, optimizer: Any) -> None:
-        """Adds variables to the optimizer as it is built, so that Keras's files hold them."""
+        """Adds variables to the optimizer as it is built: Keras's files hold them."""
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
@@ -143,7 +143,7 @@ class AutomaticClip(ClipPolicy):
 
     Args:
         stability: Float >= 1e-9. Gradients much shorter than it keep their length; longer ones
-            count by their direction alone.
+            count only by their direction.
 
     Raises:
         ValueError: If `stability` is out of range.
@@ -253,7 +253,7 @@ class AdaptiveClip(ClipPolicy):
         return mechanism.clip_factors(squared_norms, clips, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> NormStatistics:
-        """Returns the sum of (indicator - 1/2), scaled so that the gradients' noise is sigma_b."""
+        """Returns the sum of (indicator - 1/2), scaled: the gradients' noise is sigma_b."""
         excess = tf.sqrt(squared_norms) / clips - 1.0
         indicators = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
         # A norm that is not finite counts as above the clip.
@@ -304,7 +304,7 @@ class IndividualClip(ClipPolicy):
         self.refreshes_per_epoch = accountant.refreshes_per_epoch
         self.plan, self._account = accountant.plan, account
         self._fractions = accountant.fractions
-        # Not above what is accounted, so that the clip is not.
+        # Not above the accounted one, and neither is the clip.
         rounded = self._fractions.astype("float32")
         clips = np.where(rounded > self._fractions, np.nextafter(rounded, np.float32(0)), rounded)
         self._clips = tf.constant(clips)

@@ -73,17 +73,17 @@ def fit(
     """Trains for the plan's steps, like `model.fit(plan.batches(x, y), ...)`, on every replica.
 
     On several hosts, each host runs the same program with the same arguments. Every host draws its
-    share of one Poisson sample, which depends on the seed and the step alone. An update makes one
+    share of one Poisson sample, which depends only on the seed and the step. An update makes one
     all-reduce, of the clipped sums, and all replicas add the same noise. Training ends at the
     plan's last step at the latest.
 
-    Callbacks run on every host. Pass callbacks that only write to the chief alone, and those that
+    Callbacks run on every host. Pass callbacks that only write to the chief only, and others that
     stop the training to all hosts. In the `logs` of a batch, metrics are means over this host's
-    replicas, as in Keras; those of an epoch are exact, over all replicas.
+    replicas, as in Keras; the means of an epoch are exact, over all replicas.
 
     Args:
         model: A `keras.Model` compiled with a tfdpx optimizer. `jit_compile`,
-            `steps_per_execution` and `run_eagerly` mean what they do in Keras.
+            `steps_per_execution` and `run_eagerly` mean the same as in Keras.
         plan: The optimizer's `tfdpx.PrivacyPlan`.
         x: As for `plan.batches`: all of the data, the same on every host.
         y: As `x`.
@@ -303,7 +303,7 @@ class _Evaluator:
 def agree(strategy, seed, parts):
     """Returns the chief's seed, after checking that all hosts hold equal `parts`.
 
-    Each host computes its share of a batch alone, so all hosts must hold the same data, seed,
+    Each host computes its share of a batch, so all hosts must hold the same data, seed,
     weights and settings; otherwise examples are drawn twice in one update, or weights drift apart.
     Each host sends a digest, and all stop if two differ. Call this on every host. The seed is sent
     over the hosts' network, like gradients.

@@ -45,7 +45,7 @@ from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unma
 from tfdpx.training.step import build_model
 
 _KERAS_BATCH_SIZE = 32
-# The arguments of a private `fit` beyond those of Keras.
+# The arguments of a private `fit` in addition to Keras's.
 ARGUMENTS = ("user_ids", "examples_per_user")
 # These arguments make batches; they do not apply to batches that a plan has made already.
 _OF_BATCHES = ("y", "sample_weight", "class_weight", "validation_split")

@@ -32,7 +32,7 @@ def gradient_norms(
     choice depends on private data. Use norms of similar public examples, or a clip from a paper,
     and keep the result of this function as secret as the data.
 
-    The gradient is that of the loss of one example, as the private step computes it: in training
+    The gradient is of the loss of one example, as the private step computes it: in training
     mode, over all trainable variables, without weight regularisers, and for a tfdpx optimizer as
     the mean over the `augmult` views. A norm is up to 1.0003 times the exact one, because it bounds
     rounding. Random layers and augmentations draw the same numbers in every call. Weights, metrics
@@ -74,7 +74,7 @@ def gradient_norms(
         x, *targets = Rows(data).map(tf.convert_to_tensor)
         model_internals.build(model, (views.example_rows(x), *views.target_specs(x, *targets)))
         optimizer = model_internals.innermost(model.optimizer)
-        # A separate optimizer, so that the preparation of the model's own stays as it is.
+        # A separate optimizer, and the preparation of the model's own stays as it is.
         stand_in = DPSGD(
             0.0,
             batch_size=batch_size,

@@ -32,7 +32,7 @@ _BACKWARD, _TRAFFIC, _WEIGHT_TRAFFIC = 3.5, 12, 10
 _CALLS = {"cpu": 4, "accelerator": 60}
 # Bytes of outputs and their gradients beyond which a microbatch takes half of a batch at most.
 _LARGE = 64 * 2**20
-# The last microbatch takes a multiple of this fraction of a full one, because kernels are compiled
+# The last microbatch takes a multiple of this fraction of a full one: kernels are compiled
 # for each length.
 _PARTS_OF_PASS = 16
 
@@ -101,7 +101,7 @@ def _choose_examples(optimizer, work, num_views, count, has_padding, varies):
     if size is not None:
         return min(count, size)
     deviation = 0.0
-    if not has_padding:  # All microbatches full, so that Keras counts metrics as it always does.
+    if not has_padding:  # All microbatches full: Keras counts metrics as it always does.
         mean = count
     elif optimizer.plan is None or optimizer.plan.sampling == "poisson":
         probability = optimizer.plan.sampling_probability if optimizer.plan else 0.0
@@ -131,7 +131,7 @@ def least_time(
 
     Args:
         seconds_per_example: Float, seconds of an example.
-        seconds_per_microbatch: Float, seconds of a microbatch besides.
+        seconds_per_microbatch: Float, further seconds of a microbatch.
         mean: Float, expected examples of an update, normally distributed.
         deviation: Float, their standard deviation.
         largest: Int.
@@ -154,7 +154,7 @@ def least_time(
 
 
 def _predict_seconds(work, num_views):
-    """Predicted seconds of an example and of a microbatch besides."""
+    """Predicted seconds of an example, and further ones of a microbatch."""
     device = device_kind()
     row_cost = Cost(_BACKWARD * work.flops, _FLOAT * _TRAFFIC * work.elements)
     microbatch = Cost(
@@ -164,7 +164,7 @@ def _predict_seconds(work, num_views):
 
 
 class Batch(typing.NamedTuple):
-    """The examples of a batch, or those of them that a microbatch takes.
+    """The examples of a batch, or the ones that a microbatch takes.
 
     Attributes:
         data: `(x, y, sample_weight)`, nests of tensors [B, ...].
@@ -373,7 +373,7 @@ def run(one_microbatch, batch, size, zero):
     """
     count, present = Rows(batch.data).count, batch.present
     # If all microbatches are full, no row is left out. Microbatches of any number of rows are not
-    # treated as full, because the checks must see that the number is unknown.
+    # treated as full: the checks must see that the number is unknown.
     are_full = present is None and size.holds_exactly(count)
     if are_full and 0 < count <= size.examples:
         return one_microbatch(batch, 0)

@@ -94,7 +94,7 @@ class OneKernelAdam(PrivateOptimizer):
         gradient = self.check_gradient(gradient)
         first, second = model_internals.adam_moments(self, variable)
         step = tf.cast(self.iterations + 1, "float32")
-        # Keras's formula, because its twelve operations would each pass over all weights.
+        # Keras's formula: its twelve operations would each pass over all weights.
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=first.value.handle,
@@ -205,7 +205,7 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
 
     Returns:
         A subclass named `DP<name>`, registered with Keras as `tfdpx>DP<name>`, that takes the
-        optimizer's arguments and those of `tfdpx.DPSGD`. The same class on every call.
+        optimizer's arguments and the arguments of `tfdpx.DPSGD`. The same class on every call.
 
     Raises:
         TypeError: If `optimizer_class` is no such class, wraps other optimizers, or is private.

@@ -273,7 +273,7 @@ def _find_cache(optimizer, model, views, batch):
     key = (
         model_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
-        # The data's too: what has another length in each batch is made up of one.
+        # The data's too: a dimension with another length in each batch becomes one.
         _specs((views.example_rows(x), x, y)),
     )
     cache = optimizer.prepared.get(model)

@@ -77,9 +77,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         plan = self.plan
         unit = EXAMPLE if plan is None else plan.unit
         self.account = account.Account(self.state, self.noise_multiplier, unit)
-        # An attribute, so that `tf.train.Checkpoint` saves it; `save_own_variables` does for Keras.
+        # An attribute: `tf.train.Checkpoint` saves it; `save_own_variables` does for Keras.
         self._saved_ledger = account.SavedLedger(self)
-        self._ledger_facts = self._saved_ledger  # The name in version 0.2, so that it is refused.
+        self._ledger_facts = self._saved_ledger  # The name in version 0.2: it is refused.
         probability = plan and plan.sampling_probability
         self.account.open(probability, poisson_sampled=False, seeded=self.seed is not None)
         reset_between_fits(self)
@@ -142,8 +142,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def ledger(self) -> Ledger:
         """The `tfdpx.accounting.Ledger` of everything spent on the weights that are trained.
 
-        It holds the updates of earlier optimizers too, and those of the file that the weights were
-        loaded from. Assigning weights never lowers it. If values came from a source without a
+        It holds updates of earlier optimizers, and the updates of a file that the weights came
+        from. Assigning weights never lowers it. If values came from a source without a
         ledger, `ledger.is_complete` is False.
         """
         ledger, plan = self.account.ledger(), self.plan
@@ -159,7 +159,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def independence(self) -> tuple:
         """Tuple of strings, how examples are kept apart in each model that was trained so far.
 
-        "mapped" if each example is computed by a function of that example alone, "batched" if
+        "mapped" if each example is computed by a function of only that example, "batched" if
         every layer is known to treat each example by itself; with the reason.
         """
         return tuple(dict.fromkeys(cache.engine.mode for cache in self.prepared.values()))
@@ -250,7 +250,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         for argument in arguments.REFUSED:
             config.pop(argument, None)
         settings = self._settings._replace(l2_norm_clip=self._settings.policy or self.l2_norm_clip)
-        # Without `seed`, because a file must not reveal it, and a copy needs different noise.
+        # Without `seed`: a file must not reveal it, and a copy needs different noise.
         for name in arguments.NAMES:
             if name != "seed":
                 config[name] = keras.saving.serialize_keras_object(getattr(settings, name))

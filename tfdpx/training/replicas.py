@@ -132,7 +132,7 @@ def compile_per_replica(model):
 
 
 def interleave_batches(model, session, batches):
-    """Reorders a plan's batches so that Keras's split gives all replicas equally many examples.
+    """Reorders a plan's batches: Keras's split then gives all replicas equally many examples.
 
     Args:
         model: The `keras.Model`.
@@ -152,7 +152,7 @@ def interleave_batches(model, session, batches):
 
 
 def is_interleaved(model, session):
-    """Whether replicas have rows by `shards.interleave_shards`, and not those of Keras's split."""
+    """Whether replicas have rows by `shards.interleave_shards`, and not by Keras's split."""
     is_drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or is_drawn
 
@@ -172,7 +172,7 @@ def select_replica_rows(nest, count, context, in_shards):
     def select(tensor):
         if in_shards:
             tensor = shards.interleave_shards(tensor, context.num_replicas_in_sync)
-        # Not a slice, because XLA must know its start at compile time.
+        # Not a slice: XLA must know its start at compile time.
         parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
         return tf.gather(parts, context.replica_id_in_sync_group)
 

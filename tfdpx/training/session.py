@@ -1,7 +1,7 @@
 """The session of one training: its secret, its draws, and the end of its budget.
 
 Each call of `fit`, `tfdpx.distributed.fit` or `train_on_batch` is a session. Its secret is 128
-fresh bits of the operating system, in memory alone. Draws, views, masks and noise are derived from
+fresh bits of the operating system, only in memory. Draws, views, masks and noise are derived from
 it and the number of the update, so no two trainings share any of them, even after copies, loads or
 forks.
 
@@ -86,14 +86,14 @@ class StepState:
         self._end.assign(_NEVER if left is None else self.updates + left)
 
     def key(self):
-        """int64 tensor [2], the key of the next update's noise, views and masks alone."""
+        """int64 tensor [2], the key of the next update's noise, views and masks."""
         return noise.fold_in(self._secret, self._before + self._updates)
 
     def mask_after_budget(self, sums, examples, most=None):
         """Removes the data from an update that the account does not allow.
 
         Such an update comes after the end of the plan, or has more examples than declared. It
-        raises an error. Under XLA, which has no errors, it consists of noise alone and costs no
+        raises an error. Under XLA, which has no errors, it consists only of noise and costs no
         privacy.
 
         Args:
@@ -141,7 +141,7 @@ class Session:
         sampling_probability: Float, or None where unknown.
         is_seeded: Bool, whether a seed of the data set's draws was given.
         callbacks: List of the callbacks of a `fit`.
-        data: What a `fit` trains on, its `x`.
+        data: The examples of a `fit`, its `x`.
 
     Attributes:
         draws: The argument.
@@ -165,7 +165,7 @@ class Session:
         plans = [optimizer.plan if optimizer.noise_multiplier else None, draws and draws.plan]
         self._plans = [plan for plan in plans if plan is not None]
         self._entropy, self._renewals = secrets.randbits(128), 0
-        self._saved, self._unsaved = None, []  # The updates that a save holds, and what waits.
+        self._saved, self._unsaved = None, []  # The updates in the save, and the waiting calls.
 
     def __enter__(self):
         optimizer, draws = self._optimizer, self.draws
@@ -215,7 +215,7 @@ class Session:
         self._state.begin(self._secret("step"), self._optimizer.ledger.steps, most)
 
     def share(self, entropy):
-        """Takes the chief's secret, so that all hosts make one training.
+        """Takes the chief's secret: all hosts make one training.
 
         Args:
             entropy: Int of 128 random bits that all hosts share.
@@ -229,7 +229,7 @@ class Session:
         return self._secret("draws")
 
     def _secret(self, purpose):
-        # With a seed, the number of the update alone distinguishes updates.
+        # With a seed, only the number of the update distinguishes updates.
         entropy = (self._entropy, self._renewals) if self._seed is None else self._seed
         return secret_of(entropy, purpose)
 

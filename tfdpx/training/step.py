@@ -94,7 +94,7 @@ def _draw_views(optimizer, model, views, batch, key, context):
     """Returns the `Batch` with the random choices of its views."""
     if views.augment is None:
         return batch
-    # For the rows of all replicas, so that an example's views do not depend on its replica.
+    # For the rows of all replicas: an example's views do not depend on its replica.
     count = Rows(batch.data).count
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(key, _VIEWS))
     in_shards = replicas.is_interleaved(model, optimizer.session)
@@ -228,7 +228,7 @@ def _add_up(model, views, part, rows, result, count):
 def _reduce(optimizer, batch, totals, context):
     """Returns the `Totals` of all replicas, without data where the account allows no update."""
     policy, present = optimizer.clip_policy, batch.present
-    # Without weights every row is an example, and the number of them is what was declared.
+    # Without weights every row is an example, and their number is the declared one.
     most = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
     if present is None:
         present = tf.ones([Rows(batch.data).count], tf.bool)
@@ -251,7 +251,7 @@ def _add_noise(optimizer, reduced, key):
 
 
 def _apply(optimizer, model, gradients):
-    """Applies private gradients and those of the weight regularisers; returns their penalty."""
+    """Applies private gradients and the gradients of weight regularisers; returns their penalty."""
     variables = model.trainable_variables
 
     def apply():

@@ -22,7 +22,7 @@ class Views:
             None refuses them.
 
     Attributes:
-        augment: The augmentation, None if there is none to do. That of a user's makes the views
+        augment: The augmentation, None if there is none to do. A user's makes the views
             of each example by themselves.
         count: Int, rows an example.
         per_user: Int k, examples of a person; None where there are no people.

@@ -1,11 +1,11 @@
-"""Identifies data sets, so that no file has to store their paths or rows.
+"""Identifies data sets: no file has to store their paths or rows.
 
 - A folder of images is identified by a random number in a hidden file in it, which moves with the
   folder. If that file cannot be written, a keyed hash of the folder's path identifies it.
 - A table is identified by a keyed hash of its columns and rows, which is the same in any file and
   order.
 
-The key of both hashes stays with its owner, and is in no other file, because a hash without a key
+The key of both hashes stays with its owner, and is in no other file: a hash without a key
 would confirm a guessed row or path to anyone.
 """
 

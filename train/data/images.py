@@ -46,7 +46,7 @@ class ImageData:
         train_users: Array with the person of each training example; None without people.
         center_crop: See `decode`.
         names_of: Function from "train" or "eval" to a list with a name of each example: the path of
-            its file below that of the folder, or SPLIT/ROW of other data sets.
+            its file below the folder's, or SPLIT/ROW of other data sets.
         several: Sentence that several images may be of one person, or empty.
     """
 
@@ -70,7 +70,7 @@ class ImageData:
 
     @property
     def largest_grey(self):
-        """The largest grey level of the format, because that of the images is private."""
+        """The largest grey level of the format: the images' own is private."""
         return 255 if isinstance(self.centre, tuple) else 2 * self.centre
 
     @property
@@ -127,8 +127,8 @@ def load(
             numbered from 0.
         data_dir: Folder with prepared data sets; `None` is the default of TensorFlow Datasets.
         validation: Training images to hold out: a fraction below 1, or a number. The same images
-            are held out each time, so that runs can be compared. They are stratified by class, but
-            not for data sets on disk, because their labels are unknown until all images are read.
+            are held out each time, which makes runs comparable. They are stratified by class, but
+            not for data sets on disk: their labels are unknown until all images are read.
             For a folder it must be a fraction, see `folder.ImageFolder`.
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
         eval_split: `"validation"` (the images held out) or `"test"`; None for those held out, if
@@ -137,7 +137,7 @@ def load(
             only one, and chooses a size for a folder.
         center_crop: Int, the side of the square that is cut out of the middle of images with a
             shorter side of `image_size` pixels, by default as many. None squeezes images.
-        train_scale: Float >= 1. Training images are this many times larger, so that views can be
+        train_scale: Float >= 1. Training images are this many times larger: views can be
             cut from them.
         takes: `(height, width, channels)` of the images that a model takes; None for any. Images
             are resized, and converted to gray or colour.

@@ -10,7 +10,7 @@ import numpy as np
 from tfdpx.sampling.users import numbered, spelling
 from tfdpx.train.errors import UserError, checking_flags, printable
 
-# Values of --user beside regular expressions; the second says that every person has one image.
+# Values of --user other than regular expressions; the second says that every person has one image.
 PARENT_FOLDER, NONE = "parent_folder", "none"
 # Match the names of files up to their first separator, and up to their last one.
 _PREFIXES = (r"([^-_. /]+)[-_. ][^/]*\.[^./]*$", r"([^/]+)[-_. ][^-_. /]*\.[^./]*$")
@@ -52,7 +52,7 @@ class People:
             files: List of `pathlib.Path`.
 
         Raises:
-            UserError: If a path names no person, or two names differ in upper and lower case alone.
+            UserError: If a path names no person, or two names differ only in upper and lower case.
         """
         persons = {file: self._name(file) for file in files}
         if nameless := [file for file, name in persons.items() if not name]:

@@ -1,7 +1,7 @@
 """Reads tables to train on, CSV and Parquet files, as columns of numbers and texts.
 
-Errors name columns and their types, because these are public, but never quote a value. pyarrow is
-imported when a table is read, because runs on images do not need it.
+Errors name columns and their types: these are public, but never quote a value. pyarrow is
+imported when a table is read: runs on images do not need it.
 """
 
 import collections
@@ -103,7 +103,7 @@ def load(settings):
     users = [settings.user] if settings.user else []
     drop += users
     bounded = [name for name in settings.ranges if name != "*"]
-    # Names of people are read as texts, because 01 and 1 are two people.
+    # Names of people are read as texts: 01 and 1 are two people.
     source = read(path, dict.fromkeys([*categorical, *users], CATEGORY), where)
     _require([settings.target, *drop, *bounded], source.column_names, where)
     names = [name for name in source.column_names if name not in (settings.target, *drop)]
@@ -255,7 +255,7 @@ def read(path, kinds, where):
                 file.seek(0)
                 table = csv.read_csv(
                     file,
-                    # Without threads, because only then does an error have the number of the row.
+                    # Without threads: only then does an error have the number of the row.
                     csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
                     csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                     csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
@@ -384,9 +384,9 @@ def _encode(column, values, kind, settings):
 
 
 def _hashes(columns, seed):
-    """Returns keyed hashes of each row's values, uint64 `[rows]`, so that no row moves another.
+    """Returns keyed hashes of each row's values, uint64 `[rows]`: no row moves another.
 
-    Equal rows get running numbers. Their order does not matter, because they are equal.
+    Equal rows get running numbers. Their order does not matter: they are equal.
     """
     salt, counts, hashes = seed.to_bytes(16, "little"), collections.Counter(), []
     for row in zip(*(values.tolist() for values in columns), strict=True):

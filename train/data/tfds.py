@@ -1,4 +1,4 @@
-"""Finds data sets by name: those of TensorFlow Datasets, and the digits of scikit-learn.
+"""Finds data sets by name: all of TensorFlow Datasets, and the digits of scikit-learn.
 
 To add a data set of TensorFlow Datasets, add an entry to `ENTRIES`. Data sets without an entry
 work, too, but their images are mapped to [-1, 1], and --dry_run does not know their size.
@@ -25,7 +25,7 @@ TEST_EXAMPLES = 360
 class DataSet:
     """The facts about a data set that are known without reading it.
 
-    `centre` and `deviation` are public constants, because statistics of the private images would be
+    `centre` and `deviation` are public constants: statistics of the private images would be
     a release outside of the budget.
 
     Attributes:
@@ -152,7 +152,7 @@ def read_digits():
     """Returns the 1,797 handwritten digits of scikit-learn, a dict from splits to examples.
 
     Images are `[8, 8, 1]` uint8 and hold the pixel values of `sklearn.datasets.load_digits` times
-    15. The splits `"train"` (1,437 examples) and `"test"` (360) are those of
+    15. The splits `"train"` (1,437 examples) and `"test"` (360) are from
     `train_test_split(test_size=360, stratify=y, random_state=0)`.
     """
     digits = datasets.load_digits()
@@ -194,7 +194,7 @@ def open_builder(name, data_dir, download):
             f"`tfds build {source} --file_format=array_record` on a machine with a network "
             f"and copy the result. Received: --data_dir={data_dir}."
         )
-    # Large data sets need this format, because it has random access.
+    # Large data sets need this format: it has random access.
     builder = _find(source, data_dir, file_format="array_record")
     try:
         builder.download_and_prepare()

@@ -117,7 +117,7 @@ def test_a_float32_is_a_number_like_others():
 def test_pld_grid_follows_the_loss():
     # 100,000 steps with a loss of 1e-4 each, for which a grid of 1e-4 gives 0.1058, 8% too much.
     probability, noise, steps, delta = 1e-3, 10.0, 100_000, 1e-5
-    # So small a loss equals that of a Gaussian of the same chi-squared divergence.
+    # So small a loss equals the loss of a Gaussian of the same chi-squared divergence.
     loss = probability * math.sqrt(math.expm1(1 / noise**2))
     gaussian = epsilon(1 / loss, 1.0, steps, delta, "pld")
     spent = epsilon(noise, probability, steps, delta, "pld")
@@ -142,7 +142,7 @@ def test_errors_name_argument_and_value(arguments, name):
 
 
 def test_at_tiny_deltas_pld_gives_way_to_rdp():
-    """PLD returns 5.84 at 1e-12, and infinity below 1e-15, because the FFT rounds."""
+    """PLD returns 5.84 at 1e-12, and infinity below 1e-15: the FFT rounds."""
     for delta, wanted in ((1e-11, 3.039), (1e-12, 3.247)):
         assert epsilon(1.0, 0.001, 100_000, delta) == pytest.approx(wanted, rel=1e-3)
     assert epsilon(1.0, 0.001, 100_000, 1e-8) == pytest.approx(2.2525, rel=1e-3)

@@ -60,7 +60,7 @@ def test_the_best_attack_on_poisson_samples_comes_near_and_not_beyond(noise, pro
     largest = stats.ks_2samp(present, absent).statistic
     assert bounds.advantage - 0.01 < largest < bounds.advantage + 0.01
     measured = stats.mannwhitneyu(present, absent).statistic / runs**2
-    # The curve covers presence and absence together, so its area exceeds that of either.
+    # The curve covers presence and absence together, so its area exceeds either's.
     assert bounds.auc - 0.02 < measured < bounds.auc + 0.005
 
 

@@ -12,7 +12,7 @@ RUNS = [(1.0, 0.05, 300), (4.0, 0.3, 100), (2.0, 1.0, 3), (0.7, 0.01, 50)]
 
 
 def composed(runs, accountant):
-    """Composes the events one after another by dp_accounting alone."""
+    """Composes the events one after another, only by dp_accounting."""
     for sigma, probability, steps in runs:
         event = dp_accounting.PoissonSampledDpEvent(
             probability, dp_accounting.GaussianDpEvent(sigma)

@@ -96,7 +96,7 @@ def test_full_batch_steps_of_adamix():
     # The exact Gaussian (GDP) conversion at epsilon 1, delta 1e-5.
     plan = PrivacyPlan(100, batch_size=100, steps=100, epsilon=1.0, delta=1e-5)
     assert plan.noise_multiplier == pytest.approx(37.31, rel=1e-3)
-    # All examples, because the budget allows it.
+    # All examples: the budget allows it.
     assert (
         PrivacyPlan(100, steps=9, noise_multiplier=50.0, epsilon=8.0, delta=1e-5).batch_size == 100
     )
@@ -169,7 +169,7 @@ def test_capacity_is_the_least_whose_overflow_is_paid_for(num_examples, batch_si
 
     def filled_by_others(rows):
         q = batch_size / num_examples
-        # Sums the mass from the far end, because scipy's tail could lose precision.
+        # Sums the mass from the far end: scipy's tail could lose precision.
         counts = np.arange(rows, min(num_examples, rows + 4000))
         return steps * math.fsum(scipy.stats.binom.pmf(counts, num_examples - 1, q))
 

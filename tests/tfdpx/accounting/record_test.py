@@ -151,7 +151,7 @@ def test_shuffled_batches_are_not_amplified():
     shuffled = record(ledger=Ledger((epochs,)), sampling="shuffle")
     assert shuffled.is_approximate
     assert shuffled.ledger_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)
-    # An earlier run on the same data is accounted by its own sampling, not by that of this run.
+    # An earlier run on the same data is accounted by its own sampling, not by this run's.
     for sampling in ("poisson", "shuffle"):
         both = record(ledger=UPDATES + Ledger((epochs,)), sampling=sampling)
         drawn = both.ledger_as_drawn().epsilon(1e-5)

@@ -1,4 +1,4 @@
-"""Losses are those of single examples, and reveal the members of an overfitted model."""
+"""Losses are of single examples, and reveal the members of an overfitted model."""
 
 import numpy as np
 import small

@@ -82,7 +82,7 @@ def test_a_bound_that_is_too_high_is_rejected():
 
     assert chance_of_too_high(point_estimate, 2.0, binomial(40, rate)) > 1 - CONFIDENCE
 
-    # A bound without the number of coins fails, because all may be revealed at once.
+    # A bound without the number of coins fails: all may be revealed at once.
     def forgets_canaries(correct):
         return bounds.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
 

@@ -18,7 +18,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def canaries(**arguments):
-    """Makes canaries with one feature each, because this best shows the model's memory of them."""
+    """Makes canaries with one feature each: this best shows the model's memory of them."""
     x = 3.0 * np.eye(COUNT, dtype="float32")
     return audit.OneRunAudit(x, np.arange(COUNT) % CLASSES, **{"seed": 3, **arguments})
 
@@ -53,7 +53,7 @@ def exceeds(bounds, one_run, error=1e-6):
     """Returns whether an attack on canaries exceeds bounds, by chance with probability `error`.
 
     Thresholds are quantiles of all scores, so they do not depend on the coins. The bounds hold
-    for rates of several canaries, because the curve is concave. Confidence intervals share `error`.
+    for rates of several canaries: the curve is concave. Confidence intervals share `error`.
     """
     scores, included = one_run.scores, one_run.included
 

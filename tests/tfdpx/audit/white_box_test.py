@@ -125,7 +125,7 @@ def broken(name):
             owner, attribute, planted = where
             original = getattr(owner, attribute)
             bug = mock.patch.object(owner, attribute, lambda *a: planted(original, *a))
-            # The trace of the step is not checked, because both checks would report the bug.
+            # The trace of the step is not checked: both checks would report the bug.
             check = mock.patch.object(preflight, "problems_of_microbatch", lambda *_: [])
             refusal = mock.patch("tfdpx.training.step.check_update", lambda *_: None)
             with bug, check, refusal:

@@ -208,7 +208,7 @@ def test_a_training_metric_in_a_path_is_refused_and_no_other_field(tmp_path):
 
 
 def of_mlflow(**attributes):
-    """Returns a callback like those of MLflow, which is no dependency."""
+    """Returns a callback like MLflow's, which is no dependency."""
     module = {"__module__": "mlflow.tensorflow.callback"}
     return type("MlflowCallback", (Acts,), module)(**attributes)
 

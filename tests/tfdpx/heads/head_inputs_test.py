@@ -86,7 +86,7 @@ def test_harmless_oddities(name):
         (x, Y.astype("uint8")),
         (x.tolist(), Y.tolist()),
         (X, Y[:, None]),
-        (X, np.zeros(COUNT, int)),  # One class alone.
+        (X, np.zeros(COUNT, int)),  # Only one class.
         (X, np.ones([COUNT, CLASSES])),  # More positives than `max_positives`.
         (X, np.zeros([COUNT, CLASSES])),
         (X[:1], Y[:1]),

@@ -27,7 +27,7 @@ def softmax(logits):
 def neighbours(row, labels, absent=None):
     """Returns neighbours of a public size: one has a row of zeros with the labels `absent`.
 
-    The default is no labels, because a release from labels alone depends on the example too.
+    The default is no labels: a release from labels alone depends on the example too.
     """
     x, y = head_cases.data(40)
     y, absent = np.eye(CLASSES)[y], np.zeros(CLASSES) if absent is None else absent
@@ -76,7 +76,7 @@ def test_every_number_that_gets_noise_is_counted_for_its_tail(monkeypatch, name)
 
 @pytest.mark.parametrize("name", head_cases.NAMES)
 def test_a_row_that_is_not_finite_changes_nothing(monkeypatch, name):
-    labels = np.eye(CLASSES)[0]  # The labels are equal, because a count of labels may change.
+    labels = np.eye(CLASSES)[0]  # The labels are equal: a count of labels may change.
     mus, _ = spent(monkeypatch, name, np.full(WIDTH, np.nan), labels, labels)
     assert max(mus.values()) < 1e-9
 

@@ -77,7 +77,7 @@ def test_newton_is_algorithm_1_and_ends_at_the_logistic_regression():
     np.testing.assert_allclose(head.kernel, step, rtol=1e-4)
     head = Newton(**FREE, steps=12, l2_regularization=3.0).fit(x, y)
     for j in range(CLASSES):
-        # Newton's ridge is in the step alone, so the optimum has no penalty.
+        # Newton's ridge is only in the step, so the optimum has no penalty.
         oracle = LogisticRegression(C=1e8, fit_intercept=False, tol=1e-10).fit(x, y == j)
         np.testing.assert_allclose(head.kernel[:, j], oracle.coef_[0], rtol=2e-2, atol=5e-3)
 

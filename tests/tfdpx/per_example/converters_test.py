@@ -82,7 +82,7 @@ def listed(x):
 
 
 def still(function):
-    """Stops the gradient of `function`, because it does not exist."""
+    """Stops the gradient of `function`: it does not exist."""
     return lambda *tensors, **kwargs: tf.nest.map_structure(
         tf.stop_gradient, function(*tf.nest.map_structure(tf.stop_gradient, tensors), **kwargs)
     )
@@ -359,7 +359,7 @@ def vectorized(cases, arguments, stacked, rows, loop):
 
 
 def assert_held(cases, rng, places=(None, 0, 1, 2), known=(), loop=False):
-    """Fails unless all vectorized cases equal those of separate examples.
+    """Fails unless all vectorized cases equal the results of separate examples.
 
     First all arguments differ between examples, also with sizes `known` to the trace; then one
     argument at a time. A case that TensorFlow does not vectorize fails, unless `loop` is None.

@@ -318,7 +318,7 @@ def test_models_that_may_mix_are_not_batched(name, request):
 
 @pytest.mark.parametrize("rank", [2, 3])
 def test_rows_as_many_as_positions_are_not_taken_for_them(rank):
-    """Keras expands a mask of two axes to [1, 1, rows, positions], beside scores by position."""
+    """Keras expands a mask of two axes to [1, 1, rows, positions], with scores by position."""
     rng = np.random.default_rng(0)
     x, mask = keras.Input((4, 3)), keras.Input((4,) * (rank - 1), dtype="bool")
     attended = layers.MultiHeadAttention(2, 2)(x, x, attention_mask=mask)

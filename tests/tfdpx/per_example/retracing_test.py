@@ -1,4 +1,4 @@
-"""TensorFlow's warning of retracing: hidden for functions of tfdpx, shown for those of the user."""
+"""TensorFlow's warning of retracing: hidden for functions of tfdpx, shown for the user's."""
 
 import logging
 

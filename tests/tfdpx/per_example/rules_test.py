@@ -85,7 +85,7 @@ RULES = {
         (layers.Conv2D(4, **arguments), (5 + n % 3, 8 - n % 2, 2))
         for n, arguments in enumerate(CONVOLUTIONS)
     ],
-    # A fan-in of at least three, because standardization leaves two weights nothing to train.
+    # A fan-in of at least three: standardization leaves two weights nothing to train.
     "ws_conv2d": lambda: [
         (WSConv2D(4, use_gain=n > 1, **arguments), (6, 7, 6))
         for n, arguments in enumerate(CONVOLUTIONS[:4])

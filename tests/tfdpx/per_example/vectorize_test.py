@@ -1,4 +1,4 @@
-"""Vectorized matrix products equal those of a loop; TensorFlow's own destroy memory."""
+"""Vectorized matrix products equal a loop's; TensorFlow's own destroy memory."""
 
 import numpy as np
 import pytest

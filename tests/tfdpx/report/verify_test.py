@@ -102,7 +102,7 @@ def other_run(folder):
 
 
 def take(name):
-    """Returns a mix-up: one file is that of another run of the same settings."""
+    """Returns a mix-up: one file is from another run of the same settings."""
     return lambda folder: shutil.copy(other_run(folder) / name, folder / name)
 
 
@@ -136,7 +136,7 @@ def saved_by_keras(folder):
 
 
 def digest_taken_out(folder):
-    """Puts other weights in, and takes the digest out of the record beside them."""
+    """Puts other weights in, and takes the digest out of the record next to them."""
     path, record = folder / "model.keras", records.read(folder / records.FILE)
     rewrite(path, add_one, without=["tfdpx_record.json"])
     with zipfile.ZipFile(path, "a") as archive:
@@ -291,7 +291,7 @@ def test_known_limits_of_what_is_noticed(folder):
     assert status == 0 and last["epsilon"] < 0.1 and last["unit"] == "person"
     assert "for each person" in first and "a forger could make all anew" in first
     assert last["fingerprint"] != before["fingerprint"]
-    # A lone record with a renewed digest; weights of other kinds beside it are only named.
+    # A lone record with a renewed digest; weights of other kinds next to it are only named.
     alone = folder / "alone"
     alone.mkdir()
     (folder / records.FILE).rename(alone / records.FILE)

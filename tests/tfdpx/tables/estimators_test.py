@@ -76,7 +76,7 @@ def with_layers(data):
 
 @pytest.mark.parametrize("estimator", [linear_classifier(), linear_regressor()])
 def test_the_checks_of_scikit_learn(estimator):
-    """Those of `sample_weight` do not apply, because a private `fit` has none."""
+    """Those of `sample_weight` do not apply: a private `fit` has none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Deltas above 1 / rows, and checks that are skipped.
         results = estimator_checks.check_estimator(
@@ -626,7 +626,7 @@ def test_columns_of_a_dict(data):
 
 
 def test_statistics_take_one_row_of_each_person(monkeypatch, data):
-    """It is drawn from a person's rows alone, so all rows of one change them as one row does."""
+    """It is drawn only from a person's rows, so all rows of one change them as one row does."""
     x, _, labels = data
     samples, people = [], np.repeat(np.arange(100), 3)
     original = rules.Preprocessing.__init__

@@ -68,7 +68,7 @@ VALUES = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=6), st.tuples(VALUES, VALUES))
 def test_a_row_moves_a_release_by_at_most_its_sensitivity(rows, row):
-    """Tries rows of 1e30, NaN and infinity too, because the release is bounded before noise."""
+    """Tries rows of 1e30, NaN and infinity too: the release is bounded before noise."""
     x, more = np.array(rows), np.array([*rows, row])
     limits = np.array([-1.0, 0.0]), np.array([3.0, 1.0])
     for compute in (
@@ -153,7 +153,7 @@ def test_a_category_of_one_row_is_never_named():
 
 
 def test_one_public_bound_that_no_row_is_within():
-    """The noisy bounds are used as they are, because an error would tell where the rows are."""
+    """The noisy bounds are used as they are: an error would tell where the rows are."""
     for limits in (dict(lower=1e9), dict(upper=-1e9)):
         layer = layers.Normalization()
         assert private_adapt(layer, NUMBERS, noise_multiplier=1.0, **limits).steps == 2

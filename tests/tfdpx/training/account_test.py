@@ -288,7 +288,7 @@ def test_sample_weights_do_not_hide_the_size_of_a_batch():
     with pytest.raises(tf.errors.InvalidArgumentError, match="batch is too large"):
         model.train_on_batch(x, y, np.ones(N, "float32"))
     np.testing.assert_array_equal(small.weights(model), before)
-    # XLA has no errors, so the update is noise alone.
+    # XLA has no errors, so the update is only noise.
     model.compile(tfdpx.DPSGD(0.1, plan=plan), model.loss, jit_compile=True)
     moved = small.step(model, x, y, np.ones(N, "float32"))
     assert np.std(moved) == pytest.approx(0.1 * 2.0 / 2, rel=0.5)

@@ -176,7 +176,7 @@ def test_the_history_has_each_epochs_clip_and_the_ledger_the_plans_noise(unbroke
 
 @pytest.mark.slow
 def test_after_the_plans_end_the_data_move_it_no_more(monkeypatch):
-    """A compiled step has no errors, so it then releases noise alone, here none."""
+    """A compiled step has no errors, so it then releases only noise, here none."""
     monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
     trainer = adaptive_bench(1.5, 0.3, 0.7)
     step = tf.function(trainer.model.train_step, jit_compile=True, autograph=False)

@@ -47,7 +47,7 @@ def steps_run(model):
 def test_training_stops_before_the_step_that_would_exceed():
     model = make_model()
     history = fit(model, callbacks.PrivacyBudget(make_plan(70)), epochs=2, steps_per_epoch=5)
-    assert steps_run(model) == 10  # A smaller number is left alone.
+    assert steps_run(model) == 10  # A smaller number stays.
     assert len(history.history["epsilon"]) == 2
     for steps, arguments in (
         (11, {}),

@@ -73,7 +73,7 @@ def test_it_goes_on_where_the_optimizer_is_and_ends_with_the_plan(tmp_path, caps
             assert {"loss", "accuracy"} <= set(logs)
             self.model.stop_training = batch == 1
 
-    # Without averages, because these replace the weights at the end of each `fit`.
+    # Without averages: these replace the weights at the end of each `fit`.
     whole, parts = (make(tfdpx.DPSGD(0.1, plan=PLAN, seed=1)) for _ in range(2))
     tensorboard = tfdpx.callbacks.TensorBoard(str(tmp_path), plan=PLAN)
     tfdpx.distributed.fit(whole, PLAN, *small.data(60), seed=3, callbacks=[tensorboard], verbose=2)

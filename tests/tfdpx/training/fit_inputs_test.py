@@ -17,7 +17,7 @@ PLAN = tfdpx.PrivacyPlan(
 
 
 class Frame:
-    """A stand-in for a pandas.DataFrame or Series, because pandas is not installed here."""
+    """A stand-in for a pandas.DataFrame or Series: pandas is not installed here."""
 
     def __init__(self, values):
         self._values = np.asarray(values)

@@ -38,7 +38,7 @@ def items(model, training_plan, source):
 
 def in_part(model, training_plan, source):
     iterator = iter(training_plan.batches(tfdpx.RandomAccess(source)))
-    gc.collect()  # The iterator alone keeps the data set, because it has no name.
+    gc.collect()  # Only the iterator keeps the data set: it has no name.
     next(iterator)
 
 

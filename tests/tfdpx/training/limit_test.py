@@ -122,7 +122,7 @@ def test_under_xla_an_update_past_the_end_reads_no_data():
         for _ in range(2):
             step((X[:8] * value, Y[:8] - value))
         ends.append(model.get_weights())
-        assert model.optimizer.ledger.steps == 3  # It counts, although it is noise alone.
+        assert model.optimizer.ledger.steps == 3  # It counts, although it is only noise.
     for one, other in zip(*ends, strict=True):
         np.testing.assert_array_equal(one, other)
         assert np.isfinite(one).all()

@@ -172,7 +172,7 @@ def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others():
     # Signs of different rows are independent, so leaving a row out does not change the others.
     for rows in (N, N - 1):
         assert is_independent(sums_of_signs(Signs(), rows, 150), rows)
-    # One draw for all rows of a microbatch becomes one for each example, because it is mapped.
+    # One draw for all rows of a microbatch becomes one for each example: it is mapped.
     for layer in (Signs(shared=True), Signs(of_the_seed=True)):
         assert is_independent(sums_of_signs(layer, N, 150), N)
 

@@ -173,7 +173,7 @@ def test_no_file_holds_numbers_of_the_data_without_noise(tmp_path):
 
 
 def noise_of_one_update(model):
-    """Returns the change of the weights by an update without examples, which is noise alone."""
+    """Returns the change of the weights by an update without examples, which is only noise."""
     before = small.weights(model)
     model.train_on_batch(X[:20], Y[:20], sample_weight=np.zeros(20, "float32"))
     return small.weights(model) - before

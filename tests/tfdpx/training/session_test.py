@@ -26,7 +26,7 @@ from tfdpx.callbacks import Checkpoint
 from tfdpx.sampling import sampled_batches
 
 N, STEPS, SIGMA, DELTA = 40, 12, 5.0, 1e-5
-# Every update takes all examples, so two continuations differ by their noise alone.
+# Every update takes all examples, so two continuations differ only by their noise.
 PLAN = tfdpx.PrivacyPlan(N, batch_size=N, steps=STEPS, noise_multiplier=SIGMA, delta=DELTA)
 X, Y = small.data(N, features=20)
 
@@ -87,7 +87,7 @@ CONTINUATIONS = {  # Common arguments, and the changes of each.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUATIONS)
 def test_two_continuations_have_independent_noise(name, tmp_path):
-    """An attack: with the same noise, the difference was that of the sums, without noise."""
+    """An attack: with the same noise, the difference was between the sums, without noise."""
     common, changes = CONTINUATIONS[name]
     start = train(make(**common()), 2, [Checkpoint(tmp_path / "first")])
     ends, ledgers = [], []
@@ -104,7 +104,7 @@ def test_two_continuations_have_independent_noise(name, tmp_path):
     wanted = tfdpx.accounting.epsilon(SIGMA, 1.0, 4, DELTA, accountant="gdp")
     for first, second in itertools.combinations(range(len(ends)), 2):
         assert is_independent_noise(ends[first] - ends[second])
-        # The two compose exactly, because their common part counts once.
+        # The two compose exactly: their common part counts once.
         both = ledgers[first] + ledgers[second]
         assert [ledgers[first].steps, ledgers[second].steps, both.steps] == [3, 3, 4]
         assert both.epsilon(DELTA, "gdp") == pytest.approx(wanted, rel=1e-9)

@@ -65,7 +65,7 @@ def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
 
 
 def noise_of_steps(count=2, views=None, **arguments):
-    """Returns the noise of `count` updates, in units of 1, because an absent batch adds nothing."""
+    """Returns the noise of `count` updates, in units of 1: an absent batch adds nothing."""
     x, y = small.data(4, features=40)
     x = x if views is None else np.repeat(x[:, np.newaxis], views, axis=1)
     arguments = {"noise_multiplier": 2.0, "batch_size": 1, "augmult": views or 0, **arguments}

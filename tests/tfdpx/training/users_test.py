@@ -178,7 +178,7 @@ def test_ids_with_signs_are_ids():
 
 
 class Indexed(np.ndarray):
-    """A stand-in for a pandas object, because pandas is not installed here."""
+    """A stand-in for a pandas object: pandas is not installed here."""
 
     index = None
 

@@ -18,7 +18,7 @@ from tfdpx.train.errors import UserError
 
 
 def as_set(x, y):
-    """Sorts examples, because writing a data set does not keep their order."""
+    """Sorts examples: writing a data set does not keep their order."""
     return sorted(zip(map(tuple, x.reshape(len(x), -1).tolist()), y.tolist(), strict=True))
 
 

@@ -223,7 +223,7 @@ class EinsumDenseRule(ProductRule):
     """The equation as products of matrices, with axes of positions and of the kernel joined.
 
     An axis of inputs and kernel is summed over (in), one of kernel and outputs is new (out), one
-    of all three is a group, and one of inputs and outputs alone is a position.
+    of all three is a group, and one of only inputs and outputs is a position.
     """
 
     @classmethod

@@ -32,7 +32,7 @@ class Conv2DRule(BeforeActivation):
 
     With the patches A [T, fan_in] and output gradients G [T, out] of an example's T positions, the
     kernel gradient is A^T G. It is formed as a product of patches and output gradients for all
-    examples at once, or by one ordinary kernel gradient an example, of its images alone. Its norm
+    examples at once, or by one ordinary kernel gradient an example, of only its images. Its norm
     needs only `<A A^T, G G^T>`, which is cheaper if positions are few, for example in late layers.
 
     A subclass for a convolution with a function of the trained kernel, for example weight
@@ -45,7 +45,7 @@ class Conv2DRule(BeforeActivation):
         window: The `Window`.
         groups: Int.
         filter_scale: float32 [out], or None for ones: the factor of each filter's gradient, which
-            is cheaper to apply to gradients of kernels than to those of outputs.
+            is cheaper to apply to gradients of kernels than to gradients of outputs.
         weights: float32 [n, out], or None for ones: the factors of `statistics`.
         unit: float32 [*kernel_shape] for inner products in `statistics`, or None.
     """
@@ -180,7 +180,7 @@ class Conv2DRule(BeforeActivation):
 
         Args:
             norms: `rounding.Measured`, of gradients times `filter_scale`. Its `squares` are the
-                weighted sums over filters of `statistics`, or the squared norm alone.
+                weighted sums over filters of `statistics`, or only the squared norm.
         """
         return norms
 
@@ -298,8 +298,7 @@ class DepthwiseConv2DRule(Conv2DRule):
     """A convolution with a group for each channel.
 
     Images are put side by side as channels, because no channel sees another. One ordinary weight
-    gradient, or one convolution of images with output gradients, then contains that of every
-    example.
+    gradient, or one convolution of images with output gradients, then contains every example's.
     """
 
     assumes = ("call", "kernel")
@@ -336,7 +335,7 @@ class DepthwiseConv2DRule(Conv2DRule):
         if None in sizes:
             return self._multiply_patches()
         images, gradients = map(_join_as_channels, (self.inputs, self.convolved_gradients))
-        # What oneDNN has a kernel for; TensorFlow's own is up to 400 times slower.
+        # oneDNN has a kernel for it; TensorFlow's own is up to 400 times slower.
         is_plain = max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
         if is_plain and max(self.window.size) <= 3 <= min(sizes):
             gradients = self.kernel_gradient(images, gradients)
@@ -366,11 +365,11 @@ def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradient
     def compute_next(index, instances, statistics):
         rows = slice(index * num_views, (index + 1) * num_views)
         gradient = window.kernel_gradient(inputs[rows], output_gradients[rows], kernel_shape)
-        # Here, so that products and squares never need memory for all examples at once.
+        # Here: products and squares never need memory for all examples at once.
         values = _statistics(gradient[tf.newaxis], unit)[0]
         return index + 1, instances.write(index, gradient), statistics.write(index, values)
 
-    # A graph with a node for each example would be slow to make, and for one number alone.
+    # A graph with a node for each example would be slow to make, and all for one number.
     arrays = [tf.TensorArray("float32", count) for _ in range(2)]
     _, *values = tf.while_loop(
         lambda index, *_: index < count,

@@ -209,7 +209,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self._by_variable(of_tokens, sum_of_products(masked[0][:, tf.newaxis], hidden)[0])
 
     def costs(self):
-        """See `Rule.costs`: those of a `Dense` layer at the positions of both calls."""
+        """See `Rule.costs`: as a `Dense` layer at the positions of both calls."""
         if self._only_embeds:
             return super().costs()
         count, length, size = self._logits.shape

@@ -74,7 +74,7 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
 
 @register(keras.layers.RMSNormalization)
 class RMSNormalizationRule(LayerNormalizationRule):
-    """A scale alone."""
+    """Only a scale."""
 
     @functools.cached_property
     def small_gradients(self):

@@ -2,10 +2,10 @@
 
 A cell multiplies an input x_t and a state h_t by two kernels at each of T time steps, and adds both
 products up in its gates. With the gradients g_t at the gates of all time steps, the gradients of
-the kernels are sums of x_t^T g_t and of h_t^T g_t, like those of a `Dense` layer at T positions.
+the kernels are sums of x_t^T g_t and of h_t^T g_t, like a `Dense` layer's at T positions.
 
 So this module runs the recurrence itself: x_t is multiplied for all time steps at once, and the
-backward loop over time returns the gates' gradients. Each row is computed from that row alone.
+backward loop over time returns the gates' gradients. Each row is computed only from that row.
 """
 
 import dataclasses
@@ -302,7 +302,7 @@ def _run_cell(cell, watch, sequences, states, flags, training, unroll):
     step = _step_class(cell)(cell, recurrent_kernel, recurrent_bias, masks[1])
     x = _multiply_by_kernel(kernel, sequences, masks[0])
     x = watch(x if bias is None else x + bias)
-    # The gradients behind both kernels are the same, but where one product is multiplied alone.
+    # The gradients after both kernels are the same, except where one product is multiplied by more.
     probes = [watch(tf.zeros_like(x))] if type(step) is _GRUStep else []
     before, *ends = _recurrence(step, flags, x, probes, states, unroll)
     operands = {"vectors": before, "masks": masks[1]}

@@ -118,7 +118,7 @@ class Window:
         )
 
     def split_phases(self, images, gradients):
-        """Splits both into the phases of the dilation, so that each phase needs none.
+        """Splits both into the phases of the dilation; each phase needs none.
 
         A kernel without dilation or padding that sees the phases has the same gradient.
 
@@ -134,7 +134,7 @@ class Window:
             sizes = tf.unstack(tf.shape(gradients)[1:3])
         # The padding of the last phases meets gradients of zero.
         ends = [-size % rate for size, rate in zip(sizes, self.dilation, strict=True)]
-        # Dilation excludes strides, and without strides the edges are those of any size.
+        # Dilation excludes strides, and without strides the edges are the same for any size.
         edges = zip(self._edges((1, 1)), ends, strict=True)
         edges = [[before, after + end] for (before, after), end in edges]
         return [
