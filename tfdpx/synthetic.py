@@ -227,7 +227,7 @@ def _integers_between(first, last):
 
 
 class Strokes(Generator):
-    """Strokes of a pen along smooth random curves, antialiased, like handwriting in no script.
+    """Strokes of a pen along smooth random curves, antialiased, like handwriting that forms no letters.
 
     A stroke is a cubic B-spline. Its control points are a random walk that keeps turning one way,
     which gives hooks, arcs and loops. The width of the pen changes slightly along it, as with

@@ -46,7 +46,7 @@ def problems_of_microbatch(
             and the clipped sums.
         lowest_norms: As `run`, to squared norms that are never too large.
         factors_of: Function of squared norms to the factors of the clipped sums.
-        specs: `(x, y, sample_weight)`, nests of which shapes and dtypes are read.
+        specs: `(x, y, sample_weight)`, nests; only shapes and dtypes are read.
         num_views: Int, rows an example.
         examples: Int, that `run` takes; None for any number.
         trace: Whether to trace batches of one: pays where an example takes many operations.
@@ -138,7 +138,7 @@ def padding_of(data, session):
     value, or None for zero.
 
     Args:
-        data: `(x, y, sample_weight)`, nests of which shapes are read.
+        data: `(x, y, sample_weight)`, nests; only shapes are read.
         session: The `tfdpx.training.session.Session`, or None.
     """
     dataset, leaves = session and session.data, Rows(data).tensors

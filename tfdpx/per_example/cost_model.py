@@ -18,7 +18,7 @@ class Cost:
 
     Attributes:
         flops: Floating point operations, two for each multiplication with addition.
-        bytes: Bytes read and written, as far as memory and not arithmetic is the limit.
+        bytes: Bytes read and written, where memory, not arithmetic, is the bottleneck.
         calls: Separate kernel launches.
     """
 

@@ -109,7 +109,7 @@ class _KernelRule(ProductRule):
         rule: The `RecurrentRule`.
         kernel: The `keras.Variable`, [in, gates * units].
         operands: Dict of arguments of `_gate_operands`.
-        gradients: Gradients behind it, float32 [B * K, T, gates * units].
+        gradients: Gradients of the layers after it, float32 [B * K, T, gates * units].
     """
 
     small_gradients = ()
