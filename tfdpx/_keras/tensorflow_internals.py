@@ -303,19 +303,37 @@ REPLACED = (
 )
 
 
+# Passes of TensorFlow's optimizer of graphs.
+_WITHOUT_GAIN = (
+    "arithmetic_optimization",
+    "common_subgraph_elimination",
+    "implementation_selector",
+    "layout_optimizer",
+    "loop_optimization",
+    "pin_to_host_optimization",
+    "remapping",
+    "scoped_allocator_optimization",
+    "shape_optimization",
+)
+
+
 @contextlib.contextmanager
 def sparing_graph_optimizer():
     """Makes TensorFlow in this thread optimize each graph that it runs once instead of twice.
 
     The second round takes as long but changes next to nothing, because the first has done it. On
-    CPUs neither makes a step faster, and both are left out; GPUs need other layouts of images.
+    CPUs, where no step gains from most of its passes, constants, calls and unused nodes alone are
+    optimized; GPUs need other layouts of images.
     """
     eager = context.context()
     before = eager.function_call_options
     config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
     rewriting = config.graph_options.rewrite_options
     rewriting.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
-    rewriting.disable_meta_optimizer = not tf.config.list_logical_devices("GPU")
+    if not tf.config.list_logical_devices("GPU"):
+        rewriting.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+        for name in _WITHOUT_GAIN:
+            setattr(rewriting, name, rewriter_config_pb2.RewriterConfig.OFF)
     sparing = context.FunctionCallOptions(before.executor_type, config)
     eager.function_call_options = sparing
     try:

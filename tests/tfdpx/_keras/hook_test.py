@@ -48,10 +48,10 @@ def test_graphs_are_optimized_as_before_after_the_context():
     def rounds():
         config = context.context().function_call_options.config_proto_serialized
         options = config_pb2.ConfigProto.FromString(config).graph_options.rewrite_options
-        return options.meta_optimizer_iterations, options.disable_meta_optimizer
+        return options.meta_optimizer_iterations, options.arithmetic_optimization
 
-    before, has_gpu = rounds(), bool(tf.config.list_logical_devices("GPU"))
-    within = (rewriter_config_pb2.RewriterConfig.ONE, not has_gpu)
+    before, config = rounds(), rewriter_config_pb2.RewriterConfig
+    within = config.ONE, before[1] if tf.config.list_logical_devices("GPU") else config.OFF
     with tensorflow_internals.sparing_graph_optimizer():
         assert rounds() == within
         with tensorflow_internals.sparing_graph_optimizer():
