@@ -282,22 +282,23 @@ class ChannelWhitening(keras.layers.Layer):
         public: bool = False,
         batch_size: int = 64,
     ) -> None:
-        """Computes the statistics, in float64, and replaces earlier ones.
+        """Computes the statistics in float64, and replaces earlier ones.
 
         Args:
-            source: A `tfdpx.synthetic` generator. With `public=True` also a generator of your
-                class, an array `[n, ...]`, or a `tf.data.Dataset` of image batches `[n, ...]`.
-            num_images: Positive int, the largest number of images. Defaults to 1,500 for a
-                generator, and to all public data.
+            source: A `tfdpx.synthetic` generator. With `public=True`, also a generator of a
+                class that you wrote, an array `[n, ...]`, or a `tf.data.Dataset` of image
+                batches `[n, ...]`.
+            num_images: Positive int, the largest number of images to use. Defaults to 1,500 for
+                a generator, and to all images of public data.
             features: Optional layer, model or function from a batch of images to the features
                 `[n, ..., channels]` that enter this layer. Defaults to the images themselves.
-                It may have seen private data by private training only.
-            public: Bool, declares that `source` may be published.
+                If private data were used to train it, that training must have been private.
+            public: Bool. True declares that `source` may be published.
             batch_size: Positive int, number of images in a call of `features`.
 
         Raises:
-            ValueError: If `source` may be private, if an argument is invalid, if the features
-                have another shape than the layer was built for, are not finite or do not vary.
+            ValueError: If `source` may be private, if an argument is invalid, or if the features
+                are not finite, do not vary, or have another shape than the layer was built for.
         """
         if num_images is not None:
             check_positive_integer("num_images", num_images)

@@ -278,7 +278,7 @@ def NFResNet(
 
 
 def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
-    """Adds a bottleneck block to `x`, which has the expected standard deviation `beta`."""
+    """Adds a bottleneck block to `x`, a tensor with the expected standard deviation `beta`."""
     skip = x
     # ReLU commutes with the division by beta.
     x = _scaled_relu(x, name=f"{name}_1", beta=beta)

@@ -1,8 +1,8 @@
-"""Work in a folder that resumes after an interruption, with the settings that it began with.
+"""Resumes interrupted work in a folder, with the settings that it began with.
 
-A file in the folder holds the settings of its results. Other settings are refused, because their
-results would be mixed up, or their epsilon wrong. Results are written when they are computed, and
-not computed twice.
+A file in the folder holds the settings of its results. Other settings are refused, because they
+would mix up the results or make their epsilon wrong. Each result is written as soon as it is
+computed, and is not computed again.
 """
 
 import json

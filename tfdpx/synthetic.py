@@ -227,7 +227,7 @@ def _integers_between(first, last):
 
 
 class Strokes(Generator):
-    """Strokes of a pen along smooth random curves, antialiased, like handwriting that forms no letters.
+    """Strokes of a pen along smooth random curves, antialiased, like handwriting without letters.
 
     A stroke is a cubic B-spline. Its control points are a random walk that keeps turning one way,
     which gives hooks, arcs and loops. The width of the pen changes slightly along it, as with
@@ -266,7 +266,7 @@ class Strokes(Generator):
         return dark + ink * (bright - dark)
 
     def _stroke(self, rng, width):
-        """Returns points [n, 2] (row, column) of a stroke, and the pen's radius [n] at each."""
+        """Returns the points [n, 2] (row, column) of a stroke, and the pen's radius [n] at each."""
         controls = _controls(rng) * (np.array(self.image_size) - 1)
         points = _spline(controls, max(_SPACING, _SPACING_IN_WIDTHS * width))
         # Pressure rises and falls once or twice along the stroke.

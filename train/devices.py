@@ -1,4 +1,4 @@
-"""Chooses the devices of a run: one device, the devices of one host, several hosts, or a TPU."""
+"""Chooses the devices for a run: one device, the devices of one host, several hosts, or a TPU."""
 
 import contextlib
 import json

@@ -321,7 +321,7 @@ class Curve(keras.callbacks.Callback):
 
 
 class RawWeights(keras.callbacks.Callback):
-    """Keeps the weights after the last update: Keras then overwrites them by their average.
+    """Keeps the weights after the last update, before Keras overwrites them with their average.
 
     Args:
         steps: Int, the number of updates of the whole training.

@@ -163,7 +163,7 @@ def write(epsilons, worst, history, model, data, workdir, groups=None):
 
     Args:
         epsilons: float64 array [n], returned by `release`.
-        worst: Float, the epsilon of the training that holds for every example, before a release.
+        worst: Float, the epsilon of the training without a release; it holds for every example.
         history: `History`.
         model: The trained `keras.Model`.
         data: `images.ImageData`.

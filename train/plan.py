@@ -111,23 +111,25 @@ def main(argv, values=flags.FLAGS):
 
 
 def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
-    """Prints the answer to a question, or the table if it leaves epsilon open.
+    """Prints the answer to a question, or a table of plans if the question leaves epsilon open.
 
     Args:
         received: Dict of `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
-            `delta`, `epsilon` and `right_guesses`, of 100; None means unknown.
+            `delta`, `epsilon` and `right_guesses` (of 100); None means unknown.
         sampling: `tfdpx.accounting.groups.Sampling`.
-        accountant: "pld" or "rdp"; None is the tightest for the sampling.
-        weights: Int, the trained weights of the network; None, for learning rates, uses
+        accountant: "pld" or "rdp"; None chooses the tightest one for the sampling.
+        weights: Int, the number of trained weights of the network, for learning rates; None uses
             `defaults.WEIGHTS`.
-        rows_per_user: Int, the most examples of a person; None shows the sizes in `GROUPS`.
+        rows_per_user: Int, the largest number of examples of one person; None shows the sizes in
+            `GROUPS`.
 
     Returns:
         Dict of JSON values: the answer, or `plans_by_right_guesses` and `plans`, with a dict for
-        each row of the table. Its values are None if no plan keeps within it.
+        each row of the table. A row's values are None if no plan stays within its epsilon.
 
     Raises:
-        ValueError: If a value is out of range, nothing is left out or nothing keeps within epsilon.
+        ValueError: If a value is out of range, if no value is left to compute, or if no plan stays
+            within epsilon.
     """
     count = received["num_examples"]
     if count is None:

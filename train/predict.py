@@ -110,7 +110,7 @@ def logits(model, takes, files):
 
 
 def print_table(files, names, shares, csv_path):
-    """Prints file, class and probability of the first images, and where the others are."""
+    """Prints file, class and probability of the first images, and the path of the full table."""
     rows = list(zip(map(str, files), names, [f"{share:.3f}" for share in shares], strict=True))
     print_rows(("file", "class", "probability"), rows[:_MOST_ROWS])
     more = f"{len(files) - _MOST_ROWS:,} more are" if len(files) > _MOST_ROWS else "The same is"

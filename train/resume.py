@@ -326,7 +326,7 @@ def _file(workdir):
 
 
 def _without_seed(settings):
-    """Returns settings for a file, without the seed: it would allow to remove the noise."""
+    """Returns the settings to save, without the seed: with it, the noise could be removed."""
     return {name: v for name, v in dataclasses.asdict(settings).items() if name != "seed"}
 
 

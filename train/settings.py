@@ -352,7 +352,7 @@ class Settings:
 
     @property
     def budget(self):
-        """`epsilon`, or the largest one with `right_guesses`; None if it follows from others."""
+        """`epsilon`, or the largest one that `right_guesses` allows; None if neither is set."""
         if self.right_guesses is None:
             return self.epsilon
         return full_batch_epsilon(self.right_guesses / 100, self.delta)

@@ -1,4 +1,4 @@
-"""Names of KerasHub, which need not be installed, so nothing here imports it."""
+"""Names from KerasHub, an optional dependency that nothing here imports."""
 
 import keras
 import tensorflow as tf

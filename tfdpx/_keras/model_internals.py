@@ -47,7 +47,7 @@ def innermost(optimizer):
 
 
 def compile_arguments(model):
-    """Returns the arguments that a `keras.Model` was compiled with, a dict of the same objects."""
+    """Returns the arguments that `keras.Model` was compiled with, as a dict of the same objects."""
     return dict(model._compile_config.config)
 
 

@@ -36,10 +36,10 @@ def recorder():
 
 @contextlib.contextmanager
 def freeze_rng():
-    """Runs layers with a seed generator (for example dropout) in inference mode.
+    """Puts layers that have a seed generator, for example dropout, in inference mode.
 
-    Any numbers that they still draw are the same for all rows. It is used to compare one forward
-    pass with another.
+    If they still draw random numbers, all rows get the same ones. This is used to compare one
+    forward pass with another.
     """
     previous, _active.is_rng_frozen = is_rng_frozen(), True
     try:

@@ -322,7 +322,7 @@ def sparing_graph_optimizer():
     """Makes TensorFlow in this thread optimize each graph that it runs once instead of twice.
 
     The second round takes as long but changes next to nothing, because the first has done it. On
-    CPUs, where no step gains from most of its passes, constants, calls and unused nodes alone are
+    CPUs, where no step gains from most of its passes, only constants, calls and unused nodes are
     optimized; GPUs need other layouts of images.
     """
     eager = context.context()

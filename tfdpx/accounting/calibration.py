@@ -151,14 +151,14 @@ def solve(
 
 
 def _largest_within(spent, target, low, high, accountant):
-    """Returns about the largest number in [low, high] with spent(number) <= target, or `low`.
+    """Returns about the largest number in [low, high] with spent(number) <= target, else `low`.
 
-    RDP comes first because it is faster, and its solution is near the other accountants'.
+    RDP is solved first: it is faster, and its solution is close to the other accountants'.
 
     Args:
         spent: Increasing function of a number and the name of an accountant.
         target: Float > 0.
-        low: Number. If an int, integers may be off by one.
+        low: Number. If it is an int, so is the result, which may be off by one.
         high: Number.
         accountant: A name in `accountants.ACCOUNTANTS`.
     """

@@ -306,7 +306,7 @@ class Sampling:
     ) -> tuple[float, float, int]:
         """Returns the equivalent run for an accountant of Poisson sampling.
 
-        Not for "without_replacement", because that is no such run.
+        Not for "without_replacement", which has no equivalent run.
 
         Args:
             noise_multiplier: Float >= 0, in units of the clip.
@@ -333,7 +333,7 @@ class Sampling:
 
         Args:
             noise_multiplier: Float >= 0. Standard deviation of the noise divided by `l2_norm_clip`,
-                for every neighbouring relation.
+                the same under every neighbouring relation.
             sampling_probability: Float in (0, 1]: batch size divided by number of examples.
             steps: Int >= 0.
             delta: Float in (0, 1).
@@ -343,7 +343,8 @@ class Sampling:
             Float.
 
         Raises:
-            ValueError: If an argument is out of range, or the accountant does not cover this.
+            ValueError: If an argument is out of range, or if the accountant does not cover this
+                sampling.
         """
         self.check_accountant(accountant)
         if self.name != "without_replacement":

@@ -445,7 +445,7 @@ class Ledger:
         return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, pairs)
 
     def parts(self) -> tuple[tuple[accountants.Run, ...], tuple[tuple[float, float], ...]]:
-        """Returns the `runs` of updates and releases, and an (epsilon, delta) for each other."""
+        """Returns `runs` for updates and releases, and (epsilon, delta) for each other entry."""
         pairs = [
             (selection.selection_epsilon(run, run[0].delta, run[0].mean_runs), run[0].delta)
             for run in self.selections

@@ -189,7 +189,7 @@ class PrivacyPlan:
                 f"each {self.spent.unit}, like those of tfdpx.private_adapt."
             )
         if self.is_approximate and (self.unit == USER or self.right_guesses is not None):
-            must = f'be "poisson" with unit="{USER}" and with `right_guesses`'
+            must = f'be "poisson" with unit="{USER}" or `right_guesses`'
             hint = " No bound on attacks is known for other batches."
             require(False, "sampling", self.sampling, must, hint)
         for name in ("num_examples", "batch_size", "steps"):

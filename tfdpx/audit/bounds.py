@@ -290,7 +290,7 @@ def _least_mass(needed, correct, guesses, canaries, tail):
 
 
 def _gaussian_needed(mu):
-    """Returns the function to x with 1 - f(x) = y, for f the trade-off function of mu-GDP."""
+    """Returns the solution x of 1 - f(x) = y as a function of y, for mu-GDP's trade-off f."""
 
     def needed(y):
         return float(scipy.special.ndtr(scipy.special.ndtri(y) - mu)) if y < 1 else math.inf

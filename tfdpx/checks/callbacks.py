@@ -1,9 +1,9 @@
 """Checks of callbacks that would act on training metrics, which are computed without noise.
 
-The training loss and metrics are functions of the private data without noise. A callback that uses
-them to choose weights, a learning rate, the number of steps or the name of a file is refused,
-because it reveals more of the examples than epsilon allows. Validation metrics are trusted only if
-the user declares that their examples are public, with `public_validation=True` of the optimizer. A
+The training loss and metrics are computed from the private data without noise. A callback must not
+use them to choose weights, a learning rate, the number of steps or the name of a file: that would
+reveal more of the examples than epsilon allows, so it is refused. Validation metrics are trusted
+only if the optimizer has `public_validation=True`, which declares that their examples are public. A
 callback that only writes for the user to read gets a warning. Custom code that reads the logs, and
 callbacks inside of other callbacks, cannot be checked.
 """

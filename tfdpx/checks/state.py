@@ -1,10 +1,12 @@
-"""State in the graphs of a step: changes without noise, and reads of them.
+"""Finds state in the graphs of a step: where it changes without noise, and where it is read.
 
-Keras' lists of variables miss a `tf.Variable`, an untracked `keras.Variable`, a metric, a table, a
-queue. All of them are written by a stateful operation, here or in a function, loop or branch.
+Keras's lists of variables do not contain all state. They miss, for example, a `tf.Variable`, an
+untracked `keras.Variable`, a metric, a table or a queue. All of these are written by a stateful
+operation, in the graph itself or in a function, loop or branch.
 
-Metrics are written by every step, without noise. A gradient that depends on one depends on the
-examples of earlier updates, which no clipping bounds. So no graph that makes gradients reads one.
+Every step writes metrics without noise. A gradient that depends on a metric depends on the examples
+of earlier updates, and no clipping bounds that. So a graph that computes gradients must not read
+one.
 """
 
 import tensorflow as tf

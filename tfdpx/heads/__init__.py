@@ -1,13 +1,13 @@
 """Private linear classifiers on fixed features, for example on the output of a frozen backbone.
 
-Each head reads features that were computed before, and privatises a few statistics of them instead
-of many small batches ("Differentially Private Image Classification from Features"; `AdaMix` comes
+Each head reads precomputed features, and adds noise to a few statistics of them instead of to many
+small batches ("Differentially Private Image Classification from Features"; `AdaMix` comes
 from "Mixed Differential Privacy in Computer Vision"):
 
     head                 releases                                       noise grows with classes
     `LeastSquares`       a matrix for all, one and a sum for each class  no
     `FeatureCovariance`  a matrix for all, `steps` gradients             no
-    `Newton`             `steps` gradients, and a Hessian for each class by their root
+    `Newton`             `steps` gradients, and a Hessian for each class by the root of their number
     `FirstOrder`         `steps` gradients                              no
     `AdaMix`             `steps` gradients, helped by public examples   no
 

@@ -1,9 +1,9 @@
 """Records the calls of layers that a model makes, with their inputs.
 
-A *unit* is an outermost layer with a rule for its class, and all layers in it. While a `Recorder`
-is active, each call of a unit is kept with its inputs, and the recorder's tape watches its outputs,
-and one backward pass over activations gives the gradient at every unit's output. Variables that
-are read outside of captured calls get their whole gradient from the same tape.
+A *unit* is an outermost layer with a rule for its class, together with all layers in it. An active
+`Recorder` keeps each call of a unit with its inputs, and its tape watches the outputs. One backward
+pass over activations then gives the gradient at every unit's output. Variables that are read
+outside of captured calls get their whole gradient from the same tape.
 """
 
 from __future__ import annotations

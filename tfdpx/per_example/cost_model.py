@@ -43,13 +43,13 @@ _RATES = {"cpu": (2e11, 1.5e10, 1e-4), "accelerator": (4e13, 1e12, 1e-5)}
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work of a model's layers with weights, for choosing the size of a microbatch.
+    """The work of a model's trained layers, used to choose the size of a microbatch.
 
     Attributes:
-        flops: Of a row, forward.
-        elements: Of a row, in the layers' outputs.
-        weights: Trained numbers.
-        calls: Layers called.
+        flops: Floating point operations of the forward pass, for one row.
+        elements: Elements of the layers' outputs, for one row.
+        weights: Number of trained weights.
+        calls: Number of calls of layers.
     """
 
     flops: float

@@ -140,12 +140,12 @@ class Outputs:
 
 
 def positions(tensor, num_views, groups=False):
-    """Reshapes [B * K, ..., d] to float32 [B, T, d], all positions of an example's views in line.
+    """Reshapes [B * K, ..., d] to float32 [B, T, d]; T counts the positions of all K views.
 
     Args:
         tensor: Tensor [B * K, ..., d].
         num_views: Int, K.
-        groups: Whether to give [B, 1, T, d], with an axis for one group.
+        groups: Bool, whether to return [B, 1, T, d], with an axis for one group.
     """
     tensor = tf.cast(tensor, "float32")
     rows, *middle, last = tensor.shape

@@ -80,7 +80,7 @@ class Measured:
         return records.plain(results | {"not_protected": None if self.is_public else NOT_PROTECTED})
 
     def warnings(self):
-        """Returns a list with a sentence if classes among the labels are never predicted."""
+        """Returns a list with a sentence if some classes of the labels are never predicted."""
         predicted = np.unique(self.predictions)
         missing = np.setdiff1d(self.targets, predicted) if len(self.class_names) else ()
         if not len(missing):

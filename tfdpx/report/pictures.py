@@ -204,14 +204,14 @@ def individual_groups(groups, path):
 
 
 def readable(names):
-    r"""Returns names for matplotlib to show, and the fonts with their letters.
+    r"""Returns names that matplotlib can show, and the fonts that have their letters.
 
     Args:
         names: List of names.
 
     Returns:
-        List of strings, and a list of font families. Letters without an installed font become
-        escapes, for example `\u732b`. Dollar signs do, too, because a pair of them means a formula.
+        List of strings, and a list of font families. Letters that no installed font has become
+        escapes, for example `\u732b`. So do dollar signs, because a pair of them marks a formula.
     """
     import matplotlib
     from matplotlib import font_manager

@@ -423,7 +423,7 @@ def _exceptions(record):
 
 
 def _initial(record):
-    """Returns sentences on the origin of the initial weights, and on the choice of the run."""
+    """Returns sentences on the origin of the initial weights, and on the search behind the run."""
     sentences = []
     for training in record.seen:
         where = "other data, as far as names and identifiers tell"

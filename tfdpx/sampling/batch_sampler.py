@@ -1,7 +1,7 @@
-"""Samples the batches of a plan's data set, again for each iteration over it.
+"""Samples the batches of a plan's data set, and samples again in each iteration over it.
 
-A draw is identified by a key and a step. The account holds only if every update draws a fresh
-batch. So the training that uses a data set registers its session here: the key follows from the
+A key and a step identify a draw. The privacy account holds only if every update draws a fresh
+batch. A training that uses a data set therefore registers its session here: the key comes from the
 session's secret, or from the user's seed, and the step is the number of the update.
 """
 

@@ -60,7 +60,7 @@ class ReplicaShards:
     def endless(self, dataset):
         """Returns `dataset` followed by batches without examples: zeros, with sample_weight 0.
 
-        So `tf.distribute` need not ask all hosts at every step which of them have data left.
+        `tf.distribute` then need not ask all hosts at every step which of them have data left.
         """
 
         def zeros(spec):

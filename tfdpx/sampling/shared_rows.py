@@ -90,9 +90,9 @@ def _remember(history):
 
 
 def _epsilon(history, growth=1.0, *, once=False):
-    """Returns the epsilon for a row, which some fits have several times, and its delta.
+    """Returns the epsilon of a row, which a fit may contain several times, and its delta.
 
-    Noise is a sum of equal parts, one for each time, as in `tfdpx.accounting.group_epsilon`.
+    Noise counts as a sum of equal parts, one for each copy, as in `tfdpx.accounting.group_epsilon`.
     """
     steps: dict[tuple[float, float], float] = collections.Counter()
     for fit, times in history.fits:

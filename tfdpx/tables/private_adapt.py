@@ -1,7 +1,7 @@
 """Keras's `adapt` for private tables: noisy statistics of columns, counted in the ledger.
 
-Each statistic reads the data once, in a release with a `sensitivity` that bounds the change by a
-row.
+Each statistic reads the data once, in a release. Its `sensitivity` bounds how much one row can
+change the statistic.
 """
 
 from __future__ import annotations
@@ -356,10 +356,11 @@ def moments(x, lower, upper, released):
 def quantiles(x, lower, upper, num_bins, released):
     """Returns the inner boundaries of `num_bins` bins with about equally many rows, sorted float64.
 
-    A histogram of the range changes by one with a row. Its bins are one 1,024th wide.
+    They come from a noisy histogram with 1,024 equal bins over the range. One row changes one count
+    of it by one.
 
     Args:
-        x: float64 [rows]; NaN is left out.
+        x: float64 [rows]; NaN is ignored.
         lower: Float.
         upper: Float, above `lower`.
         num_bins: Int.

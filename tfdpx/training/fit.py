@@ -458,8 +458,9 @@ def _refuse_data_beside(request, names):
 def _refuse_unknown_people(optimizer):
     if optimizer.of_users:
         raise ValueError(
-            'A plan with unit="user" draws people, and the person of each example is unknown. Train '
-            "with `fit(x, y, user_ids=ids)`, or on `plan.batches(x, y, user_ids=ids)` as it is."
+            'A plan with unit="user" draws people, and the person of each example is unknown. '
+            "Train with `fit(x, y, user_ids=ids)`, or on `plan.batches(x, y, user_ids=ids)` as it "
+            "is."
         )
 
 

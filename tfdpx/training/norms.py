@@ -62,7 +62,7 @@ class GradientNorms:
 
 
 class Refresh(keras.callbacks.Callback):
-    """Measures the norms of all examples for the optimizer's clip policy, whenever they are due.
+    """Measures the norms of all examples for the optimizer's clip policy, when a refresh is due.
 
     Each host measures all examples, on its first device.
 

@@ -152,7 +152,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def epsilon_is_approximate(self) -> bool:
-        """Bool, whether any update was on batches that were not drawn as the accountant assumes."""
+        """Bool, whether any update used a batch that was not drawn as the accountant assumes."""
         return self.ledger.is_approximate
 
     @property
