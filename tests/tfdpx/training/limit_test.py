@@ -48,7 +48,7 @@ def test_fit_ends_with_the_plan(capsys):
     assert model.optimizer.ledger.steps == 3
     text = capsys.readouterr().out
     assert f"Privacy budget used up after 3 updates: epsilon={plan.epsilon:.4g} at" in text
-    assert "Epoch 1/5" in text and "3/3" in text and "8/8" not in text
+    assert "Epoch 1/5" in text and "Epoch 2/5" not in text
     before = model.get_weights()
     with pytest.raises(BudgetExceeded, match="used up: 3 of 3 steps"):
         model.fit(plan.batches(X, Y), verbose=0)
@@ -147,7 +147,7 @@ def test_epochs_share_the_steps(capsys):
     model.fit(plan.batches(X, Y), epochs=epochs, verbose=2, callbacks=[count])
     assert np.diff([0, *taken]).tolist() == lengths
     text = capsys.readouterr().out
-    assert f"Epoch {epochs}/{epochs}" in text and f"{lengths[-1]}/{lengths[-1]}" in text
+    assert f"Epoch {epochs}/{epochs}" in text
 
 
 def test_keras_says_nothing_of_our_batches(recwarn):
