@@ -51,13 +51,14 @@ def main(argv):
         if kind != settings.IMAGES:
             _refuse_flags_of_updates(kind)
             preset = kind
+        # First, since TensorFlow cannot divide devices once a value is made, as settings make some.
+        strategy = None if flags.FLAGS.dry_run else devices.from_flags()
         asked = resume.resumed(settings.Settings, ("preset", _PRESET.value), flag_values)
         asked = asked or settings.resolve(_PRESET.value, flag_values)
         if record := dry_run.from_flags(asked):
             output.print_table(record, title=f"{preset}: nothing was trained")
             print(output.to_json(record), flush=True)
             return
-        strategy = devices.from_flags()
         path = run_flags.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
         with resume.working_folder("classify", path, devices.is_chief(strategy)) as workdir:
             record = run(asked, preset, workdir, strategy)

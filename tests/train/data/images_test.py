@@ -135,7 +135,8 @@ def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
     splits = {"train": train, "test": test}
     tiny_datasets.write(tmp_path, "tiny_imagenet", splits, file_format="array_record")
     monkeypatch.setattr(images, "IN_MEMORY_BYTES", 20_000)
-    data = images.load("tiny_imagenet", tmp_path, validation=10, eval_split="test")
+    small = {"in_memory": 20_000}
+    data = images.load("tiny_imagenet", tmp_path, validation=10, eval_split="test", **small)
     assert isinstance(data.train_x, tfdpx.RandomAccess) and data.train_y is None
     assert isinstance(data.eval_x, tfdpx.RandomAccess) and data.eval_examples == (data.eval_x,)
     assert (data.num_train, data.train_x.count, data.num_eval) == (30, 30, 12)
@@ -144,7 +145,7 @@ def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
         x, y, _ = examples.batch(np.arange(examples.count), examples.count)
         return as_set(x.numpy(), y.numpy())
 
-    held_out = images.load("tiny_imagenet", tmp_path, validation=0.25)
+    held_out = images.load("tiny_imagenet", tmp_path, validation=0.25, **small)
     assert pairs(data.train_x) == pairs(held_out.train_x)  # Always the same part.
     assert sorted(pairs(held_out.train_x) + pairs(held_out.eval_x)) == as_set(*train)
     assert pairs(data.eval_x) == as_set(*test)
