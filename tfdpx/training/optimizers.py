@@ -38,19 +38,17 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
     Keras shows are functions of the private data. Files that Keras saves hold no seed of noise or
     draws; a loaded or copied optimizer has fresh noise, and its `ledger` continues.
 
-    The arguments of privacy are read-only attributes.
+    The arguments of privacy are `plan`, `batch_size`, `noise_multiplier`, `l2_norm_clip`,
+    `microbatch_size`, `augment`, `augmult`, `augment_targets`, `seed`, `individual` and
+    `public_validation`; `help(tfdpx.training.arguments.PrivateArguments)` describes them. They are
+    read-only attributes. With Keras's `use_ema=True` the average warms up, decay =
+    min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
     Args:
         learning_rate: Float, a schedule of Keras, or a callable without arguments, as for SGD.
         momentum: Float >= 0, as for SGD.
         nesterov: Bool. Whether momentum is Nesterov's.
         weight_decay: Optional float, as for SGD. It reads no data.
-        **private: The arguments of privacy, `plan`, `batch_size`, `noise_multiplier`,
-            `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `augment_targets`, `seed`,
-            `individual` and `public_validation`, which
-            `help(tfdpx.training.arguments.PrivateArguments)` describes; and other arguments of
-            Keras. With `use_ema=True` the average warms up, decay = min(ema_momentum,
-            (1+t)/(10+t)), as in appendix C.3 of De et al.
 
     Raises:
         ValueError: For an argument out of range, one that contradicts `plan`, or a Keras argument
@@ -114,7 +112,8 @@ class DPAdam(OneKernelAdam, keras.optimizers.Adam):
     """Adam on privatized gradients.
 
     Adam's moments are computed from the clipped and noisy gradient that `DPSGD` describes, so the
-    guarantee is the same, because computations after the noise cost nothing.
+    guarantee is the same, because computations after the noise cost nothing. The arguments of
+    privacy are those that `DPSGD` takes.
 
     Args:
         learning_rate: Float, a schedule of Keras, or a callable without arguments, as for Adam.
@@ -124,7 +123,6 @@ class DPAdam(OneKernelAdam, keras.optimizers.Adam):
             the plan.
         amsgrad: Bool. Whether the largest second moment is taken.
         weight_decay: Optional float, as for Adam. It reads no data.
-        **private: As for `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.
@@ -155,7 +153,7 @@ class DPAdam(OneKernelAdam, keras.optimizers.Adam):
 class DPAdamW(OneKernelAdam, keras.optimizers.AdamW):
     """Adam on privatized gradients, with decoupled weight decay, which reads no data.
 
-    Guarantee: the same as `DPSGD`.
+    Guarantee: the same as `DPSGD`, with the same arguments of privacy.
 
     Args:
         learning_rate: See `DPAdam`.
@@ -164,7 +162,6 @@ class DPAdamW(OneKernelAdam, keras.optimizers.AdamW):
         beta_2: See `DPAdam`.
         epsilon: See `DPAdam`.
         amsgrad: See `DPAdam`.
-        **private: As for `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.
