@@ -55,9 +55,9 @@ def test_the_epsilons_of_several_rows():
         half_a_digit = 0.51 * 10 ** -len(epsilon.partition(".")[2])
         assert float(epsilon) == pytest.approx(group_epsilon(plan, int(row)), abs=half_a_digit)
     for sentence in (
-        f"epsilon {epsilons[0]} for a window it has {epsilons[-1]}",
-        f"A photo in three triplets has {epsilons[rows.index('3')]}",
-        f"puts a photo in two rows ({epsilons[rows.index('2')]})",
+        f"With epsilon {epsilons[0]} for a window, epsilon is therefore {epsilons[-1]}",
+        f"A photo in three triplets has epsilon {epsilons[rows.index('3')]}",
+        f"puts a photo in two rows (epsilon {epsilons[rows.index('2')]})",
     ):
         assert sentence in " ".join(page.split())
 
