@@ -99,7 +99,7 @@ def over_all_rows(self, values):  # Without the mask a person's first example co
 
 @pytest.mark.planted("a person's mean counts padding")
 def test_the_loop_rejects_a_mean_that_counts_padding(monkeypatch):
-    monkeypatch.setattr(Views, "shares", over_all_rows)
+    monkeypatch.setattr(Views, "row_weights", over_all_rows)
     model = make_model()
     wanted = by_a_loop(model)
     assert np.abs(update(model) - wanted).max() > 0.01 * np.abs(wanted).max()
