@@ -30,8 +30,8 @@ def update(preset):
     values = settings.resolve(preset, {})
     entry = tfds.Name.parse(values.dataset).entry
     shape, num_classes = entry.image_shape, entry.num_classes
-    if values.image_size:
-        shape = (values.image_size, values.image_size, shape[2])
+    if side := values.center_crop or values.image_size:
+        shape = (side, side, shape[2])
     # The weights are new: there is no file of a trained model; all else follows the preset.
     values = dataclasses.replace(values, microbatch_size=1)
     model = Start(values).build(
