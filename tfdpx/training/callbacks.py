@@ -150,10 +150,9 @@ class TensorBoard(keras.callbacks.Callback):
         optimizer, numbers = model_internals.innermost(self.model.optimizer), self._epsilons()
         for name, value in (logs or {}).items():
             run, metric = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
-            if metric.startswith("epsilon"):
-                numbers.setdefault((run, metric), value)
-            elif is_covered(name, optimizer):
-                numbers[run, f"epoch_{metric}"] = value
+            if is_covered(name, optimizer):
+                is_epsilon = name in ("epsilon", "epsilon_approximate")
+                numbers.setdefault((run, metric if is_epsilon else f"epoch_{metric}"), value)
             elif run == "validation":
                 warn(
                     f"{type(self).__name__} leaves the validation metrics out, which the privacy "

@@ -189,6 +189,20 @@ def test_epsilon_is_in_what_comes_after(run):
     assert f"epsilon: {expected[0]:.4f}" in run.output
 
 
+@pytest.mark.filterwarnings("ignore:TensorBoard leaves the validation metrics out")
+def test_tensorboard_takes_no_metric_for_epsilon_by_its_name(tmp_path):
+    secret = keras.metrics.MeanAbsoluteError(name="epsilon_of_labels")
+    model, (x, y) = make_model(tfdpx.DPSGD(0.25, plan=make_plan())), make_data()
+    model.compile(model.optimizer, "mse", metrics=[secret])
+    model.fit(
+        *(x, y),
+        validation_data=(x + 1, y),
+        callbacks=[callbacks.TensorBoard(tmp_path)],
+        verbose=0,
+    )
+    assert not any("of_labels" in tag for tags in read_scalars(tmp_path).values() for tag in tags)
+
+
 def test_tensorboard_writes_only_what_the_guarantee_covers(run):
     scalars = read_scalars(run.folder / "public")
     assert scalars["train"] == {
