@@ -134,8 +134,3 @@ def build(text, image_shape, num_classes, centre, deviation=None):
         (1 / deviation).tolist(), offset=(-centre / deviation).tolist(), name="normalise"
     )
     return keras.Model(images, body(normalise(images)), name=name)
-
-
-def is_name(name):
-    """Returns whether there is a model with that name."""
-    return _find(name) not in (None, object)

@@ -43,20 +43,19 @@ def to_json(record):
     return json.dumps(plain(record), allow_nan=False)
 
 
-def print_table(record, title, file=None):
+def print_table(record, title):
     """Prints a dict as a table with a row for each entry.
 
     Args:
         record: Dict as for `to_json`.
         title: Heading.
-        file: Where to print; None is the standard output.
     """
     rows = table.Table(title=cell(title), show_header=False)
     rows.add_column(style="bold")
     rows.add_column(overflow="fold")
     for key, value in record.items():
         rows.add_row(cell(key.replace("_", " ")), cell(plain(value)))
-    console.Console(file=file).print(rows)
+    console.Console().print(rows)
 
 
 def print_record(record):

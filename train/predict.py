@@ -163,7 +163,7 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=N
         )
     if threshold is not None:
         check_threshold(threshold, recorded["class_names"])
-    columns = tables.read_columns(rows_path, recorded["columns"], flag="rows")
+    columns = tables.read_columns(rows_path, recorded["columns"])
     outputs = estimators.predict(model_files.read(model_path, "model"), columns)
     names = [of_spreadsheet(name) for name in recorded["class_names"]]
     lines = [[of_spreadsheet(recorded["target"])]]

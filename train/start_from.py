@@ -30,11 +30,12 @@ from tfdpx.layers.few_weights import last_layer, trainable
 from tfdpx.models import LinearOnFeatures, backbone, transfer
 from tfdpx.models.networks import logits
 from tfdpx.models.on_features import linear, scattering_features
+from tfdpx.report.spent import MODEL
 from tfdpx.train import classifiers
 from tfdpx.train.data import identity
 from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES, OF_FILE
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.model_files import MODEL_FILE, model_file, read
+from tfdpx.train.model_files import model_file, read
 from tfdpx.train.objects import without_folders
 
 _SCATTER = "scatter"
@@ -265,9 +266,9 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
     return before
 
 
-def not_private(steps=1):
-    """Returns the `Ledger` of updates without noise."""
-    return Ledger((Entry(0.0, 1.0, steps),))
+def not_private():
+    """Returns the `Ledger` of an update without noise."""
+    return Ledger((Entry(0.0, 1.0, 1),))
 
 
 def without_secrets(settings):
@@ -322,11 +323,11 @@ def _feature_files(features):
     kinds = [kind.strip() for kind in features.split("+")]
     for index, kind in enumerate(kinds):
         path = pathlib.Path(kind)
-        path = path / MODEL_FILE if path.is_dir() else path
+        path = path / MODEL if path.is_dir() else path
         if kind != _SCATTER and not (kind and path.suffix == ".keras" and path.is_file()):
             raise UserError(
                 f"Flag --features must join {_SCATTER!r}, .keras files and working folders with a "
-                f"{MODEL_FILE} by '+'. Received: --features={features}, where {kind!r} is none of "
+                f"{MODEL} by '+'. Received: --features={features}, where {kind!r} is none of "
                 "these."
             )
         kinds[index] = kind if kind == _SCATTER else str(path)

@@ -41,31 +41,6 @@ def write(folder, name, splits, image=None, label=None, file_format="tfrecord"):
     Tiny(data_dir=folder, file_format=file_format).download_and_prepare()
 
 
-def write_known(folder, name, splits, file_format="tfrecord"):
-    """Writes a few images with the path, version and features of a data set of the library.
-
-    Args:
-        folder: The data_dir.
-        name: String, for example `"cifar10"`.
-        splits: As for `write`.
-        file_format: String, a file format of TensorFlow Datasets.
-    """
-    builder = tfds.builder(name, data_dir=folder, file_format=file_format)
-    other_values = {
-        name: 0 if isinstance(feature, tfds.features.ClassLabel) else "any"
-        for name, feature in builder.info.features.items()
-    }
-
-    def generate(images, labels):
-        for key, (x, y) in enumerate(zip(images, labels, strict=True)):
-            yield f"{key}", {**other_values, "image": x, "label": y}
-
-    builder._split_generators = lambda dl_manager: {
-        split: generate(*pair) for split, pair in splits.items()
-    }
-    builder.download_and_prepare()
-
-
 def random_images(count, shape=(32, 32, 3), seed=0):
     """Returns random noise of `shape` and labels of three classes."""
     generator = np.random.default_rng(seed)

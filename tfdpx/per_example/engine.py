@@ -108,12 +108,6 @@ class Engine:
         calls = (call for call in self._layout.calls if call.is_captured)
         return all(call.rule.__module__.split(".")[0] == "tfdpx" for call in calls)
 
-    def with_views(self, num_views):
-        """Returns the same engine for another number of rows an example."""
-        twin = copy.copy(self)
-        twin._num_views = num_views
-        return twin
-
     def update(self):
         """Returns the `Update` that the passes of one update share."""
         return Update((call.layer, call.rule) for call in self._layout.calls if call.is_captured)

@@ -212,13 +212,13 @@ def _suggestion(columns):
     return ""
 
 
-def read_columns(path, kinds, flag):
+def read_columns(path, kinds):
     """Reads columns of known kinds, for a model that was trained on them.
 
     Args:
-        path: String, a file. It is read as Parquet if it ends in .parquet, else as CSV.
+        path: String, the file that --rows names. It is read as Parquet if it ends in .parquet,
+            else as CSV.
         kinds: Dict from columns to kinds, as in `Table`.
-        flag: String, the flag that names the file, for errors.
 
     Returns:
         Dict from a name to an array `[rows]`, as in `Rows`.
@@ -226,7 +226,7 @@ def read_columns(path, kinds, flag):
     Raises:
         UserError: If the file cannot be read, or a column is missing or of another kind.
     """
-    source = read(path, kinds, f"--{flag}={path}")
+    source = read(path, kinds, f"--rows={path}")
     return {name: _values(source[name], kind) for name, kind in kinds.items()}
 
 

@@ -87,8 +87,8 @@ SENTENCES = [
     (dict(ledger=PEOPLE), "Protected: each person in folder:photos, with all their images."),
     (dict(ledger=PEOPLE), "whether one given person was in the data"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Do not release: the run had a"),
-    (dict(ledger=not_private(3), delta=None), "Not private: the weights may tell everything about"),
-    (dict(ledger=not_private(3), delta=None), "Not a single image of folder:photos is protected."),
+    (dict(ledger=not_private(), delta=None), "Not private: the weights may tell everything about"),
+    (dict(ledger=not_private(), delta=None), "Not a single image of folder:photos is protected."),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20),), is_complete=False)), "It is unknown how well"),
     (dict(sampling="shuffle"), "Epsilon is an approximation, because batches were shuffled. The"),
     (dict(searched="30 trials"), "Do not release: arguments were searched"),
@@ -176,7 +176,7 @@ def test_a_model_card_has_the_header_of_hubs_and_no_private_metrics():
     assert "75.0%" in text and "right at most" in text and "<script>" not in text.split("## St")[0]
     public = record("", data=DatasetId("cifar10"), unit="row", results={"test_r2": 0.5})
     assert 'pipeline_tag: "tabular-regression"' in card.text(public)
-    private = card.text(record(results=RARE, ledger=not_private(3), delta=None))
+    private = card.text(record(results=RARE, ledger=not_private(), delta=None))
     assert "96.6" not in private and "0.966" not in private and "never" not in private
     assert "differential-privacy" not in private and "**Not private:" in private
 
