@@ -39,7 +39,7 @@ COMMON = (
 for _name in COMMON:
     flags.declare_key_flag(_name)
 # Flags that only runs on images by updates have.
-_OF_UPDATES = (*("resume", "dry_run", "final", "strategy", "tpu", "cpu_devices"),)
+_OF_UPDATES = ("resume", "dry_run", "final", "strategy", "tpu", "cpu_devices")
 
 
 def main(argv):
@@ -53,14 +53,14 @@ def main(argv):
             preset = kind
         # First, since TensorFlow cannot divide devices once a value is made, as settings make some.
         strategy = None if flags.FLAGS.dry_run else devices.from_flags()
-        asked = resume.resumed(settings.Settings, ("preset", _PRESET.value), flag_values)
+        asked = resume.resumed(_PRESET.value, flag_values)
         asked = asked or settings.resolve(_PRESET.value, flag_values)
         if record := dry_run.from_flags(asked):
             output.print_table(record, title=f"{preset}: nothing was trained")
             print(output.to_json(record), flush=True)
             return
         path = run_flags.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
-        with resume.working_folder("classify", path, devices.is_chief(strategy)) as workdir:
+        with resume.working_folder(path, devices.is_chief(strategy)) as workdir:
             record = run(asked, preset, workdir, strategy)
     if record is not None:
         print(output.to_json(record), flush=True)

@@ -25,6 +25,7 @@ from tfdpx.accounting import record as records
 from tfdpx.train.command import typed
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run_flags import RESUME, WORKDIR
+from tfdpx.train.settings import Settings
 
 # Settings that may change on a resume: they affect neither weights nor guarantee.
 FREE = ("report_every", "seed", "public_test", "threshold")
@@ -39,13 +40,12 @@ _STATUS = 130
 
 
 @contextlib.contextmanager
-def working_folder(program, path, is_chief=True):
+def working_folder(path, is_chief):
     """Creates the folder of a run. In the context, Ctrl-C ends the program and tells how to resume.
 
     If the block fails, new folders that are empty are removed.
 
     Args:
-        program: String, for example "classify".
         path: String.
         is_chief: Bool, whether this process writes the files.
 
@@ -65,7 +65,7 @@ def working_folder(program, path, is_chief=True):
                 )
             yield workdir
     except KeyboardInterrupt as error:
-        _end(program, workdir, error)
+        _end(workdir, error)
 
 
 @contextlib.contextmanager
@@ -103,8 +103,8 @@ def locked_folder(workdir):
         raise
 
 
-def _end(program, workdir, error):
-    command = f"{typed(program)} --workdir={shlex.quote(str(workdir))} --resume"
+def _end(workdir, error):
+    command = f"{typed('classify')} --workdir={shlex.quote(str(workdir))} --resume"
     if not begun(workdir):
         text = "interrupted before the first update; start it again with the same command."
     elif isinstance(error, Interrupted):
@@ -115,7 +115,7 @@ def _end(program, workdir, error):
             f"Go on: {command}"
         )
     print("\n" * sys.stdout.isatty(), end="", flush=True)
-    print(f"tfdpx.train.{program}: {text}", file=sys.stderr, flush=True)
+    print(f"tfdpx.train.classify: {text}", file=sys.stderr, flush=True)
     sys.exit(_STATUS)
 
 
@@ -174,18 +174,17 @@ class SavingInterruption(keras.callbacks.Callback):
         self._trained = True
 
 
-def resumed(kind, base, flag_values):
+def resumed(preset, flag_values):
     """Returns the settings of the unfinished run that --resume continues, or None.
 
     Flags that are not set, for example --data_dir, get the values of that run.
 
     Args:
-        kind: The dataclass of the settings.
-        base: Pair of the name of the flag for the preset or recipe, and its value or None.
+        preset: String, the value of --preset, or None.
         flag_values: Dict of the settings in flags; None means not set.
 
     Returns:
-        Settings of class `kind`, or None.
+        `Settings`, or None.
 
     Raises:
         UserError: If a flag contradicts the run, or there is no unfinished run and no flag for a
@@ -195,9 +194,8 @@ def resumed(kind, base, flag_values):
     if not RESUME.value or path is None:
         return None
     run = begun(path)
-    flag_values = {
-        name: value for name, value in {**dict([base]), **flag_values}.items() if value is not None
-    }
+    flag_values = {"preset": preset, **flag_values}
+    flag_values = {name: value for name, value in flag_values.items() if value is not None}
     if run is None and not flag_values:
         raise UserError(
             f"There is no unfinished run in --workdir={path}. Name the folder of one, or give the "
@@ -205,7 +203,7 @@ def resumed(kind, base, flag_values):
         )
     if run is None:
         return None
-    began, chosen = {base[0]: run["base"], **run["settings"]}, run["chosen"]
+    began, chosen = {"preset": run["base"], **run["settings"]}, run["chosen"]
     for name, value in flag_values.items():
         same = json.loads(json.dumps(value)) in (began.get(name), chosen.get(name))
         if name not in FREE and not same:
@@ -219,7 +217,7 @@ def resumed(kind, base, flag_values):
             flags.FLAGS[name].value = value
     free = {name: value for name, value in flag_values.items() if name in FREE}
     try:
-        return kind(**{**run["settings"], **free})
+        return Settings(**{**run["settings"], **free})
     except TypeError as error:
         raise UserError(_OF_ANOTHER.format(path)) from error
 
@@ -268,8 +266,8 @@ class RunFolder:
 
     Args:
         workdir: Folder of the run.
-        base: String, the preset or recipe, or None.
-        settings: Dataclass of the settings that the user asked for.
+        preset: String, the name of the preset.
+        settings: The `Settings` that the user asked for.
         chosen: The same settings with nothing left open.
         facts: Dict of other JSON values that determine the run. A resume with other facts is
             refused: its epsilon would be wrong.
@@ -284,7 +282,7 @@ class RunFolder:
         UserError: If the folder has an unfinished run without --resume, or a run on other data.
     """
 
-    def __init__(self, workdir, base, settings, chosen, facts, entropy=None):
+    def __init__(self, workdir, preset, settings, chosen, facts, entropy=None):
         self._file = _file(workdir)
         self.path = self._file.parent
         run = begun(workdir)
@@ -304,7 +302,7 @@ class RunFolder:
         flag_values = {name: flags.FLAGS[name].value for name in _FLAGS if name in flags.FLAGS}
         self._facts = facts
         self._run = {
-            "base": base,
+            "base": preset,
             "settings": _without_seed(settings),
             "chosen": _without_seed(chosen),
             "flags": flag_values,

@@ -56,7 +56,7 @@ class Conflict(NamedTuple):
 
 
 def setting(flag_help, check=None, *, choices=None, objects=None, of=(IMAGES,), **default):
-    """Returns the field of a dataclass; `run_flags.define` makes a flag of it.
+    """Returns the field of a dataclass; `run_flags.py` makes a flag of it.
 
     Args:
         flag_help: The text of the flag.
