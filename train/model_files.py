@@ -12,6 +12,7 @@ import keras
 
 from tfdpx import account
 from tfdpx.accounting import record as records
+from tfdpx.report.spent import MODEL
 from tfdpx.train.errors import UserError
 
 _PREPARATION = (
@@ -20,10 +21,6 @@ _PREPARATION = (
 )
 _CROPPED = "cropped around their centre to {0:.4g} of the shorter side and resized to image_shape"
 _SQUEEZED = "resized to image_shape without keeping the aspect ratio"
-
-
-# The file in a run's folder with its model.
-MODEL_FILE = "model.keras"
 
 
 def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
@@ -39,12 +36,12 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
     """
     file = pathlib.Path(path).expanduser()
     if file.is_dir():
-        if not (file / records.FILE).exists() or not (file / MODEL_FILE).is_file():
+        if not (file / records.FILE).exists() or not (file / MODEL).is_file():
             raise UserError(
-                f"The folder --{flag}={path} holds no finished run: {records.FILE} and model.keras."
+                f"The folder --{flag}={path} holds no finished run: {records.FILE} and {MODEL}."
                 " Name a finished run (--resume ends one that was interrupted), or a .keras file."
             )
-        file = file / MODEL_FILE
+        file = file / MODEL
     if not (file.name.endswith(suffixes) and file.is_file()):
         reason = "a file of another kind" if file.exists() else "which does not exist"
         raise UserError(

@@ -22,6 +22,7 @@ from tfdpx.accounting import calibration, selection
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.report import measure, page, report
+from tfdpx.report.spent import MODEL
 from tfdpx.train import defaults
 from tfdpx.train.data import images
 from tfdpx.train.data.people import NONE
@@ -184,13 +185,12 @@ def _entry_of(folder, before, planned):
 
 def _count_right(folder, settings):
     """Returns the number of training images that a run's model classifies correctly."""
-    model = keras.saving.load_model(folder / "model.keras", compile=False)
+    model = keras.saving.load_model(folder / MODEL, compile=False)
     shape = model.input_shape[1:]
     data = _load(settings, shape)
     # With --augment=ResizeCropFlip training images are larger than the inputs of the model.
     model = keras.Sequential([keras.layers.Resizing(*shape[:2]), model])
-    on_training = dataclasses.replace(data, eval_x=data.train_x, eval_y=data.train_y)
-    batches = measure.predicted(model, on_training.eval_examples)
+    batches = measure.predicted(model, (data.train_x, data.train_y))
     return sum(np.sum(measure.predicted_classes(z, settings.threshold) == y) for z, y in batches)
 
 

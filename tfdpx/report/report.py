@@ -26,11 +26,12 @@ from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.accounting.statement import why_unknown
 from tfdpx.report import card, measure, page, pictures, words
 from tfdpx.report.measure import Measured
+from tfdpx.report.spent import MODEL
 from tfdpx.sampling.examples import as_examples
 from tfdpx.training.budget import ledger_at_rates
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-STATEMENT, MODEL = "privacy_statement.txt", "model.keras"
+STATEMENT = "privacy_statement.txt"
 _MOST_WRONG = 12
 _UNITS = {2: "row", 4: "image"}  # By the rank of the only input of a model.
 

@@ -17,8 +17,8 @@ from tfdpx.accounting.ledger import EMPTY, USER
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.report import card, page, words
-from tfdpx.report.report import MODEL, STATEMENT
-from tfdpx.report.spent import files_below, record_in
+from tfdpx.report.report import STATEMENT
+from tfdpx.report.spent import MODEL, files_below, record_in
 
 _TEXTS = {STATEMENT: words.statement, card.FILE: card.text}
 _AGREES, _OTHER_WORDS = "agrees", "words not checked: read ours"
