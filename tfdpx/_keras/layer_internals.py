@@ -164,7 +164,7 @@ def overwritten_with_gradients(layer):
 
 
 @contextlib.contextmanager
-def _replacing(objects, name, value):
+def replacing(objects, name, value):
     """Sets an attribute of objects to another value, and restores it afterwards."""
     former_values = [(holder, getattr(holder, name)) for holder in objects]
     for holder, _ in former_values:
@@ -182,13 +182,13 @@ def without_weight_regularizers(variables):
     They read no data, so the private step adds their gradient after the noise, and the per-example
     loss must not contain them.
     """
-    return _replacing([v for v in variables if v.regularizer is not None], "regularizer", None)
+    return replacing([v for v in variables if v.regularizer is not None], "regularizer", None)
 
 
 def without_cudnn(model):
     """Makes recurrent layers of a model avoid cuDNN, because no map can vectorize it."""
     recurrent = [part for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
-    return _replacing(recurrent, "use_cudnn", False)
+    return replacing(recurrent, "use_cudnn", False)
 
 
 def adding_losses(model):

@@ -1,7 +1,5 @@
 """Keras's LoRA: the factors of a layer, and saving them, because Keras does not."""
 
-import contextlib
-
 import keras
 
 from tfdpx._keras import layer_internals
@@ -39,17 +37,10 @@ def enable_as(model, copy):
             new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
 
 
-@contextlib.contextmanager
 def unmerged(model):
     """Makes files store the frozen kernels as they are, while Keras adds A and B to them."""
     adapted = [x for x in layer_internals.flatten_layers(model) if is_enabled(x)]
-    try:
-        for layer in adapted:
-            layer.lora_enabled = False
-        yield
-    finally:
-        for layer in adapted:
-            layer.lora_enabled = True
+    return layer_internals.replacing(adapted, "lora_enabled", False)
 
 
 def reinitialize_zero_lora(model):

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import names, step_context
+from tfdpx._keras import layer_internals, names, step_context
 
 # Its methods are Keras's, so type checkers need not know them.
 _Mixin: Any = object
@@ -118,14 +118,9 @@ def set_initial_epoch(model, epoch):
     model._initial_epoch = epoch
 
 
-@contextlib.contextmanager
 def taken_for_uncompiled(model):
     """Context manager in which Keras copies a model without its loss, which it might not find."""
-    model.compiled = False
-    try:
-        yield
-    finally:
-        model.compiled = True
+    return layer_internals.replacing([model], "compiled", False)
 
 
 def plain_graph(model):

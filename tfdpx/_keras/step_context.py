@@ -11,46 +11,51 @@ import weakref
 
 import tensorflow as tf
 
-_active = threading.local()
+
+class _Active(threading.local):
+    recorder = None
+    is_rng_frozen = is_unscaled = is_masking = False
+
+
+_active = _Active()
 _drivers = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
+def _setting(name, value):
+    previous = getattr(_active, name)
+    setattr(_active, name, value)
+    try:
+        yield value
+    finally:
+        setattr(_active, name, previous)
+
+
 def recording(recorder):
     """Passes every operation called in this thread to `recorder.observe(operation, args, kwargs)`.
 
     `recording(None)` hides them from an outer recorder.
     """
-    previous = getattr(_active, "recorder", None)
-    _active.recorder = recorder
-    try:
-        yield recorder
-    finally:
-        _active.recorder = previous
+    return _setting("recorder", recorder)
 
 
 def recorder():
     """Returns the active recorder of this thread, or None."""
-    return getattr(_active, "recorder", None)
+    return _active.recorder
 
 
-@contextlib.contextmanager
 def freeze_rng():
     """Puts layers that have a seed generator, for example dropout, in inference mode.
 
     If they still draw random numbers, all rows get the same ones. This is used to compare one
     forward pass with another.
     """
-    previous, _active.is_rng_frozen = is_rng_frozen(), True
-    try:
-        yield
-    finally:
-        _active.is_rng_frozen = previous
+    return _setting("is_rng_frozen", True)
 
 
 def is_rng_frozen():
     """Returns whether this thread is within `freeze_rng`."""
-    return getattr(_active, "is_rng_frozen", False)
+    return _active.is_rng_frozen
 
 
 @contextlib.contextmanager
@@ -69,37 +74,27 @@ def driver(model):
     return _drivers.get(model)
 
 
-@contextlib.contextmanager
 def unscaled_losses():
     """Computes losses as if there were one replica."""
-    _active.unscaled = True
-    try:
-        yield
-    finally:
-        _active.unscaled = False
+    return _setting("is_unscaled", True)
 
 
 def is_unscaled():
     """Returns whether this thread is within `unscaled_losses`."""
-    return getattr(_active, "unscaled", False)
+    return _active.is_unscaled
 
 
-@contextlib.contextmanager
 def masking_invalid():
     """Makes the embedding of a token outside of the table NaN: its example counts as zero.
 
     Without this, TensorFlow ends the run on CPUs.
     """
-    previous, _active.is_masking = is_masking_invalid(), True
-    try:
-        yield
-    finally:
-        _active.is_masking = previous
+    return _setting("is_masking", True)
 
 
 def is_masking_invalid():
     """Returns whether this thread is within `masking_invalid`."""
-    return getattr(_active, "is_masking", False)
+    return _active.is_masking
 
 
 @tf.autograph.experimental.do_not_convert

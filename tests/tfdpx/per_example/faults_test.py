@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdpx
 
-N, B, STEPS = 24, 8, 6
+N = 24
 X, Y = small.data(N)
 
 
