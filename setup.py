@@ -86,7 +86,7 @@ setuptools.setup(
         "absl-py>=1.0",
         "tensorboard>=2.16",
         "scipy>=1.11",
-        # The first with `validate_data` and tags as tfdpx/sklearn.py has them.
+        # The first with `validate_data` and tags as tfdpx/tables/estimators.py has them.
         "scikit-learn>=1.6",
         "matplotlib>=3.8",
         "pillow>=10",

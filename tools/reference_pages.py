@@ -19,13 +19,9 @@ from tfdpx.train.settings import Settings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 # These flags are unset by default: a preset can set another value.
-SETTINGS = {"classify": Settings}
-# Flags of a program that are neither its settings nor defined by its module.
-OTHERS = {
-    "classify": (
-        "preset final workdir data_dir download resume dry_run strategy tpu cpu_devices"
-    ).split(),
-}
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
+# Flags of `classify` that are no settings.
+_OTHERS = "preset final workdir data_dir download resume dry_run strategy tpu cpu_devices".split()
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
 # Settings of speed and of reports, which the page leaves out.
 _NO_RESULT = ("microbatch_size", "report_every")
@@ -38,9 +34,8 @@ def flags_of(program):
         values = flags.FlagValues()
         module.define_flags(values)
         return {name: values[name] for name in values}
-    if program in SETTINGS:
-        fields = [field.name for field in dataclasses.fields(SETTINGS[program])]
-        return {name: flags.FLAGS[name] for name in (*fields, *OTHERS[program])}
+    if program == "classify":
+        return {name: flags.FLAGS[name] for name in (*DEFAULTS, *_OTHERS)}
     return {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(module)}
 
 
@@ -76,10 +71,9 @@ def _object_rows():
 
 def _flag_rows(program):
     """Yields each flag of a program and its row."""
-    settings = SETTINGS.get(program)
-    defaults = {f.name: f.default for f in dataclasses.fields(settings)} if settings else {}
     for name, flag in sorted(flags_of(program).items()):
-        default = defaults.get(name) if flag.default is None else flag.default
+        default = DEFAULTS.get(name) if program == "classify" else None
+        default = default if flag.default is None else flag.default
         has_default = default not in (None, "", dataclasses.MISSING)
         default_text = f" Default: `{str(default).lower()}`." if has_default else ""
         yield name, f"| `--{name}` | {_marked(flag.help)}{default_text} |\n"

@@ -29,14 +29,13 @@ _THRESHOLDS_OF_AUC = 2000
 
 
 def private_optimizer(
-    settings, plan, seed, image_shape, accountant=None, public_validation=False, steps=None
+    settings, plan, image_shape, accountant=None, public_validation=False, steps=None
 ):
     """Builds the private optimizer of the settings, or the same step without privacy.
 
     Args:
         settings: A `settings.Settings`.
         plan: The `tfdpx.PrivacyPlan` of the run.
-        seed: Int, the seed of the noise and the views, or None.
         image_shape: `(height, width, channels)` of the images that the model takes.
         accountant: `tfdpx.accounting.IndividualAccountant` of the run, or None.
         public_validation: Bool, see `ImageData.is_public`.
@@ -56,7 +55,7 @@ def private_optimizer(
         microbatch_size=settings.microbatch_size,
         augment=views(settings.augment, image_shape) if settings.augment else None,
         augmult=settings.augmult,
-        seed=seed,
+        seed=settings.seed,
         use_ema=settings.ema_momentum > 0,
         ema_momentum=settings.ema_momentum,
     )
@@ -191,7 +190,6 @@ class Trainer:
                 optimizer=private_optimizer(
                     settings,
                     plan,
-                    settings.seed,
                     data.image_shape,
                     individual.accountant(settings, plan),
                     data.is_public(settings.public_test),

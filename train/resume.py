@@ -299,7 +299,7 @@ class RunFolder:
             with checking_flags():
                 resumable.check_same(run["facts"], facts, holder, remedy)
             self.seed = run["seed"]
-        flag_values = {name: flags.FLAGS[name].value for name in _FLAGS if name in flags.FLAGS}
+        flag_values = {name: flags.FLAGS[name].value for name in _FLAGS}
         self._facts = facts
         self._run = {
             "base": preset,

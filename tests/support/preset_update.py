@@ -33,7 +33,7 @@ def update(preset):
     if side := values.center_crop or values.image_size:
         shape = (side, side, shape[2])
     # The weights are new: there is no file of a trained model; all else follows the preset.
-    values = dataclasses.replace(values, microbatch_size=1)
+    values = dataclasses.replace(values, microbatch_size=1, seed=0)
     model = Start(values).build(
         types.SimpleNamespace(
             image_shape=shape,
@@ -47,7 +47,7 @@ def update(preset):
         1_000, batch_size=IMAGES, steps=1, noise_multiplier=noise, delta=values.delta
     )
     model.compile(
-        fitting.private_optimizer(values, plan, 0, shape),
+        fitting.private_optimizer(values, plan, shape),
         fitting.crossentropy(values.label_smoothing),
     )
     rng = np.random.default_rng(0)

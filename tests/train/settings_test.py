@@ -233,7 +233,7 @@ def small_model():
 @pytest.mark.slow
 def test_without_privacy_the_step_is_that_of_keras_on_the_same_batch():
     values = resolve(
-        private=False, steps=3, batch_size=8, learning_rate=0.5, ema_momentum=0,
+        private=False, steps=3, batch_size=8, learning_rate=0.5, ema_momentum=0, seed=0,
         optimizer="dpsgd:momentum=0.9,weight_decay=0.1",
     )  # fmt: skip
     plan = values.privacy_plan(8)
@@ -241,7 +241,7 @@ def test_without_privacy_the_step_is_that_of_keras_on_the_same_batch():
     y = np.arange(8) % 4
     ours, keras_own = small_model(), small_model()
     with pytest.warns(UserWarning, match="no noise is added.*l2_norm_clip=inf"):
-        optimizer = fitting.private_optimizer(values, plan, 0, (3,))
+        optimizer = fitting.private_optimizer(values, plan, (3,))
     smoothed = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
     ours.compile(optimizer, fitting.crossentropy(0.1))
     keras_own.compile(keras.optimizers.SGD(0.5, 0.9, weight_decay=0.1), smoothed)

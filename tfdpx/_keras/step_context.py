@@ -13,22 +13,23 @@ import tensorflow as tf
 
 
 class _Active(threading.local):
-    recorder = None
+    recorder = converters = next_key = None
     is_rng_frozen = is_unscaled = is_masking = False
 
 
-_active = _Active()
+active = _Active()
 _drivers = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def _setting(name, value):
-    previous = getattr(_active, name)
-    setattr(_active, name, value)
+def setting(name, value):
+    """Context manager in which an attribute of `active` has a value, in this thread."""
+    previous = getattr(active, name)
+    setattr(active, name, value)
     try:
         yield value
     finally:
-        setattr(_active, name, previous)
+        setattr(active, name, previous)
 
 
 def recording(recorder):
@@ -36,12 +37,12 @@ def recording(recorder):
 
     `recording(None)` hides them from an outer recorder.
     """
-    return _setting("recorder", recorder)
+    return setting("recorder", recorder)
 
 
 def recorder():
     """Returns the active recorder of this thread, or None."""
-    return _active.recorder
+    return active.recorder
 
 
 def freeze_rng():
@@ -50,12 +51,12 @@ def freeze_rng():
     If they still draw random numbers, all rows get the same ones. This is used to compare one
     forward pass with another.
     """
-    return _setting("is_rng_frozen", True)
+    return setting("is_rng_frozen", True)
 
 
 def is_rng_frozen():
     """Returns whether this thread is within `freeze_rng`."""
-    return _active.is_rng_frozen
+    return active.is_rng_frozen
 
 
 @contextlib.contextmanager
@@ -76,12 +77,12 @@ def driver(model):
 
 def unscaled_losses():
     """Computes losses as if there were one replica."""
-    return _setting("is_unscaled", True)
+    return setting("is_unscaled", True)
 
 
 def is_unscaled():
     """Returns whether this thread is within `unscaled_losses`."""
-    return _active.is_unscaled
+    return active.is_unscaled
 
 
 def masking_invalid():
@@ -89,12 +90,12 @@ def masking_invalid():
 
     Without this, TensorFlow ends the run on CPUs.
     """
-    return _setting("is_masking", True)
+    return setting("is_masking", True)
 
 
 def is_masking_invalid():
     """Returns whether this thread is within `masking_invalid`."""
-    return _active.is_masking
+    return active.is_masking
 
 
 @tf.autograph.experimental.do_not_convert

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import threading
 import weakref
 
 import tensorflow as tf
@@ -16,7 +15,8 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
-_active = threading.local()
+from tfdpx._keras import step_context
+from tfdpx._keras.step_context import active
 
 
 def weakly(method):
@@ -39,7 +39,6 @@ def weakly(method):
     return call
 
 
-@contextlib.contextmanager
 def vectorizing_by(held, multiply):
     """Makes `tf.vectorized_map` in this thread run most operations in a loop over the examples.
 
@@ -60,18 +59,14 @@ def vectorizing_by(held, multiply):
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
     converters = {"BatchMatMulV2": products, **_CONVERTERS}
-    before, _active.converters = getattr(_active, "converters", None), (held, converters)
-    try:
-        yield
-    finally:
-        _active.converters = before
+    return step_context.setting("converters", (held, converters))
 
 
 class _Converters(dict):
     """Converters by type of operation; TensorFlow runs missing ones in a loop over examples."""
 
     def get(self, key, default=None):
-        held, converters = getattr(_active, "converters", None) or (self, {})
+        held, converters = active.converters or (self, {})
         return (
             converters.get(key, super().get(key, default))
             if key in held or key in converters
@@ -215,7 +210,7 @@ def _known_shape(original):
     def stack(shape, count):
         static_shape = tf.get_static_value(shape)
         if (
-            getattr(_active, "converters", None)
+            active.converters
             and static_shape is not None
             and static_shape.ndim
             and static_shape.size
@@ -230,7 +225,7 @@ def _known_shape(original):
 
 def _same_rounds(original):
     def process(*args, **kwargs):
-        if getattr(_active, "converters", None):
+        if active.converters:
             # TensorFlow's gradient of such a loop fails.
             raise ValueError("Each example decides how often a loop runs.")
         return original(*args, **kwargs)
@@ -238,7 +233,6 @@ def _same_rounds(original):
     return process
 
 
-@contextlib.contextmanager
 def stateful_draws_from(next_key):
     """Makes draws from a state of TensorFlow draw from keys instead, in this thread.
 
@@ -248,38 +242,33 @@ def stateful_draws_from(next_key):
     Args:
         next_key: Function to an int64 tensor [2], different on each call.
     """
-    before, _active.next_key = getattr(_active, "next_key", None), next_key
-    try:
-        yield
-    finally:
-        _active.next_key = before
+    return step_context.setting("next_key", next_key)
 
 
 def _uniform(shape, dtype, **_):
-    return tf.random.stateless_uniform(shape, _active.next_key(), dtype=dtype)
+    return tf.random.stateless_uniform(shape, active.next_key(), dtype=dtype)
 
 
 def _integers(shape, minval, maxval, **_):
-    key = _active.next_key()
+    key = active.next_key()
     return tf.random.stateless_uniform(shape, key, minval, maxval, dtype=minval.dtype)
 
 
 def _normal(shape, dtype, **_):
-    return tf.random.stateless_normal(shape, _active.next_key(), dtype=dtype)
+    return tf.random.stateless_normal(shape, active.next_key(), dtype=dtype)
 
 
 def _truncated(shape, dtype, **_):
-    return tf.random.stateless_truncated_normal(shape, _active.next_key(), dtype=dtype)
+    return tf.random.stateless_truncated_normal(shape, active.next_key(), dtype=dtype)
 
 
 def _counter_and_key(*_, **__):
-    return tf.random.stateless_uniform([3], _active.next_key(), None, None, tf.int64)
+    return tf.random.stateless_uniform([3], active.next_key(), None, None, tf.int64)
 
 
 def _redirected(keyed, original):
     def draw(*args, **kwargs):
-        is_keyed = getattr(_active, "next_key", None) is not None
-        return (keyed if is_keyed else original)(*args, **kwargs)
+        return (original if active.next_key is None else keyed)(*args, **kwargs)
 
     return draw
 
