@@ -120,7 +120,7 @@ class Settings:
         objects=MODELS, of=(IMAGES, TABLES), default=None)
     init_from: str | None = setting("Start from this .keras file, of tfdpx or of any Keras image "
         "model, or from the run folder that holds it; a named --model takes its weights, or those "
-        "of a .weights.h5 file. The last layer starts anew.", of=_PHOTOS, default=None)
+        "of a .weights.h5 file. The last layer starts again.", of=_PHOTOS, default=None)
     pretrained_on: str | None = setting("Data of --init_from's training, set by presets; nothing "
         "depends on it.", default=None)
     init_data: str | None = setting("The data set that --init_from was trained on, where the file "

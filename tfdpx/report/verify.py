@@ -91,7 +91,7 @@ class Verdict:
         return (
             f"{agree}, and nothing recorded forbids a release. {epsilon}, which is {strength} "
             "protection: only you can decide if that is enough. Nothing is signed: a forger could "
-            "make all anew."
+            "make all of them again."
         )
 
     def to_dict(self) -> dict[str, object]:

@@ -263,7 +263,7 @@ class Checkpoint(keras.callbacks.Callback):
         except Exception as error:  # `zipfile` raises many kinds of errors for damaged bytes.
             raise ValueError(
                 f"The checkpoint in {os.fspath(self.directory)!r} is damaged: {error}. Restore the "
-                "folder from a copy, or remove it to begin anew: what its run spent on the data "
+                "folder from a copy, or remove it to begin again: what its run spent on the data "
                 "was still spent."
             ) from error
         return record, content

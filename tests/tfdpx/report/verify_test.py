@@ -289,7 +289,7 @@ def test_known_limits_of_what_is_noticed(folder):
     make_anew(folder, ledger=entries(folder, noise_multiplier=50.0, unit="user"))
     status, first, last, text = ask(folder)
     assert status == 0 and last["epsilon"] < 0.1 and last["unit"] == "person"
-    assert "for each person" in first and "a forger could make all anew" in first
+    assert "for each person" in first and "a forger could make all of them again" in first
     assert last["fingerprint"] != before["fingerprint"]
     # A lone record with a renewed digest; weights of other kinds next to it are only named.
     alone = folder / "alone"
