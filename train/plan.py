@@ -58,8 +58,8 @@ _COLUMNS += ("epsilon_of_examples_of_one_person", "outlook")
 _NOTES = (
     "Right guesses: someone who knows everything but whether one example was in the data finds it "
     f"out at most so often (50% is tossing a coin); as protection, {RANGES}. Rows of 55 to 80 also "
-    "keep epsilon at the one of full batches with as many, because an average can hide a few examples "
-    "that are found out almost surely; then fewer guesses are right.",
+    "keep epsilon at the one of full batches with as many: an average can hide a few examples that "
+    "are found out almost surely; then fewer guesses are right.",
     "A person with several examples is protected less: the last columns are the epsilon of {both} "
     'examples of one person together. With PrivacyPlan(unit="user") and fit(x, y, user_ids=ids) '
     "epsilon is of all examples of a person (docs/users.md).",
