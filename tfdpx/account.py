@@ -83,6 +83,7 @@ class Account(_PrivacySpend):
         self._runs = set()
         # Marks, weakly: weights must not outlive their model.
         self._followed, self._trained = weakref.WeakSet(), weakref.WeakSet()
+        self._models = weakref.WeakSet()  # Those that `follow` got: they may grow.
         self.restored = None  # The number of a `tf.train.Checkpoint` with a whole ledger.
         self._warned = False
         self._adapted = weakref.WeakSet()  # Layers with noisy statistics.
@@ -157,6 +158,7 @@ class Account(_PrivacySpend):
 
     def follow(self, model):
         """Joins the past and future costs of the weights of a model, by any optimizer."""
+        self._models.add(model)
         for layer in layer_internals.flatten_layers(model):
             uncounted.discard(layer)
             ledger = ledger_of_statistics(layer)
@@ -203,6 +205,9 @@ class Account(_PrivacySpend):
     def ledger(self):
         """Returns all that was spent on the weights, a `tfdpx.accounting.Ledger`."""
         self._settle()
+        for model in list(self._models):  # `Sequential.add` keeps the optimizer.
+            if any(mark_of(variable) not in self._followed for variable in model.weights):
+                self.follow(model)
         for account in _accounts_of(self._followed) - {self}:
             self._join(Ledger(account.entries()))
         is_complete = _is_complete(self._followed)

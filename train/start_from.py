@@ -32,7 +32,7 @@ from tfdpx.models.networks import logits
 from tfdpx.models.on_features import linear, scattering_features
 from tfdpx.report.spent import MODEL
 from tfdpx.train import classifiers
-from tfdpx.train.data import identity
+from tfdpx.train.data import identity, tfds
 from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES, OF_FILE
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.model_files import model_file, read
@@ -250,9 +250,14 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
     """
     before = Ledger()
     for training in trainings:
-        if not (training.ledger.steps and identity.overlap(training.data, dataset)):
+        if not training.ledger.steps:
             continue
         is_known = training.epsilon < math.inf and not why_unknown(training.ledger)
+        # `tfdpx.report` takes any name, which does not tell that the files were others.
+        is_unnamed = training.data.identifier is None and not tfds.is_known(training.data.name)
+        may_be_these = is_known and is_unnamed and tfds.Name.parse(dataset).path is not None
+        if not (may_be_these or identity.overlap(training.data, dataset)):
+            continue
         if not is_known and not allow_unaccounted:
             raise UserError(
                 f"The weights to start from were trained on {training.data.name} already, without "

@@ -1,5 +1,6 @@
 """`account`: the joint privacy loss of runs, and refusals."""
 
+import dataclasses
 import io
 import json
 import pathlib
@@ -192,6 +193,26 @@ def test_a_folder_is_known_by_its_content_and_what_cannot_be_read_is_listed(ask,
     names = [pathlib.Path(path).name for path in answer["not_read"]]
     assert names == ["damaged.keras", "checkpoint"]
     assert "All together are" not in text and "could be counted" in text
+
+
+def test_a_file_that_tells_of_losses_but_cannot_be_read_is_listed(ask, tmp_path):
+    ledger = Ledger((Entry(4.0, 0.1, 60, run=7),), delta=1e-5)
+    text = dataclasses.replace(ledger, entries=(Entry(4.0, 0.1, 60, run=8),)).to_json().encode()
+    release = b'{"epsilon": 0.5, "delta": 0, "unit": "example", "neighbors": "add_or_remove"}'
+    unreadable = {
+        "releases.jsonl": release,
+        "edited.json": b"\xef\xbb\xbf" + text,
+        "weights-1.data-00000-of-00001": b"\x00\x01" + text,
+    }
+    for name, content in unreadable.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        ledger.save(folder / "ledger.json")
+        (folder / name).write_bytes(content)
+        record, _ = ask(workdir=folder, delta=1e-5)
+        assert record["not_read"] == [str(folder / name)] and not record["releasable"]
+    (tmp_path / "record.json").symlink_to(tmp_path / "nowhere")
+    assert str(tmp_path / "record.json") in ask(workdir=tmp_path, delta=1e-5)[0]["not_read"]
 
 
 def test_examples_and_people_have_no_common_statement(ask, tmp_path):

@@ -14,7 +14,7 @@ import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.record import Record
+from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import classifiers, settings, start_from
 from tfdpx.train.data import identity
 from tfdpx.train.errors import UserError
@@ -223,6 +223,17 @@ def test_a_training_on_the_same_data_is_counted(file):
     for earlier, dataset, overlaps in SEEN:
         names = (earlier, "places365_small") if earlier == "mnist" else ("places365_small", earlier)
         assert before(file(*names), dataset) == (PRIVATE if overlaps else Ledger()), earlier
+
+
+def test_a_training_on_data_of_a_free_name_is_counted(file, tmp_path):
+    path, folder = file("places365_small"), tmp_path / "ward"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+    # As of `tfdpx.report(model, ..., data="ward 7")`, which may have read the same files.
+    Record("tfdpx.report", DatasetId("ward 7", 80), PRIVATE, 1e-5).save(path)
+    assert before(path, f"folder:{folder}") == PRIVATE
+    assert before(path, "digits") == Ledger()
+    assert before(file("mnist"), f"folder:{folder}") == Ledger()
 
 
 def test_a_training_without_an_account_needs_a_word(file):

@@ -17,8 +17,10 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 
 MODEL = "model.keras"  # Of a run, next to its record.
+RELEASES = "releases.jsonl"  # Of other mechanisms.
 # The folder of an unfinished run, with its settings, and the folders of an unfinished tuning.
 _UNFINISHED, _SETTINGS, _TUNING = "checkpoint", "settings.json", ".private_tuning-"
+_OF_TENSORFLOW = re.compile(r".*\.data-\d{5}-of-\d{5}")  # A file of `tf.train.Checkpoint`.
 _ARCHIVE, _HDF5, _WEIGHTS = b"PK\x03\x04", b"\x89HDF", "model.weights.h5"
 UNREADABLE: tuple[type[Exception], ...] = (
     *(OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile),
@@ -52,10 +54,12 @@ def _refuse(error):
 
 
 def _says_what_was_spent(path):
+    if path.name in (records.FILE, RELEASES) or path.name.endswith((".keras", ".weights.h5")):
+        return True  # Also a link to nowhere: what it held was spent.
     if not path.is_file():
         return False
-    if path.name == records.FILE or path.name.endswith((".keras", ".weights.h5")):
-        return True
+    if _OF_TENSORFLOW.fullmatch(path.name):
+        return b'"tfdpx.Ledger/' in path.read_bytes()
     if path.suffix == ".jsonl":  # Releases of other mechanisms, and the curves of runs.
         return b'"neighbours"' in path.read_bytes()
     return _is_model(path) or _is(path, "Ledger|Record")
@@ -83,7 +87,7 @@ def _start(path):
 
 def _is(path, kinds):
     """Returns whether a file is JSON of one of these kinds of tfdpx, even if it is damaged."""
-    if not path.is_file() or _start(path)[:1] != b"{":
+    if not path.is_file() or _start(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
         return False
     form = rf'"format"\s*:\s*"tfdpx\.({kinds})/'.encode()
     return re.search(form, path.read_bytes()) is not None
@@ -99,6 +103,11 @@ def record_in(path):
         ledger = _ledger_in(path)
     elif _is(path, "Ledger") or path.suffix == ".jsonl":
         ledger = Ledger.load(path)
+    elif _OF_TENSORFLOW.fullmatch(path.name):
+        raise ValueError(
+            f"The file {path} is of tf.train.Checkpoint, from which only TensorFlow reads the "
+            "ledger: restore it into its model, and save this as a .keras file."
+        )
     else:
         raise ValueError(
             f"The file {path} is neither a record, a model nor a ledger. Pages and texts are for "

@@ -46,13 +46,13 @@ def _count_affordable(plan, spent, other_updates, left, rate):
     if other_updates:
         warn(
             f"{other_updates} updates of the model's weights are not this plan's. They count: "
-            f"epsilon is {spent.composed_epsilon(plan.delta, plan.accountant):.4g} now, and "
+            f"epsilon is {_epsilon_within_delta(spent, plan):.4g} now, and "
             "composes with the plan's steps."
         )
 
     def exceeds(steps):
         total = spent + Ledger((Entry(plan.noise_multiplier, rate, steps, unit=plan.unit),))
-        if total.composed_epsilon(plan.delta, plan.accountant) > plan.epsilon:
+        if _epsilon_within_delta(total, plan) > plan.epsilon:
             return True
         most = plan.right_guesses
         is_unknown = total.is_approximate  # No bound on attacks is known.
@@ -148,8 +148,16 @@ def epsilon_spent(optimizer, plan, before=EMPTY):
             optimizer's own updates if none is known. Updates of other optimizers count at 1.
         before: `Ledger` of the same data that the optimizer's does not hold.
     """
-    ledger = before + ledger_at_rates(optimizer, plan)
-    return ledger.composed_epsilon(plan.delta, plan.accountant)
+    ledger = before + plan.spent + ledger_at_rates(optimizer, plan)
+    return _epsilon_within_delta(ledger, plan)
+
+
+def _epsilon_within_delta(ledger, plan):
+    """Float: the epsilon of a ledger at the plan's delta, which pays for all its deltas."""
+    if not ledger.has_noise:
+        return math.inf
+    delta = plan.delta - math.fsum(delta for _, delta in ledger.parts()[1])
+    return ledger.composed_epsilon(delta, plan.accountant) if delta > 0 else math.inf
 
 
 class StopAtBudget(keras.callbacks.Callback):

@@ -93,6 +93,18 @@ def trained(tmp_path_factory):
     return model
 
 
+def test_a_trained_layer_that_joins_a_model_later_counts(tmp_path):
+    model, last = make(), keras.layers.Dense(3)
+    train(model)
+    other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), last])
+    other.compile(tfdpx.DPSGD(0.1, plan=LOUD), model.loss)
+    train(other, LOUD)
+    model.add(last)  # Keras keeps the optimizer.
+    assert epsilon(model) == pytest.approx(spent((PLAN, 4), (LOUD, 4)))
+    model.save(tmp_path / "model.keras")
+    assert epsilon(keras.models.load_model(tmp_path / "model.keras")) == epsilon(model)
+
+
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "checkpoint"])
 def test_files_carry_the_ledger(name, trained):
     quiet = make()
@@ -314,6 +326,17 @@ def test_a_second_plan_counts_what_the_weights_have_spent():
     model.compile(tfdpx.DPSGD(0.1, plan=same), model.loss)
     with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="no person is in two.*spent="):
         model.fit(*small.data(N), verbose=0)
+
+
+def test_the_delta_of_a_plan_pays_for_other_mechanisms_in_its_logs_too():
+    about = {"unit": "example", "neighbours": "add_or_remove", "name": "counts"}
+    release = Ledger().with_release(epsilon=0.5, delta=5e-4, **about)
+    budget = {"noise_multiplier": 2.0, "delta": 1e-3, "spent": release}
+    plan = tfdpx.PrivacyPlan(N, batch_size=B, steps=3, **budget)
+    history = train(make(plan), plan)
+    assert history.history["epsilon"] == [plan.epsilon]
+    budget = tfdpx.callbacks.PrivacyBudget(plan)  # The optimizer's plan has no `spent`.
+    assert train(make(), PLAN, callbacks=[budget]).history["epsilon"] == [plan.epsilon]
 
 
 @pytest.mark.slow
