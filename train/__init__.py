@@ -3,5 +3,5 @@
 import os
 
 # Hides TensorFlow's log: its message about a missing GPU reads like a failure.
-# `quiet_start` hides the messages that are written before this setting is read.
+# `startup` hides the messages that are written before this setting is read.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

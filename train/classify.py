@@ -12,7 +12,7 @@ and ends; --workdir=PATH --resume continues. Do not publish the log: progress ba
 private metrics. For all flags see --helpfull and docs/flags.md.
 """
 
-import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
 
 # isort: split
 

@@ -11,8 +11,8 @@ from absl import flags
 from tfdpx._keras import lora
 from tfdpx.account import copy_weights
 from tfdpx.sampling.shards import check_divides
-from tfdpx.train.allocator import keep_freed_memory
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.startup import keep_freed_memory
 from tfdpx.training.distributed import agree
 
 KINDS = ("auto", "cpu", "mirrored", "multiworker", "tpu")

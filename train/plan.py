@@ -16,7 +16,7 @@ accountant are refused. A single answer has the statement of tensorflow-privacy 
 reason why it differs. The last line is one JSON object.
 """
 
-import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
 
 # isort: split
 

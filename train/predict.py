@@ -12,7 +12,7 @@ in front: spreadsheets would run it as a formula. Predictions for private images
 are private.
 """
 
-import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
 
 # isort: split
 

@@ -30,7 +30,7 @@ keep within --epsilon:
         --grid="learning_rate=4,8,16" --workdir=runs/tuned
 """
 
-import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
 
 # isort: split
 

@@ -14,7 +14,7 @@ With --render=FOLDER, statement, page and card are written there from the record
 than the sender's.
 """
 
-import tfdpx.train.quiet_start  # noqa: F401 - before TensorFlow is imported.
+import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
 
 # isort: split
 

@@ -14,7 +14,7 @@ from tfdpx.accounting import IndividualAccountant
 from tfdpx.layers import trainable
 from tfdpx.per_example import cost_model
 from tfdpx.sampling.batch_sampler import sampler_of
-from tfdpx.train import allocator, classifiers
+from tfdpx.train import classifiers, startup
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.training import optimizers
 from tfdpx.training.session import Session
@@ -326,7 +326,7 @@ def make_step(kind, settings):
         kind: One of `KINDS`.
         settings: `Settings`.
     """
-    allocator.keep_freed_memory()  # For all kinds, as programs do.
+    startup.keep_freed_memory()  # For all kinds, as programs do.
     model, batch = make_model(kind, settings), make_batch(kind, settings)
     if kind == "individual":
         plan = model.optimizer.plan

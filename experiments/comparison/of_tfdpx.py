@@ -9,7 +9,7 @@ import tfdpx
 from experiments.benchmark import steps
 from experiments.comparison import cases, worker
 from tfdpx.layers import trainable
-from tfdpx.train import allocator
+from tfdpx.train import startup
 
 # Epochs that a training may request: the plan ends after them.
 EPOCHS = 100
@@ -72,7 +72,7 @@ class training:  # noqa: N801
         self._model = build(case)
         optimizer = keras.optimizers.SGD(cases.RATE)
         if mode != "ordinary":
-            allocator.keep_freed_memory()  # As in programs.
+            startup.keep_freed_memory()  # As in programs.
             plan = tfdpx.PrivacyPlan(
                 num_examples=cases.EXAMPLES,
                 batch_size=cases.BATCH,

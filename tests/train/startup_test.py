@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfdpx.train import allocator
+from tfdpx.train import startup
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
@@ -21,7 +21,7 @@ ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages would 
 path, way, megabytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
 given = None
 if way == "call":
-    spec = importlib.util.spec_from_file_location("allocator", path)
+    spec = importlib.util.spec_from_file_location("startup", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     given = module.keep_freed_memory()
@@ -47,8 +47,8 @@ def rounds(way, megabytes=5, **variables):
     """Returns the result of `keep_freed_memory`, and the page faults of a round per page."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC", "GLIBC"))}
     process = subprocess.run(
-        [sys.executable, "-c", _ROUNDS, allocator.__file__, way, str(megabytes)],
-        env={**environment, **variables},
+        [sys.executable, "-c", _ROUNDS, startup.__file__, way, str(megabytes)],
+        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "0", **variables},
         capture_output=True,
         text=True,
         check=True,

@@ -1,0 +1,68 @@
+"""Imports TensorFlow quietly, and lets a process keep the memory that it frees.
+
+Programs import this first. TensorFlow writes messages about processors and drivers to the file
+descriptor of the standard error before it reads its log settings. `TF_CPP_MIN_LOG_LEVEL=0` in the
+environment shows all of them.
+
+A step on a CPU frees and allocates the same tensors in every microbatch. By default glibc returns
+most of the memory that the threads of `fit` free to the kernel, and the kernel fills each page with
+zeros before it gives it back. A private update of 64 images lost half of its time because of this
+(see docs/benchmark.md).
+"""
+
+import ctypes
+import logging
+import os
+import platform
+import tempfile
+
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# The numbers of `mallopt`'s parameters are from glibc's malloc.h.
+_MALLOPT = {
+    -1: 2**31 - 1,  # M_TRIM_THRESHOLD, bytes that may stay free at the end of a heap: the maximum.
+    -2: 2**26,  # M_TOP_PAD, bytes, the size of a thread's heap: an empty heap is kept.
+    -4: 0,  # M_MMAP_MAX, allocations outside of the heaps: these return when freed.
+    -8: max(2, (os.cpu_count() or 1) // 4),  # M_ARENA_MAX, heaps: each keeps its own free memory.
+}
+
+
+def keep_freed_memory():
+    """Makes this process keep the memory that it frees for its next use.
+
+    The process then holds its peak memory until it ends. Nothing changes if the C library is not
+    glibc, or if the user has set one of glibc's environment variables for this, such as
+    `MALLOC_TRIM_THRESHOLD_`.
+
+    Programs call it before they train; further calls change nothing.
+    Threads that already have a heap keep it.
+
+    Returns:
+        Bool, whether freed memory is kept now.
+    """
+    is_set = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if is_set or platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all([mallopt(*setting) == 1 for setting in _MALLOPT.items()])
+
+
+def _import_tensorflow():
+    """Imports TensorFlow, and shows all of its messages if the import fails."""
+    with tempfile.TemporaryFile() as notices:
+        stderr = os.dup(2)
+        os.dup2(notices.fileno(), 2)
+        try:
+            import tensorflow  # noqa: F401
+        except BaseException:
+            notices.seek(0)
+            os.write(stderr, notices.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+if os.environ[_LEVEL] == "3":
+    _import_tensorflow()
+    # TensorFlow warns because programs trace a function for each of a few shapes.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
