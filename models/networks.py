@@ -53,7 +53,7 @@ def WideResNet(
     width: int,
     num_classes: int,
     input_shape: Any = (32, 32, 3),
-    groups: int = 16,
+    groups: int | None = 16,
     weight_standardization: bool = True,
     use_gain: bool = False,
     use_bias: bool = False,
@@ -315,7 +315,7 @@ def SmallCNN(
     num_classes: int,
     input_shape: Any,
     filters: Sequence[int] = (32, 32, 64),
-    groups: int = 4,
+    groups: int | None = 4,
     weight_standardization: bool = True,
     name: str = "small_cnn",
 ) -> keras.Model:

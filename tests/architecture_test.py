@@ -175,7 +175,7 @@ def test_every_room_has_its_place():
         ),
         ("tfdpx/training/made_up.py", "from tfdpx.layers import GroupNorm"),
         ("layers/made_up.py", "from tfdpx.models import LeNet"),
-        ("models/made_up.py", "from tfdpx.train import classifiers"),
+        ("models/made_up.py", "from tfdpx.train import settings"),
         ("tfdpx/accounting/made_up.py", "import tensorflow as tf"),
         ("train/made_up.py", "from experiments import benchmark"),
     ],

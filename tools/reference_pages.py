@@ -12,9 +12,8 @@ import re
 from absl import flags
 
 from tfdpx.train import presets
-from tfdpx.train.classifiers import MODELS
 from tfdpx.train.command import PROGRAMS
-from tfdpx.train.objects import AUGMENTATIONS, HEADS, OPTIMIZERS, SCHEDULES, explanations
+from tfdpx.train.objects import AUGMENTATIONS, HEADS, MODELS, OPTIMIZERS, SCHEDULES, explanations
 from tfdpx.train.settings import Settings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"

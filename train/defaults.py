@@ -22,10 +22,8 @@ from tfdpx.suggestion import (
     suggest,
 )
 from tfdpx.train.errors import UserError
-from tfdpx.train.objects import OPTIMIZERS
+from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, OF_FILE, OPTIMIZERS
 
-# Values of `model`: chosen by this module; for `features`; the unchanged file of `init_from`.
-AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
 # With more images, training a network costs less than full batches and learns more.
 MOST_IMAGES = 20_000
 # The assumed budget if the noise is given in place of epsilon, or the run is not private.

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 import tfdpx
-from tfdpx import heads
+from tfdpx import heads, models
 from tfdpx._arguments import check_positive_integer
 from tfdpx.heads.head import optional
 from tfdpx.train.errors import UserError, did_you_mean
@@ -231,6 +231,35 @@ HEADS = Objects(
         "learning_rate".split()
     ),
     dict(num_classes=2, epsilon=1.0),
+)
+
+# Values of `model`: chosen by `defaults`; for `features`; the unchanged file of `init_from`.
+AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
+_MODELS = {
+    "small_cnn": models.SmallCNN,
+    "scatter_linear": models.ScatterLinear,
+    "scatter_cnn": models.ScatterCNN,
+    "lenet": models.LeNet,
+    "resnet_20": models.ResNet20,
+}
+_BY_NUMBERS = {r"wrn_(\d+)_(\d+)": models.WideResNet, r"nf_resnet_(\d+)": models.NFResNet}
+
+
+def _model(name):
+    """Returns the constructor of a model, or None."""
+    for pattern, constructor in _BY_NUMBERS.items():
+        if match := re.fullmatch(pattern, name):
+            return functools.partial(constructor, *map(int, match.groups()))
+    if name in (AUTO, LINEAR_ON_FEATURES, OF_FILE):  # `start_from` builds them.
+        return object
+    return _MODELS.get(name)
+
+
+MODELS = Objects(
+    "model",
+    _model,
+    (*_MODELS, "wrn_<depth>_<width> such as wrn_16_4", "nf_resnet_<depth> such as nf_resnet_50"),
+    ("num_classes", "input_shape", "name"),
 )
 
 _OPTIMIZERS = {"dpsgd": tfdpx.DPSGD, "dpadam": tfdpx.DPAdam, "dpadamw": tfdpx.DPAdamW}

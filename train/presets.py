@@ -28,7 +28,7 @@ _SMALL_TABLE2 = dict(
 )
 _SMALL_TABLE5 = dict(_DIGITS_CNN, dataset="digits:5-9", batch_size=512, report_every=20)
 # Arguments of a model without the additions of De et al., and with the first of them.
-_BARE, _NORMED = "group_norm=false,weight_standardization=false", "weight_standardization=false"
+_BARE, _NORMED = "groups=none,weight_standardization=false", "weight_standardization=false"
 
 _CROPS = "RandomCropFlip:padding=4,flip=true"
 # Appendix C of De et al.: WRNs from random weights.
@@ -73,7 +73,7 @@ _PUBLIC_PLACES = dict(private=False, batch_size=1024)
 
 # Sander et al. 2023 (arXiv:2210.03403): the network of their published code but for biases and
 # the norms of projections.
-_TAN = dict(_CIFAR10, model="wrn_16_4:relu_first=true,weight_standardization=false")
+_TAN = dict(_CIFAR10, model="wrn_16_4:norm_before_relu=false,weight_standardization=false")
 
 # Tramer and Boneh 2021 (arXiv:2011.11660): their commands, with learning rates for gradients that
 # are not divided by the clip.

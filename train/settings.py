@@ -17,11 +17,10 @@ from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.report import measure
 from tfdpx.train import objects, presets
-from tfdpx.train.classifiers import MODELS
 from tfdpx.train.data.people import NONE
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
-from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, MODELS
 
 # The kinds of runs: updates on images, a table, and a head on features of images.
 IMAGES, TABLES, HEADS = "images", "tables", "heads"
@@ -116,7 +115,7 @@ class Settings:
         "TensorBoard show the accuracy on them, and the page of the run some that are taken for "
         "another class. Known data sets need no such flag.", default=False)
     model: str | None = setting(f"One of: {', '.join(MODELS.names)}, with arguments as in "
-        f"wrn_16_4:variant=code,group_norm=false; of tables: {', '.join(TABLE_MODELS)}.",
+        f"wrn_16_4:groups=none; of tables: {', '.join(TABLE_MODELS)}.",
         objects=MODELS, of=(IMAGES, TABLES), default=None)
     init_from: str | None = setting("Start from this .keras file, of tfdpx or of any Keras image "
         "model, or from the run folder that holds it; a named --model takes its weights, or those "

@@ -31,12 +31,10 @@ from tfdpx.models import LinearOnFeatures, backbone, transfer
 from tfdpx.models.networks import logits
 from tfdpx.models.on_features import linear, scattering_features
 from tfdpx.report.spent import MODEL
-from tfdpx.train import classifiers
 from tfdpx.train.data import identity, tfds
-from tfdpx.train.defaults import AUTO, LINEAR_ON_FEATURES, OF_FILE
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.model_files import model_file, read
-from tfdpx.train.objects import without_folders
+from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, MODELS, OF_FILE, without_folders
 
 _SCATTER = "scatter"
 
@@ -176,7 +174,7 @@ class Start:
         if normalise:
             factor, offset = np.array(normalise.scale), np.array(normalise.offset)
             scale = (-offset / factor).tolist(), (1 / factor).tolist()
-        model = classifiers.build(self.settings.model, data.image_shape, data.num_classes, *scale)
+        model = classifier(self.settings.model, data.image_shape, data.num_classes, *scale)
         if path:
             flat = layer_internals.flatten_layers
             kinds = source and [type(layer) for layer in flat(source)]
@@ -210,6 +208,37 @@ class Start:
         model = keras.Model(images, outputs, name=self._model.name)
         account.mark_known(model.variables)  # `seen` has the earlier trainings of the file.
         return model
+
+
+def classifier(text, image_shape, num_classes, centre, deviation=None):
+    """Returns a model from uint8 images to logits.
+
+    Its first layer maps a grey level x to `(x - centre) / deviation`. Because the model normalises,
+    images travel to the device as bytes, and a saved model needs no preprocessing. Models on
+    scattering features always take values from 0 to 1 instead.
+
+    Args:
+        text: String, a model of `objects.MODELS` with its arguments.
+        image_shape: `(height, width, channels)`.
+        num_classes: Number of logits.
+        centre: Grey level that becomes 0, or a tuple with one for each channel.
+        deviation: Difference of grey levels that becomes 1, or a tuple; `centre` by default.
+
+    Returns:
+        A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
+
+    Raises:
+        UserError: If there is no such model, or it cannot take images of that shape.
+    """
+    body = MODELS.make(text, num_classes=num_classes, input_shape=tuple(image_shape))
+    if text.startswith("scatter_"):
+        centre, deviation = 0.0, 255.0
+    images = keras.Input(image_shape, dtype="uint8", name="image")
+    centre, deviation = np.array(centre), np.array(centre if deviation is None else deviation)
+    normalise = keras.layers.Rescaling(
+        (1 / deviation).tolist(), offset=(-centre / deviation).tolist(), name="normalise"
+    )
+    return keras.Model(images, body(normalise(images)), name=text.partition(":")[0])
 
 
 def _load(model, path):

@@ -14,7 +14,7 @@ from tfdpx.accounting import IndividualAccountant
 from tfdpx.layers import trainable
 from tfdpx.per_example import cost_model
 from tfdpx.sampling.batch_sampler import sampler_of
-from tfdpx.train import classifiers, startup
+from tfdpx.train import objects, start_from, startup
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.training import optimizers
 from tfdpx.training.session import Session
@@ -40,7 +40,7 @@ def check_model(name, image_size):
                 f"Received: --image_size={image_size}. Leave it out."
             )
         return
-    if problems := classifiers.MODELS.problems(name):
+    if problems := objects.MODELS.problems(name):
         raise UserError(f"{' '.join(problems)} Or of: {', '.join(_OF_VECTORS)}.")
 
 
@@ -64,7 +64,7 @@ def build_model(name, image_size):
     """
     if name in _OF_VECTORS:
         return _OF_VECTORS[name][0]()
-    return classifiers.build(name, _image_shape(image_size), NUM_IMAGE_CLASSES, centre=127.5)
+    return start_from.classifier(name, _image_shape(image_size), NUM_IMAGE_CLASSES, centre=127.5)
 
 
 def make_arrays(name, image_size, rows):

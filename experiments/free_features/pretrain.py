@@ -22,7 +22,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.layers.few_weights import last_layer
 from tfdpx.report import report
-from tfdpx.train import classifiers
+from tfdpx.train import start_from
 from tfdpx.train.data import tfds
 
 KINDS = {
@@ -62,7 +62,7 @@ def pretrain(arguments):
     shape, count = entry.image_shape, arguments.num_images
     images = KINDS[arguments.generator](shape[:2], shape[2], seed=arguments.seed).images(count)
     images = np.rint(255 * images).astype("uint8")
-    classifier = classifiers.build(
+    classifier = start_from.classifier(
         arguments.model,
         shape,
         entry.num_classes,

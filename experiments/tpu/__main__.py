@@ -29,7 +29,7 @@ def parse(arguments=None):
     add("--out", type=pathlib.Path, default="build/tpu", help="Folder for the modules.")
     add("--topology", default="v5e:2x2", help="Four or more devices of a TPU.")
     add("--cores", type=int, action="append", help="Cores to compile for; default: 1 and 4.")
-    add("--model", default="small_cnn", help="A model of tfdpx.train.classifiers.")
+    add("--model", default="small_cnn", help="A model as in classify --model.")
     add("--image_shape", default="8,8,1", help="Height, width, channels.")
     add("--batch_per_core", type=int, default=64, help="Examples per core.")
     add("--augmult", type=int, default=0, help="Views of each example.")

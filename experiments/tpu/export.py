@@ -17,7 +17,7 @@ from tensorflow.python.distribute import one_device_strategy
 import tfdpx
 from tfdpx import noise
 from tfdpx._keras import model_internals, step_context
-from tfdpx.train import classifiers
+from tfdpx.train import start_from
 
 NUM_CLASSES = 10
 _CENTRE = 127.5
@@ -28,7 +28,7 @@ class Step:
     """The exported part of a training step, for one core.
 
     Attributes:
-        model: Name of a model in `tfdpx.train.classifiers`.
+        model: Name of a model in `tfdpx.train.objects.MODELS`.
         image_shape: `(height, width, channels)`.
         batch_per_core: Number of examples of a core.
         cores: Number of replicas.
@@ -117,7 +117,7 @@ def export(step, steps_through=None):
     """
     strategy = CompileOnlyTPUStrategy(step.cores)
     with strategy.scope():
-        model = classifiers.build(step.model, step.image_shape, NUM_CLASSES, _CENTRE)
+        model = start_from.classifier(step.model, step.image_shape, NUM_CLASSES, _CENTRE)
         model.compile(
             optimizer=_optimizer(step),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

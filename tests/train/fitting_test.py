@@ -10,7 +10,7 @@ import seeds
 import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import classifiers, defaults, fitting, settings
+from tfdpx.train import defaults, fitting, settings, start_from
 from tfdpx.train.data.images import ImageData
 from tfdpx.train.errors import UserError
 from tfdpx.train.start_from import Start
@@ -41,7 +41,7 @@ def whole(tmp_path, data):
     """A function that builds the classifier of a run from a file."""
     seeds.fix(0)
     path = tmp_path / "source.keras"
-    classifiers.build("small_cnn", SHAPE, 4, 100.0).save(path)
+    start_from.classifier("small_cnn", SHAPE, 4, 100.0).save(path)
     return lambda **arguments: Start(last_layer(init_from=str(path), **arguments)).build(data)
 
 
@@ -79,7 +79,7 @@ def start(features):
 
 @pytest.fixture
 def run_folder(tmp_path):
-    classifier = classifiers.build("small_cnn", SHAPE, 4, 100.0, 50.0)
+    classifier = start_from.classifier("small_cnn", SHAPE, 4, 100.0, 50.0)
     classifier.save(tmp_path / "model.keras")
     Record("pretrain", DatasetId("synthetic:strokes"), Ledger(), None).save(
         tmp_path / "model.keras"
@@ -117,6 +117,6 @@ def test_files_that_do_not_fit_are_refused_and_asked_for_their_data(run_folder):
             start(names).build(data)
     [upstream] = start(f"scatter+{run_folder}").seen
     assert upstream.data.name == "synthetic:strokes" and upstream.epsilon == 0
-    classifiers.build("small_cnn", SHAPE, 4, 100.0).save(run_folder / "own.keras")
+    start_from.classifier("small_cnn", SHAPE, 4, 100.0).save(run_folder / "own.keras")
     with pytest.raises(UserError, match=r"own\.keras does not say what it was trained on"):
         start(f"scatter+{run_folder}+{run_folder}/own.keras").seen  # noqa: B018

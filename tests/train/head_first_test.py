@@ -10,7 +10,7 @@ from interrupting import ctrl_c_after
 import tfdpx
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import classifiers, classify
+from tfdpx.train import classify, start_from
 
 HEAD_FIRST = dict(
     model="small_cnn", batch_size=256, steps=6, head_steps=2, head_learning_rate=2.0, epsilon=3.0,
@@ -26,7 +26,7 @@ def weights_of(workdir):
 def shared_flags(tmp_path_factory):
     """The flags, with the folder of a model with generated images in its record."""
     workdir = tmp_path_factory.mktemp("pretrained")
-    classifiers.build("small_cnn", (8, 8, 1), 10, 120.0).save(workdir / "model.keras")
+    start_from.classifier("small_cnn", (8, 8, 1), 10, 120.0).save(workdir / "model.keras")
     Record("pretrain", DatasetId("synthetic:strokes"), Ledger(), None).save(workdir / "model.keras")
     return HEAD_FIRST | {"init_from": str(workdir / "model.keras")}
 

@@ -132,7 +132,7 @@ def test_presets_of_other_papers_spend_their_epsilon(preset):
 
 SET = {
     "table2/baseline": dict(
-        model="wrn_40_4:group_norm=false,weight_standardization=false",
+        model="wrn_40_4:groups=none,weight_standardization=false",
         batch_size=256,
         epsilon=8.0,
         augmult=0,
@@ -147,7 +147,7 @@ SET = {
     ),
     **dict.fromkeys(
         ("tan/eps8", "randp/eps1", "dp_mix/eps8"),
-        dict(model="wrn_16_4:relu_first=true,weight_standardization=false", trainable="all"),
+        dict(model="wrn_16_4:norm_before_relu=false,weight_standardization=false", trainable="all"),
     ),
     "individual/utkface_age": dict(
         individual=True, individual_refreshes=2, batch_size=200, noise_multiplier=1.5, steps=7500

@@ -166,11 +166,11 @@ def test_views_by_name():
 
 OBJECTS = [
     (
-        dict(model="wrn_16_4:variant=cod,norm=false"),
-        "text or code, not 'cod'.*'norm' of.*group_norm",
+        dict(model="wrn_16_4:groups=many,norm=false"),
+        "a whole number or none, not 'many'.*'norm' of.*norm_before_relu",
     ),
-    (dict(model="lenet:group_norm=false"), "'group_norm' of lenet does not exist"),
-    (dict(model="small_cnn:group_norm"), "must be true or false, not ''"),
+    (dict(model="lenet:groups=none"), "'groups' of lenet does not exist"),
+    (dict(model="small_cnn:groups"), "must be a whole number or none, not ''"),
     (dict(model="resnet"), "no model 'resnet'.*Use one of: small_cnn, scatter_linear"),
     (dict(optimizer="dpadamw:decay=1,momentum=2"), "'decay' of.*weight_decay.*'momentum' of"),
     (dict(optimizer="dpsgd:momentum=7"), "between .0, 1..*--optimizer=dpsgd:momentum=7"),

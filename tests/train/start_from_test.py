@@ -15,7 +15,7 @@ from tfdpx.accounting import Ledger
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import classifiers, settings, start_from
+from tfdpx.train import settings, start_from
 from tfdpx.train.data import identity
 from tfdpx.train.errors import UserError
 from tfdpx.train.model_files import model_file
@@ -41,7 +41,7 @@ def built(path=None, num_classes=3, shape=(8, 8, 1), **arguments):
 
 
 def saved(path, *arguments, **keywords):
-    model = classifiers.build(*arguments, **keywords)
+    model = start_from.classifier(*arguments, **keywords)
     model.save(path / "model.keras")
     return model, str(path / "model.keras")
 
@@ -82,7 +82,7 @@ def test_files_that_do_not_fit(trained, tmp_path):
     with zipfile.ZipFile(newer, "a") as archive:
         archive.writestr(records._ENTRY, '{"format": "tfdpx.Record/99"}')
     shape = dict(model="wrn_10_1", shape=(24, 24, 3))
-    _, other_order = saved(tmp_path, "wrn_10_1:relu_first=true", (16, 16, 3), 3, 120.0)
+    _, other_order = saved(tmp_path, "wrn_10_1:norm_before_relu=false", (16, 16, 3), 3, 120.0)
     for file, arguments, message in [
         (path, dict(model="scatter_linear"), "'small_cnn', has other layers than --model=scatter"),
         (path, dict(shape=SHAPE), r"do not fit --model=small_cnn.*shape \(8, 8, 3\)"),

@@ -80,7 +80,7 @@ def test_every_point_runs_with_every_seed_at_one_epsilon(run):
     small, large = (settings.privacy_plan(1000) for settings in complete)
     assert 2.99 < small.epsilon <= 3 and 2.99 < large.epsilon <= 3
     assert (large.batch_size, large.noise_multiplier > 1.5 * small.noise_multiplier) == (512, True)
-    swept = settings_of("model=small_cnn:group_norm=false,weight_standardization=true,wrn_10_1")
+    swept = settings_of("model=small_cnn:groups=none,weight_standardization=true,wrn_10_1")
     assert {s.model.partition(":")[0] for s in swept} == {"small_cnn", "wrn_10_1"}
     swept = settings_of("preset=table12/eps8,table2/ema;epsilon=1,2;augmult=16", delta=1e-4)
     assert {(s.epsilon, s.delta) for s in swept} == {(1.0, 1e-4), (2.0, 1e-4)}
