@@ -11,6 +11,7 @@ from tfdpx.report import measure, report
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.data import identity, images, tfds
+from tfdpx.train.data.people import NONE
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.model_files import inputs_of
 from tfdpx.train.objects import HEADS, without_folders
@@ -200,7 +201,12 @@ def _public(settings, public_dataset, data):
             f"public_dataset={public_dataset}, --dataset={settings.dataset}."
         )
     plain = dataclasses.replace(
-        settings, dataset=public_dataset, test_fraction=None, test_seed=0, image_size=None
+        settings,
+        dataset=public_dataset,
+        user=NONE,
+        test_fraction=None,
+        test_seed=0,
+        image_size=None,
     )
     public = _load(plain, data.image_shape)
     if public.class_names != data.class_names:

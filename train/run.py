@@ -72,13 +72,9 @@ def _run_on_images(asked, preset, workdir, strategy):
     settings = start.settings
     before = start.ledger_on(settings.dataset, settings.allow_seen_data or not settings.private)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
-        data = images.load_for(
-            settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape, settings.user
-        )
+        data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape)
         check_threshold(settings.threshold, data.class_names)
         groups = individual.read_groups(settings.individual_groups, data)
-        if data.several and settings.private:
-            raise UserError(f"{data.several} If every person has one image, add --user=none.")
         # Before the training: it should not be lost if the data cannot be identified.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None

@@ -192,8 +192,9 @@ class Settings:
         "epsilon is infinite.", default=False)
     user: str | None = setting("Protect people, not images or rows. Of folder:PATH the person of "
         "an image is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression "
-        "for the path below the folders of training images; none: every person has one image. Of "
-        "tables: the column with the person of each row.", of=(IMAGES, TABLES), default=None)
+        "for the path below the folders of training images. Of tables: the column with the person "
+        "of each row. none: every person has one image or row; heads know nothing else.", of=_ALL,
+        default=None)
     examples_per_user: int = setting("Images or rows of a person in an update, with --user; drawn "
         "if there are more.", FROM_ONE, of=(IMAGES, TABLES), default=4)
     individual: bool = setting("Clip each image at its own last norm, and write an epsilon for "
@@ -288,6 +289,8 @@ class Settings:
             and (s.individual or s.validation or s.sampling != "poisson"),
             "user individual validation sampling", "Flag --user needs Poisson sampling, and no "
             "--individual or --validation."),
+        Conflict(lambda s: s.kind == HEADS and s.has_people, "user head", "Heads protect single "
+            "images: leave out --head, or give --user=none if every person has one image."),
         Conflict(lambda s: not s.individual
             and (s.individual_release or s.individual_refreshes or s.individual_groups),
             "individual individual_release individual_refreshes individual_groups", "Flags "

@@ -35,7 +35,7 @@ def fit(table, settings):
         limits = {name: getattr(settings, name) for name in ("target_lower", "target_upper")}
         estimator = PrivateRegressor(**limits, **arguments)
     rows, people = table.train, {}
-    if settings.user:
+    if settings.has_people:
         people = {"user_ids": rows.people, "examples_per_user": settings.examples_per_user}
     with checking_flags():
         try:

@@ -15,6 +15,7 @@ from sklearn import metrics
 from tfdpx.accounting import record as records
 from tfdpx.train import classify, predict, tables
 from tfdpx.train.data import tables as data_tables
+from tfdpx.train.errors import UserError
 from tfdpx.train.settings import resolve
 
 
@@ -208,10 +209,11 @@ def test_a_person_moves_no_other(tmp_path):
 
 def test_a_column_of_people_is_asked_about(tmp_path):
     columns = {"customerID": np.arange(40) // 2, "valid": np.arange(40) % 3 + 0.5, **GOOD}
-    notes = load(tmp_path / "t.csv", columns).notes
-    assert "20 values in 40 rows" in notes[1] and notes[1].endswith("add --user=customerID.")
-    for settings in ({"user": "customerID"}, {"drop": ["customerID"]}):
-        assert "20 values" not in str(load(tmp_path / "t.csv", columns, **settings).notes)
+    with pytest.raises(UserError, match="20 values in 40 rows.* add --user=customerID. If .*=none"):
+        load(tmp_path / "t.csv", columns)
+    for settings in ({"user": "customerID"}, {"drop": ["customerID"]}, {"user": "none"}):
+        is_used = settings.get("user") == "none"
+        assert ("customerID" in load(tmp_path / "t.csv", columns, **settings).kinds) == is_used
 
 
 @pytest.mark.slow

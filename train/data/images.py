@@ -236,7 +236,7 @@ _SETTINGS = (
 )
 
 
-def load_for(settings, data_dir, download, takes=None, user=None, in_memory=IN_MEMORY_BYTES):
+def load_for(settings, data_dir, download, takes=None, in_memory=IN_MEMORY_BYTES):
     """Loads images like `load`, with the settings of a run.
 
     Args:
@@ -244,19 +244,25 @@ def load_for(settings, data_dir, download, takes=None, user=None, in_memory=IN_M
         data_dir: See `load`.
         download: See `load`.
         takes: See `load`; None for any images.
-        user: See `load`.
         in_memory: See `load`.
+
+    Raises:
+        UserError: As `load`; or if a private run has several images of a person and no `user`.
     """
-    return load(
+    data = load(
         settings.dataset,
         data_dir,
         download=download,
         train_scale=view_scale(settings.augment),
         takes=takes or (None, None, None),
-        user=user,
+        user=settings.user,
         in_memory=in_memory,
         **{name: getattr(settings, name) for name in _SETTINGS},
     )
+    if data.several and settings.private and settings.epsilon != math.inf:
+        heads = " Heads protect single images: leave out --head, too." * bool(settings.head)
+        raise UserError(f"{data.several}{heads} If every person has one image, add --user=none.")
+    return data
 
 
 def decode(encoded, shape, center_crop=0.0):

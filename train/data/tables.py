@@ -100,7 +100,7 @@ def load(settings):
             f"Name a file parquet:PATH if it ends in .parquet, else csv:PATH. Received: {where}."
         )
     drop, categorical = list(settings.drop or ()), settings.categorical or ()
-    users = [settings.user] if settings.user else []
+    users = [settings.user] if settings.has_people else []
     drop += users
     bounded = [name for name in settings.ranges if name != "*"]
     # Names of people are read as texts: 01 and 1 are two people.
@@ -113,11 +113,13 @@ def load(settings):
             f"--drop={','.join(drop)} are: {', '.join(names) or 'none'}."
         )
     kinds, columns = _usable(source, names, bounded, categorical)
+    if settings.user is None and (people := _suggestion(columns)):
+        raise UserError(f"{people} If every person has one row, add --user=none.")
     column = source[settings.target]
     target_kind = _kind_of(settings.target, column)
     values = _values(column, target_kind)
     target, class_names = _encode(column, values, target_kind, settings)
-    if settings.user is None:
+    if not settings.has_people:
         hashed = [*columns.values(), values]
         hashes, rows = _hashes(hashed, settings.test_seed), Rows(columns, target)
     else:
@@ -142,14 +144,13 @@ def load(settings):
         )
     of_kinds = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     notes = [f"{len(train)} rows to train on, {len(test)} to test on; {of_kinds}"]
-    if settings.user:
+    if settings.has_people:
         notes.append(f"People to train on, by --user={settings.user}: {train.num_protected}.")
-    elif people := _suggestion(columns):
-        notes.append(people)
     labels = f", the labels {', '.join(class_names)}" if class_names else ""
+    unit = "people" if settings.has_people else "rows"
     notes.append(
-        f"Public, so not protected: how many {'people' if settings.user else 'rows'} there are to "
-        f"train on, names and types of columns{labels}."
+        f"Public, so not protected: how many {unit} there are to train on, names and types of "
+        f"columns{labels}."
     )
     return Table(kinds, class_names, train, test, tuple(notes))
 

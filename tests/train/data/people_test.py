@@ -109,6 +109,11 @@ def test_a_run_stops_before_it_trains_if_several_images_seem_to_be_of_one_person
     assert "add --user=parent_folder. If every person has one image, add --user=none." in line
     assert not (tmp_path / "run").exists()
     assert settings.resolve(None, dict(dataset=dataset, user="none")).has_people is False
+    head = dict(dataset=dataset, head="least_squares", epsilon=8.0, init_from=tmp_path)
+    with pytest.raises(UserError, match="Heads protect single images: leave out --head, or give"):
+        settings.resolve(None, {**head, "user": "parent_folder"})
+    with pytest.raises(UserError, match="leave out --head, too. If every .* add --user=none"):
+        images.load_for(settings.resolve(None, head), None, False)
 
 
 def test_images_of_nobody_are_refused(tmp_path):
