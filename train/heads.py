@@ -11,7 +11,7 @@ from tfdpx.report import measure, report
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.data import identity, images, tfds
-from tfdpx.train.data.people import NONE
+from tfdpx.train.data.folder import NONE
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.model_files import inputs_of
 from tfdpx.train.objects import HEADS, without_folders

@@ -25,7 +25,7 @@ from tfdpx.report import measure, page, report
 from tfdpx.report.spent import MODEL
 from tfdpx.train import defaults
 from tfdpx.train.data import images
-from tfdpx.train.data.people import NONE
+from tfdpx.train.data.folder import NONE
 from tfdpx.train.errors import UserError
 from tfdpx.train.output import print_record
 from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD

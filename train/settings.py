@@ -17,7 +17,7 @@ from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
 from tfdpx.report import measure
 from tfdpx.train import objects, presets
-from tfdpx.train.data.people import NONE
+from tfdpx.train.data.folder import NONE
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, MODELS

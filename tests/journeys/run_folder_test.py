@@ -14,8 +14,7 @@ import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.report import measure, report
 from tfdpx.train import account, classify, model_files, predict
-from tfdpx.train.data import images
-from tfdpx.train.data.folder import ImageFolder
+from tfdpx.train.data import folder, images
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +113,10 @@ def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path)
     assert takes == model_files.ImageInput((8, 8, 1), ("3", "5", "8"), False)
     # The files and the arrays of the training lead to the same predictions.
     model = keras.saving.load_model(workdir / "model.keras")
-    data, folder = images.load(f"folder:{photos}"), ImageFolder(photos)
-    files = [file for file, _ in folder.records("train").pairs]
+    data, records = images.load(f"folder:{photos}"), folder.read(photos).records("train")
+    files = [photos / name for name in records.names]
     probabilities = measure.probabilities(predict.logits(model, takes, files))
-    np.testing.assert_array_equal(folder.records("train").labels(), data.train_y)
+    np.testing.assert_array_equal(records.labels(), data.train_y)
     expected = keras.ops.softmax(model.predict(data.train_x, verbose=0))
     np.testing.assert_allclose(probabilities, expected, rtol=1e-5, atol=1e-7)
     # A file that Keras saved again has lost this information, and `predict` does not guess.
@@ -153,7 +152,7 @@ def test_resume_names_what_is_another(killed, run, refusal, tmp_path):
     arguments = dict(dataset=f"folder:{photos}", noise_multiplier=2.0, batch_size=40, steps=4)
     arguments |= dict(seed=SEED, workdir=workdir)
     killed(**arguments)
-    (first, _), *remaining = ImageFolder(photos).records("train").pairs
+    first, *remaining = (photos / name for name in folder.read(photos).records("train").names)
     content = first.read_bytes()
 
     def refused(message, **changed):

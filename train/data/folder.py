@@ -5,21 +5,24 @@ of training and test images count as public. A hash of the bytes of an image (or
 decides whether it is a training or a test image, so adding or removing an image moves no other one.
 """
 
+import collections
 import concurrent.futures
 import dataclasses
 import hashlib
 import io
 import os
 import pathlib
+import re
+import shlex
 import statistics
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from rich import console, progress
 
-from tfdpx.train.data.people import NONE, People, suggestion
-from tfdpx.train.data.tfds import FOLDER, Features
-from tfdpx.train.errors import UserError, printable
+from tfdpx.sampling.users import numbered, spelling
+from tfdpx.train.data.tfds import FOLDER, Records, Source
+from tfdpx.train.errors import UserError, checking_flags, printable
 
 # Suffixes, in upper or lower case, of formats that Pillow reads without a plugin; not HEIC.
 SUFFIXES = (
@@ -33,6 +36,14 @@ _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF, which cameras write.
 _LEAST_SIDE, _LARGEST_SIDE, _LARGEST_SIDE_OF_MANY, _MANY = 8, 64, 32, 5_000
 _TRAIN, _TEST = ("train", "training"), ("test", "testing", "validation", "valid", "val")
 _SHOWN = 5  # Number of names in a note.
+_MOST_NAMES = 20  # Number of paths in an error.
+
+# Values of --user other than regular expressions; the second says that every person has one image.
+PARENT_FOLDER, NONE = "parent_folder", "none"
+# In deeper folders than CLASS/PERSON/NAME it is unknown which folder is the person.
+_IN_A_FOLDER = r"^[^/]+/([^/]+)/[^/]+$"
+# Match the names of files up to their first separator, and up to their last one.
+_PREFIXES = (r"([^-_. /]+)[-_. ][^/]*\.[^./]*$", r"([^/]+)[-_. ][^-_. /]*\.[^./]*$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +108,7 @@ def check(files, folder, named, skip_broken=False):
     """
     screen = console.Console(stderr=True)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-        results = progress.track(
+        looks = progress.track(
             threads.map(_look, files),
             "Checking images",
             len(files),
@@ -105,7 +116,7 @@ def check(files, folder, named, skip_broken=False):
             transient=True,
             disable=not screen.is_terminal,
         )
-        looks = dict(zip(files, results, strict=True))
+        looks = dict(zip(files, looks, strict=True))
     broken = {file: look for file, look in looks.items() if isinstance(look, str)}
     if broken and not skip_broken:
         names = [f"{printable(f.relative_to(folder))} ({why})" for f, why in broken.items()]
@@ -138,31 +149,8 @@ def eight_bits(image, channels):
     return image.convert("L" if channels == 1 else "RGB")
 
 
-class Files:
-    """The image files of a split, as records for `images.Images`.
-
-    Args:
-        pairs: List of pairs of a `pathlib.Path` and an int, the class.
-        people: Optional array with the person of each image.
-    """
-
-    def __init__(self, pairs, people=None):
-        self.pairs, self.people = pairs, people
-
-    def __len__(self):
-        return len(self.pairs)
-
-    def read(self, rows):
-        """Returns a list of pairs: the bytes of a file, and its class."""
-        return [(file.read_bytes(), label) for file, label in (self.pairs[row] for row in rows)]
-
-    def labels(self):
-        """Returns the classes, an int64 array, without reading an image."""
-        return np.array([label for _, label in self.pairs])
-
-
-class ImageFolder:
-    """The images of `PATH/CLASS/...`, or of `PATH/train/CLASS/...` and `PATH/test/CLASS/...`.
+def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=False, user=None):
+    """Finds the images of `PATH/CLASS/...`, or of `PATH/train/CLASS/...` and `PATH/test/CLASS/...`.
 
     Args:
         path: `pathlib.Path`.
@@ -171,109 +159,158 @@ class ImageFolder:
             None is a fifth. Must be None if the folder has test images.
         test_seed: Int in [0, 2**63), the key of the hash that chooses these.
         skip_broken: Bool, whether files that cannot be read are left out or refused.
-        user: String that tells the person of an image, see `people.People`; None protects images.
+        user: String that tells the person of an image, see `people_of`; None protects images.
 
-    Attributes:
-        features: `tfds.Features`, with a shape for all images that is chosen from the files.
-        notes: List of sentences to print about the images and the choices.
-        left_out: Int, the number of broken files that were left out.
+    Returns:
+        `Source` with a shape for all images that is chosen from the files.
 
     Raises:
         UserError: If the folder has fewer than two classes, broken images, or a class without
             training images.
     """
+    flag = f"--dataset={FOLDER}:{path}"
+    train_folder, test_folder = _parts(existing(path))
+    if test_folder and test_fraction is not None:
+        raise UserError(
+            f"The folder {flag} has test images in {test_folder.name}: leave out "
+            f"--test_fraction. Received: --test_fraction={test_fraction:g}."
+        )
+    if validation >= 1:
+        raise UserError(
+            f"Flag --validation must be a fraction for {flag}: each image is held "
+            f"out by itself. Received: --validation={validation:g}."
+        )
+    files, other_files = find(path)
+    train, test = _in_classes(files, train_folder), _in_classes(files, test_folder)
+    loose = [file for file in files if file not in train and file not in test]
+    readable, broken = check([*train, *test], path, flag, skip_broken)
+    for file in broken:
+        (train if file in train else test).pop(file)
+    names = tuple(sorted({*train.values(), *test.values()}))
+    empty = [f for f in _folders(train_folder) if printable(f.name) not in names]
+    passed_over = [
+        f"Not used, {kind}: {len(unused)} ({_listed(unused, path, _SHOWN)})."
+        for kind, unused in {
+            "broken, so left out": broken,
+            "in no folder of a class": loose,
+            "no image by its name (convert HEIC and other formats to JPEG)": other_files,
+            "class without an image": empty,
+        }.items()
+        if unused
+    ]
+    if len(names) < 2:
+        raise UserError(
+            f"--dataset={FOLDER}:PATH needs images of at least two classes, as PATH/CLASS/NAME "
+            f"with a suffix of {', '.join(SUFFIXES)}, or as PATH/train/CLASS/NAME and "
+            f"PATH/test/CLASS/NAME. Received: PATH={path}, with classes: "
+            f"{' '.join([', '.join(names) or 'none', *passed_over])}"
+        )
+    people = people_of(list(train), train_folder, user) if user not in (None, NONE) else {}
+    # A person's images, and copies of an image, are on one side.
+    units = {image.file: people.get(image.file, image.digest) for image in readable}
+    tested = 0.0 if test_folder else 0.2 if test_fraction is None else test_fraction
+    held_out = tested + (1 - tested) * validation
+    splits = {"train": {}, "validation": {}, "test": test}
+    for file, name in train.items():
+        place = _place(units[file], test_seed)
+        split = "test" if place < tested else "validation" if place < held_out else "train"
+        splits[split][file] = name
+    train, held, test = splits.values()
+    if alone := sorted(set(names) - set(train.values())):
+        raise UserError(
+            f"There is no image of class {alone[0]} to train on in {flag}. Add some, or "
+            "give another --test_seed or a smaller --test_fraction or --validation. Received: "
+            f"--test_seed={test_seed}."
+        )
 
-    def __init__(
-        self, path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=False, user=None
-    ):
-        self._flag = f"--dataset={FOLDER}:{path}"
-        train_folder, test_folder = _parts(existing(path))
-        if test_folder and test_fraction is not None:
-            raise UserError(
-                f"The folder {self._flag} has test images in {test_folder.name}: leave out "
-                f"--test_fraction. Received: --test_fraction={test_fraction:g}."
-            )
-        if validation >= 1:
-            raise UserError(
-                f"Flag --validation must be a fraction for {self._flag}: each image is held "
-                f"out by itself. Received: --validation={validation:g}."
-            )
-        files, other_files = find(path)
-        train, test = _in_classes(files, train_folder), _in_classes(files, test_folder)
-        loose = [file for file in files if file not in train and file not in test]
-        readable, broken = check([*train, *test], path, self._flag, skip_broken)
-        self.left_out = len(broken)
-        for file in broken:
-            (train if file in train else test).pop(file)
-        names = tuple(sorted({*train.values(), *test.values()}))
-        passed_over = _passed_over(path, other_files, loose, broken, train_folder, names)
-        if len(names) < 2:
-            raise UserError(
-                f"--dataset={FOLDER}:PATH needs images of at least two classes, as PATH/CLASS/NAME "
-                f"with a suffix of {', '.join(SUFFIXES)}, or as PATH/train/CLASS/NAME and "
-                f"PATH/test/CLASS/NAME. Received: PATH={path}, with classes: "
-                f"{' '.join([', '.join(names) or 'none', *passed_over])}"
-            )
-        has_people = user not in (None, NONE)
-        people = People(user, train_folder).of(list(train)) if has_people else None
-        digests = {image.file: image.digest for image in readable}
-        tested = 0.0 if test_folder else 0.2 if test_fraction is None else test_fraction
-        held_out = tested + (1 - tested) * validation
-        splits = {"train": {}, "validation": {}, "test": test}
-        for file, name in train.items():
-            place = _place(people[file] if people else digests[file], test_seed)
-            split = "test" if place < tested else "validation" if place < held_out else "train"
-            splits[split][file] = name
-        if alone := sorted(set(names) - set(splits["train"].values())):
-            raise UserError(
-                f"There is no image of class {alone[0]} to train on in {self._flag}. Add some, or "
-                "give another --test_seed or a smaller --test_fraction or --validation. Received: "
-                f"--test_seed={test_seed}."
-            )
-        self._splits = {
-            split: Files([(file, names.index(name)) for file, name in images.items()])
-            for split, images in splits.items()
-        }
-        self.features = Features((), _shape(readable), names)
+    def records(split):
+        paths = list(splits[split])
+        labels = np.array([names.index(name) for name in splits[split].values()], int)
+        return Records(
+            len(paths),
+            lambda rows: [(paths[row].read_bytes(), labels[row]) for row in rows],
+            labels,
+            [file.relative_to(path).as_posix() for file in paths],
+            np.array([people[file] for file in paths], object) if people else None,
+        )
 
-        unit = "people" if people else "images"
-        where = f"about {tested:g} of the {unit}, --test_fraction; which, --test_seed={test_seed}"
-        where = f"those in {test_folder.name}" if test_folder else where
-        train, held, test = splits.values()
-        self.notes = [
-            f"{path}: {len(readable)} images of {len(names)} classes.",
-            f"To train on: {len(train)}. {f'Held out: {len(held)}. ' if validation else ''}To test "
-            f"on: {len(test)} ({where}).",
-            f"Public, so not protected: how many {unit} there are to train on and how many images "
-            "to test on, the names of the classes, size and colours.",
-            *passed_over,
-        ]
-        untested = sorted(set(names) - set(test.values()))
-        if test and untested:
-            self.notes.insert(2, f"Classes without a test image: {', '.join(untested)}.")
-        if people:
-            ids = np.array([people[file] for file in train], object)
-            self._splits["train"].people = ids
-            self.notes.insert(2, f"People to train on, by --user={user}: {len(set(ids))}.")
-        self.several = "" if user else suggestion(list(train), train_folder, len(names))
-        if self.several:
-            self.notes.append(self.several)
+    unit = "people" if people else "images"
+    where = f"about {tested:g} of the {unit}, --test_fraction; which, --test_seed={test_seed}"
+    where = f"those in {test_folder.name}" if test_folder else where
+    untested = sorted(set(names) - set(test.values())) if test else ()
+    several = "" if user else _suggestion(list(train), train_folder, len(names))
+    notes = [
+        f"{path}: {len(readable)} images of {len(names)} classes.",
+        f"To train on: {len(train)}. {f'Held out: {len(held)}. ' if validation else ''}To test "
+        f"on: {len(test)} ({where}).",
+        people and f"People to train on, by --user={user}: {len({people[f] for f in train})}.",
+        untested and f"Classes without a test image: {', '.join(untested)}.",
+        f"Public, so not protected: how many {unit} there are to train on and how many images "
+        "to test on, the names of the classes, size and colours.",
+        *passed_over,
+        several,
+    ]
+    shape = _shape(readable)
+    return Source(shape, names, records, tuple(filter(None, notes)), len(broken), several)
 
-    def records(self, split):
-        """Returns the `Files` of a split.
 
-        Args:
-            split: "train", "validation" or "test".
+def people_of(files, path, user):
+    """Returns a dict from each file to its person, bytes in one normal form.
 
-        Raises:
-            UserError: If the split has no image.
-        """
-        if not len(self._splits[split]):
-            raise UserError(
-                f"There is no {split} image in {self._flag}. Add images, change --test_fraction "
-                "or --test_seed, or hold out a part by --validation."
+    Args:
+        files: List of `pathlib.Path`.
+        path: `pathlib.Path` of the folder with a folder for each class.
+        user: "parent_folder", or a regular expression to search for in the path of a file below
+            `path`, with "/" between folders. The match of its group, or else of all of it, is the
+            person.
+
+    Raises:
+        UserError: If `user` is no such expression, a path names no person, or two names differ
+            only in upper and lower case.
+    """
+    try:
+        persons = _persons(files, path, user)
+    except (re.error, IndexError) as error:
+        raise UserError(
+            f"Flag --user must be {PARENT_FOLDER}, or a regular expression with at most one group, "
+            f"which is the person; write other groups as (?:...). Received: --user={user}: {error}."
+        ) from error
+    if nameless := [file for file, name in persons.items() if not name]:
+        as_it_is = " for images as CLASS/PERSON/NAME" if user == PARENT_FOLDER else ""
+        raise UserError(
+            f"Flag --user must name the person of each image. Received: --user={user}{as_it_is}, "
+            f"and {len(nameless)} of {len(files)} paths do not match it: "
+            f"{_listed(nameless, path, _MOST_NAMES)}."
+        )
+    persons = {file: os.fsencode(spelling(name)) for file, name in persons.items()}
+    with checking_flags():
+        numbered(np.array(list(persons.values()), object), len(persons))
+    return persons
+
+
+def _persons(files, path, user):
+    """Returns a dict from files to the names that a value of --user finds, None for nobody."""
+    pattern = re.compile(_IN_A_FOLDER if user == PARENT_FOLDER else user)
+    if pattern.groups > 1:
+        raise IndexError(f"it has {pattern.groups} groups")
+    matches = {file: pattern.search(file.relative_to(path).as_posix()) for file in files}
+    return {file: match and match[pattern.groups] for file, match in matches.items()}
+
+
+def _suggestion(files, path, num_classes):
+    """Returns a sentence if several images seem to be of one person; else an empty string."""
+    for user in (PARENT_FOLDER, *_PREFIXES):
+        names = collections.Counter(filter(None, _persons(files, path, user).values()))
+        shared = {name: count for name, count in names.items() if count > 1}
+        # Numbered images of a class, or of all classes, have names that begin alike, too.
+        if len(names) > 2 * num_classes and sum(shared.values()) > len(files) / 2:
+            [(name, count)] = names.most_common(1)
+            return (
+                f"Several images may be of one person, such as {count} of {printable(name)!r}. "
+                "Epsilon then protects one of them alone: to protect people, add "
+                f"--user={shlex.quote(user)}."
             )
-        return self._splits[split]
+    return ""
 
 
 def existing(path):
@@ -290,22 +327,10 @@ def existing(path):
     return path
 
 
-def _passed_over(path, other_files, loose, broken, train_folder, names):
-    """Returns notes on the files in a folder that are not used."""
-    empty = [f for f in _folders(train_folder) if printable(f.name) not in names]
-    kinds = {
-        "broken, so left out": broken,
-        "in no folder of a class": loose,
-        "no image by its name (convert HEIC and other formats to JPEG)": other_files,
-        "class without an image": empty,
-    }
-    notes = []
-    for kind, files in kinds.items():
-        if files:
-            some = [printable(file.relative_to(path)) for file in sorted(files)[:_SHOWN]]
-            more = ["..."] if len(files) > _SHOWN else []
-            notes.append(f"Not used, {kind}: {len(files)} ({', '.join(some + more)}).")
-    return notes
+def _listed(files, folder, most):
+    """Returns the first files of a folder as a text."""
+    names = [printable(file.relative_to(folder)) for file in sorted(files)[:most]]
+    return ", ".join(names + ["..."] * (len(files) > most))
 
 
 def _is_shown(name):

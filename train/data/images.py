@@ -8,18 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_datasets
 from PIL import Image, ImageOps
 from sklearn import model_selection
 
 import tfdpx
-from tfdpx.train.data import tfds
-from tfdpx.train.data.folder import ImageFolder, eight_bits
+from tfdpx.train.data import folder, tfds
 from tfdpx.train.errors import UserError
 from tfdpx.train.objects import view_scale
-
-# The most bytes to hold in memory: of decoded images, or of encoded ones without random access.
-IN_MEMORY_BYTES = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +22,8 @@ class ImageData:
     """Images with labels, and the properties of them that a model needs.
 
     Examples are a pair of arrays, uint8 images `[count, height, width, channels]` and int64 labels
-    `[count]` in `[0, num_classes)`. If they would take more than `IN_MEMORY_BYTES`, the first is a
-    `tfdpx.RandomAccess` that reads both from disk, and the second is None.
+    `[count]` in `[0, num_classes)`. If they would take more than `tfds.IN_MEMORY_BYTES`, the first
+    is a `tfdpx.RandomAccess` that reads both from disk, and the second is None.
     `plan.batches(data.train_x, data.train_y)` takes either.
 
     Attributes:
@@ -115,7 +110,7 @@ def load(
     center_crop=None,
     train_scale=1.0,
     takes=(None, None, None),
-    in_memory=IN_MEMORY_BYTES,
+    in_memory=tfds.IN_MEMORY_BYTES,
     **of_folder,
 ):
     """Reads the training images of a data set, and the images to measure accuracy on.
@@ -129,7 +124,7 @@ def load(
         validation: Training images to hold out: a fraction below 1, or a number. The same images
             are held out each time, which makes runs comparable. They are stratified by class, but
             not for data sets on disk: their labels are unknown until all images are read.
-            For a folder it must be a fraction, see `folder.ImageFolder`.
+            For a folder it must be a fraction, see `folder.read`.
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
         eval_split: `"validation"` (the images held out) or `"test"`; None for those held out, if
             there are any.
@@ -143,7 +138,7 @@ def load(
             are resized, and converted to gray or colour.
         in_memory: Int, the most bytes of decoded images to hold in memory.
         **of_folder: `test_fraction`, `test_seed`, `skip_broken` and `user` for a folder, see
-            `folder.ImageFolder`.
+            `folder.read`.
 
     Returns:
         An `ImageData`. The test images of ImageNet and Places-365 are the official validation
@@ -163,51 +158,71 @@ def load(
         )
     if name.entry.name in tfds.TABLES:
         raise UserError(f"Tables are for classify alone. Received: --dataset={name.text}.")
-    if any(value not in (None, 0) for value in of_folder.values()) and not name.path:
+    if any(value not in (None, 0, folder.NONE) for value in of_folder.values()) and not name.path:
         raise UserError(
             "Flags --test_fraction, --test_seed, --skip_broken and --user belong to "
             f"--dataset={tfds.FOLDER}:PATH. Received: --dataset={name.text}."
         )
-    folder, test_split = None, name.entry.test_split or "test"
     if name.path:
-        folder = ImageFolder(name.path, validation, **of_folder)
-        kind, records = folder.features, folder.records
+        source = folder.read(name.path, validation, **of_folder)
     elif name.entry.source == tfds.DIGITS:
-        kind, splits = tfds.DIGITS_FEATURES, tfds.read_digits()
-        records = {split: _in_memory(pairs) for split, pairs in splits.items()}.__getitem__
+        source = tfds.read_digits()
     else:
-        builder, kind = tfds.open_builder(name, data_dir, download)
-        records = functools.partial(_records, builder, kind)
-        test_split = test_split if test_split in builder.info.splits else "validation"
+        source = tfds.read(name, data_dir, download)
     sizes = [length or image_size for length in takes[:2]]
-    shape = tuple(a or b for a, b in zip((*sizes, takes[2]), kind.shape, strict=True))
+    shape = tuple(a or b for a, b in zip((*sizes, takes[2]), source.shape, strict=True))
     if None in shape:
         raise UserError(
             f"The images of {name.full!r} are of many sizes: give --image_size. Received: "
             f"--image_size={image_size}."
         )
-    notes = _notes(folder, shape, takes, image_size) if folder else ()
     large = (round(train_scale * shape[0]), round(train_scale * shape[1]), shape[2])
-    classes = _kept_classes(name, len(kind.class_names))
+    count = len(source.class_names)
+    classes = range(count) if name.classes is None else name.classes
+    if len(classes) < 2 or classes.stop > count:
+        raise UserError(
+            f"The data set {name.entry.source!r} has the classes 0 to {count - 1}, and at "
+            f"least two are needed. Received: --dataset={name.text}."
+        )
 
-    train = _Split(records, "train", kind, classes, name)
-    train_rows, held_out = _hold_out(train, 0 if folder else validation)
+    def rows_of(split):
+        records = source.records(split)
+        rows = np.arange(records.count)
+        if name.classes:
+            rows = np.flatnonzero(np.isin(records.labels(), classes))
+        if not len(rows):
+            raise UserError(
+                f"There is no {split} image in --dataset={name.text}. Hold out a part of those to "
+                "train on by --validation, or add images; for a folder, change --test_fraction "
+                "or --test_seed."
+            )
+        return records, rows
+
+    def examples(records, rows, shape):
+        images = Images(records, rows, shape, classes.start, len(classes), share)
+        try:
+            source = tfdpx.RandomAccess(images)
+            if len(rows) * math.prod(shape) > in_memory:
+                return source, None
+            x, y, _ = source.batch(tf.range(len(rows), dtype=tf.int64), len(rows))
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            raise UserError(f"Cannot read --dataset={name.text}: {error}") from error
+        return x.numpy(), y.numpy()
+
     eval_split = eval_split or ("validation" if validation else "test")
-    measured, rows = train, held_out
-    if folder or eval_split == "test":
-        split = test_split if eval_split == "test" else eval_split
-        measured = _Split(records, split, kind, classes, name)
-        rows = measured.rows
-    train_x, train_y = train.read(train_rows, large, share, in_memory)
-    eval_x, eval_y = measured.read(rows, shape, share, in_memory)
-    people = train.records.people
+    train, train_rows = measured, rows = rows_of("train")
+    if validation and not name.path:
+        train_rows, rows = _hold_out(train, train_rows, validation, math.prod(shape))
+    if name.path or eval_split == "test":
+        measured, rows = rows_of(eval_split)
+    train_x, train_y = examples(train, train_rows, large)
+    eval_x, eval_y = examples(measured, rows, shape)
 
     def names_of(part):
-        split, place = (train, train_rows) if part == "train" else (measured, rows)
-        if folder:
-            files = (split.records.pairs[row][0] for row in place)
-            return [file.relative_to(name.path).as_posix() for file in files]
-        return [f"{'train' if split is train else eval_split}/{row}" for row in place]
+        split, places = (train, train_rows) if part == "train" else (measured, rows)
+        if split.names is not None:
+            return [split.names[row] for row in places]
+        return [f"{'train' if split is train else eval_split}/{row}" for row in places]
 
     return ImageData(
         name=name.full,
@@ -218,15 +233,15 @@ def load(
         num_train=len(train_rows),
         image_shape=shape,
         eval_split=eval_split,
-        class_names=kind.class_names[classes.start : classes.stop],
+        class_names=source.class_names[classes.start : classes.stop],
         centre=name.entry.centre,
         deviation=name.entry.deviation,
-        notes=notes,
-        left_out=folder.left_out if folder else 0,
-        train_users=None if people is None else people[train_rows],
+        notes=(*source.notes, _size_note(shape, takes, image_size)) if name.path else (),
+        left_out=source.left_out,
+        train_users=None if train.people is None else train.people[train_rows],
         center_crop=share,
         names_of=names_of,
-        several=folder.several if folder else "",
+        several=source.several,
     )
 
 
@@ -236,7 +251,7 @@ _SETTINGS = (
 )
 
 
-def load_for(settings, data_dir, download, takes=None, in_memory=IN_MEMORY_BYTES):
+def load_for(settings, data_dir, download, takes=None, in_memory=tfds.IN_MEMORY_BYTES):
     """Loads images like `load`, with the settings of a run.
 
     Args:
@@ -279,7 +294,7 @@ def decode(encoded, shape, center_crop=0.0):
         image = Image.fromarray(encoded[..., 0] if encoded.shape[2] == 1 else encoded)
     else:
         image = Image.open(io.BytesIO(encoded))
-    image = eight_bits(image, channels)
+    image = folder.eight_bits(image, channels)
     if center_crop:
         bleed = (1 - center_crop) / 2
         image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR, bleed)
@@ -292,7 +307,7 @@ class Images:
     """Examples of a split, which `tfdpx.RandomAccess` can read.
 
     Args:
-        records: Object with `read(rows)`, for example `folder.Files`.
+        records: Object with `read(rows)`, for example `tfds.Records`.
         rows: Indices of `records` to take, an int array.
         shape: `(height, width, channels)` of the images to return.
         first_class: The label that becomes 0.
@@ -353,134 +368,32 @@ def public_split(labels, shots, seed):
     return np.sort(np.array(public, int)), np.setdiff1d(order, public)
 
 
-class _Split:
-    """The examples of a split that are of chosen classes.
-
-    Attributes:
-        records: The records of the split.
-        labels: int64 array `[num_records]`, or None for all of a large split.
-        rows: Indices of the examples, an int array.
-    """
-
-    def __init__(self, records, split, kind, classes, name):
-        self.records, self.labels = records(split), None
-        self.rows, self._name, self._classes = np.arange(len(self.records)), name, classes
-        pixels = len(self.rows) * math.prod(length or 256 for length in kind.shape)
-        if pixels <= IN_MEMORY_BYTES or name.classes:
-            self.labels = self.records.labels()
-        if name.classes:
-            self.rows = np.flatnonzero(np.isin(self.labels, classes))
-        if not len(self.rows):
-            raise UserError(f"The {split!r} split of {name.full!r} holds no image.")
-
-    def read(self, rows, shape, center_crop, in_memory):
-        """Returns images and labels of the examples `rows`, or a `RandomAccess` and None."""
-        first, count = self._classes.start, len(self._classes)
-        images = Images(self.records, rows, shape, first, count, center_crop)
-        try:
-            examples = tfdpx.RandomAccess(images)
-            if len(rows) * math.prod(shape) > in_memory:
-                return examples, None
-            x, y, _ = examples.batch(tf.range(len(rows), dtype=tf.int64), len(rows))
-        except (OSError, ValueError, tf.errors.OpError) as error:
-            raise UserError(f"Cannot read --dataset={self._name.text}: {error}") from error
-        return x.numpy(), y.numpy()
-
-
-def _notes(folder, shape, takes, image_size):
+def _size_note(shape, takes, image_size):
     reason = "chosen from the files; --image_size changes it"
     if image_size or any(takes[:2]):
         reason = "--image_size" if image_size else "the size that --init_from takes"
     colours = "gray" if shape[2] == 1 else "in colour"
-    return (*folder.notes, f"Read as {shape[0]}x{shape[1]} pixels, {colours} ({reason}).")
+    return f"Read as {shape[0]}x{shape[1]} pixels, {colours} ({reason})."
 
 
-def _kept_classes(name, num_classes):
-    classes = range(num_classes) if name.classes is None else name.classes
-    if len(classes) < 2 or classes.stop > num_classes:
-        raise UserError(
-            f"The data set {name.entry.source!r} has the classes 0 to {num_classes - 1}, and at "
-            f"least two are needed. Received: --dataset={name.text}."
-        )
-    return classes
+def _hold_out(records, rows, validation, values):
+    """Returns the rows to train on, and the rows held out, stratified unless images are many.
 
-
-def _hold_out(split, validation):
-    """Returns the rows to train on, and the rows held out."""
-    rows, labels = split.rows, split.labels
-    if not validation:
-        return rows, rows[:0]
+    Args:
+        records: `tfds.Records`.
+        rows: Int array.
+        validation: See `load`.
+        values: Int, the number of values of an image.
+    """
+    is_small = records.count * values <= tfds.IN_MEMORY_BYTES
     try:
         return model_selection.train_test_split(
             rows,
             test_size=validation if validation < 1 else int(validation),
-            stratify=None if labels is None else labels[rows],
+            stratify=records.labels()[rows] if is_small else None,
             random_state=0,
         )
     except ValueError as error:  # Too few images to have each class on both sides.
         raise UserError(
             f"Cannot hold out --validation={validation:g} of {len(rows)} training images: {error}"
         ) from error
-
-
-def _records(builder, kind, split):
-    """Returns the records of a split of TensorFlow Datasets.
-
-    Raises:
-        UserError: If there is no such split, or it is large and its format has no random access.
-    """
-    info = builder.info
-    if split not in info.splits or not info.splits[split].num_examples:
-        raise UserError(
-            f"The data set {builder.name!r} has no {split!r} split. Received: splits="
-            f"{sorted(info.splits)}. Training needs 'train', measuring needs 'test' or "
-            "'validation' (or hold out a part of 'train' with --validation)."
-        )
-    image, label = kind.keys
-    decoders = None
-    if isinstance(info.features[image], tensorflow_datasets.features.Image):
-        decoders = {image: tensorflow_datasets.decode.SkipDecoding()}
-    if info.available_file_formats() & tensorflow_datasets.core.FileFormat.with_random_access():
-        source = builder.as_data_source(split, decoders=decoders)
-        return _Records(
-            len(source),
-            lambda rows: [
-                (example[image], example[label]) for example in source.__getitems__(rows)
-            ],
-        )
-    size = info.splits[split].num_bytes
-    if size > IN_MEMORY_BYTES:
-        raise UserError(
-            f"The data set {builder.name!r} is too large to be held in memory ({size} bytes), and "
-            f"its format {info.file_format.value} cannot be read in any order. Prepare it "
-            f"by `tfds build {builder.name} --file_format=array_record`, or convert it by `tfds "
-            "convert_format`."
-        )
-    examples = tensorflow_datasets.as_numpy(builder.as_dataset(split, decoders=decoders))
-    return _in_memory([(example[image], example[label]) for example in examples])
-
-
-def _in_memory(pairs):
-    return _Records(len(pairs), lambda rows: [pairs[row] for row in rows])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Records:
-    """Examples of a split that are read by a function.
-
-    Attributes:
-        count: Int.
-        read: Function from a list of rows to a list of pairs of an encoded image and a label.
-    """
-
-    count: int
-    read: Callable
-    people = None
-
-    def __len__(self):
-        return self.count
-
-    def labels(self):
-        """Returns the labels, an int64 array, by reading all of the split, a part at a time."""
-        parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
-        return np.array([label for part in parts for _, label in self.read(list(part))])

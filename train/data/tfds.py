@@ -1,4 +1,4 @@
-"""Finds data sets by name: all of TensorFlow Datasets, and the digits of scikit-learn.
+"""Reads data sets by name: all of TensorFlow Datasets, and the digits of scikit-learn.
 
 To add a data set of TensorFlow Datasets, add an entry to `ENTRIES`. Data sets without an entry
 work, too, but their images are mapped to [-1, 1], and --dry_run does not know their size.
@@ -7,6 +7,7 @@ work, too, but their images are mapped to [-1, 1], and --dry_run does not know t
 import dataclasses
 import pathlib
 import re
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -19,6 +20,8 @@ TABLES = ("csv", "parquet")
 # Pixels of the digits are 0 to 16. Times 15 they are whole numbers from 0 to 240.
 PIXEL_SCALE = 15
 TEST_EXAMPLES = 360
+# The most bytes to hold in memory: of decoded images, or of encoded ones without random access.
+IN_MEMORY_BYTES = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,22 +137,55 @@ def is_known(name):
 
 
 @dataclasses.dataclass(frozen=True)
-class Features:
-    """The examples of a data set of images.
+class Records:
+    """The examples of a split as they are stored.
 
     Attributes:
-        keys: Names of the image and the label in an example.
-        shape: `(height, width, channels)` of an image; None if it varies.
-        class_names: Tuple with a name for each class.
+        count: Int.
+        read: Function from a list of rows to a list of pairs of an image and a label. An image is
+            the bytes of a file, or a uint8 array `[height, width, channels]`.
+        stored_labels: Integers `[count]`, if they are known without reading the images.
+        names: List with a name of each example; None for its row.
+        people: Array with the person of each example; None without people.
     """
 
-    keys: tuple
+    count: int
+    read: Callable
+    stored_labels: np.ndarray | None = None
+    names: list | None = None
+    people: np.ndarray | None = None
+
+    def labels(self):
+        """Returns the labels, an int64 array, by reading a part of the split at a time."""
+        if self.stored_labels is not None:
+            return self.stored_labels
+        parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
+        return np.array([label for part in parts for _, label in self.read(list(part))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set of images with labels, of any kind.
+
+    Attributes:
+        shape: `(height, width, channels)` of an image; None if it varies.
+        class_names: Tuple with a name for each class.
+        records: Function from "train", "validation" or "test" to `Records`, which may be empty.
+        notes: Tuple of sentences to print about the images and the choices.
+        left_out: Number of images that were left out because they could not be read.
+        several: Sentence that several images may be of one person, or empty.
+    """
+
     shape: tuple
     class_names: tuple
+    records: Callable
+    notes: tuple = ()
+    left_out: int = 0
+    several: str = ""
 
 
 def read_digits():
-    """Returns the 1,797 handwritten digits of scikit-learn, a dict from splits to examples.
+    """Returns the `Source` of the 1,797 handwritten digits of scikit-learn.
 
     Images are `[8, 8, 1]` uint8 and hold the pixel values of `sklearn.datasets.load_digits` times
     15. The splits `"train"` (1,437 examples) and `"test"` (360) are from
@@ -161,14 +197,12 @@ def read_digits():
     train, test = model_selection.train_test_split(
         examples, test_size=TEST_EXAMPLES, stratify=digits.target, random_state=0
     )
-    return {"train": train, "test": test}
+    splits = {"train": train, "test": test}
+    return Source((8, 8, 1), tuple("0123456789"), lambda split: _in_memory(splits.get(split, [])))
 
 
-DIGITS_FEATURES = Features(("image", "label"), (8, 8, 1), tuple("0123456789"))
-
-
-def open_builder(name, data_dir, download):
-    """Returns the builder of a data set, and prepares the data if needed and allowed.
+def read(name, data_dir=None, download=False):
+    """Opens a data set of TensorFlow Datasets, and prepares it if needed and allowed.
 
     Args:
         name: `Name`.
@@ -176,7 +210,7 @@ def open_builder(name, data_dir, download):
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
 
     Returns:
-        A builder of TensorFlow Datasets, and its `Features`.
+        `Source`.
 
     Raises:
         UserError: If there is no such data set, it is not or cannot be prepared, or it is not for
@@ -184,34 +218,36 @@ def open_builder(name, data_dir, download):
     """
     source = name.entry.source
     builder = _find(source, data_dir)
-    kind = features(builder, source)  # Raises an error before the data are fetched.
-    if builder.is_prepared():
-        return builder, kind
-    if not download:
-        raise UserError(
-            f"The data set {source!r} is not prepared: {builder.data_dir} does not hold it. "
-            "Add --download to fetch it, or name the folder that has it with --data_dir, or run "
-            f"`tfds build {source} --file_format=array_record` on a machine with a network "
-            f"and copy the result. Received: --data_dir={data_dir}."
-        )
-    # Large data sets need this format: it has random access.
-    builder = _find(source, data_dir, file_format="array_record")
-    try:
-        builder.download_and_prepare()
-    # Any exception of a builder becomes a UserError with its reason, for example no network, no
-    # space, or files to be fetched by hand.
-    except Exception as error:
-        # Another process may have prepared it meanwhile.
-        if not _find(source, data_dir).is_prepared():
+    described = described_by(builder, source)  # Raises an error before the data are fetched.
+    if not builder.is_prepared():
+        if not download:
             raise UserError(
-                f"The data set {source!r} could not be prepared under {builder.data_dir}: "
-                f"{type(error).__name__}: {error}. Received: --data_dir={data_dir}."
-            ) from error
-    return _find(source, data_dir), kind
+                f"The data set {source!r} is not prepared: {builder.data_dir} does not hold it. "
+                "Add --download to fetch it, or name the folder that has it with --data_dir, or "
+                f"run `tfds build {source} --file_format=array_record` on a machine with a "
+                f"network and copy the result. Received: --data_dir={data_dir}."
+            )
+        try:  # Large data sets need this format: it has random access.
+            _find(source, data_dir, file_format="array_record").download_and_prepare()
+        # Any exception of a builder becomes a UserError with its reason, for example no network,
+        # no space, or files to be fetched by hand.
+        except Exception as error:
+            # Another process may have prepared it meanwhile.
+            if not _find(source, data_dir).is_prepared():
+                raise UserError(
+                    f"The data set {source!r} could not be prepared under {builder.data_dir}: "
+                    f"{type(error).__name__}: {error}. Received: --data_dir={data_dir}."
+                ) from error
+        builder = _find(source, data_dir)
+    tests = name.entry.test_split or ("test" if "test" in builder.info.splits else "validation")
+    return dataclasses.replace(
+        described,
+        records=lambda split: _records(builder, tests if split == "test" else split),
+    )
 
 
-def features(builder, name):
-    """Returns the `Features` of a builder of (image, label) pairs.
+def described_by(builder, name):
+    """Returns the `Source`, without records, of a builder of (image, label) pairs.
 
     Raises:
         UserError: If there are no such pairs, or the images are not uint8.
@@ -223,13 +259,43 @@ def features(builder, name):
         is_image = np.dtype(image.np_dtype) == np.uint8 and len(image.shape) == 3
         is_label = isinstance(label, tfds.features.ClassLabel) and label.num_classes
         if is_image and image.shape[2] in (1, 3) and is_label:
-            return Features(tuple(keys[:2]), tuple(image.shape), tuple(label.names))
+            return Source(tuple(image.shape), tuple(label.names), None)
     raise UserError(
         f"The data set {name!r} is no image classification data set: it must have pairs of a uint8 "
         "image of shape (height, width, 1 or 3) and a class label. Received: "
         f"supervised_keys={keys} of {' '.join(repr(info).split())}. Use another (ImageNet at 32 "
         "pixels with labels: imagenet32)."
     )
+
+
+def _records(builder, split):
+    """Returns the `Records` of a split, and an error if it is large and without random access."""
+    info, (image, label) = builder.info, builder.info.supervised_keys[:2]
+    if split not in info.splits:
+        return _in_memory([])
+    decoders = None
+    if isinstance(info.features[image], tfds.features.Image):
+        decoders = {image: tfds.decode.SkipDecoding()}
+    if info.available_file_formats() & tfds.core.FileFormat.with_random_access():
+        source = builder.as_data_source(split, decoders=decoders)
+        return Records(
+            len(source),
+            lambda rows: [(one[image], one[label]) for one in source.__getitems__(rows)],
+        )
+    size = info.splits[split].num_bytes
+    if size > IN_MEMORY_BYTES:
+        raise UserError(
+            f"The data set {builder.name!r} is too large to be held in memory ({size} bytes), and "
+            f"its format {info.file_format.value} cannot be read in any order. Prepare it "
+            f"by `tfds build {builder.name} --file_format=array_record`, or convert it by `tfds "
+            "convert_format`."
+        )
+    examples = tfds.as_numpy(builder.as_dataset(split, decoders=decoders))
+    return _in_memory([(one[image], one[label]) for one in examples])
+
+
+def _in_memory(pairs):
+    return Records(len(pairs), lambda rows: [pairs[row] for row in rows])
 
 
 def _find(name, data_dir, **kwargs):

@@ -8,8 +8,7 @@ import own_images
 import pytest
 from PIL import Image
 
-from tfdpx.train.data import images
-from tfdpx.train.data.folder import ImageFolder, check
+from tfdpx.train.data import folder, images
 from tfdpx.train.errors import UserError
 
 
@@ -18,15 +17,15 @@ def save(path, size=(20, 20), mode="L", value=128):
     Image.new(mode, size, value).save(path)
 
 
-def two_classes(folder, count=5, **kwargs):
+def two_classes(path, count=5, **kwargs):
     for name in ("cat", "dog"):
         for i in range(count):
-            save(folder / name / f"{i}.png", **kwargs)
-    return folder
+            save(path / name / f"{i}.png", **kwargs)
+    return path
 
 
-def files_of(folder, split):
-    return {str(file) for file, _ in folder.records(split).pairs}
+def files_of(source, split):
+    return set(source.records(split).names)
 
 
 def test_one_image_more_or_less_changes_no_others_side(tmp_path):
@@ -34,20 +33,20 @@ def test_one_image_more_or_less_changes_no_others_side(tmp_path):
     own_images.write(tmp_path, {3: 20, 5: 20})
 
     def sides():
-        folder = ImageFolder(tmp_path, validation=0.3)
-        return {split: files_of(folder, split) for split in ("train", "validation", "test")}
+        source = folder.read(tmp_path, validation=0.3)
+        return {split: files_of(source, split) for split in ("train", "validation", "test")}
 
     before = sides()
     assert all(2 <= len(files) <= 35 for files in before.values()) and sides() == before
     for file in (sorted(files)[number] for files in before.values() for number in range(2)):
-        os.rename(file, tmp_path / "aside")
+        os.rename(tmp_path / file, tmp_path / "aside")
         assert {split: files - {file} for split, files in before.items()} == sides()
-        os.rename(tmp_path / "aside", file)
+        os.rename(tmp_path / "aside", tmp_path / file)
     # A copy joins the split of its image, under any name and class.
     for number, file in enumerate(sorted(before["train"])[:6]):
-        shutil.copy(file, tmp_path / "5" / f"copy {number}.png")
+        shutil.copy(tmp_path / file, tmp_path / "5" / f"copy {number}.png")
     assert all(sides()[split] == before[split] for split in ("validation", "test"))
-    assert files_of(ImageFolder(tmp_path, test_seed=1), "test") != before["test"]
+    assert files_of(folder.read(tmp_path, test_seed=1), "test") != before["test"]
 
 
 def test_a_class_on_one_side_alone(tmp_path):
@@ -57,7 +56,7 @@ def test_a_class_on_one_side_alone(tmp_path):
     results = []
     for seed in range(20):
         try:
-            results += ImageFolder(tmp_path, test_seed=seed, test_fraction=0.5).notes
+            results += folder.read(tmp_path, test_seed=seed, test_fraction=0.5).notes
         except UserError as error:
             results.append(str(error))
     refusals = ["no image of class cat to train on" in text for text in results]
@@ -68,15 +67,15 @@ def test_a_class_on_one_side_alone(tmp_path):
 def test_train_and_test_are_taken_where_they_are(tmp_path):
     for name, count in (("train", 5), ("val", 2), ("Test", 3)):
         two_classes(tmp_path / name, count)
-    folder = ImageFolder(tmp_path)
-    assert (len(folder.records("train")), len(folder.records("test"))) == (10, 6)
-    assert all("Test" in file for file in files_of(folder, "test"))
-    assert "in no folder of a class: 4" in " ".join(folder.notes)
+    source = folder.read(tmp_path)
+    assert (source.records("train").count, source.records("test").count) == (10, 6)
+    assert all("Test" in file for file in files_of(source, "test"))
+    assert "in no folder of a class: 4" in " ".join(source.notes)
     with pytest.raises(UserError, match="test images in Test: leave out --test_fraction"):
-        ImageFolder(tmp_path, test_fraction=0.1)
+        folder.read(tmp_path, test_fraction=0.1)
     save(tmp_path / "Test" / "bird" / "0.png")
     with pytest.raises(UserError, match="no image of class bird to train on"):
-        ImageFolder(tmp_path)
+        folder.read(tmp_path)
 
 
 SIZES = [
@@ -93,7 +92,7 @@ def test_the_size_comes_from_the_files(tmp_path):
         path = tmp_path / f"{number}"
         for i, size in enumerate(sizes * 2):
             save(path / f"class {i % 2}" / f"{i}.png", size, mode, (9, 99, 9)[: len(mode)])
-        assert ImageFolder(path, test_fraction=0.0).features.shape == shape
+        assert folder.read(path, test_fraction=0.0).shape == shape
 
 
 def test_pixels_mean_the_same_in_every_mode(tmp_path):
@@ -112,14 +111,14 @@ def test_pixels_mean_the_same_in_every_mode(tmp_path):
     opaque.save(tmp_path / "clear.png")
     assert (decoded("clear.png") == 255).all()
     Image.fromarray(ramp.astype("float32")).save(tmp_path / "float.tiff")
-    _, broken = check([tmp_path / "float.tiff"], tmp_path, "--images", True)
+    _, broken = folder.check([tmp_path / "float.tiff"], tmp_path, "--images", True)
     assert "32 bits" in broken[tmp_path / "float.tiff"]
     # A photo from a rotated camera.
     upright = Image.fromarray(np.tile(np.arange(0, 240, 6, dtype="uint8"), (20, 1)))
     exif = Image.Exif()
     exif[0x0112] = 6  # Viewers turn it back by a quarter.
     upright.rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=100)
-    [image], _ = check([tmp_path / "turned.jpg"], tmp_path, "--images")
+    [image], _ = folder.check([tmp_path / "turned.jpg"], tmp_path, "--images")
     assert image.size == (20, 40)
     pixels = images.decode((tmp_path / "turned.jpg").read_bytes(), (20, 40, 1))
     assert np.abs(pixels[..., 0].astype(int) - np.asarray(upright)).max() < 8
@@ -132,10 +131,10 @@ def test_links_and_odd_names(tmp_path):
         (tmp_path / name).symlink_to(tmp_path / "real" / target)
     odd = tmp_path / "real" / "cat" / os.fsdecode(b"\xff[red].png")
     shutil.copy(tmp_path / "real" / "cat" / "0.png", odd)
-    assert len(ImageFolder(tmp_path / "set", test_fraction=0.0).records("train")) == 11
+    assert folder.read(tmp_path / "set", test_fraction=0.0).records("train").count == 11
     odd.write_bytes(b"no image")
     with pytest.raises(UserError, match=r"cat/\\udcff\[red\].png \(is no image") as error:
-        ImageFolder(tmp_path / "set")
+        folder.read(tmp_path / "set")
     str(error.value).encode()
 
 
@@ -151,7 +150,11 @@ def test_folders_and_options_that_do_not_fit(tmp_path):
         ("{}/set", {}, r"folder:PATH \(for a folder of images\)"),
         ("digits", dict(test_fraction=0.3), "belong to --dataset=folder:PATH"),
         ("folder:{}/set", dict(image_size=12, takes=(12, 16, 3)), "images of 12x16.*_size=12"),
-        ("folder:{}/set", dict(test_fraction=0.0), "no test image in.*--validation"),
+        (
+            "folder:{}/set",
+            dict(test_fraction=0.0),
+            "no test image in.*--validation",
+        ),
         ("folder:{}/set", dict(validation=2), "must be a fraction.*--validation=2"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -163,9 +166,9 @@ def test_formats_without_a_reader_and_empty_classes_are_named(tmp_path):
     (tmp_path / "unsorted").mkdir()
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "1.HEIC").write_bytes(b"x")
-    notes = " ".join(ImageFolder(tmp_path, test_fraction=0.0).notes)
+    notes = " ".join(folder.read(tmp_path, test_fraction=0.0).notes)
     assert "name (convert HEIC and other formats to JPEG): 1 (phone/1.HEIC)" in notes
     assert "class without an image: 2 (phone, unsorted)" in notes
     (tmp_path / "cat" / "sent.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
     with pytest.raises(UserError, match="cat/sent.jpg .is no image that can be read: convert HEIC"):
-        ImageFolder(tmp_path)
+        folder.read(tmp_path)

@@ -73,7 +73,7 @@ UNFIT = [
     ({"image": MATRIX}, (32, 32), 0, "uint8 image of shape"),
     ({"label": tfds.features.Scalar(dtype=np.int64)}, (32, 32, 3), 0, "a class label"),
     ({}, (32, 32, 3), -1, r"Example . has label -1, not in \[0, 3\)"),
-    ({}, (32, 32, 3), 0, "no 'validation' split.*--validation"),
+    ({}, (32, 32, 3), 0, "no test image in --dataset=tiny.*--validation"),
 ]
 
 
@@ -134,7 +134,7 @@ def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
     train, test = tiny_datasets.random_images(40), tiny_datasets.random_images(12, seed=1)
     splits = {"train": train, "test": test}
     tiny_datasets.write(tmp_path, "tiny_imagenet", splits, file_format="array_record")
-    monkeypatch.setattr(images, "IN_MEMORY_BYTES", 20_000)
+    monkeypatch.setattr(images.tfds, "IN_MEMORY_BYTES", 20_000)
     small = {"in_memory": 20_000}
     data = images.load("tiny_imagenet", tmp_path, validation=10, eval_split="test", **small)
     assert isinstance(data.train_x, tfdpx.RandomAccess) and data.train_y is None

@@ -8,11 +8,11 @@ from tfdpx.train.data import tfds
 
 @pytest.mark.parametrize("entry", tfds.ENTRIES, ids=lambda entry: entry.name)
 def test_an_entry_says_what_tensorflow_datasets_says(entry, tmp_path):
-    features = tfds.DIGITS_FEATURES
+    source = tfds.read_digits()
     if entry.source != tfds.DIGITS:
         builder = tensorflow_datasets.builder(entry.source, data_dir=tmp_path)
-        features = tfds.features(builder, entry.source)
-    assert (features.shape, len(features.class_names)) == (entry.image_shape, entry.num_classes)
+        source = tfds.described_by(builder, entry.source)
+    assert (source.shape, len(source.class_names)) == (entry.image_shape, entry.num_classes)
     assert entry.train_images > 1000
     for levels in (entry.centre, entry.deviation):
         assert isinstance(levels, float) or len(levels) == entry.image_shape[2]
