@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfdpx._arguments import check_choice, check_positive_integer, require
+from tfdpx._arguments import check_choice, check_positive_integer, refuse_elsewhere, require
 from tfdpx._keras import layer_internals, model_internals
 from tfdpx.account import copy_weights
 from tfdpx.accounting import PrivacyPlan
@@ -119,6 +119,7 @@ def make_private_model(
     >>> private.layers[-1].__class__.__name__, private.optimizer.name, plan.steps
     ('GroupNorm', 'dp_adam', 20)
     """
+    refuse_elsewhere("make_private_model", arguments)
     require(isinstance(model, keras.Model), "model", model, "be a keras.Model")
     must = "be compiled, because its optimizer, loss and metrics become private"
     require(model.compiled, "model", model, must, " Call `model.compile(...)` first.")

@@ -3,6 +3,30 @@
 import math
 import numbers
 
+# Arguments of Opacus and scikit-learn, with the remedy; docs/coming_from.md has the same table.
+ELSEWHERE = {
+    "target_epsilon": "Write `epsilon`.",
+    "target_delta": "Write `delta`.",
+    "sample_rate": "Write `batch_size`, the rate times `num_examples`.",
+    "max_grad_norm": "Write `l2_norm_clip`, and multiply the learning rate of plain SGD by it.",
+    "max_physical_batch_size": "Write `microbatch_size`; one step is one update.",
+    "random_state": "Write `seed`; noise of a known seed gives no privacy.",
+    "class_weight": "Leave it out: a noisy count finds rare labels. Choose by `predict_proba`.",
+    "sample_weight": "Leave it out: clipping would undo it. Or leave rows out.",
+}
+
+
+def refuse_elsewhere(function, names):
+    """Raises TypeError for an argument of another library, with the argument here.
+
+    Args:
+        function: String, the name of the function.
+        names: Strings, the names of its arguments that it does not know itself.
+    """
+    for name in names:
+        if name in ELSEWHERE:
+            raise TypeError(f"{function} takes no argument `{name}`. {ELSEWHERE[name]}")
+
 
 def require(is_valid, name, value, must, hint=""):
     """Raises ValueError unless the argument `name` is valid.

@@ -26,6 +26,27 @@ def test_the_code_of_the_page_runs_and_says_what_was_spent(capsys):
     assert type(model.optimizer).__name__ == "DPAdam"
 
 
+def test_arguments_of_other_libraries_name_those_here():
+    import tfdpx
+    from tfdpx import _arguments
+    from tfdpx.sklearn import PrivateClassifier
+
+    functions = {
+        "PrivacyPlan": lambda **other: tfdpx.PrivacyPlan(9, **other),
+        "DPAdam": lambda **other: tfdpx.DPAdam(0.1, **other),
+        "make_private_model": lambda **other: tfdpx.make_private_model(
+            None, num_examples=9, delta=0.1, **other
+        ),
+        "PrivateClassifier": PrivateClassifier,
+    }
+    for name, remedy in _arguments.ELSEWHERE.items():
+        assert f"| `{name}` | {remedy} |" in PAGE
+        for function, call in functions.items():
+            with pytest.raises(TypeError) as error:
+                call(**{name: 1})
+            assert str(error.value) == f"{function} takes no argument `{name}`. {remedy}"
+
+
 def test_every_name_on_the_page_exists():
     import tfdpx
 

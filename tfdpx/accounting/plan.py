@@ -16,6 +16,7 @@ from tfdpx._arguments import (
     check_positive_integer,
     exactly_one_missing,
     is_number,
+    refuse_elsewhere,
     require,
 )
 from tfdpx._warnings import warn
@@ -107,6 +108,11 @@ class PrivacyPlan:
     unit: str = EXAMPLE
     spent: Ledger = Ledger()
     right_guesses: float | None = None
+
+    def __new__(cls, *arguments: Any, **named: Any) -> PrivacyPlan:
+        """Refuses arguments that other libraries have."""
+        refuse_elsewhere(cls.__name__, named)
+        return super().__new__(cls)
 
     def __init__(
         self,

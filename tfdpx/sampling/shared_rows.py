@@ -133,8 +133,8 @@ class Copies:
             if text:
                 warn(
                     f"{text}The scores that a search chooses by are exact: no epsilon covers them. "
-                    "Choose on public rows, or compare few settings by "
-                    "`tfdpx.sklearn.cross_validate`, which has one ledger for all folds."
+                    "Choose on public rows, or compare few settings with one ledger for all folds: "
+                    "`tfdpx.sklearn.cross_validate(estimator, X, y)`."
                 )
 
     def _sum(self):
@@ -215,7 +215,8 @@ def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None
             warn(
                 f"{len(history.fits)} private fits share rows: together {_text(history)} so far, "
                 "and no ledger adds them up. The next warning comes above "
-                f"epsilon={rounded_up(_epsilon(history, _GROWTH)[0])}."
+                f"epsilon={rounded_up(_epsilon(history, _GROWTH)[0])}. A ledger of two fits: "
+                "`first.ledger_ + second.ledger_`."
             )
 
 

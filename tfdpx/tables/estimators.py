@@ -18,7 +18,14 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import multiclass, validation
 
 from tfdpx import account
-from tfdpx._arguments import check_choice, check_positive_integer, is_integer, is_number, require
+from tfdpx._arguments import (
+    check_choice,
+    check_positive_integer,
+    is_integer,
+    is_number,
+    refuse_elsewhere,
+    require,
+)
 from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan, largest_epsilon
@@ -36,12 +43,6 @@ _EPSILON = 3.0  # If neither epsilon nor right guesses are given.
 _MATRIX = ""  # The name of an array of all columns.
 _LEDGER = "_ledger"  # The name in a pickle.
 _BATCH = 8192  # Rows of a prediction.
-# Arguments of scikit-learn's estimators that these do not have, with the remedy.
-_ELSEWHERE = {
-    "random_state": "Write `seed`; noise of a known seed gives no privacy.",
-    "class_weight": "Leave it out: a noisy count finds rare labels. Choose by `predict_proba`.",
-    "sample_weight": "Leave it out: clipping would undo it. Or leave rows out.",
-}
 # Kinds of columns that are refused, with the remedy.
 _NO_NUMBERS = {
     "dates": "Replace them by numbers, such as days since a public date, or leave the column out.",
@@ -70,7 +71,7 @@ class _PrivateEstimator(base.BaseEstimator):
     seed: int | None = None
 
     def __new__(cls, *arguments, **named):
-        _refuse(cls.__name__, named)
+        refuse_elsewhere(cls.__name__, named)
         return super().__new__(cls)
 
     def __sklearn_clone__(self):
@@ -115,7 +116,9 @@ class _PrivateEstimator(base.BaseEstimator):
             TypeError: If there are other arguments.
             ValueError: If an argument is invalid, or there are too few rows to find bounds.
         """
-        _refuse("fit", others)
+        refuse_elsewhere("fit", others)
+        if others:
+            raise TypeError(f"fit takes no argument `{min(others)}`. Leave it out.")
         is_regression = isinstance(self, base.RegressorMixin)
         if is_regression:
             _check_numbers("y", y)
@@ -184,7 +187,10 @@ class _PrivateEstimator(base.BaseEstimator):
         if all(isinstance(limit, dict) and limit.keys() <= set(names) for limit in pair):
             pair = tuple([limit.get(name, math.nan) for name in names] for limit in pair)
         columns = f"{len(names)} columns of numbers in X ({', '.join(map(str, names))})"
-        return limits(*pair, len(names), f"be two numbers, or one for each of the {columns}")
+        hint = ""
+        if 0 in names:  # Often behind other steps of a pipeline.
+            hint = " Their names in a pipeline: `pipeline[:-1].get_feature_names_out()`."
+        return limits(*pair, len(names), f"be two numbers, or one for each of the {columns}", hint)
 
     def _read(self, X, y=None, reset=True, **checks):
         """Returns a dict of arrays, as in `rules.Columns`, and y, after scikit-learn's checks."""
@@ -372,13 +378,6 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         return self._predicted(X)[:, 0].astype("float64")
 
 
-def _refuse(function, named):
-    """Raises TypeError for arguments of scikit-learn, and for any of `fit`."""
-    for name in named if function == "fit" else _ELSEWHERE.keys() & named:
-        remedy = _ELSEWHERE.get(name, "Leave it out.")
-        raise TypeError(f"{function} takes no argument `{name}`. {remedy}")
-
-
 def _check_numbers(name, values, names=None):
     """Raises ValueError for dates and texts, because scikit-learn's errors quote private values."""
     column, kind = (None, None) if sparse.issparse(values) else unfit_column(values, names)
@@ -431,7 +430,8 @@ def cross_validate(
     if not isinstance(private, _PrivateEstimator):
         raise TypeError(
             "Argument `estimator` must be a PrivateClassifier or PrivateRegressor, or a Pipeline "
-            f"that ends with one. Received: {type(private).__name__}."
+            f"that ends with one. Received: {type(private).__name__}. Write "
+            "`cross_validate(make_pipeline(..., PrivateClassifier(...)), X, y)`."
         )
     is_share = is_number(cv) and 0 < cv < 1
     must = f"be an int from 2 to {rows}, or a share between 0 and 1"

@@ -152,7 +152,7 @@ def _adapt_numbers(layer, x, lower, upper, released):
         set_moments(layer, *moments(x, least, most, released))
 
 
-def limits(lower, upper, columns, must):
+def limits(lower, upper, columns, must, hint=""):
     """Returns public limits of columns, two float64 arrays [columns], with NaN in place of None.
 
     Args:
@@ -160,6 +160,7 @@ def limits(lower, upper, columns, must):
         upper: Like `lower`.
         columns: Int.
         must: String for the error: the condition of the two arguments.
+        hint: String for the end of the error.
     """
     try:
         pair = [np.full(columns, np.nan if v is None else v, "float64") for v in (lower, upper)]
@@ -167,7 +168,7 @@ def limits(lower, upper, columns, must):
     except (TypeError, ValueError):
         is_valid = False
     must += f", lower < upper, below {_WIDEST:g} in magnitude"
-    require(is_valid, "lower, upper", (lower, upper), must)
+    require(is_valid, "lower, upper", (lower, upper), must, hint)
     return pair
 
 

@@ -7,7 +7,15 @@ import math
 from typing import Any, TypedDict
 
 from tfdpx import noise
-from tfdpx._arguments import agreed, has_arrays, is_integer, is_number, require, shortened
+from tfdpx._arguments import (
+    agreed,
+    has_arrays,
+    is_integer,
+    is_number,
+    refuse_elsewhere,
+    require,
+    shortened,
+)
 from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
@@ -95,12 +103,13 @@ Settings = collections.namedtuple("Settings", [*NAMES, "policy"])  # type: ignor
 
 
 def refuse(optimizer_class, keras_arguments):
-    """Raises ValueError for an argument that `REFUSED` lists, or for data by an unknown name.
+    """Raises an error for an argument that `REFUSED` or `ELSEWHERE` lists, or for unknown data.
 
     Args:
         optimizer_class: The private optimizer class.
         keras_arguments: Dict of its arguments for Keras.
     """
+    refuse_elsewhere(optimizer_class.__name__, keras_arguments)
     for argument, remedy in REFUSED.items():
         if keras_arguments.get(argument) is not None:
             raise ValueError(
