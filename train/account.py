@@ -11,6 +11,7 @@ numbers. The last line is one JSON object.
 """
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import re
@@ -21,9 +22,9 @@ from tfdpx.accounting import groups
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.statement import rounded_up, why_unknown
+from tfdpx.accounting.statement import is_unknown, rounded_up
+from tfdpx.report import words
 from tfdpx.report.spent import UNREADABLE, check_model, files_below, record_in
-from tfdpx.report.words import steps as describe_steps
 from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
 from tfdpx.train.output import print_attack_bounds, print_paragraphs, print_table, to_json
 
@@ -72,7 +73,8 @@ def _of_runs(values):
     except ValueError:  # RDP cannot resolve so small a privacy loss.
         epsilons["epsilon_rdp"] = None
     counts = sorted({one.num_examples for one in data} - {None})
-    problems = list(dict.fromkeys(why for record in (*read, together) for why in record.problems))
+    reasons = itertools.chain(*(words.listed("problems", record) for record in (*read, together)))
+    problems = list(dict.fromkeys(reasons))
     if ledger.unit is None:
         epsilons, problems = dict.fromkeys(epsilons), ["no common statement is known"]
     problems += [f"{path} was not counted" for path in unread]
@@ -149,7 +151,7 @@ def _about(record):
     """Returns a line about one run."""
     data = record.data.name if record.data else "data that the file does not name"
     what = record.results.get("model") or record.results.get("method") or "weights"
-    spent = describe_steps(record.ledger).rstrip(".")
+    spent = words.say("steps", record.ledger).rstrip(".")
     return f"{record.program}, {what} on {data}, {record.sampling} sampling: {spent}"
 
 
@@ -163,15 +165,14 @@ def _claims(runs, unread, together, neighbours):
         ]
     if spent == math.inf:
         return ["There is no differential privacy: epsilon is infinite."]
-    why = why_unknown(ledger)
+    why = words.say("why_unknown", ledger)
     if why or unread:
-        unknown = [str(path) for path, record in runs.items() if why_unknown(record.ledger)]
+        unknown = [str(path) for path, record in runs.items() if is_unknown(record.ledger)]
         of_runs = f"Of {', '.join(unknown) or 'earlier trainings'}: {why}. " if why else ""
         left_out = "Not all files that were found could be counted. " if unread else ""
         return [
-            f"No differential privacy can be stated. {of_runs}{left_out}The updates that are known "
-            f"spend epsilon = {rounded_up(spent)} at delta = {delta or 0:.6g}, as if all batches "
-            "were Poisson samples; that is no limit."
+            f"No differential privacy can be stated. {of_runs}{left_out}"
+            f"{words.say('unknown_spending', together)}"
         ]
     if not ledger.steps:
         return ["No record has an update on these data."]

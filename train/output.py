@@ -117,7 +117,8 @@ def print_attack_bounds(bounds, neighbours):
         f"mu, at every delta from {values['mu_from_delta']:g}": mu,
     }
     print_table(rows, title=f"attacks on one {who}, at most")
-    print(f"{textwrap.fill(bounds.sentence(who) + _ABSENT.get(neighbours, ''), 88)}\n")
+    sentence = words.say("guesses", bounds, who) + _ABSENT.get(neighbours, "")
+    print(f"{textwrap.fill(sentence, 88)}\n")
     return {"attack_bounds": values}
 
 

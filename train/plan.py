@@ -34,7 +34,7 @@ from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.accounting.ledger import EXAMPLE
 from tfdpx.accounting.plan import plan_warnings
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.report.words import RANGES
+from tfdpx.report import words
 from tfdpx.suggestion import suggest
 from tfdpx.train import defaults
 from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
@@ -57,9 +57,9 @@ _COLUMNS = ("epsilon", "noise_multiplier", "steps", "epochs", "learning_rate", "
 _COLUMNS += ("epsilon_of_examples_of_one_person", "outlook")
 _NOTES = (
     "Right guesses: someone who knows everything but whether one example was in the data finds it "
-    f"out at most so often (50% is tossing a coin); as protection, {RANGES}. Rows of 55 to 80 also "
-    "keep epsilon at the one of full batches with as many: an average can hide a few examples that "
-    "are found out almost surely; then fewer guesses are right.",
+    f"out at most so often (50% is tossing a coin); as protection, {words.RANGES}. Rows of 55 to "
+    "80 also keep epsilon at the one of full batches with as many: an average can hide a few "
+    "examples that are found out almost surely; then fewer guesses are right.",
     "A person with several examples is protected less: the last columns are the epsilon of {both} "
     'examples of one person together. With PrivacyPlan(unit="user") and fit(x, y, user_ids=ids) '
     "epsilon is of all examples of a person (docs/users.md).",
@@ -233,7 +233,7 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
         "learning_rate": suggestion.learning_rate,
         "outlook": suggestion.outlook if weights else None,
         "right_guesses": bounds and bounds.right_guesses,
-        "goal": goal and bounds.goal_sentence(goal),
+        "goal": goal and words.sentence_on_goal(goal, bounds),
         "epsilon_of_examples_of_one_person": together,
         "warnings": list(plan_warnings(epsilon, delta, count, noise)),
     }

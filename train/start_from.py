@@ -24,7 +24,6 @@ from tfdpx._keras import layer_internals
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import UpstreamTraining
-from tfdpx.accounting.statement import why_unknown
 from tfdpx.layers import UnitNormWithConstant
 from tfdpx.layers.few_weights import last_layer, trainable
 from tfdpx.models import LinearOnFeatures, backbone, transfer
@@ -281,7 +280,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
     for training in trainings:
         if not training.ledger.steps:
             continue
-        is_known = training.epsilon < math.inf and not why_unknown(training.ledger)
+        is_known = training.limit not in (None, math.inf)
         # `tfdpx.report` takes any name, which does not tell that the files were others.
         is_unnamed = training.data.identifier is None and not tfds.is_known(training.data.name)
         may_be_these = is_known and is_unnamed and tfds.Name.parse(dataset).path is not None

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx.accounting import IndividualAccountant
-from tfdpx.accounting.statement import why_unknown
+from tfdpx.accounting.statement import is_unknown
 
 ROWS, STEPS = 40, 2
 
@@ -68,7 +68,7 @@ def outcome(way, *names):
         return str(error)
     assert optimizer.ledger.steps == (1 if way == "`train_on_batch`" else STEPS)
     assert 0 < optimizer.ledger.epsilon(1e-3) < np.inf
-    approximate = "no limit" if why_unknown(optimizer.ledger) else "approx."
+    approximate = "no limit" if is_unknown(optimizer.ledger) else "approx."
     return approximate if optimizer.epsilon_is_approximate else "yes"
 
 

@@ -19,6 +19,7 @@ from tfdpx import _resumable as resumable
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import DatasetId, Record
+from tfdpx.report import words
 from tfdpx.train import account
 
 PHOTOS = DatasetId("folder:photos", 500, "01")
@@ -96,7 +97,7 @@ def test_one_statement_for_a_folder_of_runs_and_ledgers(ask, tmp_path):
     leave(tmp_path / "same" / "a"), leave(tmp_path / "same" / "b", run=2)
     answer, text = ask(workdir=tmp_path / "same")
     assert answer["attack_bounds"]["mu"] == pytest.approx(both.mu, rel=1e-6)
-    assert both.sentence("example") in text
+    assert words.say("guesses", both, "example") in text
     people = Ledger((Entry(4.0, 0.1, 60, run=1, unit="user"),))
     assert "one given person" in ask(workdir=leave(tmp_path / "c", ledger=people))[1]
 

@@ -63,7 +63,7 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     assert "16x12 pixels, in colour (the size that --init_from takes)" in printed
     assert last["trained_parameters"] == 3 * (8 + 1)  # One more: a constant next to the features.
     assert last["test_accuracy"] > 0.6
-    assert last["seen"] == ["cifar10 at epsilon infinite"]
+    assert last["seen"] == [{"dataset": "cifar10", "epsilon": "inf"}]
     assert last["epsilon"] == pytest.approx(8.0, abs=1e-3)
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
 
@@ -73,7 +73,7 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     few = 2 * (8 + 8) + 3 * (9 + 1)  # One more for a bias next to that constant.
     assert both["trained_parameters"] == few and f"Train {few} of " in printed
     assert both["init_from"] == "last/model.keras"
-    assert both["epsilon"] > 9.0 and "cifar10 at epsilon infinite" in both["seen"]
+    assert both["epsilon"] > 9.0 and {"dataset": "cifar10", "epsilon": "inf"} in both["seen"]
     arguments = dict(images=photos / "红", csv=tmp_path / "p.csv")
     assert run(predict, model=tmp_path / "both", **arguments)[0]["images"] == 10
 
@@ -93,7 +93,7 @@ def test_features_of_a_keras_model_are_whitened_by_generated_images(
     assert "Flag --whiten is for files of --features" in message
     result, _ = run(classify, workdir=tmp_path / "run", **flags)
     assert result["trained_parameters"] == 3 * (8 + 1) and result["test_accuracy"] > 0.6
-    assert result["seen"] == ["cifar10 at epsilon infinite"]
+    assert result["seen"] == [{"dataset": "cifar10", "epsilon": "inf"}]
     model = keras.saving.load_model(tmp_path / "run" / "model.keras")
     assert any(layer.name == "whitening" for layer in model._flatten_layers())
 

@@ -29,7 +29,6 @@ from tfdpx.accounting import accountants, gaussian
 # The false positive rates of tables: how often an accusation hits a person who was not in the data.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 _POINTS = 4000
-_SAME_GUESSES = 5e-4
 _LARGEST_EPSILON = 700.0  # Its exponential is a float.
 
 
@@ -143,41 +142,6 @@ class AttackBounds:
             "mu": self.mu,
             "mu_from_delta": self.mu_from_delta,
         }
-
-    def goal_sentence(self, right_guesses: float) -> str:
-        """Returns a sentence on a plan for these right guesses, and on the limit that binds.
-
-        Args:
-            right_guesses: Float, as passed to `PrivacyPlan`.
-        """
-        most = full_batch_epsilon(right_guesses, self.delta)
-        sentence = f"Planned for at most {100 * right_guesses:g} right guesses of 100"
-        if right_guesses - self.right_guesses < _SAME_GUESSES:
-            return f"{sentence}."
-        return (
-            f"{sentence}; epsilon binds: it may be at most {most:.3g}, as for full batches with so "
-            "many, because an average can hide a few examples that are found out almost surely."
-        )
-
-    def sentence(self, who: str) -> str:
-        """Returns the bounds on guesses as sentences for people outside of the field.
-
-        Args:
-            who: String, the unit that is guessed, for example "person" or "image".
-        """
-        finds = f"Someone who tries to find out whether one given {who} was in the data, and knows"
-        finds += " everything else,"
-        right = math.ceil(1e4 * self.right_guesses - 1e-6) / 100
-        if right >= 100:
-            return f"{finds} may be right every time."
-        if right <= 99:
-            right = math.ceil(right)
-        recognised = math.ceil(100 * self.true_positive_rate(0.01) - 1e-6)
-        return (
-            f"{finds} is right at most {right:g} times of 100 (50 is tossing a coin). If they are "
-            f"wrong on only 1 absent {who} of 100, they recognise at most {recognised} of 100 "
-            "present ones (1 is guessing)."
-        )
 
 
 def full_batch_epsilon(right_guesses: float, delta: float) -> float:

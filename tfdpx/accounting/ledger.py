@@ -390,7 +390,7 @@ class Ledger:
         """
         if self.is_approximate:
             steps = sum(entry.steps for entry in self.entries if not entry.poisson_sampled)
-            kind = "no limit" if statement.why_unknown(self) else "an approximation"
+            kind = "no limit" if statement.is_unknown(self) else "an approximation"
             warn(
                 f"This epsilon is {kind}: the batches of {steps} of {self.steps} updates were not "
                 "drawn by a plan with Poisson sampling, as the accountant assumes. Train with "
@@ -430,7 +430,8 @@ class Ledger:
         """
         delta = self.delta if delta is None else delta
         accountants.check_delta(delta)
-        if why := statement.why_unknown(self):
+        if statement.is_unknown(self):
+            why = statement.words().say("why_unknown", self)
             raise ValueError(
                 "No bound on attacks is known, because part of what was spent on the weights is "
                 f"unknown: {why}. Train again from weights with a ledger, with `fit(x, y)` "
@@ -506,7 +507,7 @@ class Ledger:
         if num_examples is not None:
             check_positive_integer("num_examples", num_examples)
         about = (dataset, num_examples, delta, accountant)
-        return statement.text(self, *about, rows_per_user=rows_per_user)
+        return statement.words().of_ledger(self, *about, rows_per_user=rows_per_user)
 
     def to_json(self) -> str:
         """Returns the ledger as a JSON string."""

@@ -425,22 +425,12 @@ class PrivacyPlan:
         """
         ledger = self.ledger_at(self.steps if steps is None else steps)
         about = (dataset, self.num_examples, self.delta, self.accountant)
-        goals = {"rows_per_user": rows_per_user, "goal": self._goal()}
-        return statement.text(ledger, *about, **goals, is_planned=True)
+        goals = {"rows_per_user": rows_per_user, "goal": statement.words().goal_of(self)}
+        return statement.words().of_ledger(ledger, *about, **goals, is_planned=True)
 
     def summary(self) -> str:
         """Returns the plan in a line of prose."""
-        about = "about " if self.is_approximate else ""
-        about = "no limit known, as if " if statement.why_unknown(self.spent) else about
-        return (
-            f"{about}({self.epsilon:.4g}, {self.delta:.3g})-DP for {self.steps} steps of "
-            f"{self.batch_size} out of {self.num_examples} {self.unit}s ({self.sampling} sampling, "
-            f"{self.accountant} accountant) at noise_multiplier={self.noise_multiplier:.5g}"
-            + (f". {self._goal()}" if self.right_guesses else "")
-        )
-
-    def _goal(self):
-        return self.right_guesses and self.attack_bounds().goal_sentence(self.right_guesses)
+        return statement.words().summary(self)
 
     def get_config(self) -> dict[str, Any]:
         """Returns all arguments, including the computed one."""

@@ -72,12 +72,10 @@ class UpstreamTraining:
         return self.ledger.composed_epsilon(self.delta)
 
     @property
-    def epsilon_in_words(self) -> str:
-        """Epsilon rounded up, "infinite", or "unknown" if it is no limit."""
-        if self.epsilon == math.inf:
-            return "infinite"
-        is_unknown = statement.why_unknown(self.ledger)
-        return "unknown" if is_unknown else statement.rounded_up(self.epsilon)
+    def limit(self) -> float | None:
+        """Float, epsilon; None if it is no limit to what was spent."""
+        is_unknown = self.epsilon < math.inf and statement.is_unknown(self.ledger)
+        return None if is_unknown else self.epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +130,7 @@ class Record:
 
     @property
     def is_private(self) -> bool:
-        """Whether epsilon is finite, though it may be no limit (`statement.why_unknown`)."""
+        """Whether epsilon is finite, though it may be no limit (`statement.is_unknown`)."""
         return self.epsilon < math.inf
 
     @property
@@ -157,19 +155,14 @@ class Record:
 
     @property
     def problems(self) -> list[str]:
-        """Reasons not to release the weights, as parts of sentences."""
-        without_account = (
-            training.epsilon == math.inf or statement.why_unknown(training.ledger)
-            for training in self.seen
-        )
-        why = statement.why_unknown(self.ledger)
+        """Reasons not to release the weights: "origin", "noise", "unknown", "seed", "search"."""
+        without_account = any(training.limit in (None, math.inf) for training in self.seen)
         problems = {
-            "its weights saw other data without an account": not self.ledger.steps
-            and any(without_account),
-            "epsilon is infinite": not self.ledger.has_noise,
-            f"a part of what its weights have spent is unknown: {why}": why,
-            "the run had a seed, by which the noise can be taken away": self.ledger.is_seeded,
-            "arguments were searched on the same data, which nobody paid": not self.is_search_paid,
+            "origin": without_account and not self.ledger.steps,
+            "noise": not self.ledger.has_noise,
+            "unknown": statement.is_unknown(self.ledger),
+            "seed": self.ledger.is_seeded,
+            "search": not self.is_search_paid,
         }
         return [problem for problem, holds in problems.items() if holds]
 
@@ -194,7 +187,7 @@ class Record:
     def attack_bounds(self) -> AttackBounds | None:
         """Returns bounds on attacks on one example, or person; None if no bound is known."""
         ledger = self.ledger_as_drawn()
-        if statement.why_unknown(ledger):
+        if statement.is_unknown(ledger):
             return None
         # Without a delta nothing is private.
         return ledger.attack_bounds(self.delta or self.total_delta or 0.5)
@@ -235,10 +228,7 @@ class Record:
             "epsilon_is_approximate": self.is_approximate,
             "independence": self.independence,
             "searched": self.searched,
-            "seen": [
-                f"{training.data.name} at epsilon {training.epsilon_in_words}"
-                for training in self.seen
-            ],
+            "seen": [{"dataset": t.data.name, "epsilon": t.limit} for t in self.seen],
             "seeded": self.ledger.is_seeded,
             "releasable": self.is_releasable,
         }

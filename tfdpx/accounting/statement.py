@@ -1,19 +1,20 @@
-"""The common needs of all texts on a ledger: numbers rounded up, and why nothing is known."""
+"""The facts that all texts on a ledger need. Their sentences are in `tfdpx.report.words`."""
 
 from __future__ import annotations
 
 import decimal
-from typing import TYPE_CHECKING, Any
+import types
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfdpx.accounting.ledger import Ledger
 
 
-def text(ledger: Ledger, *about: Any, **options: Any) -> str:
-    """Returns the statement of a ledger: see `tfdpx.report.words.of_ledger`."""
+def words() -> types.ModuleType:
+    """Returns the module of the sentences. It is above this room, so it is imported on the call."""
     from tfdpx.report import words
 
-    return words.of_ledger(ledger, *about, **options)
+    return words
 
 
 def rounded_up(number: float, digits: int = 4) -> str:
@@ -27,16 +28,19 @@ def rounded_up(number: float, digits: int = 4) -> str:
     return f"{context.create_decimal(repr(float(number))):f}"
 
 
-def why_unknown(ledger: Ledger) -> str | None:
-    """Returns why no limit to what was spent is known, as part of a sentence; None if one is.
+def undrawn_updates(ledger: Ledger) -> int:
+    """Returns the number of updates with batches that no plan drew.
 
     Args:
         ledger: `Ledger`.
     """
-    reasons = []
-    if not ledger.is_complete:
-        reasons.append("at some time the weights came from a source without a ledger")
-    drawn_by_none = (e.steps for e in ledger.entries if not (e.poisson_sampled or e.shuffled))
-    if steps := sum(drawn_by_none):
-        reasons.append(f"no plan drew the batches of {steps:,} of {ledger.steps:,} updates")
-    return ", and ".join(reasons) or None
+    return sum(e.steps for e in ledger.entries if not (e.poisson_sampled or e.shuffled))
+
+
+def is_unknown(ledger: Ledger) -> bool:
+    """Returns whether no limit to what was spent is known.
+
+    Args:
+        ledger: `Ledger`.
+    """
+    return not ledger.is_complete or undrawn_updates(ledger) > 0

@@ -10,7 +10,7 @@ from typing import Any
 import markupsafe
 
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.statement import why_unknown
+from tfdpx.accounting.statement import is_unknown
 from tfdpx.report import words
 
 FILE = "model_card.md"
@@ -26,25 +26,18 @@ def text(record: Record) -> str:
     Args:
         record: `tfdpx.accounting.record.Record`.
     """
-    name = words.data_name(record)
     model = record.results.get("model") or record.results.get("method") or record.program
-    header = [f"{key}: {_yaml(value)}" for key, value in _header(record, model, name).items()]
+    header = [f"{key}: {_yaml(value)}" for key, value in _header(record, model).items()]
     return words.template("card.md", _escaped).render(
         header=markupsafe.Markup("\n".join(header)),
         model=model,
-        name=name,
-        unit=record.unit,
-        warnings=words.reasons_against_release(record),
-        privacy=[*words.protected(record), words.attack(record)],
-        limits=words.limits(record),
-        measured=None if record.results.get("not_protected") else words.measured(record),
-        check=words.check(record),
+        record=record,
         # As code, which shows any name unchanged.
         statement=markupsafe.Markup(textwrap.indent(words.statement(record), "    ")),
     )
 
 
-def _header(record: Record, model: str, name: str) -> dict[str, Any]:
+def _header(record: Record, model: str) -> dict[str, Any]:
     """Returns the metadata, a dict of JSON values."""
     scores = {} if record.results.get("not_protected") else record.results
     metrics = [
@@ -53,14 +46,14 @@ def _header(record: Record, model: str, name: str) -> dict[str, Any]:
         if scores.get(f"test_{metric}") is not None
     ]
     header: dict[str, Any] = {"library_name": "keras", "tags": ["keras", "tfdpx"]}
-    if record.ledger.steps and record.is_private and not why_unknown(record.ledger):
+    if record.ledger.steps and record.is_private and not is_unknown(record.ledger):
         header["tags"].append("differential-privacy")
     kind = "regression" if "test_r2" in record.results else "classification"
     if record.unit in _TASKS:
         header["pipeline_tag"] = f"{_TASKS[record.unit]}-{kind}"
     if metrics and "pipeline_tag" in header:
         measured = {"task": {"type": header["pipeline_tag"]}, "metrics": metrics}
-        measured["dataset"] = {"name": name, "type": name}
+        measured["dataset"] = dict.fromkeys(("name", "type"), words.data_name(record))
         header["model-index"] = [{"name": model, "results": [measured]}]
     return header
 

@@ -38,44 +38,23 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         pictures: Dict from names of files to the bytes of PNG files, see `pictures_of`.
     """
     record = dataclasses.replace(record, weights=None)  # Only the model file has their digest.
-    view = record.view()
     names = (record.inputs or {}).get("class_names") or []
     classes = {"classes": names[:_MOST_CLASSES], "number of classes": len(names) or None}
     tables = {
-        "Results": view,
+        "Results": record.view(),
         "Settings": record.settings | classes,
         "Versions": {"date": record.date, **record.versions},
     }
-    shown = [
-        (name, title, base64.b64encode(pictures[name]).decode())
-        for name, title in _TITLES.items()
-        if name in pictures
-    ]
     # Names that a user chose are escaped, and the page's policy forbids scripts and network access
     # in case an escape ever fails.
     text = words.template("page.html", autoescape=True).render(
-        name=words.data_name(record),
-        model=view.get("model") or view.get("method") or record.program,
-        warnings=[f"Warning: {text}" for text in record.results.get("warnings") or ()]
-        + words.reasons_against_release(record),
-        protected=words.protected(record),
-        attack=words.attack(record),
-        measured=words.measured(record),
-        exact=record.results.get("not_protected"),
-        limits=words.limits(record),
-        check=words.check(record),
-        statement=words.statement(record),
-        attacks=[picture[1:] for picture in shown if picture[0] == ATTACK],
-        pictures=[picture[1:] for picture in shown if picture[0] != ATTACK],
-        tables={
-            title: {
-                name.replace("_", " "): words.readable(value)
-                for name, value in plain(values).items()
-                if value not in (None, [], "")
-            }
-            for title, values in tables.items()
-        },
-        record=record.to_json().decode(),
+        record=record,
+        tables=plain(tables),
+        pictures=[
+            (name, title, base64.b64encode(pictures[name]).decode())
+            for name, title in _TITLES.items()
+            if name in pictures
+        ],
     )
     # The name of a file may have bytes that are not characters.
     return text.encode("utf-8", "backslashreplace")

@@ -23,7 +23,7 @@ from tfdpx._keras import model_internals, saving_internals
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.accounting.statement import why_unknown
+from tfdpx.accounting.statement import is_unknown
 from tfdpx.report import card, measure, page, pictures, words
 from tfdpx.report.measure import Measured
 from tfdpx.report.spent import MODEL
@@ -145,7 +145,7 @@ def write(
         "delta": (plan.delta if plan else ledger.delta) if ledger.has_noise else None,
         "accountant": plan.accountant if plan else "pld",
         "initialized": model is not None and account.are_initialized(model.weights),
-        "sampling": "unknown" if why_unknown(ledger) else sampling,
+        "sampling": "unknown" if is_unknown(ledger) else sampling,
         "independence": optimizer and ("; ".join(map(str, optimizer.independence)) or None),
     }
     of_training: dict[str, Any] = {}

@@ -62,11 +62,11 @@ class Verdict:
             lines += [f"- {text}." for text in self.problems]
         if record := self.record:
             lines += ["", "Who is protected, as recorded:", *words.protected(record)]
-            lines += ["", "How well, at worst:", words.attack(record)]
+            lines += ["", "How well, at worst:", words.say("attack", record)]
             lines += ["", "What undoes this, or is not protected:"]
-            lines += [f"- {text}" for text in words.limits(record)]
+            lines += [f"- {text}" for text in words.listed("limits", record)]
             lines += ["", f"Fingerprint of the record: {record.fingerprint}"]
-            lines += ["Have the sender read theirs to you by telephone: it must be the same."]
+            lines += [words.say("telephone")]
         return [*lines, "", "Not checked:", *(f"- {text}." for text in self.unchecked), ""]
 
     def _first(self):
@@ -148,7 +148,8 @@ def check(path: pathlib.Path) -> Verdict:
             f"How {MODEL} computes, its architecture: only its weights were compared"
         )
     if verdict.record and not verdict.record.is_releasable:
-        verdict.problems += verdict.record.problems or ["epsilon is infinite"]
+        reasons = words.listed("problems", verdict.record)
+        verdict.problems += reasons or ["epsilon is infinite"]
     return verdict
 
 

@@ -10,6 +10,7 @@ from scipy import stats
 import tfdpx
 from tfdpx.accounting import Ledger, accountants, attack, gaussian
 from tfdpx.accounting.ledger import Entry
+from tfdpx.report import words
 
 # Two computed curves may differ by this where they are equal: sums of float64 numbers up to 1. No
 # number of guesses that anyone can make shows it. Bounds on attacks stay above the true ones
@@ -229,7 +230,7 @@ def test_without_noise_to_speak_of_an_attack_may_be_right_every_time(noise, prob
     runs = ((noise, probability, 1000),)
     bounds = attack.attack_bounds(runs, 1e-5, "example")
     assert (bounds.right_guesses, bounds.auc, bounds.mu) == (1.0, 1.0, np.inf)
-    assert "right every time" in bounds.sentence("image")
+    assert "right every time" in words.say("guesses", bounds, "image")
 
 
 def test_a_plan_and_its_ledger_have_the_bounds_of_their_unit():

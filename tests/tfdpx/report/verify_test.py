@@ -267,7 +267,7 @@ def test_a_whole_run_and_each_of_its_files(folder):
     assert last["fingerprint"] == record.fingerprint and record.fingerprint in text
     assert set(last["files"].values()) == {"agrees"} and "a person with several images" in text
     assert (
-        record.attack_bounds().sentence("image") in text
+        words.say("guesses", record.attack_bounds(), "image") in text
         and "Other files or folders: curve.jsonl, tensorboard." in text
     )
     record.ledger.save(folder / "ledger.json")
