@@ -14,7 +14,7 @@ from tfdpx.train.command import PROGRAMS
 
 ROOT = pathlib.Path(__file__).parents[1]
 _PLACEHOLDER = re.compile(r"\.\.\.|=(NAME|HEAD|[A-Za-z])(?= |$|`|\))")
-_OF_SWEEP = re.compile("--(grid|seeds|jobs|private_tuning|table_only)")
+_OF_SWEEP = re.compile("--(grid|seeds|jobs|private_tuning)")
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs a checkout")
 _COMMAND = re.compile(r"(?:python -m tfdpx\.train\.|\btfdpx )(\w+)((?: +(?:--|\\)[^`]*)?)")
 
