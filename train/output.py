@@ -63,7 +63,7 @@ def print_record(record):
     print("\n".join(map(printable, words.statement(record).split("\n"))))
     for warning in record.results.get("warnings") or ():
         print(printable(f"Warning: {warning}"))
-    print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
+    print_table(record.view(), title=f"{record.results['model']} on {words.data_name(record)}")
 
 
 def print_rows(names, rows, title=None):

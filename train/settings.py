@@ -92,6 +92,9 @@ class Settings:
         "for images as PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS), NAME:FIRST-LAST "
         "for a part of the classes; classify also takes csv:PATH and parquet:PATH.", of=_ALL,
         default=None)
+    data_name: str | None = setting("The name of the data in statement, page and card, such as "
+        "'Skin photos, 2026'. Default: --dataset without its path.",
+        Check(lambda v: v.strip() and v.isprintable(), "be printable"), of=_ALL, default=None)
     test_fraction: float | None = setting("Of folder:PATH and tables: the part to test on; default "
         "0.2. Not where PATH has train and test.", BELOW_ONE, of=_ALL, default=None)
     test_seed: int = setting("Of folder:PATH and tables: another number tests on other images or "

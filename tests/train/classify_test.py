@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import keras
 import numpy as np
@@ -100,7 +101,7 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     assert error.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
         "tfdpx.train.classify: interrupted at update 5; nothing is lost. Go on: "
-        f"python -m tfdpx.train.classify --workdir='{workdir}' --resume"
+        f"{sys.orig_argv[0]} -m tfdpx.train.classify --workdir='{workdir}' --resume"
     )
     assert (workdir / "checkpoint").stat().st_mode & 0o077 == 0
     assert "--resume" in refusal(classify, workdir=workdir, **NETWORK)

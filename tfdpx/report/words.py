@@ -87,8 +87,8 @@ def version_of(record: Record) -> dict[str, str | None]:
 
 
 def data_name(record: Record) -> str:
-    """Returns the name of the data that a run trained on."""
-    return record.data.name if record.data else "unknown data"
+    """Returns the name of the data that a run trained on: its user's, or of their identity."""
+    return record.settings.get("data_name") or (record.data.name if record.data else "unknown data")
 
 
 def protected_one(record: Record) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.report import card, measure, page, pictures, report
+from tfdpx.report import card, measure, page, pictures, report, words
 from tfdpx.train.data.images import ImageData
 from tfdpx.train.errors import in_one_line
 from tfdpx.train.start_from import not_private
@@ -102,6 +102,16 @@ SENTENCES = [
     ),
     (dict(results=RARE), 'The answer "<no>" for all of them would be right for 97.0%.'),
 ]
+
+
+def test_the_name_of_the_data_is_shown_in_place_of_their_identity():
+    named = record(settings={"data_name": "Skin <photos>, 2026"})
+    assert "trained on Skin <photos>, 2026 (N = 400" in words.statement(named)
+    assert "images of Skin \\<photos\\>, 2026." in card.text(named)
+    assert "<title>Privacy of a model trained on Skin &lt;photos&gt;, 2026" in str(
+        page.page(named, {})
+    )
+    assert named.view()["dataset"] == "folder:photos"
 
 
 def test_the_page_says_who_is_protected_and_from_what(tmp_path):
