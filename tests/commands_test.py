@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from tfdpx.train import presets, run_flags, settings, sweep
+from tfdpx.train import presets, settings, sweep
 from tfdpx.train.command import PROGRAMS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def check(program, arguments):
     of_sweep = [a for a in arguments if program == "sweep" and _OF_SWEEP.match(a)]
     with flagsaver.flagsaver():
         flags.FLAGS([program, *(a for a in arguments if a not in of_sweep)])
-        set_flags, preset = run_flags.given(), flags.FLAGS["preset"].value
+        set_flags, preset = settings.flag_values(), flags.FLAGS["preset"].value
         if program == "classify":
             settings.resolve(preset, set_flags)
         else:

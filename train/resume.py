@@ -23,8 +23,7 @@ from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.train.command import typed
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.run_flags import RESUME, WORKDIR
-from tfdpx.train.settings import Settings
+from tfdpx.train.settings import RESUME, WORKDIR, Settings
 
 # Settings that may change on a resume: they affect neither weights nor guarantee.
 FREE = ("report_every", "seed", "public_test", "threshold")

@@ -7,7 +7,6 @@ import os
 import time
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tfdpx
@@ -23,8 +22,8 @@ from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError, checking_flags, did_you_mean
 from tfdpx.train.output import print_record
 from tfdpx.train.resume import RunFolder, facts
-from tfdpx.train.settings import DATA_DIR, DOWNLOAD, HEADS, TABLES, check_threshold
-from tfdpx.train.start_from import Start, inputs_of, ledger_on, without_secrets
+from tfdpx.train.settings import DATA_DIR, DOWNLOAD, HEADS, TABLES
+from tfdpx.train.start_from import Start, check_threshold, inputs_of, ledger_on, without_secrets
 from tfdpx.training.budget import ledger_at_rates, steps_taken
 
 _RATES = ("learning_rate", "l2_norm_clip")
@@ -222,11 +221,20 @@ def describe(settings):
     plan = settings.privacy_plan(num_examples)
     fitting.check(settings, plan, shape)
     of_settings = ("model", "pretrained_on", "trainable", "head_steps", "private", "augmult")
-    of_plan = ("batch_size", "noise_multiplier", "steps", "epochs", "delta", "accountant", "epsilon")
+    of_plan = (
+        "batch_size",
+        "noise_multiplier",
+        "steps",
+        "epochs",
+        "delta",
+        "accountant",
+        "epsilon",
+    )
     return {
         "dataset": entry.source,
         "num_examples": num_examples,
-        "image_shape": shape,
+        "image_height": shape[0],
+        "image_width": shape[1],
         "parameters": sketch(settings.model).count_params(),
         **{name: getattr(settings, name) for name in (*of_settings, *_RATES)},
         "images_per_update": plan.batch_size * max(settings.augmult, 1),

@@ -8,7 +8,7 @@ flags of `classify` hold for all runs. One of noise_multiplier, epsilon, steps a
 solved for: for example, a sweep of the batch size at one epsilon and number of steps changes the
 noise. A grid that would change epsilon silently is refused. `augmult=0` is a point without views
 and without augmentation. Because a sweep chooses, accuracy is measured on held-out training images
-(a quarter, unless preset or flags set another share) and not on test images, unless --final or
+(a quarter, unless preset or flags set another share) and not on test images, unless
 --eval_split=test is set.
 
 The working directory receives:
@@ -71,8 +71,15 @@ from tfdpx.train.data import images
 from tfdpx.train.data.folder import NONE
 from tfdpx.train.errors import UserError, checking_flags, in_one_line, parse_flags, valid_values
 from tfdpx.train.output import print_record, print_rows, to_json
-from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD, WORKDIR, given
-from tfdpx.train.settings import PRIVACY, Settings, resolve
+from tfdpx.train.settings import (
+    DATA_DIR,
+    DOWNLOAD,
+    PRIVACY,
+    WORKDIR,
+    Settings,
+    flag_values,
+    resolve,
+)
 from tfdpx.train.start_from import Start, ledger_on
 
 # The share of images to hold out if neither preset nor flags set it: a sweep must not
@@ -188,7 +195,7 @@ def _sweep(values, workdir):
 
 def _settings_of_all(values, grid):
     """Returns a dict of the settings, and the preset unless it is swept, that all runs share."""
-    shared = {name: value for name, value in given().items() if value is not None}
+    shared = {name: value for name, value in flag_values().items() if value is not None}
     if "preset" not in grid or values["preset"].present:
         shared["preset"] = values.preset
     for name in set(grid) & set(shared):

@@ -10,7 +10,8 @@ et al. 2022). Also trains with one clip for all, at the same seeds, and compares
 only trains with clips of these multiples of the median norm at the start, which no epsilon covers
 (Figure 8).
 
-The last line is one JSON object; `private.npz` in --workdir has epsilons and norms, which are private.
+The last line is one JSON object; `private.npz` in --workdir has epsilons and norms, which are
+private.
 """
 
 import argparse

@@ -119,6 +119,6 @@ def test_the_program_tunes_the_digits(tmp_path, run, monkeypatch):
     assert not (tmp_path / "tuned/best/log.txt").exists()
 
     # A run that starts from the best run pays for all runs.
-    arguments = dict(init_from=str(tmp_path / "tuned/best"), allow_seen_data=True)
+    arguments = dict(init_from=str(tmp_path / "tuned/best"))
     on, _ = run(classify, workdir=tmp_path / "on", steps=3, epsilon=1.0, **arguments)
     assert 4.9 < on["epsilon"] <= 5.0

@@ -11,7 +11,7 @@ from absl.testing import flagsaver
 from tfdpx import _files as files
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import defaults, run_flags, settings, sweep
+from tfdpx.train import defaults, settings, sweep
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def settings_of(text, **shared):
         arguments.remove(f"--preset={preset}")
         with flagsaver.flagsaver():
             flags.FLAGS(["classify", *arguments])
-            assert settings.resolve(preset, run_flags.given()) == planned.settings
+            assert settings.resolve(preset, settings.flag_values()) == planned.settings
     return [planned.settings for planned in runs]
 
 
