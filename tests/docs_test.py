@@ -1,14 +1,23 @@
-"""Checks the links of the pages, their quotations of the source, and their figures."""
+"""The pages: links, names, quotations, commands and notebooks are those of the source."""
 
 import ast
-import math
+import functools
+import importlib
+import importlib.util
+import json
 import pathlib
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
-from scipy.stats import norm
+from absl import flags
+from absl.testing import flagsaver
 
 import tfdpx
+from tfdpx.train import presets, run_flags, settings, sweep
+from tfdpx.train.command import PROGRAMS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FAQ = ROOT / "docs" / "faq.md"
@@ -17,6 +26,10 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "experiments/**/*.md", "tfdpx/**/*.md")
     for path in ROOT.glob(pattern)
 )
+NOW = [page for page in PAGES if page != "CHANGELOG.md"]
+_PLACEHOLDER = re.compile(r"\.\.\.|=(NAME|HEAD|[A-Za-z])(?= |$|`|\))")
+_OF_SWEEP = re.compile("--(grid|seeds|jobs|private_tuning|table_only)")
+_COMMAND = re.compile(r"(?:python -m tfdpx\.train\.|\btfdpx )(\w+)((?: +(?:--|\\)[^`]*)?)")
 pytestmark = pytest.mark.skipif(not FAQ.exists(), reason="needs a checkout")
 
 
@@ -65,21 +78,99 @@ def test_errors_that_the_page_quotes_are_in_the_source():
     assert missing(["The plan counts on shuffled batches"])
 
 
-def test_guesses_that_epsilon_allows_an_attacker():
-    page = (ROOT / "docs" / "epsilon.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| ([\d.]+) \| (.*?)% \| (.*?)% \| (.*?)% \| (.*?)% \|$", page, re.MULTILINE
-    )
-    assert [row[0] for row in rows] == ["0", "0.5", "1", "2", "3", "8", "20"]
-    delta, false = 1e-5, 0.01
-    for epsilon, *percentages in rows[1:]:
-        budget = {"batch_size": 100, "steps": 200, "epsilon": float(epsilon), "accountant": "gdp"}
-        mu = math.sqrt(200) / tfdpx.PrivacyPlan(100, delta=delta, **budget).noise_multiplier
-        factor = math.exp(float(epsilon))
-        right = (factor + delta) / (1 + factor)
-        true_rate = min(factor * false + delta, 1 - (1 - delta - false) / factor)
-        of_gaussian = norm.cdf(mu / 2), norm.cdf(norm.ppf(false) + mu)
-        exact = [right, of_gaussian[0], true_rate, of_gaussian[1]]
-        for text, value in zip(percentages, exact, strict=True):
-            digits = len(text.partition(".")[2])
-            assert float(text) == pytest.approx(100 * value, abs=0.51 * 10**-digits)
+def commands():
+    """Yields pairs of a program and its arguments from all code in the pages."""
+    for page in NOW:
+        text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+        lines = [
+            line.partition("  # ")[0] for line in text.splitlines() if not _PLACEHOLDER.search(line)
+        ]
+        for match in filter(None, map(_COMMAND.search, lines)):
+            if match[1] not in PROGRAMS or "--" not in match[2]:
+                continue
+            yield match[1], match[2].partition(" # ")[0]
+
+
+def check(program, arguments):
+    """Parses the flags of a command and resolves its settings."""
+    importlib.import_module("tfdpx.train.classify")  # Defines --preset.
+    module = importlib.import_module(f"tfdpx.train.{program}")
+    if hasattr(module, "define_flags") and program != "sweep":
+        values = flags.FlagValues()
+        module.define_flags(values)
+        values([program, *(a for a in arguments if "--workdir" not in a)])
+        return
+    of_sweep = [a for a in arguments if program == "sweep" and _OF_SWEEP.match(a)]
+    with flagsaver.flagsaver():
+        flags.FLAGS([program, *(a for a in arguments if a not in of_sweep)])
+        set_flags, preset = run_flags.given(), flags.FLAGS["preset"].value
+        if program == "classify":
+            settings.resolve(preset, set_flags)
+        else:
+            set_flags = {name: value for name, value in set_flags.items() if value is not None}
+            grids = [a.partition("=")[2] for a in of_sweep if a.startswith("--grid")]
+            grid = sweep.parse(*grids or ["seed=0"])
+            shared = set_flags if "preset" in grid else {"preset": preset or "digits", **set_flags}
+            assert sweep.grid_runs(grid, shared)
+
+
+def test_every_command_of_the_pages_is_understood():
+    pairs = list(commands())
+    assert len(pairs) > 20 and {program for program, _ in pairs} >= {"classify", "account", "sweep"}
+    for program, text in pairs:
+        try:
+            check(program, shlex.split(text))
+        except Exception as error:
+            raise AssertionError(f"tfdpx {program} {text}") from error
+
+
+def test_every_preset_has_its_section():
+    page = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
+    assert all(f"\n## {group}\n" in page for group in presets.COMMON)
+
+
+def test_every_file_that_is_named_exists():
+    for page in map(pathlib.Path, NOW):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        named = set(re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/){2,})(?:`|::)", text))
+        folders = [page.parent, "tests" / page.parent, ".", "tfdpx", "tests/tfdpx"]
+        bases = [ROOT / folder for folder in folders]
+        lacking = [name for name in named if not any((base / name).exists() for base in bases)]
+        assert not lacking, page
+
+
+def test_every_name_for_newcomers_exists():
+    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    for name in set(re.findall(r"tfdpx\.((?:\w+\.)*\w+)", page)):
+        if name.startswith("train."):
+            assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
+        else:
+            functools.reduce(getattr, name.split("."), tfdpx)
+
+
+def test_the_pages_of_flags_and_presets_are_current():
+    path = ROOT / "tools" / "reference_pages.py"
+    spec = importlib.util.spec_from_file_location("reference_pages", path)
+    reference_pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference_pages)
+    for path, text in reference_pages.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run tools/reference_pages.py"
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_has_outputs_and_asserts_its_epsilon(path, tmp_path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    code = "\n\n".join("".join(cell["source"]) for cell in cells)
+    assert re.search(r"assert .*epsilon.* <= \d", code)
+    outputs = json.dumps([cell["outputs"] for cell in cells])
+    assert "epsilon" in outputs
+    assert '"error"' not in outputs and '"stderr"' not in outputs
+    (tmp_path / "tutorial.py").write_text(f"import matplotlib\n\nmatplotlib.use('Agg')\n{code}\n")
+    command = [sys.executable, "tutorial.py"]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-2000:]

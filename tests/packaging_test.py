@@ -1,6 +1,5 @@
 """Checks that `import tfdpx` makes, its exports and lazy imports, and an installed copy's files."""
 
-import ast
 import importlib.metadata
 import os
 import pathlib
@@ -11,7 +10,6 @@ import sys
 import zipfile
 
 import pytest
-from packaging.requirements import Requirement
 
 import tfdpx
 
@@ -92,17 +90,3 @@ def test_wheel_holds_every_file_and_imports_anywhere(tmp_path):
     assert completed.stdout.split() == ["61706", str(installed / "tfdpx" / "__init__.py")]
     # The folder of a checkout shadows the wheel, which must be an error.
     assert "`pip install -e .`" in last_error(python(code, checkout, PYTHONPATH=str(installed)))
-
-
-@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
-def test_each_python_gets_one_dp_accounting_that_installs_there(version):
-    requirements = [
-        Requirement(node.value)
-        for node in ast.walk(ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and str(node.value).startswith("dp-accounting")
-    ]
-    assert len(requirements) == 2
-    (requirement,) = [r for r in requirements if r.marker.evaluate({"python_version": version})]
-    assert ("0.4.3" in requirement.specifier) == (version < "3.12")
-    assert ("0.6.0" in requirement.specifier) == (version >= "3.12")

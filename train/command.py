@@ -38,8 +38,7 @@ def main() -> None:
 
 def typed(program):
     """Returns the start of the command as the user typed it, for example "tfdpx classify"."""
-    python = shlex.quote(sys.orig_argv[0])
-    return _typed.get(program, f"{python} -m tfdpx.train.{program}")
+    return _typed.get(program, f"python -m tfdpx.train.{program}")
 
 
 def _summary(name):

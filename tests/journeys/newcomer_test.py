@@ -47,18 +47,6 @@ def test_arguments_of_other_libraries_name_those_here():
             assert str(error.value) == f"{function} takes no argument `{name}`. {remedy}"
 
 
-def test_every_name_on_the_page_exists():
-    import tfdpx
-
-    for name in set(re.findall(r"tfdpx\.((?:\w+\.)*\w+)", PAGE)):
-        if name.startswith("train."):
-            assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
-            continue
-        target = tfdpx
-        for part in name.split("."):
-            target = getattr(target, part)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="tensorflow-privacy refuses Python 3.12")
 def test_tensorflow_privacy_imports_after_tfdpx():

@@ -61,40 +61,12 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
         loaded.train_on_batch(x[:100], y[:100])
 
 
-def early_stopping(model, plan, x, y):
-    callbacks = [keras.callbacks.EarlyStopping("loss")]
-    model.fit(plan.batches(x, y), callbacks=callbacks, verbose=0)
-
-
-MISTAKES = [
-    (lambda m, p, x, y: m.fit(p.batches(x), verbose=0), "`y` is missing"),
-    (
-        lambda m, p, x, y: m.fit(p.batches(x, y), class_weight={0: 2.0}, verbose=0),
-        r"plan\.batches\(x, y, class_weight=class_weight\)",
-    ),
-    (lambda m, p, x, y: p.batches(x[:9], y[:9]), "9 examples, num_examples=60"),
-    (early_stopping, "EarlyStopping would act on the training data"),
-    (
-        lambda m, p, x, y: m.fit(p.batches(x, y).prefetch(2), verbose=0),
-        r"batches that the plan did not draw, or that were changed.*Give `fit` arrays",
-    ),
-]
-
-
 def make():
     """Returns a model, its plan and data."""
     plan = tfdpx.PrivacyPlan(60, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-3)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse")
     return model, plan, np.ones([60, 2], "float32"), np.ones([60, 1], "float32")
-
-
-def test_mistakes_are_answered_by_what_to_write_instead():
-    model, *plan_and_data = make()
-    for mistake, message in MISTAKES:
-        with pytest.raises(ValueError, match=message):
-            mistake(model, *plan_and_data)
-    assert model.optimizer.ledger.steps == 0
 
 
 def test_mixed_float16_is_answered_before_the_first_update():

@@ -9,6 +9,7 @@ from cases import slow
 from oracle import assert_matches_batches_of_one
 
 from tfdpx.layers import Scattering2D
+from tfdpx.per_example import explain
 
 
 def images(*shape, seed=0):
@@ -116,3 +117,4 @@ def test_per_example_gradients_before_and_after_it():
     model.add(keras.layers.Dense(3))
     y = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
     assert_matches_batches_of_one(model, images(5, 8, 8, 1), y, norms=("auto",))
+    assert [c.rule for c in explain(model, images(5, 8, 8, 1))] == ["Conv2DRule", "DenseRule"]

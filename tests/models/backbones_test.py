@@ -209,6 +209,7 @@ def test_private_gradients_are_those_of_batches_of_one():
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x = images(10, 20, rows=3).astype("float32")
     assert_matches_batches_of_one(model, x, np.array([0, 2, 1]), tolerance=1e-4)
+    assert [c.rule for c in tfdpx.per_example.explain(model, x)] == ["Conv2DRule", "DenseRule"]
 
 
 @pytest.mark.parametrize(

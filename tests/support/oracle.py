@@ -15,7 +15,7 @@ ALLOWANCE = 3e-4
 
 def batch_of_one_gradients(model, x, y, sample_weight, views):
     """Returns flat gradients, float64 [B, P]: for each example the mean over its K rows."""
-    rows = len(tf.nest.flatten(y)[0])
+    rows = len(tf.nest.flatten(x)[0])
     gradients = []
     for i in range(rows):
         one = Rows((x, y, sample_weight)).map(lambda t, i=i: t[i : i + 1])

@@ -359,17 +359,17 @@ def _encode(column, values, kind, settings):
             f"Some rows have no value in the column --target={name}. Remove them: the model can "
             "predict it for them later."
         )
-    if settings.is_regression:
+    if settings.task == "regression":
         if kind != NUMBER:
             raise UserError(
-                "Flags --target_lower and --target_upper are for a target of numbers. Received: "
-                f"--target={name}, a {kind}."
+                f"Flag --task=regression needs a target of numbers. Received: --target={name}, a "
+                f"{kind}."
             )
         return np.clip(values, settings.target_lower, settings.target_upper).astype("float32"), ()
     if types.is_floating(column.type) or types.is_decimal(column.type):
         raise UserError(
             f"Column --target={name} has numbers with fractions, which are no classes. Predict it "
-            "with --target_lower and --target_upper, or write the classes as whole numbers."
+            "with --task=regression, or write the classes as texts or whole numbers."
         )
     labels = _values(column, CATEGORY).tolist()
     present = sorted(set(labels), key=int if kind == NUMBER else str)
@@ -378,8 +378,7 @@ def _encode(column, values, kind, settings):
         raise UserError(
             f"Column --target={name} must have from two to {_MOST_CLASSES} labels, all of them in "
             f"--classes where that is given. Received: {len(present)} different labels, --classes="
-            f"{','.join(settings.classes or ())}. Numbers are predicted with --target_lower and "
-            "--target_upper."
+            f"{','.join(settings.classes or ())}. Numbers are predicted by --task=regression."
         )
     index = {label: i for i, label in enumerate(class_names)}
     return np.array([index[label] for label in labels], "int64"), class_names

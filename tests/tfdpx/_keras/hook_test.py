@@ -58,3 +58,9 @@ def test_graphs_are_optimized_as_before_after_the_context():
             assert rounds() == within
         assert rounds() == within
     assert rounds() == before != within
+    try:
+        with tensorflow_internals.sparing_graph_optimizer():
+            tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+        assert rounds()[1] == config.OFF  # What a user sets meanwhile stays.
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})

@@ -88,20 +88,6 @@ def test_the_check_rejects_loose_and_overshooting_solutions(unknown, change):
         check_solution(unknown, wrong, plan)
 
 
-def test_full_batch_steps_of_adamix():
-    # Amid et al. 2022 (AdaMix), with its misprint corrected: T = 2 sigma^2 rho.
-    for target, steps in [(1.0, 28), (3.0, 206)]:
-        plan = PrivacyPlan(100, batch_size=100, noise_multiplier=20.0, epsilon=target, delta=1e-5)
-        assert plan.steps == steps
-    # The exact Gaussian (GDP) conversion at epsilon 1, delta 1e-5.
-    plan = PrivacyPlan(100, batch_size=100, steps=100, epsilon=1.0, delta=1e-5)
-    assert plan.noise_multiplier == pytest.approx(37.31, rel=1e-3)
-    # All examples: the budget allows it.
-    assert (
-        PrivacyPlan(100, steps=9, noise_multiplier=50.0, epsilon=8.0, delta=1e-5).batch_size == 100
-    )
-
-
 def test_epsilon_left_out():
     plan = PrivacyPlan(**GIVEN, noise_multiplier=1.5, accountant="rdp")
     assert plan.epsilon == epsilon(1.5, 0.05, 100, 1e-5, "rdp") == plan.epsilon_at(100)
@@ -176,43 +162,6 @@ def test_capacity_is_the_least_whose_overflow_is_paid_for(num_examples, batch_si
     share = accountants.RESERVED_SHARE / 2 * delta
     assert filled_by_others(plan.capacity) <= share < filled_by_others(plan.capacity - 1)
     assert isinstance(plan.capacity, int)
-
-
-def loss(epsilon, data, neighbour):
-    """Returns the delta of two discrete distributions at `epsilon`."""
-    return np.maximum(data - np.exp(epsilon) * neighbour, 0).sum()
-
-
-def losses_with_overflow(examples, q, rows, epsilon):
-    """Returns the deltas of a step that fails on overflow, and of the same without a capacity.
-
-    A step outputs the number of its examples with noise. The sums over all draws are exact.
-    """
-    values = np.arange(-40, 80)
-
-    def blurred(count):
-        density = scipy.stats.norm.pdf(values, count, 2.0)
-        return density / density.sum()
-
-    def law(count):
-        drawn = scipy.stats.binom.pmf(np.arange(count + 1), count, q)
-        outputs = sum(mass * blurred(n) for n, mass in enumerate(drawn) if n <= rows)
-        return np.append(outputs, drawn[rows + 1 :].sum())
-
-    # The accountant's view: the draws of all other examples are known.
-    without, mixed = blurred(20), (1 - q) * blurred(20) + q * blurred(21)
-    ideal = max(loss(epsilon, without, mixed), loss(epsilon, mixed, without))
-    data, neighbour = law(examples), law(examples - 1)
-    return max(loss(epsilon, data, neighbour), loss(epsilon, neighbour, data)), ideal
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(2, 30), st.floats(0.05, 0.9), st.integers(1, 30), st.floats(0.1, 3.0))
-def test_an_overflow_costs_no_more_than_is_kept_back(examples, q, rows, epsilon):
-    actual, ideal = losses_with_overflow(examples, q, rows, epsilon)
-    assert actual <= ideal + scipy.stats.binom.sf(rows - 1, examples - 1, q) + 1e-12
-    actual, ideal = losses_with_overflow(6, 0.5, 4, 1.0)
-    assert actual > 100 * ideal  # It is not free.
 
 
 def test_the_overflow_and_the_tail_are_kept_back_of_delta():

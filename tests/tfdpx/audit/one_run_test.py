@@ -133,15 +133,8 @@ def test_canaries_that_are_left_out_add_nothing_and_all_have_a_row():
     assert np.abs(changes[0]).max() > 1e-3
 
 
-def test_scores_that_know_nothing_exceed_zero_no_more_often_than_stated():
-    rng, above = np.random.default_rng(0), 0
-    # A guess is right if a highest score was in, or a lowest was out.
+def test_a_guess_is_right_if_a_highest_score_was_in_or_a_lowest_was_out():
     assert one_run_report(np.arange(9.0), np.arange(9) > 4, 1e-5, guesses=4).correct == 4
-    for _ in range(200):
-        coins = rng.integers(0, 2, 64) == 1
-        report = one_run_report(rng.normal(size=64), coins, delta=1e-5, confidence=0.8)
-        above += report.epsilon_lower_bound > 0 or report.gdp_epsilon_lower_bound > 0
-    assert above < 58  # At most 20%: 58 or more of 200 have a probability of 0.2%.
 
 
 @pytest.mark.slow

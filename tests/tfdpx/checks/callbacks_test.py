@@ -255,13 +255,3 @@ def test_fit_refuses_before_the_first_step():
     with pytest.raises(ValueError, match="training data without noise"):
         tfdpx.distributed.fit(model, PLAN, x, y, callbacks=[callback])
     assert int(model.optimizer.iterations) == 0
-
-
-def test_all_callbacks_that_are_refused_are_listed():
-    stopping = keras_callbacks.EarlyStopping("loss")
-    with pytest.raises(ValueError) as error:
-        check([stopping, checkpoint("m-{loss}.weights.h5"), keras_callbacks.TerminateOnNaN()])
-    lines = str(error.value).splitlines()
-    assert lines[0] == "There are 3 problems:"
-    for line, part in zip(lines[1:], ("EarlyStopping", "'loss'", "TerminateOnNaN"), strict=True):
-        assert part in line

@@ -11,7 +11,7 @@ from cases import slow_but
 from tensorflow.python.ops.parallel_for import pfor
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.per_example.vectorize import SAFE_TO_VECTORIZE, vectorized_map
+from tfdpx.per_example.vectorize import SAFE_TO_VECTORIZE, TakesBatch, vectorized_map
 
 raw = tf.raw_ops
 ROWS = 9
@@ -468,3 +468,21 @@ def test_segments_of_no_example_are_not_those_of_another(how):
     together = vectorized_map(lambda row: function(row[0], row[1], 4), (data, ids))
     alone = [function(d, tf.where(i < 4, i, -1), 4) for d, i in zip(data, ids, strict=True)]
     np.testing.assert_allclose(together, alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_values_computed_from_the_batch_are_refused(jit_compile):
+    scale = tf.Variable(2.0)
+
+    def mapped(x, function):
+        @tf.function(jit_compile=jit_compile, autograph=False)
+        def run(x):
+            mean = tf.reduce_mean(x)
+            return vectorized_map(lambda row: function(row, mean), x, "The layer")
+
+        return run(x)
+
+    x = tf.range(5.0)
+    np.testing.assert_allclose(mapped(x, lambda row, _: row * scale), 2 * x)
+    with pytest.raises(TakesBatch, match="The layer reads '.*Mean.*computed from other examples"):
+        mapped(x, lambda row, mean: row - mean)

@@ -239,6 +239,13 @@ def centre(x, **_):
     return x - mean(x)
 
 
+def borrowed(x):
+    return centre(x)
+
+
+borrowed.__module__ = keras.activations.relu.__module__
+
+
 def channels_first(x):
     keras.config.set_image_data_format("channels_first")
     return centred(x, layers.Rescaling([1.0])(vector(x)))
@@ -261,6 +268,8 @@ PLANTED = {
     "any of a batch": lambda x: vector(x) * model_internals.ANY()(x != 2.0),
     "mask of features": lambda x: layers.Masking(np.zeros([3, 1, 4]))(x),
     "activation": lambda x: layers.Dense(4, activation=centre)(x),
+    "function of Keras's module": lambda x: layers.Dense(4, activation=borrowed)(x),
+    "epsilon with axes": lambda x: layers.LayerNormalization(epsilon=[[[1e-3]]])(x),
     "lambda": lambda x: layers.Lambda(centre)(x),
     "product": lambda x: layers.EinsumDense("abc,cd->bd", (1, 3))(x),
     "dot": lambda x: layers.Dot(axes=(0, 0))([vector(x), vector(x)]),
@@ -283,7 +292,7 @@ PLANTED = {
     "window": attention(sliding_window=1),
     "attention over features": attention(attention_axes=2),
     "attention of images": lambda x: attention()(layers.Reshape((1, 1, 4))(x)),
-    "mask of two axes": attention(masks=[("attention_mask", vector)]),
+    "mask of two axes": attention(masks=[("key", lambda x: x), ("attention_mask", vector)]),
     "mask of keys": attention(masks=[("value_mask", vector)]),
     "mask of ones": attention(masks=[("attention_mask", lambda x: np.ones((3, 1, 1)))]),
     **{

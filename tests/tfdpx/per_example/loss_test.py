@@ -33,12 +33,11 @@ def inputs(y, shape):
     return tf.zeros([5, 4]), tf.constant(targets), tf.constant(predictions, tf.float32)
 
 
-def both(loss, y, shape, sample_weight=None, **arguments):
-    """Returns `RowLosses` of a model taken as known, and of one that is mapped."""
+def tensors_of(loss, y, shape, sample_weight=None, **arguments):
+    """Returns the arguments of `row_losses` for a model whose loss is built."""
     model, (x, targets, predictions) = model_of(loss, **arguments), inputs(y, shape)
     model.compute_loss(x, targets, predictions)
-    tensors = model, x, targets, predictions, sample_weight
-    return row_losses(*tensors, is_rowwise=True), row_losses(*tensors)
+    return model, x, targets, predictions, sample_weight
 
 
 REDUCTIONS = "sum_over_batch_size", "sum", "none", "mean_with_sample_weight"
@@ -59,23 +58,19 @@ KNOWN = [
 @pytest.mark.parametrize("kind, arguments, y, shape", KNOWN)
 def test_rows_at_once_are_as_mapped(kind, arguments, y, shape, monkeypatch):
     for reduction in REDUCTIONS:
-        together, mapped = both(kind(reduction=reduction, **arguments), y, shape)
+        tensors = tensors_of(kind(reduction=reduction, **arguments), y, shape)
+        together, mapped = row_losses(*tensors, is_rowwise=True), row_losses(*tensors)
         np.testing.assert_allclose(together.losses, mapped.losses, rtol=1e-5)
         for gradient, expected in zip(together.cotangents, mapped.cotangents, strict=True):
             np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
     monkeypatch.setattr(losses, "vectorized_map", None)  # It is not called.
-    x, targets, predictions = inputs(y, shape)
-    model = model_of(kind(**arguments))
-    model.compute_loss(x, targets, predictions)
-    row_losses(model, x, targets, predictions, None, is_rowwise=True)
+    row_losses(*tensors_of(kind(**arguments), y, shape), is_rowwise=True)
 
 
 def test_a_name_and_a_function_are_known_too(monkeypatch):
     monkeypatch.setattr(losses, "vectorized_map", None)
     for loss in ("mse", keras.losses.mean_squared_error):
-        model, (x, targets, predictions) = model_of(loss), inputs((5, 3), (3,))
-        model.compute_loss(x, targets, predictions)
-        row_losses(model, x, targets, predictions, None, is_rowwise=True)
+        row_losses(*tensors_of(loss, (5, 3), (3,)), is_rowwise=True)
 
 
 def test_an_invalid_label_spoils_its_row_alone():
@@ -107,40 +102,37 @@ MAPPED = {
 }
 
 
-@pytest.mark.parametrize("name", MAPPED)
-def test_other_losses_are_mapped(name, monkeypatch):
-    loss, arguments = MAPPED[name]
-    called = []
-    monkeypatch.setattr(losses, "vectorized_map", lambda *a, **k: called.append(a) or STOP())
-    with pytest.raises(Stop):
-        both(loss, (5, 3), (3,), **arguments)
-    assert called
-
-
 class Stop(Exception):
     """Ends a test where a loss is mapped."""
 
 
-def STOP():
-    raise Stop
+@pytest.fixture
+def stops(monkeypatch):
+    def stop(*arguments, **others):
+        raise Stop
+
+    monkeypatch.setattr(losses, "vectorized_map", stop)
 
 
-def test_a_masked_output_is_mapped(monkeypatch):
-    model, (x, targets, predictions) = model_of(L.MeanSquaredError()), inputs((5, 2, 3), (2, 3))
-    model.compute_loss(x, targets, predictions)
-    layer_internals.set_side_channels(predictions, tf.ones([5, 2], tf.bool), None)
-    monkeypatch.setattr(losses, "vectorized_map", lambda *a, **k: STOP())
+@pytest.mark.parametrize("name", MAPPED)
+def test_other_losses_are_mapped(name, stops):
+    loss, arguments = MAPPED[name]
     with pytest.raises(Stop):
-        row_losses(model, x, targets, predictions, None, is_rowwise=True)
+        row_losses(*tensors_of(loss, (5, 3), (3,), **arguments), is_rowwise=True)
 
 
-def test_weights_and_other_ranks_are_mapped(monkeypatch):
-    monkeypatch.setattr(losses, "vectorized_map", lambda *a, **k: STOP())
-    cases = [((5, 3), (3,), tf.ones([5])), ((5, 3), (5, 3), None), ((5, 3, 1), (3,), None)]
-    for y, shape, weight in cases:
-        with pytest.raises(Stop):
-            both(L.MeanSquaredError(), y, shape, weight)
+def test_masks_weights_and_other_ranks_are_mapped(stops):
+    masked = tensors_of(L.MeanSquaredError(), (5, 2, 3), (2, 3))
+    layer_internals.set_side_channels(masked[3], tf.ones([5, 2], tf.bool), None)
+    with pytest.raises(Stop):
+        row_losses(*masked, is_rowwise=True)
     sparse = L.SparseCategoricalCrossentropy
-    for loss, shape in ((sparse(), (6, 3)), (sparse(ignore_class=0), (3,))):
+    for loss, y, shape, weight in (
+        (L.MeanSquaredError(), (5, 3), (3,), tf.ones([5])),
+        (L.MeanSquaredError(), (5, 3), (5, 3), None),
+        (L.MeanSquaredError(), (5, 3, 1), (3,), None),
+        (sparse(), 3, (6, 3), None),
+        (sparse(ignore_class=0), 3, (3,), None),
+    ):
         with pytest.raises(Stop):
-            both(loss, 3, shape)
+            row_losses(*tensors_of(loss, y, shape, weight), is_rowwise=True)

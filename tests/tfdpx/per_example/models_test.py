@@ -10,6 +10,7 @@ from oracle import assert_matches_batches_of_one
 
 from tfdpx.layers import WSConv2D
 from tfdpx.models import WideResNet
+from tfdpx.per_example import explain
 from tfdpx.per_example.cost_model import forced_norms
 
 layers = keras.layers
@@ -106,6 +107,18 @@ class Positions(keras.Model):
         return self.dense(x + self.positions(tf.range(4))[:, 0])
 
 
+class FineTunes(keras.Model):
+    """Keras's own pattern: statistics are constants, scale and offset train."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = keras.Sequential([layers.Dense(3), layers.BatchNormalization()])
+        self.head = layers.Dense(2)
+
+    def call(self, x, training=None):
+        return self.head(self.base(x, training=False))
+
+
 class Loop(layers.Layer):
     def __init__(self):
         super().__init__()
@@ -138,7 +151,7 @@ def with_a_loss_that_calls_it():
 @pytest.mark.parametrize(
     "make",
     [
-        nested_and_frozen, regularized, OwnsAVariable, Positions, called_in_a_loop,
+        nested_and_frozen, regularized, OwnsAVariable, Positions, FineTunes, called_in_a_loop,
         with_a_loss_that_calls_it,
     ],
     ids=lambda f: f.__name__,
@@ -163,7 +176,9 @@ def test_shared_layers(rng):
     image = conv(layers.Activation("tanh")(conv(layers.Reshape((2, 2, 1))(inputs))))
     joined = layers.Concatenate()([dense(dense(inputs)), layers.Flatten()(image)])
     model = keras.Model(inputs, layers.Dense(2)(joined))
-    assert_matches_batches_of_one(model, *vectors_and_targets(rng))
+    x, y = vectors_and_targets(rng)
+    assert_matches_batches_of_one(model, x, y)
+    assert {choice.rule for choice in explain(model, x)} == {"DenseRule", "WSConv2DRule"}
 
 
 def test_an_embedding_never_makes_a_table_for_each_example(rng):
@@ -173,6 +188,7 @@ def test_an_embedding_never_makes_a_table_for_each_example(rng):
     model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
     x, y = tokens_and_targets(rng)
     assert_matches_batches_of_one(model, x, y)
+    assert [choice.rule for choice in explain(model, x)] == [*2 * ["EmbeddingRule"], "DenseRule"]
     engine = make_engine(model, tf.constant(x))
 
     def step():
@@ -197,6 +213,7 @@ def test_a_wide_resnet(views, mode, norm_before_relu, norms, rng):
     model = WideResNet(10, 1, 4, input_shape=(8, 8, 3), norm_before_relu=norm_before_relu)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     assert_matches_batches_of_one(model, x, y, views=views, mode=mode, norms=norms)
+    assert "GenericRule" not in {choice.rule for choice in explain(model, x, views)}
 
 
 @pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])

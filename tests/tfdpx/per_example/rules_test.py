@@ -166,6 +166,7 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
         model = keras.Model(inputs, outputs)
         model.compile(loss="mse")
         norms, weighted = run_engine(model, tf.constant(pixels), tf.constant(y), views=2)
+        assert "GenericRule" not in {choice.rule for choice in explain(model, pixels, 2)}
         results.append([norms, weighted([1.0, 0.5])])
     for strided, plain in zip(*results, strict=True):
         np.testing.assert_allclose(strided, plain, rtol=1e-5, atol=1e-7)
@@ -205,7 +206,7 @@ def test_convolutions_by_one_call_an_example(monkeypatch):
         (WSConv2D(4, 3, strides, groups=groups, dilation_rate=dilation, padding="same"), (6, 5, 4))
         for groups, strides, dilation in ((1, 2, 1), (2, 1, 1), (2, 1, (2, 3)))
     ]
-    check_layers(convs, 2, norms=["instantiate"])
+    assert "GenericRule" not in check_layers(convs, 2, norms=["instantiate"]).values()
     assert chosen and all(chosen)
 
 
@@ -297,7 +298,8 @@ def test_a_subclass_that_changes_the_call_gets_the_generic_rule():
             return super().convolution_op(inputs, kernel * kernel)
 
     cases = [(Scaled(3), (4,)), (ScaledConv(3, 2), (4, 4, 2))]
-    check_layers(cases, 2, norms=["auto"])
+    rules = check_layers(cases, 2, norms=["auto"])
+    assert {rules[layer.name] for layer, _ in cases} == {"GenericRule"}
 
 
 @pytest.mark.parametrize("length", [5000, 5 * rounding.PART])

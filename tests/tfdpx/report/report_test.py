@@ -87,6 +87,7 @@ SENTENCES = [
     (dict(ledger=PEOPLE), "Protected: each person in folder:photos, with all their images."),
     (dict(ledger=PEOPLE), "whether one given person was in the data"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Do not release: the run had a"),
+    (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "someone who knows the seed."),
     (dict(ledger=not_private(), delta=None), "Not private: the weights may tell everything about"),
     (dict(ledger=not_private(), delta=None), "Not a single image of folder:photos is protected."),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20),), is_complete=False)), "It is unknown how well"),
@@ -104,14 +105,10 @@ SENTENCES = [
 ]
 
 
-def test_the_name_of_the_data_is_shown_in_place_of_their_identity():
-    named = record(settings={"data_name": "Skin <photos>, 2026"})
-    assert "trained on Skin <photos>, 2026 (N = 400" in words.statement(named)
-    assert "images of Skin \\<photos\\>, 2026." in card.text(named)
-    assert "<title>Privacy of a model trained on Skin &lt;photos&gt;, 2026" in str(
-        page.page(named, {})
-    )
-    assert named.view()["dataset"] == "folder:photos"
+def test_protection_is_named_by_the_right_guesses_rounded_up():
+    rates = {0.54: "strong", 0.541: "moderate", 0.74: "moderate", 0.741: "weak", 0.75: "weak"}
+    for rate, name in rates.items():
+        assert words.strength(types.SimpleNamespace(right_guesses=rate)) == name, rate
 
 
 def test_the_page_says_who_is_protected_and_from_what(tmp_path):

@@ -107,11 +107,12 @@ def take(name):
 
 
 def flip(name, place):
-    """Returns a damage: one bit at a place between 0 (the start of a file) and 1."""
+    """Returns a damage: one bit at a place between 0 (a file's start) and 1, or of an entry."""
 
     def damage(folder):
         content = bytearray((folder / name).read_bytes())
-        content[int(place * len(content))] ^= 4
+        is_entry = isinstance(place, bytes)
+        content[content.find(place) + 60 if is_entry else int(place * len(content))] ^= 4
         (folder / name).write_bytes(bytes(content))
 
     return damage
@@ -154,6 +155,7 @@ TAMPERED = {
     "weights": (lambda f: rewrite(f / "model.keras", add_one), "model.keras .*weights are not"),
     "weights without digest": (digest_taken_out, "model.keras .*weights are not those"),
     "a byte of the model": (flip("model.keras", 0.5), "model.keras is damaged"),
+    "a byte of the layers": (flip("model.keras", b"config.json"), "Its entry config.json is not"),
     "a byte of the record": (flip(records.FILE, 0.3), "record.json is damaged"),
     "noise in the record": (
         lambda f: edit(f / records.FILE, '"noise_multiplier": 0.82', '"noise_multiplier": 1.82'),
@@ -172,7 +174,9 @@ TAMPERED = {
         "model.keras and record.json are of different runs, .* in ledger",
     ),
     "epsilon in the record, with its digest": (
-        lambda f: edit_record(f / records.FILE, lambda c: c["derived"].update(epsilon=0.1)),
+        lambda f: edit_record(
+            f / records.FILE, lambda c: c["derived"].update(epsilon=0.98 * c["derived"]["epsilon"])
+        ),
         "record.json states numbers that do not follow from its ledger: epsilon",
     ),
     "size in the record, with its digest": (

@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
 from tfdpx import callbacks
-from tfdpx.accounting import PrivacyPlan
+from tfdpx.accounting import Ledger, PrivacyPlan
+from tfdpx.accounting.ledger import Entry
 
 
 def make_plan(steps=7, **arguments):
@@ -61,6 +62,13 @@ def test_training_stops_before_the_step_that_would_exceed():
         fit(model, budget)
     assert steps_run(model) == 24
     assert issubclass(callbacks.BudgetExceeded, RuntimeError)
+
+
+def test_batches_that_hold_an_example_more_often_than_the_plans_cost_more():
+    plan = PrivacyPlan(6400, 8, 9, noise_multiplier=1.0, delta=1e-3, accountant="rdp")
+    budget = callbacks.PrivacyBudget(plan, allow_approximate=True)
+    with pytest.raises(callbacks.BudgetExceeded, match="0 of 9 steps"):
+        make_model().fit(*make_data(), batch_size=8, callbacks=[budget], verbose=0)
 
 
 def test_an_optimizer_without_privacy_is_an_error():
@@ -189,18 +197,18 @@ def test_epsilon_is_in_what_comes_after(run):
     assert f"epsilon: {expected[0]:.4f}" in run.output
 
 
-@pytest.mark.filterwarnings("ignore:TensorBoard leaves the validation metrics out")
 def test_tensorboard_takes_no_metric_for_epsilon_by_its_name(tmp_path):
     secret = keras.metrics.MeanAbsoluteError(name="epsilon_of_labels")
     model, (x, y) = make_model(tfdpx.DPSGD(0.25, plan=make_plan())), make_data()
     model.compile(model.optimizer, "mse", metrics=[secret])
-    model.fit(
-        *(x, y),
-        validation_data=(x + 1, y),
-        callbacks=[callbacks.TensorBoard(tmp_path)],
-        verbose=0,
-    )
-    assert not any("of_labels" in tag for tags in read_scalars(tmp_path).values() for tag in tags)
+    before = Ledger((Entry(2.0, 0.1, 5, run=1),))
+    board = callbacks.TensorBoard(tmp_path, before=before)
+    with pytest.warns(UserWarning, match="leaves the validation metrics out"):
+        model.fit(x, y, validation_data=(x + 1, y), callbacks=[board], verbose=0)
+    scalars = read_scalars(tmp_path)
+    assert not any("of_labels" in tag for tags in scalars.values() for tag in tags)
+    assert "validation" not in scalars
+    assert scalars["train"]["epsilon"][0] == pytest.approx(before.epsilon(1e-3, "rdp"))
 
 
 def test_tensorboard_writes_only_what_the_guarantee_covers(run):

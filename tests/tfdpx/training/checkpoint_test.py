@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small
 from cases import slow_but
+from tensorflow.python.summary.summary_iterator import summary_iterator
 
 import tfdpx
 from tfdpx.callbacks import Checkpoint
@@ -40,6 +41,11 @@ def train(model, callbacks=(), epochs=4, plan=PLAN, x=X, y=Y, **arguments):
 
 class Killed(Exception):
     pass
+
+
+def killed_in(epoch):
+    if epoch == 1:
+        raise Killed
 
 
 class KillAfter(keras.callbacks.Callback):
@@ -100,6 +106,19 @@ def test_a_killed_run_without_a_seed_makes_the_updates_that_are_left(tmp_path, c
     assert ledger.epsilon(PLAN.delta) == history["epsilon"][-1] == PLAN.epsilon
     assert not ledger.is_seeded
     assert np.abs(small.weights(resumed) - small.weights(whole)).max() > 1e-2
+
+
+@pytest.mark.slow
+def test_records_of_an_update_wait_for_the_save(tmp_path):
+    """A kill after an epoch's writers ran, but before its save, leaves none of it on the disk."""
+    board = tfdpx.callbacks.TensorBoard(tmp_path / "board")
+    kill = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: killed_in(epoch))
+    with pytest.raises(Killed):
+        train(make(), [board, kill, Checkpoint(tmp_path / "run")])
+    board.on_train_end()  # Whatever it has written is on the disk now.
+    files = map(str, tmp_path.rglob("*tfevents*"))
+    events = [event for file in files for event in summary_iterator(file) if event.summary.value]
+    assert max(event.step for event in events) == Checkpoint(tmp_path / "run").saved_updates == 3
 
 
 @pytest.mark.slow

@@ -106,15 +106,6 @@ def test_losses_and_metrics_are_those_of_keras():
         np.testing.assert_allclose(logs[0][name], values, rtol=1e-5)
 
 
-def test_trainings_with_and_without_them_take_turns(trainer):
-    moved = []
-    for class_weight in 2 * (None, {0: 4.0, 1: 0.5}):
-        trainer.class_weight = class_weight
-        moved.append(trainer.step(X, Y))
-    np.testing.assert_array_equal(moved[:2], moved[2:])
-    assert np.abs(moved[0] - moved[1]).max() > 1e-3
-
-
 def test_a_step_within_the_training_of_another_model_has_its_own_weights(trainer):
     weights, moved = {0: 4.0, 1: 0.5}, {}
     for class_weight in (weights, None):
@@ -128,41 +119,9 @@ def test_a_step_within_the_training_of_another_model_has_its_own_weights(trainer
             np.testing.assert_array_equal(trainer.step(X, Y), moved[class_weight is None])
 
 
-def test_sample_weights_of_any_type_go_with_them(trainer):
-    trainer.class_weight = {0: 4.0, 1: 0.5}
-    expected = trainer.step(X, Y)
-    trainer.restore()
-    before = small.weights(trainer.model)
-    trainer.model.train_on_batch(X, Y, np.ones(16, "float64"), trainer.class_weight)
-    np.testing.assert_allclose(small.weights(trainer.model) - before, expected, atol=1e-6)
-
-
 def test_one_label_an_example():
     model = small.model(layers=[keras.layers.Reshape([2, 3]), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match=r"one label per example.*\(16, 2, 3\)"):
         model.train_on_batch(X, np.zeros([16, 2]), class_weight={0: 2.0})
     with pytest.raises(ValueError, match="finite and >= 0"):
         model.train_on_batch(X, Y, class_weight={0: -2.0})
-
-
-@pytest.mark.slow
-def test_weights_find_the_rare_class_and_come_off_the_logits():
-    rng = np.random.default_rng(0)
-    y = (rng.uniform(size=2000) < 0.047).astype("float32")
-    x = (rng.normal(size=[2000, 2]) + y[:, np.newaxis]).astype("float32")
-
-    def train(clip, rate, class_weight=None):
-        layers = [keras.Input([2]), keras.layers.Dense(1)]
-        optimizer = tfdpx.DPSGD(rate, batch_size=2000, noise_multiplier=0.0, l2_norm_clip=clip)
-        loss = keras.losses.BinaryCrossentropy(from_logits=True)
-        model = small.model(optimizer, layers, loss)
-        for _ in range(100):
-            model.train_on_batch(x, y, class_weight=class_weight)
-        return model.predict(x, verbose=0)[:, 0]
-
-    assert (train("automatic", 1.0) > 0).mean() == 0
-    assert 0.1 < (train("automatic", 1.0, {1: 25.0}) > 0).mean() < 0.7
-    # Without clipping the correction is exact, up to the small number of examples.
-    corrected = train(np.inf, 25.0, {1: 25.0}) - np.log(25.0)
-    assert tf.sigmoid(corrected).numpy().mean() == pytest.approx(y.mean(), rel=0.1)
-    np.testing.assert_allclose(corrected, train(np.inf, 3.0), atol=0.5)

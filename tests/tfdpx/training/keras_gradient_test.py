@@ -104,18 +104,6 @@ class Force(keras.Model):
         return tf.concat([energy, -tape.gradient(energy, inputs)], -1)
 
 
-class Cancelling(keras.Model):
-    """Two positions with gradients that nearly cancel, so that their norm is raised by far."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(64)
-
-    def call(self, inputs):
-        pair = self.dense(tf.stack([inputs, inputs * 1.001], 1))
-        return tf.reduce_sum(pair[:, 1] - pair[:, 0], 1, keepdims=True)
-
-
 class PenalizedKernel(keras.Model):
     """A loss that reads the kernel of a layer with tensors that microbatches share."""
 
@@ -150,20 +138,6 @@ def same_cell_twice():
     return keras.Sequential([keras.Input((5, 4)), layers.RNN([cell, cell]), layers.Dense(1)])
 
 
-def epsilon_with_axes():
-    norm = layers.LayerNormalization(epsilon=[[[1e-3]]])
-    parts = [layers.Dense(4), norm, layers.Flatten(), layers.Dense(1)]
-    return keras.Sequential([keras.Input((5, 4)), *parts])
-
-
-def over_the_batch():
-    def mix(x):
-        return x - tf.reduce_mean(x, axis=0, keepdims=True)
-
-    mix.__module__ = keras.activations.relu.__module__
-    return keras.Sequential([keras.Input((4,)), layers.Dense(4, activation=mix), layers.Dense(1)])
-
-
 WORDS = RNG.integers(0, 7, (N, 5)).astype("int32")
 # Model, loss, x, y.
 CASES = {
@@ -179,13 +153,9 @@ CASES = {
     "a slice of any length": (Pointer, "mse", SEQUENCES, VECTORS[:, :3]),
     "a slice of one length": (lambda: Pointer(1), "mse", SEQUENCES, VECTORS[:, :3]),
     "a derivative": (Force, "mse", VECTORS, SEQUENCES[:, 0, [0, 1, 2, 3, 0]]),
-    "rows that cancel": (Cancelling, "mse", RNG.normal(size=(N, 64)).astype("float32"), NUMBERS),
     "a loss reads a standardized kernel": (PenalizedKernel, "mse", IMAGES, NUMBERS),
     "a cell twice": (same_cell_twice, "mse", SEQUENCES, NUMBERS),
-    "an epsilon with axes": (epsilon_with_axes, "mse", SEQUENCES, NUMBERS),
-    "a function that is not Keras's": (over_the_batch, "mse", VECTORS, NUMBERS),
 }
-MAPPED = "an epsilon with axes", "a function that is not Keras's"
 FAST = ("a list of one output, a loss with axes", "an activation reads the model's weight")
 
 
@@ -204,7 +174,6 @@ def test_update_is_the_mean_of_keras_gradients(name):
     model.fit(x, y, batch_size=N, verbose=0)
     update = before - oracle.flatten(model, oracle.values(model))
     np.testing.assert_allclose(update, wanted, atol=1e-4 * np.linalg.norm(wanted))
-    assert name not in MAPPED or model.optimizer.independence[0].startswith("mapped")
 
 
 @pytest.mark.slow
@@ -235,32 +204,16 @@ def private_model(loss, end=4, **arguments):
     return model
 
 
-def contrastive(y, p):
-    p = tf.math.l2_normalize(p, -1)
-    products = tf.matmul(p, p, transpose_b=True) / 0.1
-    places = tf.range(tf.shape(p)[0])
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(places, products)
-
-
 def correlation(y, p):
     a, b = p[:, 0] - tf.reduce_mean(p[:, 0]), y[:, 0] - tf.reduce_mean(y[:, 0])
     return 1 - tf.reduce_sum(a * b) / (tf.norm(a) * tf.norm(b))
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [contrastive, pytest.param(correlation, marks=pytest.mark.slow)],
-    ids=["no gradient of one row", "NaN of one row"],
-)
-def test_a_loss_over_the_batch_is_refused(loss):
-    with pytest.raises(checks.UnfitForPrivacy, match="compares examples"):
-        private_model(loss).train_on_batch(VECTORS, NUMBERS)
-
-
 @pytest.mark.slow
-def test_the_loss_of_keras_that_compares_examples_is_refused():
-    with pytest.raises(checks.UnfitForPrivacy, match="compares examples"):
-        private_model(keras.losses.Circle()).train_on_batch(VECTORS, WORDS[:, 0])
+def test_a_loss_over_the_batch_is_refused():
+    for loss, y in ((correlation, NUMBERS), (keras.losses.Circle(), WORDS[:, 0])):
+        with pytest.raises(checks.UnfitForPrivacy, match="compares examples"):
+            private_model(loss).train_on_batch(VECTORS, y)
 
 
 @pytest.mark.slow

@@ -93,6 +93,9 @@ def test_executions_on_other_data_end_before_it(capsys):
     assert "`steps_per_execution=3` of them do not fit: epsilon_approximate=" in text
     with pytest.raises(BudgetExceeded, match="execution of 3 steps does not fit.*6 of 7"):
         fit_approximately(model, plan)
+    model = make_model(plan, steps_per_execution=3)
+    model.fit(plan.batches(X, Y), verbose=0)
+    assert model.optimizer.ledger.steps == 7  # The plan's own batches end with it.
 
 
 def test_a_loop_of_ones_own_gets_an_error():

@@ -73,15 +73,6 @@ def check_passes(present, size, multiple, jit_compile=False):
     np.testing.assert_allclose(totals.sums[0], expected)
 
 
-def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
-    x = tf.constant([1.0, 2.0, 3.0])
-    batch = Batch((x, None, None), choices=x)
-    totals, logs = microbatches.run(adding, batch, MicrobatchSize(3, 3), ZERO)
-    assert totals.loss == 6 and logs["logs"] == 6
-    totals, logs = microbatches.run(adding, batch, MicrobatchSize(2, 2), ZERO)
-    assert totals.loss == 6 and logs is None and totals.sums[0][2] == 2
-
-
 @pytest.fixture(scope="module", name="noisy")
 def _noisy():
     return bench.Bench(seed=5)

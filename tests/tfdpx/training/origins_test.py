@@ -63,9 +63,9 @@ def file_with_another_optimizer(model, folder):
     model.load_weights(folder / "m.keras")
 
 
-def old_file_of_weights(model, folder, **arguments):
+def old_file_of_weights(model, folder):
     compiled(bare(), "adam").save(folder / "m.h5")
-    model.load_weights(folder / "m.h5", **arguments)
+    model.load_weights(folder / "m.h5", by_name=True)
 
 
 def file_of_arrays(model, folder):
@@ -312,27 +312,6 @@ def test_a_layer_that_a_file_skips_keeps_its_origin(trained, tmp_path):
         assert loaded and fresh != is_fitted
 
 
-def test_an_ordinary_batch_reads_no_frozen_weights(monkeypatch):
-    model = bare()
-    model.layers[0].trainable = False
-    monkeypatch.setattr(origins, "np", None)
-    compiled(model, "sgd").train_on_batch(*small.data(8))
-    frozen, trained = (origins.mark_of(layer.kernel).is_known for layer in model.layers)
-    assert frozen and not trained
-
-
-def test_the_model_of_a_report_brings_its_ledger_to_keras(trained, tmp_path):
-    tfdpx.report(trained, tmp_path / "report", data="rows")
-    loaded = compiled(keras.saving.load_model(tmp_path / "report" / "model.keras"))
-    assert loaded.optimizer.ledger == trained.optimizer.ledger and is_complete(loaded)
-
-
-def test_an_old_file_that_is_loaded_by_name_is_of_unseen_origin(tmp_path):
-    model = compiled(bare())
-    old_file_of_weights(model, tmp_path, by_name=True)
-    assert not is_complete(model)
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_without_an_optimizer_are_of_unseen_origin(duplicate, trained):
     backbone = keras.Model(trained.inputs, trained.layers[0].output)
@@ -469,6 +448,20 @@ def test_callbacks_of_one_training_leave_it_complete(tmp_path):
     assert is_complete(keras.saving.load_model(tmp_path / "m.keras"))
 
 
+def test_arrays_that_are_set_beside_early_stopping_are_of_unseen_origin():
+    class Sets(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.set_weights([np.ones(w.shape) for w in self.model.get_weights()])
+
+    model, (x, y) = (
+        compiled(bare(), tfdpx.DPSGD(0.1, plan=PLAN, public_validation=True)),
+        small.data(8),
+    )
+    stop = keras.callbacks.EarlyStopping("val_loss", restore_best_weights=True)
+    train(model, callbacks=[stop, Sets()], validation_data=(x + 1, y))
+    assert stop.best_weights and not is_complete(model)
+
+
 @pytest.mark.slow
 def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path):
     model = compiled(bare())
@@ -504,13 +497,13 @@ def test_weights_that_came_together_are_declared_together(tmp_path):
     assert is_complete(model)
 
 
-def test_a_word_on_one_model_is_none_on_another(trained):
-    arrays = [np.ones(v.shape) for v in trained.weights]
-    first, second = compiled(bare()), compiled(bare())
-    for model in (first, second):
-        model.set_weights(arrays)
-    tfdpx.checks.mark_public(first)
-    assert is_complete(first) and not is_complete(second)
+@pytest.mark.filterwarnings("ignore:Weights of this model")
+def test_what_trains_behind_unknown_weights_becomes_unknown():
+    body, head = keras.layers.Dense(5), keras.layers.Dense(3)
+    model = compiled(keras.Sequential([keras.Input((6,)), body, head]))
+    body.set_weights([np.ones([6, 5]), np.zeros(5)])
+    train(model)
+    assert not is_complete(compiled(keras.Sequential([keras.Input((5,)), head])))
 
 
 def test_a_declaration_is_on_present_values_alone(tmp_path):

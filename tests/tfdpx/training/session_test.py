@@ -1,12 +1,8 @@
 """Attacks by trainings with a common start: they share only their common updates."""
 
 import itertools
-import json
 import os
-import pathlib
 import shutil
-import subprocess
-import sys
 import threading
 
 import keras
@@ -168,47 +164,6 @@ def test_a_second_training_on_a_folder_is_refused_and_writers_do_not_harm(tmp_pa
     train(make(), 1, [Checkpoint(tmp_path), Beside()], epochs=4)
     assert Checkpoint(tmp_path).saved_updates in (3, 4)
     assert os.listdir(tmp_path) == ["tfdpx-checkpoint.zip"]
-
-
-KILLED = """
-import os, sys, keras, small, tfdpx, session_test as t
-class Kill(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == 1:
-            os._exit(9)
-from tfdpx.train.fitting import Curve
-folder = sys.argv[1]
-model = t.make()
-model.compile(model.optimizer, model.loss, metrics=["accuracy"])
-board = tfdpx.callbacks.TensorBoard(folder + "/board", plan=t.PLAN)
-curve = Curve(folder + "/curve.jsonl", t.PLAN, 0)
-model.fit(
-    t.PLAN.batches(t.X, t.Y), epochs=3, steps_per_epoch=2, verbose=0,
-    validation_data=(t.X + 1, t.Y),
-    callbacks=[board, curve, Kill(), tfdpx.callbacks.Checkpoint(folder)],
-)
-"""
-
-
-@pytest.mark.nightly
-def test_records_of_an_update_wait_for_the_save(tmp_path):
-    """A kill before an epoch is saved, but after its writers ran, leaves none of it on the disk."""
-    here = pathlib.Path(__file__).parent
-    paths = [str(here), str(pathlib.Path(small.__file__).parent)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
-    assert process.returncode == 9
-    assert Checkpoint(tmp_path).saved_updates == 2
-    assert [json.loads(line)["step"] for line in open(tmp_path / "curve.jsonl")] == [2]
-    steps = {event.step for event in events(tmp_path / "board")}
-    assert steps and max(steps) == 2
-
-
-def events(folder):
-    from tensorflow.python.summary.summary_iterator import summary_iterator
-
-    for path in folder.rglob("*tfevents*"):
-        yield from (event for event in summary_iterator(str(path)) if event.summary.value)
 
 
 @pytest.mark.slow

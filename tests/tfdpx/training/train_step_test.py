@@ -166,19 +166,6 @@ def test_a_weight_regulariser_is_added_after_the_noise_and_not_clipped():
 
 
 @NO_NOISE
-def test_an_example_that_is_not_finite_counts_as_zero_and_is_counted(quiet):
-    x, y = small.data()
-    wanted = quiet.step(x, y, np.arange(16) != 3)
-    x[3] = np.nan
-    quiet.restore()
-    before = quiet.optimizer.nonfinite_examples
-    np.testing.assert_allclose(quiet.continue_step(x, y), wanted, atol=1e-7)
-    assert quiet.optimizer.nonfinite_examples == before + 1
-    quiet.continue_step(x, y, np.arange(16) != 3)
-    assert quiet.optimizer.nonfinite_examples == before + 1
-
-
-@NO_NOISE
 def test_whole_weights_of_any_dtype_are_weights(quiet):
     x, y = small.data()
     weights = np.arange(16) % 4
