@@ -105,11 +105,13 @@ bazel-check:
 
 # Docstrings are read in the layout of the installed package, which links stand for.
 docs: $(DOCS_VENV)/.installed
+	@echo "Building the site into site/." >&2
 	rm -rf $(DOCS_VENV)/tree && mkdir -p $(DOCS_VENV)/tree/tfdpx
 	ln -s $(CURDIR)/tfdpx/* $(CURDIR)/layers $(CURDIR)/models $(CURDIR)/train $(DOCS_VENV)/tree/tfdpx
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 $(DOCS_VENV)/.installed: Makefile
+	@echo "Installing into $(DOCS_VENV), once; it takes some minutes." >&2
 	$${SYSTEM_PYTHON:-$$(tools/find_pythons.sh | sed -n 1p)} -m venv --clear $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(DOCS_VENV)/bin/python -m pip install --quiet $(DOCS_PACKAGES)

@@ -16,7 +16,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import tfdpx
-from tfdpx.train import presets, run_flags, settings, sweep
+from tfdpx.train import presets, settings, sweep
 from tfdpx.train.command import PROGRAMS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ PAGES = sorted(
 )
 NOW = [page for page in PAGES if page != "CHANGELOG.md"]
 _PLACEHOLDER = re.compile(r"\.\.\.|=(NAME|HEAD|[A-Za-z])(?= |$|`|\))")
-_OF_SWEEP = re.compile("--(grid|seeds|jobs|private_tuning|table_only)")
+_OF_SWEEP = re.compile("--(grid|seeds|jobs|private_tuning)")
 _COMMAND = re.compile(r"(?:python -m tfdpx\.train\.|\btfdpx )(\w+)((?: +(?:--|\\)[^`]*)?)")
 pytestmark = pytest.mark.skipif(not FAQ.exists(), reason="needs a checkout")
 
@@ -103,7 +103,7 @@ def check(program, arguments):
     of_sweep = [a for a in arguments if program == "sweep" and _OF_SWEEP.match(a)]
     with flagsaver.flagsaver():
         flags.FLAGS([program, *(a for a in arguments if a not in of_sweep)])
-        set_flags, preset = run_flags.given(), flags.FLAGS["preset"].value
+        set_flags, preset = settings.flag_values(), flags.FLAGS["preset"].value
         if program == "classify":
             settings.resolve(preset, set_flags)
         else:

@@ -20,7 +20,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 # These flags are unset by default: a preset can set another value.
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
 # Flags of `classify` that are no settings.
-_OTHERS = "preset final workdir data_dir download resume dry_run strategy tpu cpu_devices".split()
+_OTHERS = "preset workdir data_dir download resume dry_run strategy tpu cpu_devices".split()
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
 # Settings of speed and of reports, which the page leaves out.
 _NO_RESULT = ("microbatch_size", "report_every")

@@ -18,21 +18,13 @@ import re
 
 from absl import app, flags
 
-from tfdpx.accounting import groups
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.statement import is_unknown, rounded_up
 from tfdpx.report import words
 from tfdpx.report.spent import UNREADABLE, check_model, files_below, record_in
 from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
 from tfdpx.train.output import print_attack_bounds, print_paragraphs, print_table, to_json
-
-_NEIGHBOURS = {
-    "add_or_remove_one": "adding or removing one example",
-    "add_or_remove_user": "adding or removing all examples of one person",
-    "zero_out": "emptying the place of one example",
-}
 
 
 def define_flags(values):
@@ -93,9 +85,9 @@ def _of_runs(values):
         "not_read": list(map(str, unread)),
     }
     lines = ["What was done to the data:"]
-    lines += [f"- {path}: {_about(record)}." for path, record in runs.items()]
+    lines += [f"- {path}: {words.say('of_run', record)}" for path, record in runs.items()]
     lines += [f"- Not counted: {path}: {why}" for path, why in unread.items()]
-    lines += ["", *_claims(runs, unread, together, answer["neighbours"])]
+    lines += ["", *words.listed("together", together, answer["neighbours"], runs, unread)]
     lines += [f"Not releasable: {problem}." for problem in problems]
     print_paragraphs([*lines, ""])
     print_table(answer, title="what was spent")
@@ -145,50 +137,6 @@ def _overlap(one, other):
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]
-
-
-def _about(record):
-    """Returns a line about one run."""
-    data = record.data.name if record.data else "data that the file does not name"
-    what = record.results.get("model") or record.results.get("method") or "weights"
-    spent = words.say("steps", record.ledger).rstrip(".")
-    return f"{record.program}, {what} on {data}, {record.sampling} sampling: {spent}"
-
-
-def _claims(runs, unread, together, neighbours):
-    """Returns sentences on the guarantee of all runs together, or on why there is none."""
-    ledger, spent, delta = together.ledger, together.epsilon, together.total_delta
-    if ledger.unit is None:
-        return [
-            "No common statement is known: some of these runs protect single examples, and others "
-            "all examples of a person. Give a statement for each."
-        ]
-    if spent == math.inf:
-        return ["There is no differential privacy: epsilon is infinite."]
-    why = words.say("why_unknown", ledger)
-    if why or unread:
-        unknown = [str(path) for path, record in runs.items() if is_unknown(record.ledger)]
-        of_runs = f"Of {', '.join(unknown) or 'earlier trainings'}: {why}. " if why else ""
-        left_out = "Not all files that were found could be counted. " if unread else ""
-        return [
-            f"No differential privacy can be stated. {of_runs}{left_out}"
-            f"{words.say('unknown_spending', together)}"
-        ]
-    if not ledger.steps:
-        return ["No record has an update on these data."]
-    claims = [
-        f"All together are ({rounded_up(spent)}, {delta:.6g})-differentially private under "
-        f"{_NEIGHBOURS[neighbours]}: by privacy loss distributions of dp_accounting. The number of "
-        "examples is public. What several of these files tell of counts once. Their digests find "
-        "accidents and are no signature."
-    ]
-    if neighbours == "zero_out":
-        claims.append(f"For shuffled batches this is {groups.Sampling('shuffle').about}.")
-    if ledger.selections:
-        claims.append("The best of several runs adds its own epsilon and delta (RDP).")
-    if any(record.data is None for record in runs.values()):
-        claims.append("A file names no data: its updates count as if on the same data.")
-    return claims
 
 
 def _read(path):

@@ -20,9 +20,8 @@ import time
 
 from absl import app, flags
 
-from tfdpx.train import devices, dry_run, output, presets, resume, run_flags, settings
+from tfdpx.train import devices, output, presets, resume, run, settings
 from tfdpx.train.errors import UserError, in_one_line, parse_flags
-from tfdpx.train.run import run
 
 _PRESET = flags.DEFINE_string(
     "preset",
@@ -38,42 +37,35 @@ COMMON = (
 )
 for _name in COMMON:
     flags.declare_key_flag(_name)
-# Flags that only runs on images by updates have.
-_OF_UPDATES = ("resume", "dry_run", "final", "strategy", "tpu", "cpu_devices")
+# Flags that only runs on images by updates have, and that are not settings.
+_OF_UPDATES = ("resume", "dry_run", "strategy", "tpu", "cpu_devices")
 
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
     with in_one_line("tfdpx.train.classify", argv):
-        flag_values = run_flags.given()
-        preset = _PRESET.value or presets.default_for(flag_values["dataset"])
-        kind = settings.kind_of(flag_values["dataset"], flag_values["head"])
-        if kind != settings.IMAGES:
-            _refuse_flags_of_updates(kind)
-            preset = kind
+        values = settings.flag_values()
+        kind = settings.kind_of(values["dataset"], values["head"])
+        foreign = [flags.FLAGS[name] for name in _OF_UPDATES if kind != settings.IMAGES]
+        for flag in foreign:
+            if flag.value != flag.default:
+                raise UserError(
+                    f"Flag --{flag.name} belongs to {settings.IMAGES}, not to {kind}. Received: "
+                    f"--{flag.name}={flag.value}. Leave it out."
+                )
+        preset = _PRESET.value or presets.default_for(kind, values["dataset"])
         # First, since TensorFlow cannot divide devices once a value is made, as settings make some.
-        strategy = None if flags.FLAGS.dry_run else devices.from_flags()
-        asked = resume.resumed(_PRESET.value, flag_values)
-        asked = asked or settings.resolve(_PRESET.value, flag_values)
-        if record := dry_run.from_flags(asked):
+        strategy = None if settings.DRY_RUN.value else devices.from_flags()
+        asked = resume.resumed(_PRESET.value, values) or settings.resolve(_PRESET.value, values)
+        if settings.DRY_RUN.value:
+            record = run.describe(asked)
             output.print_table(record, title=f"{preset}: nothing was trained")
-            print(output.to_json(record), flush=True)
-            return
-        path = run_flags.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
-        with resume.working_folder(path, devices.is_chief(strategy)) as workdir:
-            record = run(asked, preset, workdir, strategy)
+        else:
+            path = settings.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
+            with resume.working_folder(path, devices.is_chief(strategy)) as workdir:
+                record = run.run(asked, preset, workdir, strategy)
     if record is not None:
         print(output.to_json(record), flush=True)
-
-
-def _refuse_flags_of_updates(kind):
-    for name in _OF_UPDATES:
-        flag = flags.FLAGS[name]
-        if flag.value != flag.default:
-            raise UserError(
-                f"Flag --{name} belongs to {settings.IMAGES}, not to {kind}. Received: "
-                f"--{name}={flag.value}. Leave it out."
-            )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def main() -> None:
 
 def typed(program):
     """Returns the start of the command as the user typed it, for example "tfdpx classify"."""
-    return _typed.get(program, f"python -m tfdpx.train.{program}")
+    python = shlex.quote(sys.orig_argv[0])
+    return _typed.get(program, f"{python} -m tfdpx.train.{program}")
 
 
 def _summary(name):

@@ -15,7 +15,7 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.layers.few_weights import last_layer, train_only
 from tfdpx.report import measure
-from tfdpx.train import heads, individual
+from tfdpx.train import heads
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.objects import OPTIMIZERS, SCHEDULES, views
 from tfdpx.train.output import to_json
@@ -71,33 +71,15 @@ def crossentropy(label_smoothing):
     """
     if not label_smoothing:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return SmoothedCrossentropy(label_smoothing)
 
-
-@keras.saving.register_keras_serializable(package="tfdpx")
-class SmoothedCrossentropy(keras.losses.Loss):
-    """`keras.losses.CategoricalCrossentropy(from_logits=True)` for class indices.
-
-    Args:
-        label_smoothing: Float in [0, 1).
-        **kwargs: Arguments of `keras.losses.Loss`.
-    """
-
-    def __init__(self, label_smoothing, name="smoothed_crossentropy", **kwargs):
-        super().__init__(name=name, **kwargs)
-        self.label_smoothing = label_smoothing
-
-    def call(self, y_true, y_pred):
-        """Returns losses `[batch]` for classes `[batch]` or `[batch, 1]`, and logits."""
+    def smoothed(y_true, y_pred):
         classes = keras.ops.reshape(y_true, [-1])
         targets = keras.ops.one_hot(classes, y_pred.shape[-1], dtype=y_pred.dtype)
         return keras.losses.categorical_crossentropy(
-            targets, y_pred, from_logits=True, label_smoothing=self.label_smoothing
+            targets, y_pred, from_logits=True, label_smoothing=label_smoothing
         )
 
-    def get_config(self):
-        """Returns the configuration as a JSON-serialisable dict."""
-        return {**super().get_config(), "label_smoothing": self.label_smoothing}
+    return smoothed
 
 
 def check(settings, plan, image_shape):
@@ -121,113 +103,102 @@ def check(settings, plan, image_shape):
         )
 
 
-class Trainer:
-    """Makes the calls of `fit` of a run.
-
-    With `head_steps` there are two calls, each with another optimizer. They share the plan, and
-    epsilon counts the updates of both: the ledger follows the weights. The choice of layers
-    to train does not affect privacy.
+def checkpoints(folder, write=True):
+    """Returns the `tfdpx.callbacks.Checkpoint` of a run, and the one of its head steps.
 
     Args:
+        folder: `pathlib.Path`.
+        write: Bool, whether this host writes.
+    """
+    paths = folder, folder / "head"
+    return [tfdpx.callbacks.Checkpoint(path, write=write) for path in paths]
+
+
+def updates_saved(folder):
+    """Returns the number of updates in the checkpoints of a run, an int.
+
+    Raises:
+        UserError: If a checkpoint is damaged.
+    """
+    with checking_flags():
+        return next((one.saved_updates for one in checkpoints(folder) if one.exists), 0)
+
+
+def train(model, settings, strategy, plan, data, folder, callbacks, write):
+    """Trains all trainable weights by the updates of a plan, after `head_steps` of the last layer.
+
+    The head steps are another call of `fit`, with another optimizer, and a single Keras epoch. They
+    share the plan, and epsilon counts the updates of both: the ledger follows the weights.
+    The choice of layers to train does not affect privacy. The model has the averaged weights
+    afterwards.
+
+    Args:
+        model: The `keras.Model`, in which all weights of the later training are trainable.
         settings: A `settings.Settings`.
         strategy: The `tf.distribute.Strategy`.
         plan: The `tfdpx.PrivacyPlan` of the run.
         data: `images.ImageData`.
-        folder: The `resume.RunFolder`.
+        folder: `pathlib.Path` of the checkpoints.
+        callbacks: List of Keras callbacks; the first one is also called in head steps.
         write: Bool, whether this host writes checkpoints and progress.
     """
-
-    def __init__(self, settings, strategy, plan, data, folder, write):
-        self._settings, self._strategy, self._plan, self._data = settings, strategy, plan, data
-        self._write = write
-        self._saved_head = tfdpx.callbacks.Checkpoint(folder.path / "head", write=write)
-        self._saved = tfdpx.callbacks.Checkpoint(folder.path, write=write)
-
-    @property
-    def steps_saved(self):
-        """The number of updates in the checkpoints of the run, an int.
-
-        Raises:
-            UserError: If a checkpoint is damaged.
-        """
-        with checking_flags():
-            return (self._saved if self._saved.exists else self._saved_head).saved_updates
-
-    def fit_head(self, model, callbacks):
-        """Trains the last layer for `head_steps` updates, a single Keras epoch.
-
-        Args:
-            model: The `keras.Model`, in which all weights of the later training are trainable.
-            callbacks: List of Keras callbacks.
-        """
-        if self._saved.exists:  # The checkpoint has the result of this step.
-            return
-        rate = self._settings.head_learning_rate or self._settings.learning_rate
-        settings = dataclasses.replace(self._settings, learning_rate=rate, schedule=None)
+    saved, saved_head = checkpoints(folder, write)
+    if settings.head_steps and not saved.exists:  # Else `saved` has the result of this step.
+        rate = settings.head_learning_rate or settings.learning_rate
+        head_settings = dataclasses.replace(settings, learning_rate=rate, schedule=None)
         trained = model.trainable_variables
         train_only(model, last_layer(model).trainable_variables)
         # A run that was interrupted here makes the remaining updates.
-        steps = settings.head_steps - self._saved_head.saved_updates or settings.head_steps
-        self._fit(model, settings, self._saved_head, steps, steps, callbacks)
+        steps = settings.head_steps - saved_head.saved_updates or settings.head_steps
+        run = (strategy, plan, data, saved_head, steps, steps, callbacks[:1], write)
+        _fit(model, head_settings, *run)
         train_only(model, trained)
+    steps = plan.steps - settings.head_steps
+    epoch = min(settings.report_every, steps)
+    _fit(model, settings, strategy, plan, data, saved, steps, epoch, callbacks, write)
 
-    def fit(self, model, callbacks):
-        """Trains all trainable weights for the rest of the plan.
 
-        Args:
-            model: The `keras.Model`.
-            callbacks: List of Keras callbacks.
-        """
-        settings, steps = self._settings, self._plan.steps - self._settings.head_steps
-        epoch = min(settings.report_every, steps)
-        self._fit(model, settings, self._saved, steps, epoch, callbacks)
-
-    def _fit(self, model, settings, saved, steps, epoch, callbacks):
-        """Compiles and fits the model, which has the averaged weights afterwards."""
-        plan, data, strategy = self._plan, self._data, self._strategy
-        with strategy.scope():
-            model.compile(
-                optimizer=private_optimizer(
-                    settings,
-                    plan,
-                    data.image_shape,
-                    individual.accountant(settings, plan),
-                    data.is_public(settings.public_test),
-                    steps,
-                ),
-                loss=crossentropy(settings.label_smoothing),
-                weighted_metrics=["accuracy", *([AUC()] if data.num_classes == 2 else [])],
-                jit_compile=settings.keras_jit_compile,
-            )
-        averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
-        ending = SavingInterruption(saved.save)
-        run = dict(
-            epochs=math.ceil(steps / epoch),
-            steps_per_epoch=epoch,
-            callbacks=[*averaging, saved, ending, tfdpx.callbacks.PrivacyBudget(plan), *callbacks],
-            verbose=0 if not self._write else 1 if sys.stdout.isatty() else 2,
+def _fit(model, settings, strategy, plan, data, saved, steps, epoch, callbacks, write):
+    accountant = None
+    if settings.individual:
+        how = settings.individual_rounding, settings.individual_refreshes
+        accountant = tfdpx.accounting.IndividualAccountant(plan, *how)
+    with strategy.scope():
+        is_public = data.is_public(settings.public_test)
+        model.compile(
+            optimizer=private_optimizer(
+                settings, plan, data.image_shape, accountant, is_public, steps
+            ),
+            loss=crossentropy(settings.label_smoothing),
+            weighted_metrics=["accuracy", *([AUC()] if data.num_classes == 2 else [])],
+            jit_compile=settings.keras_jit_compile,
         )
-        people = {}
-        if data.train_users is not None:
-            people = dict(user_ids=data.train_users, examples_per_user=settings.examples_per_user)
-        with ending.waiting():
-            if strategy.num_replicas_in_sync > 1:
-                tfdpx.distributed.fit(
-                    model,
-                    plan,
-                    data.train_x,
-                    data.train_y,
-                    validation_data=data.eval_examples,
-                    validation_batch_size=measure.BATCH_SIZE,
-                    **people,
-                    **run,
-                )
-            else:
-                batches = plan.batches(
-                    data.train_x, data.train_y, optimizer=model.optimizer, **people
-                )
-                # Not shuffled: `batches` already draws at random.
-                model.fit(batches, shuffle=False, validation_data=measure.batches(data), **run)
+    averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
+    budget = tfdpx.callbacks.PrivacyBudget(plan)
+    run = dict(
+        epochs=math.ceil(steps / epoch),
+        steps_per_epoch=epoch,
+        callbacks=[*averaging, saved, SavingInterruption(saved.save), budget, *callbacks],
+        verbose=0 if not write else 1 if sys.stdout.isatty() else 2,
+    )
+    people = {}
+    if data.train_users is not None:
+        people = dict(user_ids=data.train_users, examples_per_user=settings.examples_per_user)
+    if strategy.num_replicas_in_sync > 1:
+        tfdpx.distributed.fit(
+            model,
+            plan,
+            data.train_x,
+            data.train_y,
+            validation_data=data.eval_examples,
+            validation_batch_size=measure.BATCH_SIZE,
+            **people,
+            **run,
+        )
+    else:
+        batches = plan.batches(data.train_x, data.train_y, optimizer=model.optimizer, **people)
+        # Not shuffled: `batches` already draws at random.
+        model.fit(batches, shuffle=False, validation_data=measure.batches(data), **run)
 
 
 def head_and_features(settings, model, data):
@@ -316,32 +287,6 @@ class Curve(keras.callbacks.Callback):
     def _write(self):
         lines = "".join(to_json(row) + "\n" for row in self.rows)
         files.write(self._path, lines.encode(), mode=0o644)
-
-
-class RawWeights(keras.callbacks.Callback):
-    """Keeps the weights after the last update, before Keras overwrites them with their average.
-
-    Args:
-        steps: Int, the number of updates of the whole training.
-
-    Attributes:
-        values: List of arrays, from `model.get_weights()`; None before the end.
-    """
-
-    def __init__(self, steps):
-        super().__init__()
-        self._steps = steps
-        self.values = None
-
-    def on_train_begin(self, logs=None):
-        """Keeps the weights if the run was resumed after its last update: none follows."""
-        self.on_epoch_end(None, logs)
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Keeps the weights after the last update. Keras calls this before it averages them."""
-        del epoch, logs
-        if steps_taken(self.model.optimizer) >= self._steps:
-            self.values = self.model.get_weights()
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")

@@ -13,11 +13,16 @@ from tfdpx.sampling.examples import as_examples
 from tfdpx.train.data import identity, images, tfds
 from tfdpx.train.data.folder import NONE
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.model_files import inputs_of
 from tfdpx.train.objects import HEADS, without_folders
-from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
-from tfdpx.train.settings import check_threshold
-from tfdpx.train.start_from import Start, not_private, without_secrets
+from tfdpx.train.settings import DATA_DIR, DOWNLOAD
+from tfdpx.train.start_from import (
+    Start,
+    check_threshold,
+    inputs_of,
+    ledger_on,
+    not_private,
+    without_secrets,
+)
 
 # Pixels of a batch of images, with their channels: 55 photos of 224 x 224.
 _MOST_VALUES = 2**23
@@ -102,7 +107,7 @@ class Features:
             raise UserError("Flag --head needs --dataset, the images to fit the head on.")
         start = Start(settings)
         self.settings, self.seen = start.settings, start.seen
-        self.before = start.ledger_on(settings.dataset)
+        self.before = ledger_on(start.seen, settings.dataset)
         data = self.data = _load(settings, start.image_shape)
         extra = public_dataset and _public(settings, public_dataset, data)
         for note in (*data.notes, *start.notes):

@@ -18,15 +18,6 @@ from tfdpx.report import words
 from tfdpx.train.errors import printable
 
 _UNBROKEN = 12  # Shorter words in a table are not broken.
-_NO_BOUNDS = (
-    "No bound on attacks is known: it needs a privacy loss distribution, and none is known for "
-    "batches of a fixed size or of unknown sampling, and for an unknown past."
-)
-# The neighbours with the same number of examples.
-_ABSENT = {
-    "zero_out": " Absent means that an empty example is in its place.",
-    "replace_one": " Absent means that any other example is in its place.",
-}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -63,7 +54,7 @@ def print_record(record):
     print("\n".join(map(printable, words.statement(record).split("\n"))))
     for warning in record.results.get("warnings") or ():
         print(printable(f"Warning: {warning}"))
-    print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
+    print_table(record.view(), title=f"{record.results['model']} on {words.data_name(record)}")
 
 
 def print_rows(names, rows, title=None):
@@ -101,24 +92,25 @@ def print_attack_bounds(bounds, neighbours):
     Returns:
         Dict of JSON values: `attack_bounds`, None if no bounds are known.
     """
-    if bounds is None:
-        print(f"{textwrap.fill(_NO_BOUNDS, 88)}\n")
-        return {"attack_bounds": None}
-    values, who = bounds.to_dict(), "person" if bounds.unit == USER else "example"
-    rows = {
-        f"recognised, if {100 * float(rate):g}% of absent ones are taken for present": _percent(one)
-        for rate, one in values["true_positive_rate"].items()
-    }
-    mu = rounded_up(values["mu"]) if values["mu"] < math.inf else "infinite"
-    rows |= {
-        "right guesses (50% by guessing)": _percent(values["right_guesses"]),
-        "AUC (0.5 by guessing)": rounded_up(values["auc"], 3),
-        "advantage": rounded_up(values["advantage"], 3),
-        f"mu, at every delta from {values['mu_from_delta']:g}": mu,
-    }
-    print_table(rows, title=f"attacks on one {who}, at most")
-    sentence = words.say("guesses", bounds, who) + _ABSENT.get(neighbours, "")
-    print(f"{textwrap.fill(sentence, 88)}\n")
+    who = "person" if bounds and bounds.unit == USER else "example"
+    values = bounds and bounds.to_dict()
+    if bounds:
+        rates = values["true_positive_rate"].items()
+        rows = {
+            f"recognised, if {100 * float(rate):g}% of absent ones are taken for present": _percent(
+                one
+            )
+            for rate, one in rates
+        }
+        mu = rounded_up(values["mu"]) if values["mu"] < math.inf else "infinite"
+        rows |= {
+            "right guesses (50% by guessing)": _percent(values["right_guesses"]),
+            "AUC (0.5 by guessing)": rounded_up(values["auc"], 3),
+            "advantage": rounded_up(values["advantage"], 3),
+            f"mu, at every delta from {values['mu_from_delta']:g}": mu,
+        }
+        print_table(rows, title=f"attacks on one {who}, at most")
+    print_paragraphs([words.say("attack_on", bounds, who, neighbours), ""])
     return {"attack_bounds": values}
 
 

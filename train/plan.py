@@ -38,7 +38,13 @@ from tfdpx.report import words
 from tfdpx.suggestion import suggest
 from tfdpx.train import defaults
 from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
-from tfdpx.train.output import print_attack_bounds, print_rows, print_table, to_json
+from tfdpx.train.output import (
+    print_attack_bounds,
+    print_paragraphs,
+    print_rows,
+    print_table,
+    to_json,
+)
 
 # Skips the other parts of tensorflow_privacy: they fail to import on TensorFlow >= 2.16.
 sys.skip_tf_privacy_import = True
@@ -55,26 +61,6 @@ _QUANTITIES += ("right_guesses",)
 _LARGEST_DELTA = 1e-5  # The largest delta that this program chooses.
 _COLUMNS = ("epsilon", "noise_multiplier", "steps", "epochs", "learning_rate", "right_guesses")
 _COLUMNS += ("epsilon_of_examples_of_one_person", "outlook")
-_NOTES = (
-    "Right guesses: someone who knows everything but whether one example was in the data finds it "
-    f"out at most so often (50% is tossing a coin); as protection, {words.RANGES}. Rows of 55 to "
-    "80 also keep epsilon at the one of full batches with as many: an average can hide a few "
-    "examples that are found out almost surely; then fewer guesses are right.",
-    "A person with several examples is protected less: the last columns are the epsilon of {both} "
-    'examples of one person together. With PrivacyPlan(unit="user") and fit(x, y, user_ids=ids) '
-    "epsilon is of all examples of a person (docs/users.md).",
-    "Rate is the learning rate for DPSGD with l2_norm_clip=0.1 and no momentum, of networks of so "
-    "many weights (--weights) on inputs around zero: test half and twice of it on public data.",
-    "Outlook (with --weights): hopeless where the noise hides what so many weights learn, hard "
-    "where it hides a part. No row promises an accuracy. How much a model learns depends on the "
-    "data, and a larger batch or more examples allow a smaller epsilon.",
-)
-_WHY = (
-    "Why these differ from the figures above: `assuming Poisson sampling` is as tfdpx draws, which "
-    "keeps 0.01% of delta back; `once per epoch` is without amplification, as for shuffled batches "
-    "(--sampling=shuffle). Its default `used_microbatching=True` would halve the noise, because "
-    "its microbatches average before they are clipped: tfdpx clips every example."
-)
 
 
 def define_flags(values):
@@ -306,7 +292,7 @@ def tf_privacy(record):
         accountant_type=compute_dp_sgd_privacy_lib.AccountantType[record["accountant"].upper()],
     )
     epsilons = map(float, re.findall(r"^ +Epsilon .*: +(\S+)$", statement, re.MULTILINE))
-    why = textwrap.fill(_WHY, 100)
+    why = textwrap.fill(words.say("why_tf_privacy_differs"), 100)
     return dict(zip(names, epsilons, strict=True)), f"tensorflow-privacy:\n\n{statement}\n{why}"
 
 
@@ -361,16 +347,7 @@ def _print_table(record, people, is_delta_chosen):
         ]
         rows.append(cells[: len(columns)])
     print_rows(columns, rows, f"{count:,} examples, {size:,} an update, delta {delta:g}")
-    how = "at most a tenth of 1/num_examples" if is_delta_chosen else "as asked for"
-    notes = [
-        f"Delta is {delta:g}, {how}, because publishing one example in full, chosen at random, "
-        f"would satisfy a delta of 1/num_examples = {1 / count:.3g}.",
-        "Noise is the noise multiplier: its standard deviation over the clip.",
-        *_NOTES,
-    ]
-    both = " and of ".join(map(str, people))
-    for note in notes:
-        print(textwrap.fill(note.replace("{both}", both), 88, subsequent_indent="  "))
+    print_paragraphs(words.listed("table_of_plans", count, delta, is_delta_chosen, people))
     _print_warnings(record)
     return record
 

@@ -27,13 +27,13 @@ from absl import app, flags
 from tfdpx import _files
 from tfdpx.report import measure
 from tfdpx.tables import estimators
-from tfdpx.train import model_files
+from tfdpx.train import start_from
 from tfdpx.train.data import tables
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
 from tfdpx.train.errors import UserError, in_one_line, parse_flags
 from tfdpx.train.output import of_spreadsheet, print_rows, to_json
-from tfdpx.train.settings import check_threshold
+from tfdpx.train.start_from import check_threshold
 
 _BATCH_SIZE = 256
 _MOST_ROWS = 50  # Rows of the table that is printed.
@@ -67,16 +67,16 @@ def run(values):
             f"--images=PATH. Received: --model={values.model} --images={values.images} "
             f"--rows={values.rows}."
         )
-    path = model_files.model_file(values.model, "model", (".keras",))
+    path = start_from.model_file(values.model, "model", (".keras",))
     if values.rows:
         asked = (values.all_classes, values.threshold)
         return predict_rows(path, values.rows, values.csv, *asked)
-    takes = model_files.image_input(path)
+    takes = start_from.image_input(path)
     if values.threshold is not None:
         check_threshold(values.threshold, takes.class_names)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)
-    outputs = logits(model_files.read(path, "model"), takes, files)
+    outputs = logits(start_from.read(path, "model"), takes, files)
     classes = measure.predicted_classes(outputs, values.threshold or takes.threshold)
     names, shares = [takes.class_names[i] for i in classes], measure.probabilities(outputs)
     largest = shares[np.arange(len(files)), classes]
@@ -98,7 +98,7 @@ def logits(model, takes, files):
 
     Args:
         model: A `keras.Model` from uint8 images to logits.
-        takes: `model_files.ImageInput`.
+        takes: `returned by `start_from.image_input``.
         files: List of `pathlib.Path` of images that can be read.
     """
     parts = []
@@ -155,7 +155,7 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=N
     Raises:
         UserError: If the model is not for a table, or a column is missing or of another kind.
     """
-    recorded = model_files.recorded_inputs(model_path)
+    recorded = start_from.recorded_inputs(model_path)
     if "columns" not in recorded:
         raise UserError(
             f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
@@ -164,7 +164,7 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=N
     if threshold is not None:
         check_threshold(threshold, recorded["class_names"])
     columns = tables.read_columns(rows_path, recorded["columns"])
-    outputs = estimators.predict(model_files.read(model_path, "model"), columns)
+    outputs = estimators.predict(start_from.read(model_path, "model"), columns)
     names = [of_spreadsheet(name) for name in recorded["class_names"]]
     lines = [[of_spreadsheet(recorded["target"])]]
     if names:

@@ -354,12 +354,15 @@ def summary():
     )
 
 
-def default_for(dataset):
-    """Returns the default preset of a run on images.
+def default_for(kind, dataset):
+    """Returns the default preset of a run.
 
     Args:
+        kind: String, "images", "tables" or "heads".
         dataset: String, the value of `--dataset`, or None.
     """
+    if kind in OF_KIND:
+        return kind
     return "folder" if (dataset or "").startswith("folder:") else "digits"
 
 
@@ -373,6 +376,8 @@ def values_of(preset, epsilon=None):
     Raises:
         UserError: If there is no such preset.
     """
+    if preset in OF_KIND:
+        return dict(OF_KIND[preset])
     if preset not in names():
         raise UserError(
             f"There is no preset {preset!r}.{did_you_mean(preset, names())} Received: "
@@ -383,6 +388,6 @@ def values_of(preset, epsilon=None):
     if BY_EPSILON in values:
         budgets = values.pop(BY_EPSILON)
         epsilon = EPSILON if epsilon is None else epsilon
-        above = next(budget_values for lower, budget_values in budgets if epsilon > lower)
+        above = next((values for lower, values in budgets if epsilon > lower), {})
         values = {"epsilon": epsilon, **values, **above}
     return values

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import signal
 import sys
-import threading
 
 import keras
 import numpy as np
@@ -24,17 +23,12 @@ from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.train.command import typed
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.run_flags import RESUME, WORKDIR
-from tfdpx.train.settings import Settings
+from tfdpx.train.settings import RESUME, WORKDIR, Settings
 
 # Settings that may change on a resume: they affect neither weights nor guarantee.
 FREE = ("report_every", "seed", "public_test", "threshold")
 # Flags that are not settings, and that a resume takes from the run unless they are set.
 _FLAGS = ("data_dir", "strategy", "tpu", "cpu_devices")
-_OF_ANOTHER = (
-    "The folder {} holds an unfinished run of another version of tfdpx, which goes on with it. "
-    "Choose another --workdir."
-)
 # The exit status as in shells: 128 plus the number of the signal.
 _STATUS = 130
 
@@ -107,8 +101,8 @@ def _end(workdir, error):
     command = f"{typed('classify')} --workdir={shlex.quote(str(workdir))} --resume"
     if not begun(workdir):
         text = "interrupted before the first update; start it again with the same command."
-    elif isinstance(error, Interrupted):
-        text = f"interrupted at update {error.updates}; nothing is lost. Go on: {command}"
+    elif error.args:
+        text = f"interrupted at update {error.args[0]}; nothing is lost. Go on: {command}"
     else:
         text = (
             "interrupted; what was saved is whole, and updates after it are made again. "
@@ -117,14 +111,6 @@ def _end(workdir, error):
     print("\n" * sys.stdout.isatty(), end="", flush=True)
     print(f"tfdpx.train.classify: {text}", file=sys.stderr, flush=True)
     sys.exit(_STATUS)
-
-
-class Interrupted(KeyboardInterrupt):
-    """Raised for Ctrl-C after `updates` updates, which are saved."""
-
-    def __init__(self, updates):
-        super().__init__()
-        self.updates = updates
 
 
 class SavingInterruption(keras.callbacks.Callback):
@@ -138,27 +124,11 @@ class SavingInterruption(keras.callbacks.Callback):
 
     def __init__(self, save):
         super().__init__()
-        self._save, self._asked, self._trained = save, False, False
-
-    @contextlib.contextmanager
-    def waiting(self):
-        """Context manager around `fit`, which raises `Interrupted`."""
-        in_main = threading.current_thread() is threading.main_thread()
-        if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            yield  # Another program handles Ctrl-C, for example `nohup`.
-            return
-        signal.signal(signal.SIGINT, self._ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self._asked:  # In the last epoch, which is already saved.
-            raise Interrupted(int(self.model.optimizer.iterations))
+        self._save, self._asked = save, False
 
     def _ask(self, number, frame):
         del number, frame
-        if self._asked or not self._trained:
-            raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self._asked = True
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -166,12 +136,21 @@ class SavingInterruption(keras.callbacks.Callback):
         del batch, logs
         if self._asked:
             self._save()
-            raise Interrupted(int(self.model.optimizer.iterations))
+            raise KeyboardInterrupt(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Notes that there is something to save."""
+        """Handles Ctrl-C from now on, unless another program does, for example `nohup`."""
         del batch, logs
-        self._trained = True
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not self._asked:
+            signal.signal(signal.SIGINT, self._ask)
+
+    def on_train_end(self, logs=None):
+        """Leaves Ctrl-C to Python, after one in the last epoch, which is already saved."""
+        del logs
+        if self._asked:
+            raise KeyboardInterrupt(int(self.model.optimizer.iterations))
+        if signal.getsignal(signal.SIGINT) == self._ask:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def resumed(preset, flag_values):
@@ -203,7 +182,15 @@ def resumed(preset, flag_values):
         )
     if run is None:
         return None
-    began, chosen = {"preset": run["base"], **run["settings"]}, run["chosen"]
+    try:
+        began, chosen = {"preset": run["base"], **run["settings"]}, run["chosen"]
+        free = {name: value for name, value in flag_values.items() if name in FREE}
+        settings = Settings(**{**run["settings"], **free})
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"The folder {path} holds an unfinished run of another version of tfdpx, which goes on "
+            "with it. Choose another --workdir."
+        ) from error
     for name, value in flag_values.items():
         same = json.loads(json.dumps(value)) in (began.get(name), chosen.get(name))
         if name not in FREE and not same:
@@ -215,11 +202,7 @@ def resumed(preset, flag_values):
     for name, value in run["flags"].items():
         if flags.FLAGS[name].using_default_value:
             flags.FLAGS[name].value = value
-    free = {name: value for name, value in flag_values.items() if name in FREE}
-    try:
-        return Settings(**{**run["settings"], **free})
-    except TypeError as error:
-        raise UserError(_OF_ANOTHER.format(path)) from error
+    return settings
 
 
 def begun(workdir):
@@ -233,9 +216,7 @@ def begun(workdir):
     """
     with checking_flags():
         contents = resumable.begun(_file(workdir))
-    if contents and "run" not in contents:
-        raise UserError(_OF_ANOTHER.format(workdir))
-    return contents and contents["run"] | {"facts": contents["settings"]}
+    return contents and {**contents.get("run", {}), "facts": contents["settings"]}
 
 
 def facts(data, identity, paths):

@@ -7,29 +7,33 @@ import os
 import time
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tfdpx
 from tfdpx import account
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.report import measure, report
-from tfdpx.train import defaults, devices, fitting, heads, individual, tables
-from tfdpx.train.data import identity, images
+from tfdpx.sklearn import PrivateClassifier, PrivateRegressor
+from tfdpx.tables import estimators
+from tfdpx.tables.rules import TooFewRows
+from tfdpx.train import defaults, devices, fitting, heads, individual
+from tfdpx.train.data import identity, images, tfds
 from tfdpx.train.data import tables as data_tables
-from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.model_files import inputs_of
+from tfdpx.train.errors import UserError, checking_flags, did_you_mean
 from tfdpx.train.output import print_record
 from tfdpx.train.resume import RunFolder, facts
-from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
-from tfdpx.train.settings import HEADS, TABLES, check_threshold
-from tfdpx.train.start_from import Start, without_secrets
+from tfdpx.train.settings import DATA_DIR, DOWNLOAD, HEADS, TABLES
+from tfdpx.train.start_from import Start, check_threshold, inputs_of, ledger_on, without_secrets
 from tfdpx.training.budget import ledger_at_rates, steps_taken
 
+_RATES = ("learning_rate", "l2_norm_clip")
 # Settings among the results of a run on images.
-_SHOWN = (
-    *("learning_rate", "l2_norm_clip", "ema_momentum", "features", "init_from", "trainable"),
-    "head_steps",
+_SHOWN = (*_RATES, "ema_momentum", "features", "init_from", "trainable", "head_steps")
+# Settings that are arguments of the estimators.
+_OF_ESTIMATOR = ("delta", "accountant", "model", "batch_size", "steps", "learning_rate", "seed")
+_PREPARATION = (
+    "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
+    'categories as strings, "(missing)" where missing. The model does all else.'
 )
 
 
@@ -70,11 +74,10 @@ def _run_on_images(asked, preset, workdir, strategy):
     with strategy.scope():
         start = Start(asked)
     settings = start.settings
-    before = start.ledger_on(settings.dataset, settings.allow_seen_data or not settings.private)
+    before = ledger_on(start.seen, settings.dataset, allow_unaccounted=not settings.private)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape)
         check_threshold(settings.threshold, data.class_names)
-        groups = individual.read_groups(settings.individual_groups, data)
         # Before the training: it should not be lost if the data cannot be identified.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
@@ -117,39 +120,26 @@ def _run_on_images(asked, preset, workdir, strategy):
         model, examples = fitting.head_and_features(settings, whole, data)
     with checking_flags():
         plan = _counting(plan, account.ledger_of(whole.weights))
-    trainer = fitting.Trainer(settings, strategy, plan, examples, folder, write=is_chief)
-    first_step = trainer.steps_saved
+    first_step = fitting.updates_saved(folder.path)
     if is_chief:
         folder.begin()
         say(f"{_description(settings, plan)}; {first_step} steps are done.")
 
     # Fit: a Keras epoch is `report_every` updates; the curve is of the averaged weights.
     curve = fitting.Curve(workdir / "curve.jsonl", plan, first_step, before)
-    raw = fitting.RawWeights(plan.steps)
-    history = individual.History(examples, folder.path / "individual_history.npz")
-    tensorboard = tfdpx.callbacks.TensorBoard(
-        str(workdir / "tensorboard"),
-        plan=plan,
-        before=before,
-    )
-    writers = [tensorboard, curve, raw]
-    if settings.individual and strategy.num_replicas_in_sync == 1:
-        writers.append(history)
+    board = tfdpx.callbacks.TensorBoard(str(workdir / "tensorboard"), plan=plan, before=before)
+    writers = [curve, board] if is_chief else []
     began = time.perf_counter()
-    if settings.head_steps:
-        trainer.fit_head(model, [curve] if is_chief else [])
-    trainer.fit(model, writers if is_chief else [])
+    fitting.train(model, settings, strategy, plan, examples, folder.path, writers, is_chief)
     seconds = time.perf_counter() - began
     if not is_chief:
         return None
 
     # Measure: the model has the averaged weights after `fit`.
     optimizer, trained = model.optimizer, model.trainable_variables
-    steps = steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
-    how = (data.is_public(settings.public_test), settings.threshold)
-    measured = measure.measure(model, examples, *how)
-    raw_measured = measure.measure(devices.on_one_device(model, raw.values), examples, *how)
+    is_public = data.is_public(settings.public_test)
+    measured = measure.measure(model, examples, is_public, settings.threshold)
 
     # Report: the record of the privacy loss and the results, and all files that follow from it.
     ledger = before + ledger_at_rates(optimizer, plan)
@@ -174,9 +164,7 @@ def _run_on_images(asked, preset, workdir, strategy):
         inputs=inputs_of(data),
         settings=recorded,
         results={
-            "raw_accuracy": float(np.mean(raw_measured.predictions == raw_measured.targets)),
-            "raw_top5_accuracy": raw_measured.top5_accuracy,
-            "steps": steps,
+            "steps": steps_taken(optimizer),
             "seconds": seconds,
             "left_out": data.left_out,
             **{name: recorded[name] for name in _SHOWN},
@@ -187,11 +175,72 @@ def _run_on_images(asked, preset, workdir, strategy):
     )
     print_record(record)
     if settings.individual:
-        worst = ledger.composed_epsilon(plan.delta, plan.accountant)
-        private = individual.write(epsilons, worst, history, model, examples, workdir, groups)
+        worst, norms = ledger.composed_epsilon(plan.delta, plan.accountant), optimizer.individual
+        private = individual.write(epsilons, worst, norms.norms(), model, examples, workdir)
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()
     return {**record.view(), "workdir": str(workdir)}
+
+
+def describe(settings):
+    """Returns the size and epsilon of a run on images, a dict, without data and without training.
+
+    Args:
+        settings: A `settings.Settings`.
+
+    Raises:
+        UserError: If the size of the data set is unknown, or the values contradict each other.
+    """
+    entry = tfds.find(settings.dataset)
+    if entry is None or entry.train_images is None:
+        names = [entry.source for entry in tfds.ENTRIES if entry.train_images]
+        raise UserError(
+            f"The size of the data set {settings.dataset!r} is not known without reading it."
+            f"{did_you_mean(settings.dataset or '', tfds.KNOWN)} "
+            f"--dry_run knows: {', '.join(names)}."
+        )
+    share = settings.validation
+    held_out = math.ceil(share * entry.train_images) if share < 1 else int(share)
+    num_examples = entry.train_images - held_out
+    if num_examples <= 0:
+        raise UserError(
+            f"Flag --validation must leave some of the {entry.train_images} images to train on. "
+            f"Received: --validation={share:g}."
+        )
+    start = Start(settings)
+    side = settings.center_crop or settings.image_size
+    sizes = zip(start.image_shape, (side, side, None), entry.image_shape, strict=True)
+    shape = tuple(of_model or of_flag or of_data for of_model, of_flag, of_data in sizes)
+    if None in shape:
+        raise UserError(
+            f"The images of {settings.dataset!r} are of many sizes: give --image_size. Received: "
+            f"--image_size={settings.image_size}."
+        )
+    sketch = functools.partial(start.sketch, shape=shape, num_classes=entry.num_classes)
+    settings, _ = defaults.complete(start.settings, num_examples, sketch=sketch)
+    plan = settings.privacy_plan(num_examples)
+    fitting.check(settings, plan, shape)
+    of_settings = ("model", "pretrained_on", "trainable", "head_steps", "private", "augmult")
+    of_plan = (
+        "batch_size",
+        "noise_multiplier",
+        "steps",
+        "epochs",
+        "delta",
+        "accountant",
+        "epsilon",
+    )
+    return {
+        "dataset": entry.source,
+        "num_examples": num_examples,
+        "image_height": shape[0],
+        "image_width": shape[1],
+        "parameters": sketch(settings.model).count_params(),
+        **{name: getattr(settings, name) for name in (*of_settings, *_RATES)},
+        "images_per_update": plan.batch_size * max(settings.augmult, 1),
+        **{name: getattr(plan, name) for name in of_plan},
+        "epsilon_is_approximate": plan.is_approximate,
+    }
 
 
 def _run_on_table(settings, workdir):
@@ -201,9 +250,11 @@ def _run_on_table(settings, workdir):
         print(note)
     data = identity.of(settings.dataset, table.train.num_protected)
     began = time.perf_counter()
-    estimator = tables.fit(table, settings)
+    estimator = fit_table(table, settings)
     seconds = time.perf_counter() - began
-    plan = estimator.training_.plan
+    plan, names = estimator.training_.plan, table.class_names
+    outputs = estimators.predict(estimator.model_, table.test.columns)
+    outputs = outputs if names else outputs[:, 0]
     of_plan = ("noise_multiplier", "batch_size", "sampling_probability", "steps")
     record = report.write(
         workdir,
@@ -212,8 +263,13 @@ def _run_on_table(settings, workdir):
         ledger=estimator.ledger_,
         accountant=plan.accountant,
         model=estimator.model_,
-        measured=tables.measure(estimator, table, settings.threshold),
-        inputs=tables.inputs(table, settings),
+        measured=measure.Measured(table.test.target, outputs, names, settings.threshold),
+        inputs={
+            "columns": table.kinds,
+            "target": settings.target,
+            "class_names": list(names),
+            "preparation": _PREPARATION,
+        },
         unit="row",
         settings=without_secrets(settings),
         results={
@@ -223,12 +279,50 @@ def _run_on_table(settings, workdir):
             ),
             "releases": plan.spent.steps,
             "seconds": seconds,
-            "learning_rate": estimator.training_.learning_rate,
-            "l2_norm_clip": estimator.training_.l2_norm_clip,
+            **{name: getattr(estimator.training_, name) for name in _RATES},
         },
     )
     print_record(record)
     return {**record.view(), "workdir": str(workdir)}
+
+
+def fit_table(table, settings):
+    """Returns a private estimator of `tfdpx.sklearn`, fitted to the training rows of a table.
+
+    Args:
+        table: `data.tables.Table`.
+        settings: The settings of the run.
+
+    Raises:
+        UserError: If there are too few rows to find ranges, or settings contradict each other.
+    """
+    arguments = {name: getattr(settings, name) for name in _OF_ESTIMATOR} | settings.goal
+    ranges = {
+        name: settings.ranges.get(name, settings.ranges.get("*"))
+        for name in table.of_kind(data_tables.NUMBER)
+    } | dict.fromkeys(table.of_kind(data_tables.BOOLEAN), (0.0, 1.0))
+    for end, name in enumerate(("lower", "upper")):
+        arguments[name] = {column: pair[end] for column, pair in ranges.items() if pair}
+    if table.class_names:
+        estimator = PrivateClassifier(classes=range(len(table.class_names)), **arguments)
+    else:
+        limits = {name: getattr(settings, name) for name in ("target_lower", "target_upper")}
+        estimator = PrivateRegressor(**limits, **arguments)
+    rows, people = table.train, {}
+    if settings.has_people:
+        people = {"user_ids": rows.people, "examples_per_user": settings.examples_per_user}
+    with checking_flags():
+        try:
+            return estimator.fit(rows.columns, rows.target, **people)
+        except TooFewRows as error:
+            num_rows, columns, enough, epsilon = error.args
+            first = next(column for column, pair in ranges.items() if not pair)
+            raise UserError(
+                f"{num_rows} rows are too few to find the ranges of {columns} columns at "
+                f"--epsilon={settings.budget:.3g}, which takes some {enough} rows, or "
+                f"--epsilon={epsilon:g}. Give what is publicly known, even roughly: "
+                f"--bounds={first}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
+            ) from error
 
 
 def _warm_start(folder, model):

@@ -1,21 +1,23 @@
 """The settings of a run of `classify`, and the conflicts between them.
 
-A field of `Settings` is a flag of the same name (`run_flags.py`), and one of the settings in the
-record. A flag that is not set is None, and then the preset's value is used.
+A field of `Settings` is a flag of the same name, and one of the settings in the record. A flag that
+is not set is None, and then the preset's value is used.
 """
 
 import dataclasses
 import math
+import types
 import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from absl import flags
 
 import tfdpx
 from tfdpx._arguments import exactly_one_missing
 from tfdpx.accounting.attack import full_batch_epsilon
 from tfdpx.layers.few_weights import WHAT
 from tfdpx.models.transfer import PIXELS
-from tfdpx.report import measure
 from tfdpx.train import objects, presets
 from tfdpx.train.data.folder import NONE
 from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
@@ -27,7 +29,6 @@ IMAGES, TABLES, HEADS = "images", "tables", "heads"
 # Three of these determine the fourth, for which tfdpx.PrivacyPlan solves. If flags and preset give
 # all four, the preset's are dropped in this order.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
-CLASSIFICATION, REGRESSION = "classification", "regression"
 TABLE_MODELS = ("linear", "network")
 
 
@@ -54,8 +55,10 @@ class Conflict(NamedTuple):
     sentence: str
 
 
-def setting(flag_help, check=None, *, choices=None, objects=None, of=(IMAGES,), **default):
-    """Returns the field of a dataclass; `run_flags.py` makes a flag of it.
+def setting(
+    flag_help, check=None, *, choices=None, objects=None, of=(IMAGES,), needs=None, **default
+):
+    """Returns the field of a dataclass; below, a flag is made of it.
 
     Args:
         flag_help: The text of the flag.
@@ -63,11 +66,12 @@ def setting(flag_help, check=None, *, choices=None, objects=None, of=(IMAGES,), 
         choices: Tuple of strings, all valid values.
         objects: `objects.Objects` that the setting can name.
         of: The kinds of runs that have the setting.
+        needs: Name of a setting without which a value has no effect, and is refused.
         **default: `default` or `default_factory`, as for `dataclasses.field`.
     """
     if choices:
         check = Check(lambda v: v in choices, f"be {' or '.join(choices)}")
-    metadata = {"help": flag_help, "check": check, "choices": choices, "of": of}
+    metadata = {"help": flag_help, "check": check, "choices": choices, "of": of, "needs": needs}
     metadata["objects"] = objects
     return dataclasses.field(metadata=metadata, **default)
 
@@ -92,6 +96,9 @@ class Settings:
         "for images as PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS), NAME:FIRST-LAST "
         "for a part of the classes; classify also takes csv:PATH and parquet:PATH.", of=_ALL,
         default=None)
+    data_name: str | None = setting("The name of the data in statement, page and card, such as "
+        "'Skin photos, 2026'. Default: --dataset without its path.",
+        Check(lambda v: v.strip() and v.isprintable(), "be printable"), of=_ALL, default=None)
     test_fraction: float | None = setting("Of folder:PATH and tables: the part to test on; default "
         "0.2. Not where PATH has train and test.", BELOW_ONE, of=_ALL, default=None)
     test_seed: int = setting("Of folder:PATH and tables: another number tests on other images or "
@@ -172,13 +179,15 @@ class Settings:
         "linear classifier instead of --model: scatter, and working folders or .keras files.",
         default=None)
     whiten: str | None = setting("Whiten the features of the files of --features with generated "
-        "images; helps small budgets.", choices=("synthetic",), default=None)
+        "images; helps small budgets.", choices=("synthetic",), needs="features", default=None)
     warm_start: bool = setting("First train all but the last layer of --model on generated images, "
         "for minutes; costs no privacy.", default=False)
-    augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
+    augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE,
+        needs="augment", default=0)
     augment: str | None = setting("Layers of Keras and KerasCV that make the views, or "
         "RandomCropFlip, ResizeCropFlip or MixViews of tfdpx.augment, with their arguments, joined "
-        "by +: RandomFlip+RandomRotation:factor=0.1.", objects=objects.AUGMENTATIONS, default=None)
+        "by +: RandomFlip+RandomRotation:factor=0.1.", objects=objects.AUGMENTATIONS,
+        needs="augmult", default=None)
     batch_norm: str | None = setting("Treatment of batch normalization in --init_from; default: "
         "freeze.", choices=("freeze", "replace"), default=None)
     pixels: str | None = setting("Values of pixels that the Keras model of --init_from was trained "
@@ -187,9 +196,7 @@ class Settings:
     head_steps: int = setting("Updates of the last layer alone, the first of the run.",
         NOT_NEGATIVE, default=0)
     head_learning_rate: float | None = setting("Learning rate of these; default: --learning_rate.",
-        POSITIVE, default=None)
-    allow_seen_data: bool = setting("Start from weights that saw these images without an account: "
-        "epsilon is infinite.", default=False)
+        POSITIVE, needs="head_steps", default=None)
     user: str | None = setting("Protect people, not images or rows. Of folder:PATH the person of "
         "an image is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression "
         "for the path below the folders of training images. Of tables: the column with the person "
@@ -201,14 +208,11 @@ class Settings:
         "each to a private folder.", default=False)
     individual_rounding: float = setting("Norms of --individual are rounded up to multiples of "
         "this part of l2_norm_clip.", Check(lambda v: 1e-4 <= v <= 1, "lie in [0.0001, 1]"),
-        default=0.01)
+        needs="individual", default=0.01)
     individual_refreshes: int = setting("Times in an epoch that --individual measures all norms.",
-        NOT_NEGATIVE, default=0)
-    individual_groups: str | None = setting("CSV of rows image,group: --individual reports these "
-        "groups, not classes. An image is its path below PATH, or SPLIT/ROW of another data set.",
-        default=None)
+        NOT_NEGATIVE, needs="individual", default=0)
     individual_release: float | None = setting("Report the mean and quantiles of --individual, at "
-        "this noise multiplier.", POSITIVE, default=None)
+        "this noise multiplier.", POSITIVE, needs="individual", default=None)
     ema_momentum: float | None = setting("Decay of the average of the weights; 0: no average.",
         BELOW_ONE, default=0.9999)
 
@@ -216,8 +220,6 @@ class Settings:
         "probability is at least this. Choose it from public data, never by private test rows.",
         SHARE, of=_ALL, default=0.5)
     target: str | None = setting("The column to predict.", of=(TABLES,), default=None)
-    task: str = setting("The prediction: one of the labels, or a number.",
-        choices=(CLASSIFICATION, REGRESSION), of=(TABLES,), default=CLASSIFICATION)
     drop: list | None = setting("Columns to leave out.", of=(TABLES,), default=None)
     categorical: list | None = setting("Columns of numbers that name categories, such as "
         "postcodes.", of=(TABLES,), default=None)
@@ -226,10 +228,11 @@ class Settings:
         "which costs budget.", of=(TABLES,), default=None)
     classes: list | None = setting("All labels. Default: those in the column, which then count as "
         "public.", of=(TABLES,), default=None)
-    target_lower: float | None = setting("Of --task=regression: the least value of the target, "
-        "public.", of=(TABLES,), default=None)
-    target_upper: float | None = setting("Of --task=regression: the largest value of the target, "
-        "public.", of=(TABLES,), default=None)
+    target_lower: float | None = setting("Predict a number, not a label: its least value. Larger "
+        "and smaller targets are clipped to this range, which is public.", of=(TABLES,),
+        needs="target_upper", default=None)
+    target_upper: float | None = setting("Its largest value.", of=(TABLES,),
+        needs="target_lower", default=None)
 
     head: str | None = setting("In place of updates: fit the last layer by a head of tfdpx.heads "
         f"on features of --init_from. One of: {', '.join(objects.HEADS.names)}, with arguments as "
@@ -240,9 +243,6 @@ class Settings:
             "center_crop image_size", "Flag --center_crop must be at most --image_size."),
         Conflict(lambda s: s.eval_split == "validation" and not s.validation, "validation", "Flag "
             "--eval_split=validation measures on the images that --validation holds out."),
-        Conflict(lambda s: s.public_test and s.validation and s.eval_split != "test",
-            "public_test validation", "Flag --public_test is about test images, and this run "
-            "measures on images held out: leave it out, or give --eval_split=test."),
         Conflict(lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on
             or s.warm_start), "trainable", "Flag --trainable keeps all other "
             "weights as they are and needs a trained model: give --init_from."),
@@ -250,10 +250,6 @@ class Settings:
             "must be finite; for a run without privacy use --private=false."),
         Conflict(lambda s: s.epsilon and s.right_guesses, "epsilon right_guesses",
             "Give one of --epsilon and --right_guesses."),
-        Conflict(lambda s: s.kind == TABLES and not (s.budget and s.budget < math.inf), "epsilon",
-            "A run on a table needs a finite --epsilon."),
-        Conflict(lambda s: s.kind != HEADS and s.accountant in ("gdp", "zcdp"), "accountant",
-            "Flag --accountant must be pld or rdp but for heads."),
         Conflict(lambda s: s.kind == IMAGES and s.private and s.l2_norm_clip == math.inf,
             "l2_norm_clip", "Flag --l2_norm_clip must be finite for a private run; for one without "
             "privacy use --private=false."),
@@ -262,8 +258,6 @@ class Settings:
             and (s.noise_multiplier, s.budget, s.l2_norm_clip) != (0, None, math.inf),
             "noise_multiplier l2_norm_clip epsilon", "Flag --private=false means no noise, no "
             "clipping and no epsilon: leave out --noise_multiplier, --l2_norm_clip and --epsilon."),
-        Conflict(lambda s: s.head_learning_rate and not s.head_steps,
-            "head_learning_rate head_steps", "Flag --head_learning_rate belongs to --head_steps."),
         Conflict(lambda s: s.head_steps and s.trainable == "last", "head_steps trainable", "Flag "
             "--head_steps trains the last layer before all layers: leave out --trainable=last."),
         Conflict(
@@ -274,9 +268,6 @@ class Settings:
             f"the last layer: give --model={AUTO} and leave the others out."),
         Conflict(lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
             f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter."),
-        Conflict(lambda s: s.whiten and set((s.features or "scatter").split("+")) == {"scatter"},
-            "whiten features",
-            "Flag --whiten is for files of --features; scattering is whitened always."),
         Conflict(lambda s: s.warm_start and (s.init_from or s.model in (None, AUTO,
             "scatter_linear", "scatter_cnn", LINEAR_ON_FEATURES)), "warm_start model init_from",
             "Flag --warm_start is for a network from random weights: give its --model."),
@@ -291,27 +282,8 @@ class Settings:
             "--individual or --validation."),
         Conflict(lambda s: s.kind == HEADS and s.has_people, "user head", "Heads protect single "
             "images: leave out --head, or give --user=none if every person has one image."),
-        Conflict(lambda s: not s.individual
-            and (s.individual_release or s.individual_refreshes or s.individual_groups),
-            "individual individual_release individual_refreshes individual_groups", "Flags "
-            "--individual_release, --individual_refreshes and --individual_groups belong to "
-            "--individual."),
-        Conflict(lambda s: bool(s.augment) != bool(s.augmult), "augmult augment", "Flag --augmult "
-            "is the number of views of each example that --augment makes: give both, or none."),
         Conflict(lambda s: s.kind == TABLES and not s.target, "dataset target", "Name the column "
             "to predict: --target=COLUMN."),
-        Conflict(lambda s: s.kind == TABLES and s.model not in (None, *TABLE_MODELS), "model",
-            f"Flag --model must be {' or '.join(TABLE_MODELS)} for a table."),
-        Conflict(lambda s: s.is_regression and not _is_range(s.target_lower, s.target_upper),
-            "target_lower target_upper", "Flag --task=regression clips the target to a range that "
-            "is publicly known: give --target_lower and --target_upper, not read off the data."),
-        Conflict(lambda s: s.is_regression and s.classes, "classes task", "Flag --classes does not "
-            "belong to --task=regression."),
-        Conflict(lambda s: s.threshold != 0.5 and (s.is_regression or len(s.classes or "ab") != 2),
-            "threshold task classes", "Flag --threshold is for two classes."),
-        Conflict(lambda s: not s.is_regression and (s.target_lower, s.target_upper) != (None, None),
-            "target_lower target_upper task", "Flags --target_lower and --target_upper belong to "
-            "--task=regression."),
     )
 
     def __post_init__(self):
@@ -324,6 +296,12 @@ class Settings:
                 )
             if value and field.metadata["objects"] and self.kind != TABLES:
                 problems += field.metadata["objects"].problems(value)
+            needed = field.metadata["needs"]
+            if needed and self._has(field.name) and not self._has(needed):
+                problems.append(
+                    f"Flag --{field.name} has no effect without --{needed}: give both, or none. "
+                    f"Received: --{field.name}={value}."
+                )
         # Conditions assume that all values are in range.
         for conflict in () if problems else self.conflicts:
             if conflict.holds(self):
@@ -337,6 +315,9 @@ class Settings:
             with checking_flags():
                 exactly_one_missing(quantities, "--{}")
 
+    def _has(self, name):
+        return getattr(self, name) not in (None, "", self.__dataclass_fields__[name].default)
+
     @property
     def keras_jit_compile(self):
         """`jit_compile` as `keras.Model.compile` takes it."""
@@ -349,8 +330,8 @@ class Settings:
 
     @property
     def is_regression(self):
-        """Whether the model predicts numbers."""
-        return self.task == REGRESSION
+        """Whether the model predicts a number."""
+        return self.target_lower is not None
 
     @property
     def budget(self):
@@ -456,29 +437,18 @@ def resolve(preset, overrides):
         foreign.append(f"Flag --preset belongs to {IMAGES}, not to {kind}.")
     if foreign:
         raise UserError(" ".join(foreign))
-    if kind != IMAGES:
-        usual = dict(presets.OF_KIND[kind])
-        if "right_guesses" in overrides:
-            usual.pop("epsilon", None)
-        return Settings(**{**usual, **overrides})
-    epsilon = overrides.get("epsilon")
-    if epsilon is not None and not 0 < epsilon < math.inf:  # Presets depend on it.
-        raise UserError(
-            f"Flag --epsilon must be positive and finite. Received: --epsilon={epsilon}. "
-            "For a run without privacy use --private=false."
-        )
-    goal = "epsilon"
+    goal, epsilon = "epsilon", overrides.get("epsilon")
     if share := overrides.get("right_guesses"):
-        budget = Settings(right_guesses=share, delta=overrides.get("delta", Settings.delta)).budget
-        goal, epsilon = "right_guesses", budget if epsilon is None else epsilon
-    values = presets.values_of(preset or presets.default_for(overrides.get("dataset")), epsilon)
-    if goal == "right_guesses":
-        values.pop("epsilon", None)
-    if overrides.get("private", values.get("private", True)):
-        values.update(overrides)
-    else:
-        values.pop("epsilon", None)
-        values.update({"noise_multiplier": 0.0, "l2_norm_clip": math.inf, **overrides})
+        goal, delta = "right_guesses", overrides.get("delta", Settings.delta)
+        epsilon = epsilon or Settings(right_guesses=share, delta=delta).budget
+    preset = preset or presets.default_for(kind, overrides.get("dataset"))
+    usual = presets.values_of(preset, epsilon)
+    is_private = overrides.get("private", usual.get("private", True))
+    if goal == "right_guesses" or not is_private:
+        usual.pop("epsilon", None)
+    if not is_private:
+        usual |= {"noise_multiplier": 0.0, "l2_norm_clip": math.inf}
+    values = usual | overrides
     left_open = None in (values.get("steps"), values.get("batch_size"))
     if left_open and "noise_multiplier" in overrides and goal not in overrides:
         values.pop("epsilon", None)  # Open values of the preset are chosen, not solved for.
@@ -488,15 +458,49 @@ def resolve(preset, overrides):
     return Settings(**values)
 
 
-def check_threshold(threshold, class_names):
-    """Raises UserError if there is a `--threshold` but not two classes."""
-    if threshold != measure.THRESHOLD and len(class_names) != 2:
-        raise UserError(
-            "Flag --threshold is the least probability of the second of two classes: leave it out. "
-            f"Received: --threshold={threshold:g} for {len(class_names)} classes."
-        )
-
-
 def _is_range(lower, upper):
     has_both = lower is not None and upper is not None
     return has_both and math.isfinite(lower) and math.isfinite(upper) and lower < upper
+
+
+class _NumberOrAutomatic(flags.FloatParser):
+    def convert(self, argument):
+        """Returns the number, or the word `automatic`."""
+        return argument if argument == "automatic" else super().convert(argument)
+
+
+# By the type of a field.
+_DEFINE = {
+    str: flags.DEFINE_string,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    bool: flags.DEFINE_bool,
+    list: flags.DEFINE_list,
+}
+for _field in dataclasses.fields(Settings):
+    _help, _choices = _field.metadata["help"], _field.metadata["choices"]
+    if _choices:
+        flags.DEFINE_enum(_field.name, None, _choices, _help)
+        continue
+    _kinds = set(typing.get_args(_field.type) or (_field.type,)) - {types.NoneType}
+    if _kinds == {float, str}:
+        flags.DEFINE(_NumberOrAutomatic(), _field.name, None, _help)
+    else:
+        _DEFINE[_kinds.pop()](_field.name, None, _help)
+
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
+)
+DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Folder with TensorFlow Datasets. Default: the library's."
+)
+DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if it is not in --data_dir.")
+RESUME = flags.DEFINE_bool("resume", False, "Continue the unfinished run in --workdir, if any.")
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Only print the size of the run and its epsilon, without reading data."
+)
+
+
+def flag_values():
+    """Returns a dict from the fields of `Settings` to the values of their flags, None if unset."""
+    return {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Settings)}

@@ -15,6 +15,7 @@ import math
 import pathlib
 import types
 import warnings
+import zipfile
 
 import keras
 import numpy as np
@@ -29,13 +30,19 @@ from tfdpx.layers.few_weights import last_layer, trainable
 from tfdpx.models import LinearOnFeatures, backbone, transfer
 from tfdpx.models.networks import logits
 from tfdpx.models.on_features import linear, scattering_features
+from tfdpx.report import measure
 from tfdpx.report.spent import MODEL
 from tfdpx.train.data import identity, tfds
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.model_files import model_file, read
 from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, MODELS, OF_FILE, without_folders
 
 _SCATTER = "scatter"
+_PREPARATION = (
+    "8-bit pixels, upright, transparent parts on white, {resized} by Pillow's bilinear filter. The "
+    "model scales them itself. Its outputs are logits: their softmax are probabilities."
+)
+_CROPPED = "cropped around their centre to {0:.4g} of the shorter side and resized to image_shape"
+_SQUEEZED = "resized to image_shape without keeping the aspect ratio"
 
 
 class Start:
@@ -100,10 +107,6 @@ class Start:
         return tuple(
             dict.fromkeys(training for path in self.files for training in _seen_by(path, init_data))
         )
-
-    def ledger_on(self, dataset, allow_unaccounted=False):
-        """Returns the result of `ledger_on` for the earlier trainings of the files."""
-        return ledger_on(self.seen, dataset, allow_unaccounted)
 
     def build(self, data, prepare=None):
         """Builds the classifier of the run, not compiled, with `--trainable` applied.
@@ -292,8 +295,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
                 "an account: no epsilon of this run would be true. Received: "
                 f"--dataset={dataset}. Start from weights that have not seen these data, or "
                 "that tfdpx trained on them. To train the last layer first and then all, give "
-                "one run of classify --head_steps. With --allow_seen_data classify reports an "
-                "infinite epsilon."
+                "one run of classify --head_steps. With --private=false epsilon is infinite."
             )
         before += training.ledger if is_known else not_private()
     return before
@@ -411,3 +413,108 @@ def _seen_by(path, init_data):
             )
         return (UpstreamTraining(identity.of(init_data), not_private()),)
     return (*record.seen, UpstreamTraining(record.data, record.ledger, record.delta))
+
+
+def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
+    """Returns the file that a flag names, or the model in a run's folder.
+
+    Args:
+        path: String.
+        flag: String, the name of the flag, for errors.
+        suffixes: Tuple of strings, the valid endings of files.
+
+    Raises:
+        UserError: If there is no such file.
+    """
+    file = pathlib.Path(path).expanduser()
+    if file.is_dir():
+        if not (file / records.FILE).exists() or not (file / MODEL).is_file():
+            raise UserError(
+                f"The folder --{flag}={path} holds no finished run: {records.FILE} and {MODEL}."
+                " Name a finished run (--resume ends one that was interrupted), or a .keras file."
+            )
+        file = file / MODEL
+    if not (file.name.endswith(suffixes) and file.is_file()):
+        reason = "a file of another kind" if file.exists() else "which does not exist"
+        raise UserError(
+            f"Flag --{flag} must name a run folder, or a file that ends in "
+            f"{' or '.join(suffixes)}. Received: --{flag}={path}, {reason}. An .h5 file of a whole "
+            "model becomes one by keras.saving.load_model(path).save('model.keras')."
+        )
+    if file.suffix == ".keras" and not zipfile.is_zipfile(file):
+        raise UserError(
+            f"Cannot read --{flag}={path}: it is not a model that Keras saved. Save one by "
+            "model.save('model.keras')."
+        )
+    return str(file)
+
+
+def read(path, flag="init_from"):
+    """Reads the model of a `.keras` file. The record in the file accounts for its origin."""
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"Cannot read --{flag}={path}: {error}") from error
+    account.mark_known(model.variables)
+    return model
+
+
+def recorded_inputs(path):
+    """Returns inputs and threshold in the record of a `.keras` file, a dict; empty if it has none.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
+    try:
+        record = records.read(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read --model={path}: {error}") from error
+    if not (record and record.inputs):
+        return {}
+    return {"threshold": record.results.get("threshold", 0.5), **record.inputs}
+
+
+def inputs_of(data):
+    """Returns the `inputs` of a record, a dict of JSON values about the model's images and classes.
+
+    Args:
+        data: `images.ImageData`.
+    """
+    return {
+        "image_shape": list(data.image_shape),
+        "class_names": list(data.class_names),
+        "centre": data.centre,
+        "deviation": data.deviation,
+        "center_crop": data.center_crop,
+        "preparation": _PREPARATION.format(
+            resized=_CROPPED.format(data.center_crop) if data.center_crop else _SQUEEZED
+        ),
+    }
+
+
+def image_input(path):
+    """Reads the images that the model of a `.keras` file takes, and its classes.
+
+    Returns:
+        Namespace of `image_shape` (`[height, width, channels]`), `class_names`, `center_crop` (see
+        `images.decode`) and `threshold` (see `measure.predicted_classes`).
+
+    Raises:
+        UserError: If the file cannot be read, or has no such record.
+    """
+    inputs = recorded_inputs(path)
+    if "image_shape" not in inputs:
+        raise UserError(
+            f"The file --model={path} does not say which images it takes and what its classes are: "
+            "tfdpx.train.classify did not write it, or Keras has saved it again."
+        )
+    return types.SimpleNamespace(**inputs)
+
+
+def check_threshold(threshold, class_names):
+    """Raises UserError if there is a `--threshold` but not two classes."""
+    if threshold != measure.THRESHOLD and len(class_names) != 2:
+        raise UserError(
+            "Flag --threshold is the least probability of the second of two classes: leave it out. "
+            f"Received: --threshold={threshold:g} for {len(class_names)} classes."
+        )

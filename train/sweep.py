@@ -8,7 +8,7 @@ flags of `classify` hold for all runs. One of noise_multiplier, epsilon, steps a
 solved for: for example, a sweep of the batch size at one epsilon and number of steps changes the
 noise. A grid that would change epsilon silently is refused. `augmult=0` is a point without views
 and without augmentation. Because a sweep chooses, accuracy is measured on held-out training images
-(a quarter, unless preset or flags set another share) and not on test images, unless --final or
+(a quarter, unless preset or flags set another share) and not on test images, unless
 --eval_split=test is set.
 
 The working directory receives:
@@ -17,14 +17,15 @@ The working directory receives:
     runs/      the folder of each run, with its log
 
 Start an interrupted sweep again with the same --workdir to resume it, also with more values or
-seeds. Failed runs are repeated. --table_only writes the table of the finished runs. The last line
-of the standard output is one JSON object.
+seeds. Failed runs are repeated. The last line of the standard output is one JSON object.
 
 The guarantee of a run covers only that run, and neither a choice among runs on the private data
 nor the release of several runs. --private_tuning=M covers the choice (Papernot and Steinke 2021).
-It makes a random number of runs, M on average, each at a random point of the grid. The best run by
-a noisy score is kept in `best/` of the working directory, the others are deleted, and all together
-keep within --epsilon:
+It makes a random number of runs, M on average, each at a random point of the grid, on the same
+images, with the same noise, sampling and number of updates. The score of a run is the noisy number
+of training images that it classifies correctly. One image changes that number by 1, so no image has
+to be held out. The best run is kept in `best/` of the working directory, the others are deleted,
+and all together keep within --epsilon:
 
     python -m tfdpx.train.sweep --preset=digits --epsilon=3 --private_tuning=5 \
         --grid="learning_rate=4,8,16" --workdir=runs/tuned
@@ -34,32 +35,52 @@ import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
 
 # isort: split
 
+import collections
 import contextlib
 import csv
 import dataclasses
 import itertools
+import math
 import pathlib
 import re
+import secrets
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 import urllib.parse
 from concurrent import futures
 
+import keras
+import numpy as np
 from absl import app, flags
 from sklearn.model_selection import ParameterGrid
 
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
+from tfdpx.accounting import calibration, selection
 from tfdpx.accounting import record as records
-from tfdpx.train import devices, presets, private_tuning, resume
+from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.report import measure, page, report
+from tfdpx.report.spent import MODEL
+from tfdpx.train import defaults, devices, presets, resume
+from tfdpx.train.data import images
+from tfdpx.train.data.folder import NONE
 from tfdpx.train.errors import UserError, checking_flags, in_one_line, parse_flags, valid_values
-from tfdpx.train.output import print_rows, to_json
-from tfdpx.train.run_flags import WORKDIR, given
-from tfdpx.train.settings import PRIVACY, Settings, resolve
+from tfdpx.train.output import print_record, print_rows, to_json
+from tfdpx.train.settings import (
+    DATA_DIR,
+    DOWNLOAD,
+    PRIVACY,
+    WORKDIR,
+    Settings,
+    flag_values,
+    resolve,
+)
+from tfdpx.train.start_from import Start, ledger_on
 
 # The share of images to hold out if neither preset nor flags set it: a sweep must not
 # choose by the images of the final report.
@@ -69,8 +90,20 @@ _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampl
 # Flags of every run that are not settings.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
-# The preset and settings of a run of the sweep, next to the files of `classify`.
-_POINT = "point.json"
+_MEASURES = ("mean", "std", "median", "lowest", "highest")
+
+# The settings that the guarantee of private tuning requires.
+_NEEDED = dict(
+    private=[True], sampling=["poisson"], noise_multiplier=[None], seed=[None], user=[None, NONE],
+    individual=[False], validation=[0.0],
+)  # fmt: skip
+# Settings that determine the training images and the releases of a run.
+_SHARED = (
+    "dataset", "test_fraction", "test_seed", "skip_broken", "eval_split", "epsilon", "delta",
+    "batch_size", "steps", "accountant",
+)  # fmt: skip
+# The noise of a score, as a multiple of the noise of one release with the whole budget.
+_SCORE = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +127,20 @@ class Run:
     @property
     def name(self):
         """The name of the run's folder, for example `"learning_rate=2.0,seed=0"`."""
-        return ",".join(f"{k}={urllib.parse.quote(str(v), safe='')}" for k, v in self.point.items())
+        return ",".join(f"{k}={urllib.parse.quote(_text(v), '')}" for k, v in self.point.items())
 
     @property
     def arguments(self):
         """Returns the flags of `tfdpx.train.classify` for these settings, a list."""
-        texts = {k: ",".join(v) if isinstance(v, list) else str(v) for k, v in self.chosen.items()}
-        return [f"--{name}={text}" for name, text in texts.items()]
+        return [f"--{name}={_text(value)}" for name, value in self.chosen.items()]
+
+
+def _text(value):
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _value(name, text):
+    return text if name == "preset" else flags.FLAGS[name].parser.parse(text)
 
 
 def define_flags(values):
@@ -116,7 +156,6 @@ def define_flags(values):
     )
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds; every point is run with each.", **common)
     flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1, **common)
-    flags.DEFINE_bool("table_only", False, "Train nothing: write the table of --workdir.", **common)
     flags.DEFINE_float(
         "private_tuning",
         None,
@@ -144,43 +183,19 @@ def main(argv, values=flags.FLAGS):
 
 
 def _sweep(values, workdir):
-    began, failures = time.perf_counter(), {}
-    if not values.table_only:
-        seeds = _parse_values("seeds", "seed", ",".join(values.seeds))
-        grid = {**parse(values.grid), "seed": seeds}
-        shared = _settings_of_all(values, grid)
-        runs = grid_runs(grid, shared)
-        with resume.locked_folder(workdir) as lock:
-            failures = execute(runs, workdir, shared, values.jobs, lock)
+    began = time.perf_counter()
+    grid = {**parse(values.grid), "seed": _parse_values("seeds", "seed", ",".join(values.seeds))}
+    shared = _settings_of_all(values, grid)
+    runs = grid_runs(grid, shared)
+    with resume.locked_folder(workdir) as lock:
+        failures = execute(runs, workdir, shared, values.jobs, lock)
     seconds = time.perf_counter() - began
     return {**summarize(workdir), "failures": failures, "seconds": seconds}
 
 
-def _tune(values, workdir):
-    for name in ("seeds", "jobs", "table_only"):
-        if values[name].present:
-            raise UserError(
-                f"Flags --private_tuning and --{name} exclude each other. Received: "
-                f"--{name}={values[name].value}."
-            )
-    grid = parse(values.grid)
-    final = {"validation": 0.0, "eval_split": "test"}
-    runs = grid_runs(grid, {**final, **_settings_of_all(values, grid)})
-
-    def train(run, folder):
-        with contextlib.redirect_stdout(None):  # The number of runs is secret.
-            failures = execute([run], folder, {}, lock=lock)
-        if failures:
-            raise UserError(f"A run {failures[run.name]} Nothing is kept.")
-        return folder / "runs" / run.name
-
-    with resume.locked_folder(workdir) as lock:
-        return private_tuning.tune(runs, values.private_tuning, workdir, train)
-
-
 def _settings_of_all(values, grid):
     """Returns a dict of the settings, and the preset unless it is swept, that all runs share."""
-    shared = {name: value for name, value in given().items() if value is not None}
+    shared = {name: value for name, value in flag_values().items() if value is not None}
     if "preset" not in grid or values["preset"].present:
         shared["preset"] = values.preset
     for name in set(grid) & set(shared):
@@ -224,7 +239,7 @@ def _parse_values(flag, name, text):
     words = [word.strip() for word in re.split(r",(?![ \w]+=)", text)]
     problem = "a value comes twice"
     try:
-        values = words if name == "preset" else [flags.FLAGS[name].parser.parse(w) for w in words]
+        values = [_value(name, word) for word in words]
     except (ValueError, TypeError):
         values, problem = [], f"each must be {valid_values(name)}"
     if not values or any(values.count(value) > 1 for value in values):
@@ -292,17 +307,31 @@ def execute(runs, workdir, shared, jobs=1, lock=None):
     waiting = [run for run in runs if _read_run(workdir / "runs" / run.name) is None]
     if len(waiting) < len(runs):
         print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.", flush=True)
-    failures, processes, is_stopped = {}, [], threading.Event()
+    handed_on = [flags.FLAGS[name] for name in _HANDED_ON]
+    handed_on = [flag.serialize() for flag in handed_on if not flag.using_default_value]
+    failures, processes = {}, []
 
     def train(run):
         folder = workdir / "runs" / run.name
-        with _start(run, folder, lock) as process:
-            processes.append(process)
-            if is_stopped.is_set():
-                process.terminate()
+        folder.mkdir(parents=True, exist_ok=True)
+        program = [sys.executable, "-m", "tfdpx.train.classify", f"--workdir={folder}", "--resume"]
+        with (folder / "log.txt").open("w") as log:
+            process = subprocess.Popen(
+                [*program, *run.arguments, *handed_on],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[] if lock is None else [lock],
+            )
+        processes.append(process)
+        status = process.wait()
         if finished := _read_run(folder):
-            return f"{100 * _accuracy(finished['report'])['accuracy']:.1f}%"
-        failures[run.name] = _reason(process.returncode, folder / "log.txt")
+            return f"{100 * finished['accuracy']:.1f}%"
+        lines = (folder / "log.txt").read_text().split("\n")
+        why = next((line.strip() for line in reversed(lines) if line.strip()), f"status {status}")
+        failures[run.name] = f"failed: {why}"
+        if status < 0:
+            signal_name = signal.Signals(-status).name
+            failures[run.name] = f"killed by {signal_name}: out of memory, unless you ended it"
         return failures[run.name]
 
     with futures.ThreadPoolExecutor(jobs) as pool:
@@ -311,7 +340,6 @@ def execute(runs, workdir, shared, jobs=1, lock=None):
             for done, task in enumerate(futures.as_completed(tasks), 1):
                 print(f"[{done}/{len(waiting)}] {tasks[task]}: {task.result()}", flush=True)
         except BaseException:
-            is_stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.terminate()
@@ -319,43 +347,16 @@ def execute(runs, workdir, shared, jobs=1, lock=None):
     return failures
 
 
-def _start(run, folder, lock):
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = {"preset": run.chosen["preset"], **dataclasses.asdict(run.settings)}
-    resumable.save(folder / _POINT, settings, point=run.point)
-    handed_on = [flags.FLAGS[name] for name in _HANDED_ON]
-    handed_on = [flag.serialize() for flag in handed_on if not flag.using_default_value]
-    program = [sys.executable, "-m", "tfdpx.train.classify", f"--workdir={folder}", "--resume"]
-    with (folder / "log.txt").open("w") as log:
-        return subprocess.Popen(
-            [*program, *run.arguments, *handed_on],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=[] if lock is None else [lock],  # Runs may outlive this process.
-        )
-
-
-def _reason(status, log):
-    """Returns a line with the reason why a run has no result."""
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}: out of memory, unless you ended it"
-    lines = [line for line in log.read_text().splitlines() if line.strip()]
-    return f"failed: {lines[-1].strip() if lines else f'status {status}'}"
-
-
 def _read_run(folder):
-    """Returns a dict with settings, point and report of a finished run; None if unfinished."""
+    """Returns a row of a finished run, see `read_table`; None if it is unfinished."""
     if not (folder / records.FILE).exists():
         return None
     with checking_flags():
-        run = resumable.begun(folder / _POINT)
-        return {**run, "folder": folder, "report": records.read(folder / records.FILE).view()}
-
-
-def _accuracy(report):
-    """Returns the name of the images that a run was measured on, and its accuracy."""
+        record = records.read(folder / records.FILE)
+    report = record.view()
     measured_on = "validation" if report.get("test_accuracy") is None else "test"
-    return {"measured_on": measured_on, "accuracy": report[f"{measured_on}_accuracy"]}
+    accuracy = {"measured_on": measured_on, "accuracy": report[f"{measured_on}_accuracy"]}
+    return {"folder": folder, **record.settings, **report, **accuracy}
 
 
 def read_table(workdir):
@@ -367,19 +368,22 @@ def read_table(workdir):
     Args:
         workdir: Folder of the sweep, `pathlib.Path`.
     """
-    runs = [run for folder in (workdir / "runs").glob("*") if (run := _read_run(folder))]
-    swept = [*dict.fromkeys(name for run in runs for name in run["point"] if name != "seed")]
-    rows = []
-    for run in runs:
-        settings, report = run["settings"], run["report"]
-        point = {name: settings[name] for name in swept}
-        rows.append({"folder": run["folder"], **settings, **report, **point, **_accuracy(report)})
+    rows, swept = [], {}
+    with checking_flags():
+        began = resumable.begun(workdir / "sweep.json") or {"settings": {}}
+    shared = {"preset": began["settings"].get("preset")}
+    for folder in (workdir / "runs").glob("*"):
+        if row := _read_run(folder):
+            parts = (part.partition("=") for part in folder.name.split(","))
+            point = {name: _value(name, urllib.parse.unquote(text)) for name, _, text in parts}
+            rows.append(shared | row | point)
+            swept |= dict.fromkeys(name for name in point if name != "seed")
 
     def place(row):
         values = [row[name] for name in (*swept, "seed")]
         return [(value is not None, isinstance(value, str), value or 0) for value in values]
 
-    return sorted(rows, key=place), swept
+    return sorted(rows, key=place), list(swept)
 
 
 def points(rows, swept):
@@ -436,23 +440,198 @@ def summarize(workdir):
         writer.writerows(rows)
     summaries = sorted(points(rows, swept), key=rank)
     best, measured_on = summaries[-1], rows[0]["measured_on"]
-    measures = ("mean", "std", "median", "lowest", "highest")
     shown = [
         [point[name] for name in swept]
-        + [f"{100 * point[name]:.1f}" for name in measures]
+        + [f"{100 * point[name]:.1f}" for name in _MEASURES]
         + [point["runs"]]
         for point in summaries
     ]
-    print_rows((*swept, *measures, "runs"), shown, f"{measured_on} accuracy, %")
+    print_rows((*swept, *_MEASURES, "runs"), shown, f"{measured_on} accuracy, %")
     return {
         "runs": len(rows),
         "points": len(summaries),
         "measured_on": measured_on,
         "best": {name: best[name] for name in swept},
-        **{f"best_{name}_accuracy": best[name] for name in measures},
+        **{f"best_{name}_accuracy": best[name] for name in _MEASURES},
         "table": str(path),
         "workdir": str(workdir),
     }
+
+
+def _tune(values, workdir):
+    """Trains, keeps the best run in `<workdir>/best`, and deletes all others.
+
+    Guarantee: (epsilon, delta)-differential privacy of that folder, but not of the time that this
+    took, under adding or removing one training image (Papernot and Steinke 2021,
+    `tfdpx.accounting.selection`). The number of runs is not published. The epsilon in the files
+    follows from the ledger that the best run wrote.
+
+    Args:
+        values: The flags.
+        workdir: `pathlib.Path`.
+
+    Returns:
+        The report, a dict.
+
+    Raises:
+        UserError: If a setting is not allowed, points differ in their images or releases, or a run
+            fails or makes other releases.
+    """
+    for name in ("seeds", "jobs"):
+        if values[name].present:
+            raise UserError(
+                f"Flags --private_tuning and --{name} exclude each other. Received: "
+                f"--{name}={values[name].value}."
+            )
+    mean, grid = values.private_tuning, parse(values.grid)
+    final = {"validation": 0.0, "eval_split": "test"}
+    runs = grid_runs(grid, {**final, **_settings_of_all(values, grid)})
+    try:
+        selection.check_mean(mean)
+    except ValueError as error:
+        raise UserError(
+            "Flag --private_tuning must be a number above 1, up to 1000. Received: "
+            f"--private_tuning={mean:g}."
+        ) from error
+    if (workdir / "best").exists():
+        raise UserError(f"The folder --workdir={workdir} holds a tuned run. Choose another.")
+    starts = [Start(run.settings) for run in runs]
+    data = images.load_for(runs[0].settings, DATA_DIR.value, DOWNLOAD.value)
+    num_examples, about = data.num_train, (tuple(data.image_shape), data.num_classes)
+    points = [
+        defaults.complete(
+            dataclasses.replace(run.settings, init_from=start.settings.init_from),
+            num_examples,
+            sketch=lambda name, start=start: start.sketch(name, *about),
+        )[0]
+        for run, start in zip(runs, starts, strict=True)
+    ]
+    _check(points)
+    updates, score = _entries(points[0], num_examples, mean)
+    trainings = tuple(dict.fromkeys(itertools.chain(*(start.seen for start in starts))))
+    before = ledger_on(trainings, points[0].dataset)
+    with (
+        resume.locked_folder(workdir) as lock,
+        tempfile.TemporaryDirectory(prefix=".private_tuning-", dir=workdir) as folder,
+    ):
+        top, best = -math.inf, pathlib.Path(folder, "best")
+        for _ in range(selection.draw_runs(mean)):
+            place = secrets.randbelow(len(runs))
+            run = _at_noise(runs[place], points[place], updates.noise_multiplier)
+            with contextlib.redirect_stdout(None):  # The number of runs is secret.
+                failures = execute([run], pathlib.Path(folder, "run"), {}, lock=lock)
+            if failures:
+                raise UserError(f"A run {failures[run.name]} Nothing is kept.")
+            trained = pathlib.Path(folder, "run", "runs", run.name)
+            entry = _entry_of(trained, before, updates)
+            right = _count_right(trained, points[place])
+            right = measure.noisy_count(right, score.noise_multiplier)
+            if right > top:
+                top, best_entry, point = right, entry, run.point
+                shutil.rmtree(best, ignore_errors=True)
+                trained.rename(best)
+            shutil.rmtree(pathlib.Path(folder, "run"))
+        search = {"best": point, "mean_runs": mean, "noisy_train_accuracy": top / num_examples}
+        ledger = before + Ledger.selected([best_entry, score], mean, points[0].delta)
+        record = _write(best, ledger, trainings, search)
+        best.rename(workdir / "best")
+    return {**record.view(), "workdir": str(workdir / "best")}
+
+
+def _check(points):
+    """Raises UserError unless all points have allowed settings and the same images and releases."""
+    for name, allowed in _NEEDED.items():
+        for point in points:
+            if getattr(point, name) not in allowed:
+                raise UserError(
+                    "Flag --private_tuning protects single images and needs --epsilon, from which "
+                    "the noise follows, Poisson sampling, no --seed, no --user, no --individual, "
+                    "and no images held out, because it measures on those it trains on. Received: "
+                    f"--{name}={getattr(point, name)}."
+                )
+    for name in _SHARED:
+        values = list(dict.fromkeys(getattr(point, name) for point in points))
+        if len(values) > 1 or (name in PRIVACY and values == [None]):
+            raise UserError(
+                f"With --private_tuning all runs share {name}. Received: {name} of "
+                f"{', '.join(map(str, values))}. Give one --{name}, and sweep settings that change "
+                "neither the training images nor epsilon, such as learning_rate or l2_norm_clip."
+            )
+
+
+def _entries(settings, num_examples, mean):
+    """Returns the `Entry` objects of the updates and of the score of each run."""
+    plan = settings.privacy_plan(num_examples)
+    once = dict(steps=1, epsilon=settings.epsilon, delta=settings.delta)
+    entries = [
+        Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps),
+        Entry(_SCORE * calibration.solve("noise_multiplier", once, "gdp"), 1.0, 1),
+    ]
+    scale = selection.selection_scale(entries, settings.epsilon, settings.delta, mean)
+    return [dataclasses.replace(e, noise_multiplier=scale * e.noise_multiplier) for e in entries]
+
+
+def _at_noise(run, settings, noise_multiplier):
+    """Returns the `Run` of complete settings at the noise of all runs."""
+    settings = dataclasses.replace(settings, epsilon=None, noise_multiplier=noise_multiplier)
+    chosen = {
+        field.name: getattr(settings, field.name)
+        for field in dataclasses.fields(settings)
+        if settings.kind in field.metadata["of"] and getattr(settings, field.name) is not None
+    }
+    return dataclasses.replace(run, chosen={"preset": run.chosen["preset"], **chosen})
+
+
+def _entry_of(folder, before, planned):
+    """Returns the `Entry` of a run's updates in the ledger that it wrote.
+
+    Raises:
+        UserError: If it is not the entry that was planned for all runs.
+    """
+    ledger, spent = records.read(folder / records.FILE).ledger, collections.Counter()
+    for entry in ledger.entries:
+        if entry not in before.entries:
+            spent[dataclasses.replace(entry, run=None, steps=1)] += entry.steps
+    entries = [dataclasses.replace(entry, steps=steps) for entry, steps in spent.items()]
+    if entries != [planned] or not ledger.is_complete:
+        raise UserError(
+            f"A run was not trained as planned: its ledger has {entries}, and the noise is for "
+            f"{planned}. Leave the images alone while this runs. Nothing is kept."
+        )
+    return entries[0]
+
+
+def _count_right(folder, settings):
+    """Returns the number of training images that a run's model classifies correctly."""
+    model = keras.saving.load_model(folder / MODEL, compile=False)
+    shape = model.input_shape[1:]
+    data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, shape)
+    # With --augment=ResizeCropFlip training images are larger than the inputs of the model.
+    model = keras.Sequential([keras.layers.Resizing(*shape[:2]), model])
+    batches = measure.predicted(model, (data.train_x, data.train_y))
+    return sum(np.sum(measure.predicted_classes(z, settings.threshold) == y) for z, y in batches)
+
+
+def _write(folder, ledger, trainings, search):
+    """Writes the cost of all runs to every file, and deletes files that no account covers.
+
+    Curves and events have the epsilon of one run only, and Keras logs the training loss.
+    """
+    for name in ("curve.jsonl", page.CURVE, "log.txt"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    record = report.rewrite(
+        folder,
+        program="sweep",
+        ledger=ledger,
+        accountant="rdp",
+        seen=trainings,
+        searched=f"a random number of runs, {search['mean_runs']:g} on average, each at a point "
+        "drawn at random, of which the best by a noisy score is kept",
+        results=search,
+    )
+    print_record(record)
+    return record
 
 
 if __name__ == "__main__":

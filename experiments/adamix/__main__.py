@@ -18,7 +18,7 @@ from absl import app, flags
 
 from experiments.adamix import methods, pictures
 from tfdpx import _resumable as resumable
-from tfdpx.train import run_flags, settings
+from tfdpx.train import settings
 from tfdpx.train.data import images
 from tfdpx.train.start_from import Start
 
@@ -33,7 +33,7 @@ _KEY = ("method", "shots", "shift", "epsilon")
 
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
-    # `run_flags` has some of these names too, for the programs that users run.
+    # `settings` has some of these names too, for the programs that users run.
     common = {"flag_values": values, "allow_override": True}
     flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
     text = "Pre-trained network of the features, a .keras file. Default: features without data."
@@ -55,8 +55,8 @@ def load(values):
     start = Start(settings.resolve(None, asked))
     data = images.load(
         values.dataset,
-        run_flags.DATA_DIR.value,
-        download=run_flags.DOWNLOAD.value,
+        settings.DATA_DIR.value,
+        download=settings.DOWNLOAD.value,
         takes=start.image_shape,
     )
     features = start.extractor(data.image_shape, data.largest_grey)
@@ -126,7 +126,7 @@ def _jobs(values):
 
 def main(argv, values=flags.FLAGS):
     """Runs the study."""
-    workdir = pathlib.Path(run_flags.WORKDIR.value or "runs/adamix")
+    workdir = pathlib.Path(settings.WORKDIR.value or "runs/adamix")
     run(values, workdir)
     print((workdir / "table.md").read_text())
 

@@ -26,7 +26,7 @@ import numpy as np
 from sklearn import datasets, ensemble, linear_model, metrics
 
 import tfdpx
-from tfdpx.train import tables
+from tfdpx.train import run
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import CATEGORY, NUMBER
 from tfdpx.train.settings import resolve
@@ -172,7 +172,7 @@ def main():
             of_heads = []
             for seed in range(arguments.seeds):
                 table, settings = case(name, seed, epsilon, arguments.rows, ranges)
-                fitted, test = tables.fit(table, settings), table.test
+                fitted, test = run.fit_table(table, settings), table.test
                 scores["tfdpx"].append(score(name, fitted, test.columns, test.target))
                 if ranges == "public":
                     task = as_arrays(name, table, settings)
@@ -226,7 +226,7 @@ def case(name, seed, epsilon, num_rows, ranges):
         limits = [(0.0, 16.0)] * data.data.shape[1]
     classes, goal, y = tuple(map(str, np.unique(data.target))), {}, data.target.astype("int64")
     if name == "diabetes":
-        goal = dict(task="regression", target_lower=25.0, target_upper=346.0)
+        goal = dict(target_lower=25.0, target_upper=346.0)
         classes, y = (), data.target.astype("float32")
     num_rows = round(0.8 * len(y))
     arguments = num_rows, np.transpose(limits), epsilon, classes

@@ -3,16 +3,21 @@
     python -m experiments.individual.pictures --folder=RUN/individual_PRIVATE
     python -m experiments.individual.pictures --folder=STUDY
 
-The folder is from `classify --individual`, or the --workdir of `study --clips`. The pictures are
-private data, like the arrays.
+The folder is from `classify --individual` (Figures 5 and 7), or the --workdir of `study` (Figure 2)
+or `study --clips` (Figure 8). Figure 7 is of classes, or of the groups in --groups, a CSV of rows
+image,group. An image is its path below the data folder, or SPLIT/ROW of another data set. The
+pictures are private data, like the arrays.
 """
 
 import argparse
+import csv
 import json
 import pathlib
 
 import numpy as np
 from matplotlib import figure
+
+from experiments.individual.groups import group_report
 
 
 def by_updates(arrays, axes):
@@ -21,14 +26,14 @@ def by_updates(arrays, axes):
     order = np.argsort(norms.mean(axis=0), kind="stable")
     for number, part in enumerate(np.array_split(order, 5)):
         label = f"{20 * number} to {20 * (number + 1)}%"
-        axes.plot(arrays["steps"], norms[:, part].mean(axis=1), marker="o", label=label)
+        axes.plot(np.arange(1, 1 + len(norms)), norms[:, part].mean(axis=1), label=label)
     axes.set(xlabel="model updates", ylabel="mean gradient norm over the clip")
     axes.legend(title="examples, by mean norm")
 
 
 def by_loss(arrays, axes):
     """Mean epsilons of tenths of the examples, by their loss (Figure 5)."""
-    losses, epsilons = arrays["final_losses"], arrays["epsilons"]
+    losses, epsilons = arrays["losses"], arrays["epsilons"]
     parts = np.array_split(np.argsort(losses, kind="stable"), 10)
     axes.plot(*np.array([[losses[p].mean(), epsilons[p].mean()] for p in parts]).T, marker="o")
     axes.set(xscale="log", xlabel="mean loss of a tenth", ylabel="mean individual epsilon")
@@ -54,20 +59,33 @@ def by_clip(arrays, axes):
     axes.legend()
 
 
+def attacked(arrays, path):
+    """Returns the groups of `group_report`: classes, or those in a CSV file of rows image,group."""
+    labels = arrays["labels"], arrays["held_out_labels"]
+    if path:
+        with open(path, newline="", encoding="utf-8") as file:
+            group_of = {row[0]: row[1] for row in csv.reader(file)}
+        names = arrays["names"], arrays["held_out_names"]
+        labels = [np.array([group_of[name] for name in part]) for part in names]
+    held_out = arrays["held_out_losses"], labels[1]
+    return group_report(arrays["epsilons"], arrays["losses"], labels[0], *held_out)["groups"]
+
+
 def main(arguments=None):
     """Draws a picture of each array in the folder, and prints the files as a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="Of arrays.")
-    folder = parser.parse_args(arguments).folder
-    drawings = {}
+    parser.add_argument("--groups", help="CSV of rows image,group.")
+    values = parser.parse_args(arguments)
+    folder = values.folder
     if (folder / "private.npz").exists():
-        drawings["clips"] = (by_clip, dict(np.load(folder / "private.npz")))
+        arrays = dict(np.load(folder / "private.npz"))
+        drawings = {"norms": (by_updates, arrays)} if "norms" in arrays else {}
+        drawings = drawings or {"clips": (by_clip, arrays)}
     else:
         arrays = dict(np.load(folder / "arrays.npz"))
-        groups = json.loads((folder / "groups.json").read_text())["loss at the end"]["groups"]
+        groups = attacked(arrays, values.groups)
         drawings = {"loss": (by_loss, arrays), "attacks": (by_attack, groups)}
-        if len(arrays["steps"]) > 1:
-            drawings["norms"] = (by_updates, arrays)
     for name, (draw, data) in drawings.items():
         fig = figure.Figure(figsize=(6, 4), layout="constrained")
         draw(data, fig.add_subplot())

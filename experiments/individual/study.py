@@ -10,7 +10,8 @@ et al. 2022). Also trains with one clip for all, at the same seeds, and compares
 only trains with clips of these multiples of the median norm at the start, which no epsilon covers
 (Figure 8).
 
-The last line is one JSON object; `private.npz` in --workdir has the epsilons, which are private.
+The last line is one JSON object; `private.npz` in --workdir has epsilons and norms, which are
+private.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import numpy as np
 from sklearn import datasets, model_selection
 
 import tfdpx
+from experiments.individual import groups
 from tfdpx.accounting import IndividualAccountant
 from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.sampling.examples import as_examples
@@ -161,6 +163,7 @@ def study(values):
         model, accountant, exact, _ = train(values, data, 0, refreshes, with_norms=True)
         private[f"exact_{refreshes}"], close = closeness(accountant, exact.norms)
         private[f"estimated_{refreshes}"] = accountant.epsilon()[measured_rows(len(y))]
+        private["norms"] = np.stack(exact.norms)
         figures[f"refreshes_{refreshes}"] = close
         print(f"{refreshes} refreshes an epoch: {to_json(close)}", file=sys.stderr, flush=True)
     losses = individual.losses_and_labels(model, (x, y))[0]
@@ -169,7 +172,7 @@ def study(values):
         losses = individual.losses_and_labels(other, (x, y))[0]
         model = other
     held_out, _ = individual.losses_and_labels(model, (test_x, test_y))
-    report = individual.group_report(accountant.epsilon(), losses, y, held_out, test_y)
+    report = groups.group_report(accountant.epsilon(), losses, y, held_out, test_y)
     names = ("mean_epsilon", "mean_loss", "attack_success")
     figures["groups"] = {
         str(group["name"]): [round(group[name], 4) for name in names] for group in report["groups"]

@@ -29,7 +29,8 @@ def test_help_lists_what_can_be_asked_for():
 def test_a_table_says_what_it_would_take(run, preset, wanted):
     record, _ = run(classify, preset=preset, dry_run=True)
     assert {name: record[name] for name in wanted} == wanted
-    assert 7.6 < record["epsilon_rdp"] < 8.2 and record["epsilon_pld"] < record["epsilon_rdp"]
+    by_rdp, _ = run(classify, preset=preset, dry_run=True, accountant="rdp")
+    assert 7.6 < by_rdp["epsilon"] < 8.2 and record["epsilon"] < by_rdp["epsilon"]
     assert record["images_per_update"] == record["batch_size"] * max(record["augmult"], 1)
 
 

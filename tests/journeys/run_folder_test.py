@@ -13,7 +13,7 @@ from finished_runs import SEED
 import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.report import measure, report
-from tfdpx.train import account, classify, model_files, predict
+from tfdpx.train import account, classify, predict, start_from
 from tfdpx.train.data import folder, images
 
 
@@ -109,8 +109,8 @@ def test_the_statement_can_be_cited(left, photos):
 @pytest.mark.slow
 def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path):
     workdir, _ = left
-    takes = model_files.image_input(workdir / "model.keras")
-    assert takes == model_files.ImageInput((8, 8, 1), ("3", "5", "8"), False)
+    takes = start_from.image_input(workdir / "model.keras")
+    assert (takes.image_shape, takes.class_names) == ([8, 8, 1], ["3", "5", "8"])
     # The files and the arrays of the training lead to the same predictions.
     model = keras.saving.load_model(workdir / "model.keras")
     data, records = images.load(f"folder:{photos}"), folder.read(photos).records("train")
@@ -192,10 +192,8 @@ def test_weights_that_saw_the_data_are_refused_without_a_word(
 ):
     arguments = dict(SEEN, init_from=str(finished_runs("public").workdir), workdir=tmp_path / "run")
     message = refusal(classify, **arguments)
-    assert (
-        "trained on sklearn_digits already, without" in message and "--allow_seen_data" in message
-    )
-    report, _ = run(classify, allow_seen_data=True, **arguments)
+    assert "trained on sklearn_digits already, without" in message and "--private=false" in message
+    report, _ = run(classify, **arguments | dict(private=False, noise_multiplier=None))
     assert report["epsilon"] == "inf" and report["private"] is False
     statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
     assert "no differential privacy" in statement

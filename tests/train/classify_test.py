@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import keras
 import numpy as np
@@ -62,8 +63,6 @@ def test_saved_model_is_the_averaged_one_that_was_measured(finished, finished_ru
     assert record["top5_accuracy"] == pytest.approx(top5)
     with np.load(workdir.parent / "weights_before_averaging.npz") as raw:
         assert not any(map(np.array_equal, model.get_weights(), raw.values()))
-        model.set_weights(list(raw.values()))
-    assert accuracy() == record["raw_accuracy"]
 
 
 def test_pictures_and_statement_are_written_and_nothing_secret_remains(finished):
@@ -100,7 +99,7 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     assert error.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
         "tfdpx.train.classify: interrupted at update 5; nothing is lost. Go on: "
-        f"python -m tfdpx.train.classify --workdir='{workdir}' --resume"
+        f"{sys.orig_argv[0]} -m tfdpx.train.classify --workdir='{workdir}' --resume"
     )
     assert (workdir / "checkpoint").stat().st_mode & 0o077 == 0
     assert "--resume" in refusal(classify, workdir=workdir, **NETWORK)
@@ -163,7 +162,6 @@ ERRORS = [
     (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "Exactly one of --"),
     (dict(validation=0.0001), "--validation=0.0001"),
     (dict(validation=1437.0), "--validation=1437"),
-    (dict(final=True, validation=0.1), "--final --validation=0.1"),
     (dict(eval_split="validation"), "--validation=0.0"),
     (dict(init_from="model.keras"), "--init_from=model.keras, which does not exist"),
     (dict(init_from="/etc/hostname"), "or a file that ends in .keras"),
@@ -177,11 +175,11 @@ ERRORS = [
     (dict(augment="RandomFlip"), "--augmult"),
     (dict(augment="RandomFlip+MixViews:mixed_views=3", augmult=4), "2 of the --augmult views"),
     (dict(head_steps=200), "--head_steps must lie below.* 200. .*--head_steps=200"),
-    (dict(head_learning_rate=1.0), "--head_learning_rate belongs to --head_steps"),
+    (dict(head_learning_rate=1.0), "--head_learning_rate has no effect without --head_steps"),
     (dict(head_steps=1, trainable="last", init_from="x"), "out --trainable=last"),
     (dict(individual=True, private=False), "needs a private run"),
     (dict(individual=True, sampling="shuffle"), "Poisson sampling"),
-    (dict(individual_release=3.0), "belong to --individual"),
+    (dict(individual_release=3.0), "no effect without --individual"),
     (dict(individual=True, individual_rounding=0.0), "--individual_rounding must lie"),
     (dict(features="scatter", model="small_cnn"), ON_FEATURES),
     (dict(features="scatter", head_steps=5), ON_FEATURES),
@@ -228,10 +226,6 @@ def test_a_run_is_not_overwritten_and_folders_that_were_there_stay(finished, ref
 def test_dry_run_prints_one_json_object_and_makes_no_folder(run, tmp_path):
     arguments = dict(workdir=tmp_path / "run", dry_run=True)
     assert run(classify, **arguments)[0]["steps"] == 200
-    # `--final` trains on the images that the preset holds out.
-    counts = [
-        run(classify, **arguments, preset="table12/eps8", final=final)[0]["num_examples"]
-        for final in (False, True)
-    ]
-    assert counts == [45_000, 50_000]
+    record = run(classify, **arguments, preset="table12/eps8")[0]
+    assert (record["num_examples"], record["image_height"]) == (45_000, 32)
     assert not any(tmp_path.iterdir())

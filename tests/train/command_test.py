@@ -54,7 +54,8 @@ def test_a_resume_is_told_as_the_command_was_typed(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["my env/bin/tfdpx", "classify", "--resume"])
     command.main()
     assert command.typed("classify") == "'my env/bin/tfdpx' classify"
-    assert command.typed("sweep") == "python -m tfdpx.train.sweep"
+    monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m"])
+    assert command.typed("sweep") == ".venv/bin/python -m tfdpx.train.sweep"
 
 
 def test_other_names_are_refused_in_one_line():

@@ -8,7 +8,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import classify, private_tuning, sweep
+from tfdpx.train import classify, sweep
 
 GIVEN = dict(private_tuning=5.0, model="small_cnn", steps=3, batch_size=64, epsilon=2.0)
 GIVEN |= dict(grid="learning_rate=1,2", dataset="digits")
@@ -33,13 +33,13 @@ def made_up(monkeypatch):
         )
         record.save(folder / "model.keras")
         record.save(folder / "record.json")
-        for name in ("log.txt", "point.json", "curve.jsonl", "learning_curve.png"):
+        for name in ("log.txt", "curve.jsonl", "learning_curve.png"):
             (folder / name).write_text("epsilon of a run")
         (folder / "tensorboard").mkdir()
         return {}
 
     monkeypatch.setattr(sweep, "execute", execute)
-    monkeypatch.setattr(private_tuning, "_count_right", lambda folder, settings: next(right))
+    monkeypatch.setattr(sweep, "_count_right", lambda folder, settings: next(right))
     monkeypatch.setattr(selection, "draw_runs", lambda mean: 4)
     return chosen, entries
 
@@ -86,7 +86,7 @@ REFUSED = [
     (dict(noise_multiplier=1.0, steps=None), "--noise_multiplier=1.0"),
     (dict(seed=3), "--seed=3"),
     (dict(private_tuning=1.0), "number above 1"),
-    *((more, "exclude each other") for more in (dict(seeds=[0]), dict(jobs=2), dict(table_only=1))),
+    *((more, "exclude each other") for more in (dict(seeds=[0]), dict(jobs=2))),
 ]
 
 
@@ -119,6 +119,6 @@ def test_the_program_tunes_the_digits(tmp_path, run, monkeypatch):
     assert not (tmp_path / "tuned/best/log.txt").exists()
 
     # A run that starts from the best run pays for all runs.
-    arguments = dict(init_from=str(tmp_path / "tuned/best"), allow_seen_data=True)
+    arguments = dict(init_from=str(tmp_path / "tuned/best"))
     on, _ = run(classify, workdir=tmp_path / "on", steps=3, epsilon=1.0, **arguments)
     assert 4.9 < on["epsilon"] <= 5.0

@@ -119,7 +119,6 @@ def test_other_choices():
 def test_flags_of_another_kind_of_run_and_all_problems_are_named_at_once():
     table, head = {"dataset": "csv:x.csv"}, {"head": "newton", "dataset": "digits"}
     for arguments, message in [
-        ({**table, "target": "y", "model": "wrn_16_4"}, "--model must be linear or network"),
         ({**head, "augmult": 2, "target": "y"}, "--augmult .*--target belongs to tables, not"),
         ({**head, "head": "newton:quantile=3", "steps": 0}, "--steps must.*'quantile' of newton"),
         ({"pixels": "0..1", **table}, "--pixels belongs to images and heads, not to tables"),

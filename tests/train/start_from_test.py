@@ -18,8 +18,7 @@ from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.train import settings, start_from
 from tfdpx.train.data import identity
 from tfdpx.train.errors import UserError
-from tfdpx.train.model_files import model_file
-from tfdpx.train.start_from import Start
+from tfdpx.train.start_from import Start, ledger_on, model_file
 
 L = keras.layers
 PRIVATE = Ledger((Entry(4.0, 0.1, 60, run=7),))
@@ -203,7 +202,7 @@ def file(tmp_path):
 
 
 def before(path, dataset, init_data=None, **arguments):
-    return start(path, init_data=init_data).ledger_on(dataset, **arguments)
+    return ledger_on(start(path, init_data=init_data).seen, dataset, **arguments)
 
 
 SEEN = [
@@ -251,8 +250,9 @@ def test_a_file_that_does_not_say(file, trained, tmp_path):
     for path, arguments in ((tmp_path / "rewritten.keras", {}), (weights, {"model": "small_cnn"})):
         with pytest.raises(UserError, match="does not say.*name its data with --init_data"):
             start(path, init_data=None, **arguments).seen  # noqa: B018
-        assert start(path, init_data="imagenet32", **arguments).ledger_on("digits") == Ledger()
+        seen = start(path, init_data="imagenet32", **arguments).seen
+        assert ledger_on(seen, "digits") == Ledger()
         with pytest.raises(UserError, match="trained on sklearn_digits already, without"):
-            start(path, init_data="digits", **arguments).ledger_on("digits")
+            ledger_on(start(path, init_data="digits", **arguments).seen, "digits")
     # The declaration of the file has precedence over the user's.
     assert before(file("digits"), "digits", init_data="mnist") == PRIVATE

@@ -9,10 +9,9 @@ from absl import flags
 from absl.testing import flagsaver
 
 from tfdpx import _files as files
-from tfdpx import _resumable as resumable
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.record import DatasetId, Record
-from tfdpx.train import defaults, run_flags, settings, sweep
+from tfdpx.train import defaults, settings, sweep
 
 
 @pytest.mark.slow
@@ -26,7 +25,7 @@ def test_a_sweep_of_the_digits_and_its_table_again(run, tmp_path):
     assert row["validation_accuracy"] == str(record["best_median_accuracy"])
     assert 1.9 < float(row["epsilon"]) <= 2.0
     (tmp_path / "sweep/table.csv").unlink()
-    again, _ = run(sweep, table_only=True, workdir=tmp_path / "sweep")
+    again, _ = run(sweep, **arguments)
     assert (tmp_path / "sweep/table.csv").exists()
     assert again["best_median_accuracy"] == record["best_median_accuracy"]
 
@@ -48,7 +47,6 @@ ERRORS = [
     (dict(grid="steps=many"), "invalid values of steps.*Received: 'many'"),
     (dict(grid="noise_multiplier=2,3", preset="table12/eps8"), "Sweeping noise.* changes epsilon"),
     (dict(grid="preset=table12/eps6,table12/eps8"), "Sweeping preset changes epsilon"),
-    (dict(table_only=True), "No run in --workdir"),
 ]
 
 
@@ -67,7 +65,7 @@ def settings_of(text, **shared):
         arguments.remove(f"--preset={preset}")
         with flagsaver.flagsaver():
             flags.FLAGS(["classify", *arguments])
-            assert settings.resolve(preset, run_flags.given()) == planned.settings
+            assert settings.resolve(preset, settings.flag_values()) == planned.settings
     return [planned.settings for planned in runs]
 
 
@@ -112,7 +110,10 @@ cp "$sweep/../record.json" "$folder/record.json"
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
     results = {"test_accuracy": None, "validation_accuracy": 0.5}
-    record = Record("classify", DatasetId("digits"), Ledger(), None, results=results)
+    settings = {"learning_rate": 4.0}
+    record = Record(
+        "classify", DatasetId("digits"), Ledger(), None, settings=settings, results=results
+    )
     record.save(tmp_path / "record.json")
     fake = tmp_path / "python"
     fake.write_text(FAKE)
@@ -144,7 +145,7 @@ def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, refusal, w
     with files.locked(workdir):
         assert "Another run writes" in refusal(sweep, workdir=workdir, grid="learning_rate=1")
     next((workdir / "runs").glob("*/record.json")).write_text('{"test_accu')
-    assert "no whole record" in refusal(sweep, workdir=workdir, table_only=True)
+    assert "no whole record" in refusal(sweep, workdir=workdir, grid="learning_rate=1")
 
 
 def test_failed_runs_say_why_and_are_tried_again(run, workdir):
@@ -161,8 +162,8 @@ def test_failed_runs_say_why_and_are_tried_again(run, workdir):
 
 def test_rows_are_in_order_and_points_summarise_their_seeds(tmp_path):
     for accuracy, seed, rate in [(0.9, 1, 10.0), (0.5, 0, 10.0), (0.8, 2, 10.0), (0.7, 0, 1.0)]:
-        folder, point = tmp_path / "runs" / str(accuracy), {"learning_rate": rate, "seed": seed}
-        resumable.begin(folder / "point.json", {"batch_size": 64, **point}, "", "", point=point)
+        folder = tmp_path / "runs" / f"learning_rate={rate},seed={seed}"
+        folder.mkdir(parents=True)
         results = {"test_accuracy": None, "validation_accuracy": accuracy, "steps": 5}
         Record("classify", None, Ledger(), None, results=results).save(folder / "record.json")
     rows, swept = sweep.read_table(tmp_path)

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from sklearn import metrics
 
 from tfdpx.accounting import record as records
-from tfdpx.train import classify, predict, tables
+from tfdpx.train import classify, predict, run
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError
 from tfdpx.train.settings import resolve
@@ -91,7 +91,7 @@ def test_a_regression_of_a_parquet_file(run, tmp_path):
     path = tmp_path / "numbers.parquet"
     parquet.write_table(pa.table(table), path)
     limits = dict(target_lower=50.0, target_upper=150.0, bounds=["*:-1:1"])
-    settings = dict(target="y", task="regression", epsilon=8.0, workdir=tmp_path / "run", **limits)
+    settings = dict(target="y", epsilon=8.0, workdir=tmp_path / "run", **limits)
     report, _ = run(classify, dataset=f"parquet:{path}", **settings)
     assert report["test_r2"] > 0.9 and report["releases"] == 2  # The ranges are public.
     lines = write_predictions(run, tmp_path / "out.csv", model=tmp_path / "run", rows=path)
@@ -103,11 +103,13 @@ GOOD = {"x": [1.5, 2.5] * 20, "t": ["a", "b"] * 20}
 REFUSALS = [
     (GOOD, dict(target="T"), "no column 'T'.*Columns are: x, t"),
     (GOOD, dict(target=None), "--target=COLUMN"),
+    (GOOD, dict(model="wrn_16_4"), "`model` must be one of .*linear.*network"),
+    (GOOD, dict(epsilon=float("inf")), "`epsilon` must be"),
     (GOOD, dict(drop=["x"]), "nothing to learn from"),
     (GOOD, dict(classes=["a", "c"]), "all of them in --classes"),
-    (GOOD, dict(target="x"), "--task=regression"),
-    (GOOD, dict(task="regression"), "--target_lower"),
-    (GOOD, dict(target_lower=0.0), "belong to --task=regression"),
+    (GOOD, dict(target="x"), "numbers with fractions.*--target_lower"),
+    (GOOD, dict(target_lower=0.0, target_upper=1.0), "for a target of numbers"),
+    (GOOD, dict(target_lower=0.0), "no effect without --target_upper"),
     (GOOD, dict(bounds=["x:2:1"]), "COLUMN:LOWER:UPPER"),
     (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
     (GOOD, dict(epsilon=1.0), "too few to find the ranges.* rows, or --epsilon=.*--bounds=x"),
@@ -247,7 +249,7 @@ def test_a_rare_label_has_its_probability():
     rows = data_tables.Rows(columns, (score > np.quantile(score, 0.97)).astype("int64"))
     table = data_tables.Table(dict.fromkeys(columns, "number"), ("no", "yes"), rows, rows)
     asked = dict(dataset="csv:x", target="t", epsilon=3.0, bounds=["*:-40:40"])
-    estimator = tables.fit(table, resolve(None, asked))
+    estimator = run.fit_table(table, resolve(None, asked))
     yes = estimator.predict_proba(columns)[:, 1]
     assert np.mean(yes) == pytest.approx(0.03, rel=0.2)
     assert metrics.roc_auc_score(rows.target, yes) > 0.82

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import io
 import threading
 
 import tensorflow as tf
+from rich import console, table
 
 NORMS = ("instantiate", "ghost")
 SUMS = ("contract", "ordinary")
@@ -80,6 +82,22 @@ class LayerChoice:
     flops: float
     bytes: float
     alternatives: dict
+
+
+class Choices(list):
+    """A list of `LayerChoice` that prints as a table."""
+
+    def __repr__(self):
+        shown = table.Table("layer", "rule", "norm/sum", "MiB moved", "predicted ms")
+        for choice in self:
+            way = f"{choice.norm}/{choice.sum}"
+            milliseconds = f"{1e3 * choice.alternatives[way]:.3f}"
+            shown.add_row(
+                choice.layer, choice.rule, way, f"{choice.bytes / 2**20:.3f}", milliseconds
+            )
+        screen = console.Console(file=io.StringIO(), width=100)
+        screen.print(shown)
+        return screen.file.getvalue().rstrip()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfdpx._keras import layer_internals, model_internals, step_context, tensorflow_internals
 from tfdpx.per_example import rowwise
 from tfdpx.per_example.capture import ReadOutside, Recorder
-from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
+from tfdpx.per_example.cost_model import Choices, Cost, LayerChoice, choose
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.loss import row_losses, sum_of_outputs
 from tfdpx.per_example.random_layers import seeds, starting_from
@@ -296,15 +296,15 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
         views: Int, K, rows of the batch per example.
 
     Returns:
-        List of `LayerChoice`, one for each call of a trainable layer with a rule (for each of two
-        kernels of a recurrent cell), and one for each layer that is left to the map, with the bytes
-        of its whole gradients.
+        List of `LayerChoice`, which prints as a table: one for each call of a trainable layer with
+        a rule (for each of two kernels of a recurrent cell), and one for each layer that is left to
+        the map, with the bytes of its whole gradients.
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     engine = Engine(model, x, views)
     function = tf.function(engine.explain, autograph=False)
     function.get_concrete_function(x)
-    return engine.choices
+    return Choices(engine.choices)
 
 
 class _Joint:

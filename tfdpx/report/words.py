@@ -20,7 +20,7 @@ import jinja2
 
 from tfdpx._arguments import require
 from tfdpx.accounting.attack import AttackBounds, full_batch_epsilon
-from tfdpx.accounting.groups import group_epsilon
+from tfdpx.accounting.groups import Sampling, group_epsilon
 from tfdpx.accounting.ledger import EXAMPLE, MECHANISM, RELEASE, UPDATE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.accounting.record import DatasetId, Record
@@ -87,8 +87,8 @@ def version_of(record: Record) -> dict[str, str | None]:
 
 
 def data_name(record: Record) -> str:
-    """Returns the name of the data that a run trained on."""
-    return record.data.name if record.data else "unknown data"
+    """Returns the name of the data that a run trained on: its user's, or of their identity."""
+    return record.settings.get("data_name") or (record.data.name if record.data else "unknown data")
 
 
 def protected_one(record: Record) -> str:
@@ -306,6 +306,7 @@ _FACTS: dict[str, Any] = {
     "recognised": lambda bounds: math.ceil(100 * bounds.true_positive_rate(0.01) - 1e-6),
     "rounded_up": rounded_up,
     "say": say,
+    "shuffled": Sampling("shuffle").about,
     "scores_of": _scores,
     "search_epsilon": _search_epsilon,
     "spent_on": _spent_on,

@@ -359,17 +359,17 @@ def _encode(column, values, kind, settings):
             f"Some rows have no value in the column --target={name}. Remove them: the model can "
             "predict it for them later."
         )
-    if settings.task == "regression":
+    if settings.is_regression:
         if kind != NUMBER:
             raise UserError(
-                f"Flag --task=regression needs a target of numbers. Received: --target={name}, a "
-                f"{kind}."
+                "Flags --target_lower and --target_upper are for a target of numbers. Received: "
+                f"--target={name}, a {kind}."
             )
         return np.clip(values, settings.target_lower, settings.target_upper).astype("float32"), ()
     if types.is_floating(column.type) or types.is_decimal(column.type):
         raise UserError(
             f"Column --target={name} has numbers with fractions, which are no classes. Predict it "
-            "with --task=regression, or write the classes as texts or whole numbers."
+            "with --target_lower and --target_upper, or write the classes as whole numbers."
         )
     labels = _values(column, CATEGORY).tolist()
     present = sorted(set(labels), key=int if kind == NUMBER else str)
@@ -378,7 +378,8 @@ def _encode(column, values, kind, settings):
         raise UserError(
             f"Column --target={name} must have from two to {_MOST_CLASSES} labels, all of them in "
             f"--classes where that is given. Received: {len(present)} different labels, --classes="
-            f"{','.join(settings.classes or ())}. Numbers are predicted by --task=regression."
+            f"{','.join(settings.classes or ())}. Numbers are predicted with --target_lower and "
+            "--target_upper."
         )
     index = {label: i for i, label in enumerate(class_names)}
     return np.array([index[label] for label in labels], "int64"), class_names

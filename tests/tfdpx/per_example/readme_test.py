@@ -38,7 +38,9 @@ def test_the_rule_of_one_variable(page_names):
     x, y = data()
     model = model_with(page_names["Scale"]())
     assert_matches_batches_of_one(model, x, y, views=2)
-    assert [c.rule for c in tfdpx.per_example.explain(model, x, 2)] == ["ScaleRule", "DenseRule"]
+    choices = tfdpx.per_example.explain(model, x, 2)
+    assert [c.rule for c in choices] == ["ScaleRule", "DenseRule"]
+    assert all(choice.layer in repr(choices) for choice in choices)
 
 
 @pytest.mark.parametrize(

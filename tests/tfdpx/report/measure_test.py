@@ -11,7 +11,7 @@ from sklearn import metrics
 from tfdpx.report import measure
 from tfdpx.train.errors import UserError
 from tfdpx.train.fitting import AUC
-from tfdpx.train.settings import check_threshold
+from tfdpx.train.start_from import check_threshold
 
 LABELS = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 0])
 PROBABILITIES = np.array([0.1, 0.2, 0.3, 0.3, 0.1, 0.6, 0.3, 0.7, 0.2, 0.05])

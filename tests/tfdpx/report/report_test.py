@@ -105,6 +105,16 @@ SENTENCES = [
 ]
 
 
+def test_the_name_of_the_data_is_shown_in_place_of_their_identity():
+    named = record(settings={"data_name": "Skin <photos>, 2026"})
+    assert "trained on Skin <photos>, 2026 (N = 400" in words.statement(named)
+    assert "images of Skin \\<photos\\>, 2026." in card.text(named)
+    assert "<title>Privacy of a model trained on Skin &lt;photos&gt;, 2026" in str(
+        page.page(named, {})
+    )
+    assert named.view()["dataset"] == "folder:photos"
+
+
 def test_protection_is_named_by_the_right_guesses_rounded_up():
     rates = {0.54: "strong", 0.541: "moderate", 0.74: "moderate", 0.741: "weak", 0.75: "weak"}
     for rate, name in rates.items():

@@ -12,7 +12,7 @@ from sklearn import model_selection
 
 import tfdpx
 from tfdpx.report import measure
-from tfdpx.train import model_files, predict
+from tfdpx.train import predict
 from tfdpx.train.data import images
 from tfdpx.train.errors import UserError
 
@@ -124,7 +124,9 @@ def test_photographs_are_resized_or_cropped_and_training_images_larger(tmp_path)
         predict_on_batch=lambda x: np.stack([x.min(), x.max()])[None] / 99
     )
     whole, middle = (
-        predict.logits(model, model_files.ImageInput((20, 20, 3), (), crop), files)[0, 1]
+        predict.logits(
+            model, types.SimpleNamespace(image_shape=(20, 20, 3), center_crop=crop), files
+        )[0, 1]
         for crop in (0.0, 1.0)
     )
     assert whole > middle + 0.05
