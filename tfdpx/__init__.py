@@ -1,9 +1,10 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
-Every public name loads on first use: `tfdpx.accounting` needs neither TensorFlow nor Keras.
-Once Keras is imported, before or after, a hook lets a DP optimizer run the training step of
-`keras.Model.fit`, and Keras finds the layers and optimizers of tfdpx that are named in files.
-Nothing else in the process changes. `docs/api.md` lists the public names.
+Each public name is imported on first use, and `tfdpx.accounting` needs neither TensorFlow nor
+Keras. As soon as both tfdpx and Keras are imported, in either order, a hook changes two things: a
+DP optimizer replaces the training step of `keras.Model.fit` by the private one, and Keras can load
+files that name layers or optimizers of tfdpx. Other models are not affected. `docs/api.md` lists
+the public names.
 """
 
 import importlib as _importlib
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from tfdpx import _import_hook
 
-if _TYPE_CHECKING:  # The names that `__getattr__` imports on first use.
+if _TYPE_CHECKING:  # For type checkers only: at run time `__getattr__` imports these names.
     from tfdpx import (  # type: ignore[attr-defined]
         accounting,
         audit,
@@ -43,7 +44,7 @@ if _TYPE_CHECKING:  # The names that `__getattr__` imports on first use.
 
 __version__ = "0.2.0"
 
-# The module of each public name that is not itself a module.
+# The module that defines each public class or function.
 _HOMES = {
     "AdaMix": "heads",
     "AdaptiveClip": "training.clipping",
@@ -61,17 +62,17 @@ _HOMES = {
     "report": "report.report",
     "suggest": "suggestion",
 }
-# Folders next to the core, on which it does not depend.
+# Packages in other folders than the core (`tfdpx/`). The core does not import them.
 _PARTS = ("layers", "models")
 
 
 def _check_installation():
-    """Raises ImportError unless the folders next to the core exist, and belong to this core."""
+    """Raises ImportError unless `layers` and `models` exist and belong to this copy of tfdpx."""
     core = _os.path.dirname(_os.path.realpath(__file__))
     for name in _PARTS:
         spec = _importlib_util.find_spec(f"{__name__}.{name}")
         folder = spec.origin and _os.path.dirname(_os.path.realpath(spec.origin)) if spec else None
-        # They are next to the core in a checkout and inside it when installed from a wheel.
+        # In a checkout these folders are next to the core; a wheel has them inside of it.
         if not folder or _os.path.dirname(folder) not in (core, _os.path.dirname(core)):
             raise ImportError(
                 f"tfdpx was imported from the folder {core!r}, and its part `tfdpx.{name}` was "
@@ -84,8 +85,9 @@ def _check_installation():
 
 _check_installation()
 _import_hook.connect()
-# `tfdpx.report` is a function. Python sets this attribute to the room of the same name at the first
-# import of it, so that import is made here, and `__getattr__` finds the function.
+# `tfdpx.report` is a function, but importing the package of the same name sets the attribute to the
+# package. So the package is imported here and the attribute deleted; `__getattr__` then returns the
+# function.
 _importlib.import_module("tfdpx.report")
 del report
 
@@ -125,7 +127,7 @@ def __getattr__(name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, name)
     if home != "accounting":
-        # Keras comes first, and another backend is reported in one sentence.
+        # Imported first: it raises an error in one sentence if Keras has another backend.
         _importlib.import_module(f"{__name__}._keras")
     module = _importlib.import_module(f"{__name__}.{home}")
     return getattr(module, name) if name in _HOMES else module

@@ -1,9 +1,10 @@
-"""Checks of arguments, with one form of error; used by the core, layers and models."""
+"""Checks of arguments that all raise errors of the same form; used by all of tfdpx."""
 
 import math
 import numbers
 
-# Arguments of Opacus and scikit-learn, with the remedy; docs/coming_from.md has the same table.
+# Arguments of Opacus and scikit-learn, with the text that tells what to write in tfdpx instead;
+# docs/coming_from.md has the same table.
 ELSEWHERE = {
     "target_epsilon": "Write `epsilon`.",
     "target_delta": "Write `delta`.",
@@ -17,11 +18,11 @@ ELSEWHERE = {
 
 
 def refuse_elsewhere(function, names):
-    """Raises TypeError for an argument of another library, with the argument here.
+    """Raises TypeError if an argument belongs to another library; the error names the one here.
 
     Args:
-        function: String, the name of the function.
-        names: Strings, the names of its arguments that it does not know itself.
+        function: String, the name of the function that was called.
+        names: Strings, the names of the arguments that the function does not have.
     """
     for name in names:
         if name in ELSEWHERE:
@@ -32,11 +33,11 @@ def require(is_valid, name, value, must, hint=""):
     """Raises ValueError unless the argument `name` is valid.
 
     Args:
-        is_valid: Bool.
-        name: String, of the argument.
-        value: The received value.
-        must: String, what the argument must do, for example "be an int >= 1".
-        hint: String for the end of the error, for example " Use 1."
+        is_valid: Bool, whether the argument is valid.
+        name: String, the name of the argument.
+        value: The received value, for the error.
+        must: String, the requirement in the error, for example "be an int >= 1".
+        hint: String, the end of the error, for example " Use 1."
     """
     if not is_valid:
         raise ValueError(
@@ -45,7 +46,7 @@ def require(is_valid, name, value, must, hint=""):
 
 
 def has_arrays(value):
-    """Returns whether `value` is an array with axes, or a list or tuple that holds one."""
+    """Returns whether `value` is an array of rank >= 1, or a list or tuple that contains one."""
     return any(
         len(getattr(part, "shape", None) or ())
         for part in (value if isinstance(value, list | tuple) else [value])
@@ -53,7 +54,7 @@ def has_arrays(value):
 
 
 def shortened(value):
-    """Returns the text of a received value; of arrays, which may be private, only the shapes."""
+    """Returns a value as text for an error: only the shape of an array, as it may be private."""
     if not has_arrays(value):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -62,34 +63,34 @@ def shortened(value):
 
 
 def is_integer(value, least):
-    """Returns whether `value` is an integer >= `least` of Python or NumPy, but not a bool."""
+    """Returns whether `value` is a Python or NumPy integer >= `least`, and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value):
-    """Returns whether `value` is a real number of Python or NumPy, but not a bool."""
+    """Returns whether `value` is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_positive_integer(name, value, hint=""):
-    """Raises ValueError unless `value`, the argument `name`, is an integer >= 1."""
+    """Raises ValueError unless the argument `name` has an integer `value` >= 1."""
     require(is_integer(value, 1), name, value, "be a positive integer", hint)
 
 
 def check_choice(name, value, choices):
-    """Raises ValueError unless `value`, the argument `name`, is one of `choices`."""
+    """Raises ValueError unless the argument `name` has a `value` among `choices`."""
     require(value in choices, name, value, f"be one of {list(choices)}")
 
 
 def exactly_one_missing(values, spelling="`{}`"):
-    """Returns the name of the one argument that is None, to be computed from the others.
+    """Returns the name of the only argument that is None. The caller computes it from the others.
 
     Args:
         values: Dict from names of arguments to their values.
-        spelling: String, the form of a name in the error, for example "--{}" for flags.
+        spelling: Format string for names in the error, for example "--{}" for flags.
 
     Raises:
-        ValueError: If none or several are None.
+        ValueError: If no value, or more than one, is None.
     """
     missing = [name for name, value in values.items() if value is None]
     if len(missing) != 1:
@@ -104,7 +105,7 @@ def exactly_one_missing(values, spelling="`{}`"):
 def check_image_shape(input_shape, with_size=False):
     """Raises ValueError unless `input_shape` is `(height, width, channels)`.
 
-    Height and width may be None, for images of any size, unless `with_size` is True.
+    Height and width may be None, for images of any size. If `with_size` is True, they may not.
     """
     require(
         len(input_shape) == 3 and input_shape[-1] is not None,
@@ -123,10 +124,15 @@ def check_image_shape(input_shape, with_size=False):
 
 
 def agreed(name, value, plan):
-    """Returns the value of an optimizer's argument that `plan`, a `PrivacyPlan` or None, has too.
+    """Returns the value of an argument that an optimizer and its plan both have.
+
+    Args:
+        name: String, the name of the argument, for example "batch_size".
+        value: The optimizer's value, or None to use the plan's.
+        plan: A `tfdpx.PrivacyPlan`, or None.
 
     Raises:
-        ValueError: If it is in neither, or the two differ.
+        ValueError: If neither has a value, or the two values differ.
     """
     if plan is None:
         if value is None:

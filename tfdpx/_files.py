@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all, with digests that detect changes."""
+"""Writes files as a whole or not at all, locks folders, and detects changed files by a digest."""
 
 import contextlib
 import fcntl
@@ -11,17 +11,17 @@ _DIGEST = "digest"
 
 
 class DiskError(OSError):
-    """Raised where a file of a finished run cannot be written; the message has the remedy."""
+    """Raised if a file of a finished run cannot be written; the message tells how to fix it."""
 
 
 def make_folder(path):
     """Makes a folder that only its owner can read, and checks that files can be written to it.
 
     Args:
-        path: `pathlib.Path`.
+        path: `pathlib.Path` of the folder; it may exist.
 
     Raises:
-        OSError: If this fails, with the path and the reason.
+        OSError: If the folder cannot be made or written to, with the path and the reason.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -39,25 +39,27 @@ def make_folder(path):
 
 @contextlib.contextmanager
 def replacing(path, mode=0o600):
-    """Yields a new file that then replaces `path`, as a whole or not at all.
+    """Yields a temporary file, which replaces the file `path` at the end of the `with` block.
 
-    The former file stays until the new one is on the disk.
+    The old file remains until all of the new one is on the disk, so a reader or a crash never
+    meets half a file. If the block raises, the old file stays.
 
     Args:
-        path: `pathlib.Path`.
-        mode: Int, the permissions, as far as the process's mask allows.
+        path: `pathlib.Path` of the file to write.
+        mode: Int, the permissions of the new file, before the process's umask.
 
     Yields:
-        `pathlib.Path` of an empty file in the same folder, with the same suffix, to write to.
+        `pathlib.Path` of the temporary file. It is empty, in the same folder as `path`, and has the
+        same suffix.
     """
-    # A unique name: two processes may write the same file, and the last one stays whole.
+    # The name is unique: if two processes write the same file, one complete version remains.
     fresh = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.new{path.suffix}")
     try:
         os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield fresh
         _flush(fresh)
         os.replace(fresh, path)
-    except BaseException:  # Partial files would fill a full disk further.
+    except BaseException:  # Partial files would take more space on a disk that may be full.
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
         raise
@@ -65,30 +67,30 @@ def replacing(path, mode=0o600):
 
 
 def write(path, content, mode=0o600):
-    """Writes bytes to a file like `replacing`: as a whole or not at all."""
+    """Writes bytes to a file, as a whole or not at all; see `replacing`."""
     with replacing(path, mode) as fresh:
         fresh.write_bytes(content)
 
 
 def leftovers(folder):
-    """Returns the files that were left when a process was killed while writing, a list."""
+    """Returns a list of the temporary files in a folder that killed processes have left."""
     return list(folder.glob(".*.new*"))
 
 
 @contextlib.contextmanager
 def locked(folder, user="Another training uses the checkpoint folder"):
-    """Locks a folder: no other process locks it at the same time.
+    """Holds an exclusive lock on a folder during the `with` block.
 
     Args:
         folder: `pathlib.Path` of an existing folder.
-        user: String for the error that names the other user of the folder.
+        user: String, the subject of the error, which says who uses the folder already.
 
     Yields:
-        Int, a file descriptor that holds the lock in every process that inherits it; None on a file
-        system without locks.
+        Int, the file descriptor of the lock. A process that inherits it holds the lock, too. None
+        on a file system without locks.
 
     Raises:
-        RuntimeError: If another process has locked it.
+        RuntimeError: If another process holds the lock.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -99,7 +101,7 @@ def locked(folder, user="Another training uses the checkpoint folder"):
                 f"{user} {os.fspath(folder)!r}: wait until it has ended, or give this one a "
                 "separate folder."
             ) from None
-        except OSError:  # Ignored: concurrent writers still leave a whole file.
+        except OSError:  # No locks here. Concurrent writers would still leave complete files.
             yield None
         else:
             yield handle
@@ -117,19 +119,24 @@ def _flush(path):
 
 
 def sealed(record, indent=None):
-    """Returns a dict of JSON values as bytes that `opened` can check; indented for people."""
+    """Returns a dict of JSON values as bytes of JSON with a digest, which `opened` checks.
+
+    Args:
+        record: Dict of JSON values.
+        indent: Int, the indentation of the JSON in spaces; None for a single line.
+    """
     return json.dumps({**record, _DIGEST: _digest_of(record)}, indent=indent).encode()
 
 
 def opened(content, form):
-    """Returns the dict that was passed to `sealed`.
+    """Returns the dict that was passed to `sealed`, after a check of its digest.
 
     Args:
-        content: Bytes.
-        form: String, the required entry "format".
+        content: Bytes, as `sealed` returned them.
+        form: String, the required value of the dict's entry "format".
 
     Raises:
-        ValueError: If the content differs, with the reason.
+        ValueError: If the content was changed or has another format, with the reason.
     """
     try:
         record = json.loads(content, object_pairs_hook=without_twins)
@@ -144,14 +151,20 @@ def opened(content, form):
 
 
 def without_twins(pairs):
-    """Returns a dict of JSON; refuses a repeated entry, as readers would differ on it."""
+    """Returns the dict of a JSON object; raises ValueError if a key occurs twice.
+
+    Programs that read JSON differ in the value that they take for such a key.
+
+    Args:
+        pairs: List of (key, value), as `json.loads` passes them to its `object_pairs_hook`.
+    """
     if len(record := dict(pairs)) < len(pairs):
         raise ValueError("it has an entry twice")
     return record
 
 
 def digest_of(content):
-    """Returns a string that identifies bytes."""
+    """Returns the BLAKE2b hash of bytes as a hexadecimal string."""
     return hashlib.blake2b(content).hexdigest()
 
 

@@ -1,8 +1,9 @@
-"""Connects tfdpx with Keras once both are imported, in either order, and imports neither.
+"""Installs the hook of tfdpx into Keras once both are imported, without importing Keras.
 
-So `import tfdpx` does not take the seconds that TensorFlow takes, and `tfdpx.accounting` works
-without it. Importing Keras after tfdpx installs the wrappers of `tfdpx._keras.hook`. Layers and
-optimizers, which Keras looks up by name in files, are imported when Keras first asks for them.
+`import tfdpx` therefore does not wait for TensorFlow to load, and `tfdpx.accounting` works without
+TensorFlow. If Keras is imported after tfdpx, that import installs the wrappers of
+`tfdpx._keras.hook`. The layers and optimizers of tfdpx are imported when Keras first looks up a
+class by the name in a file.
 """
 
 import importlib
@@ -25,7 +26,7 @@ def connect():
 
 def _install():
     if sys.modules["keras"].backend.backend() == "tensorflow":
-        # No module of `tfdpx._keras` can be half imported here: it imports Keras first.
+        # `tfdpx._keras` cannot be half imported here, because it imports Keras before all else.
         from tfdpx._keras import hook
 
         hook.install(_import_registered)
@@ -37,10 +38,13 @@ def _import_registered():
 
 
 class _AfterKeras:
-    """A module finder that lets others find Keras, and makes its loader install the hook."""
+    """A finder of modules that waits for the import of Keras and then installs the hook.
+
+    The other finders still find Keras; this one only wraps the loader that they return.
+    """
 
     def find_spec(self, name, path=None, target=None):
-        """Returns the spec of `keras` from the other finders; None for any other module."""
+        """Returns the other finders' spec of `keras`; None for any other module."""
         if name != "keras":
             return None
         other_finders = [finder.find_spec for finder in sys.meta_path if finder is not self]
@@ -58,5 +62,5 @@ class _AfterKeras:
                 sys.meta_path.remove(self)
                 _install()
 
-        # On the object: `inspect` and `importlib.resources` still recognise the loader.
+        # Set on the object, which keeps its class: `inspect` and `importlib.resources` need it.
         loader.exec_module = exec_module

@@ -1,8 +1,8 @@
-"""Resumes interrupted work in a folder, with the settings that it began with.
+"""Lets work that writes results to a folder, for example a sweep, resume after an interruption.
 
-A file in the folder holds the settings of its results. Other settings are refused, because they
-would mix up the results or make their epsilon wrong. Each result is written as soon as it is
-computed, and is not computed again.
+A file in the folder holds the settings of the work. A resume with other settings is refused: the
+folder would mix results of different settings, and their epsilon would be wrong. Each result is
+written as soon as it is computed and is not computed again.
 """
 
 import json
@@ -13,21 +13,22 @@ _FORMAT = "tfdpx.Settings/1"
 
 
 def begin(path, settings, holder, remedy, free=(), **more):
-    """Begins work with these settings, or resumes work that began with the same.
+    """Begins new work, or resumes work that was begun with the same settings.
 
     Args:
-        path: `pathlib.Path` of the file for the settings; its folder is created if needed.
+        path: `pathlib.Path` of the file of settings. Its folder is created if needed.
         settings: Dict of JSON values.
-        holder: String for the error, for example "The folder X holds a sweep".
-        remedy: String for the end of the error.
-        free: Names of settings that may change.
-        **more: JSON values to store with the settings of new work.
+        holder: String, the beginning of the error, for example "The folder X holds a sweep".
+        remedy: String, the end of the error.
+        free: Collection of strings, the names of settings that a resume may change.
+        **more: JSON values to save with the settings of new work. A resume ignores them.
 
     Returns:
-        The content of the file, a dict: "settings", and all of `more`.
+        Dict, the content of the file: "settings", and all of `more` of the first call.
 
     Raises:
-        ValueError: If the work began with other settings, naming one, or the file is damaged.
+        ValueError: If the work was begun with other settings, with the name of one that differs, or
+            if the file is damaged.
     """
     record = begun(path)
     if record is None:
@@ -38,7 +39,7 @@ def begin(path, settings, holder, remedy, free=(), **more):
 
 
 def begun(path):
-    """Returns the content of the file of work that has begun, as for `begin`, or None.
+    """Returns the content of the file of settings, as `begin` does; None if there is no file.
 
     Raises:
         ValueError: If the file is damaged.
@@ -52,14 +53,22 @@ def begun(path):
 
 
 def save(path, settings, **more):
-    """Writes the settings and `more` to a file, replacing earlier ones; returns its content."""
+    """Writes the settings and `more` to the file `path`, and returns its content, a dict."""
     record = json.loads(json.dumps({"format": _FORMAT, "settings": settings, **more}))
     files.write(path, files.sealed(record))
     return record
 
 
 def check_same(began, settings, holder, remedy, free=()):
-    """Raises ValueError that names a setting if `settings` differ from the first ones."""
+    """Raises ValueError, with the name of a setting, if it differs from the one at the beginning.
+
+    Args:
+        began: Dict, the settings at the beginning of the work.
+        settings: Dict, the settings now.
+        holder: String, the beginning of the error.
+        remedy: String, the end of the error.
+        free: Collection of strings, the names of settings that may differ.
+    """
     settings = json.loads(json.dumps(settings))
     for name in {**settings, **began}:
         was, now = began.get(name, "not given"), settings.get(name, "not given")
@@ -68,12 +77,12 @@ def check_same(began, settings, holder, remedy, free=()):
 
 
 def lines(path):
-    """Returns the dicts that `add_line` wrote to a file, a list."""
+    """Returns a list of the dicts that `add_line` has written to a file."""
     return [json.loads(line) for line in _whole_lines(path).splitlines()]
 
 
 def add_line(path, result):
-    """Appends a dict of JSON values to a file of results, one per line."""
+    """Appends one result, a dict of JSON values, as a line to a file of results."""
     files.write(path, _whole_lines(path) + json.dumps(result).encode() + b"\n", mode=0o644)
 
 

@@ -1,21 +1,21 @@
-"""Warnings that point to the user's line, at any depth of calls."""
+"""Warnings that show the line of the user's code, however deep in tfdpx they are raised."""
 
 import inspect
 import warnings
 
-# Packages with frames that are not the user's. `contextlib` is one because of context managers.
+# Packages with code that is not the user's. `contextlib` runs the context managers of tfdpx.
 _NOT_THE_USERS = {"tfdpx", "keras", "tensorflow", "sklearn", "joblib"}
 _NOT_THE_USERS |= {"contextlib", "threading", "concurrent", "weakref"}
 
 
 def warn(message):
-    """Warns with the line of the innermost frame outside of tfdpx and the packages that it calls.
+    """Warns, and shows the innermost line of code that is the user's, not tfdpx's or Keras's.
 
     Args:
-        message: String.
+        message: String, the text of the warning.
     """
     frame, level = inspect.currentframe().f_back, 2  # 2: the caller of this function.
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_USERS:
         frame, level = frame.f_back, level + 1
-    # If no frame is left (in a thread of ours), use the caller's line.
+    # A thread that tfdpx started has no line of the user's: show the caller of this function.
     warnings.warn(message, stacklevel=2 if frame is None else level)

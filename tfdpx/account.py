@@ -1,14 +1,16 @@
-"""The account: the privacy spent on a set of weights.
+"""The account: records the privacy that has been spent on a set of weights.
 
-It follows the weights, because these are published: it is kept when a model is compiled again,
-trained by another optimizer, saved, or copied by `copy_weights`. An account lists entries. Entries
-of one run are the same updates, recorded earlier and later, so the larger count is kept; other runs
-compose.
+An account belongs to weights, not to an optimizer, because the weights are published. The account
+survives when a model is compiled again, trained by another optimizer, saved, or copied by
+`copy_weights`. It lists entries of a `tfdpx.accounting.Ledger`. Two entries of the same run count
+the same updates, one earlier and one later, so only the larger count remains. Entries of different
+runs compose.
 
-A variable is of known or of unknown origin (`tfdpx._keras.origins`). It is known if an initializer
-of Keras has filled it after `import tfdpx`, or if its values came with a ledger. It becomes unknown
-when values are loaded without a ledger, set by `set_weights`, or trained by an ordinary optimizer,
-and known again by `tfdpx.checks.mark_public`. `variable.assign` cannot be detected.
+Each variable has an origin, known or unknown, in a mark on the variable (`tfdpx._keras.origins`).
+The origin is known if an initializer of Keras filled the variable after `import tfdpx`, or if the
+values came with a ledger. It becomes unknown if values are loaded without a ledger, set by
+`set_weights`, or trained by an ordinary optimizer; `tfdpx.checks.mark_public` makes it known again.
+tfdpx cannot detect `variable.assign`.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from tfdpx._warnings import warn
 from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
 
-# Layers with statistics of `private_adapt` that neither a model nor a plan has counted yet.
+# Layers adapted by `private_adapt` that neither a model's account nor a plan includes yet.
 uncounted: weakref.WeakSet = weakref.WeakSet()
 
-# Part of the number of every run of this process.
+# Random bits of this process: a forked process must not give its runs the numbers of its parent's.
 _process = secrets.randbits(52)
 
 
@@ -47,7 +49,7 @@ os.register_at_fork(after_in_child=_begin_process)
 
 
 class _PrivacySpend:
-    """Entries that no live optimizer adds to."""
+    """The entries of a loaded or copied ledger, to which no optimizer adds."""
 
     def __init__(self, ledger):
         self._entries = {}
@@ -61,64 +63,66 @@ class _PrivacySpend:
                 self._entries[entry.key] = entry
 
     def entries(self):
-        """Tuple of `Entry`."""
+        """Returns a tuple of `Entry`."""
         return tuple(self._entries.values())
 
 
 class Account(_PrivacySpend):
-    """The entries of the weights that one optimizer trains.
+    """The account of the weights that one optimizer trains. Every update adds to it.
 
     Args:
         state: The optimizer's `tfdpx.training.session.StepState`, which counts updates.
-        noise_multiplier: Float, the optimizer's.
-        unit: "example" or "user", the unit that updates clip.
+        noise_multiplier: Float, the noise multiplier of the optimizer.
+        unit: "example" or "user": an update clips the gradient of each example, or of each user.
     """
 
     def __init__(self, state, noise_multiplier, unit=EXAMPLE):
         super().__init__(Ledger())
-        self.on_spent = lambda: None  # Called when others have spent on the weights it follows.
+        self.on_spent = lambda: None  # Called when another account has spent on the same weights.
         self._state, self._noise_multiplier, self._unit = state, float(noise_multiplier), unit
         self._open = None  # The arguments of the entry in which updates are counted.
         self._counted = state.updates
         self._runs = set()
-        # Marks, weakly: weights must not outlive their model.
+        # Weak references to marks: an account must not keep the weights of a deleted model alive.
         self._followed, self._trained = weakref.WeakSet(), weakref.WeakSet()
-        self._models = weakref.WeakSet()  # Those that `follow` got: they may grow.
-        self.restored = None  # The number of a `tf.train.Checkpoint` with a whole ledger.
+        self._models = weakref.WeakSet()  # Models passed to `follow`. They may get more layers.
+        self.restored = None  # Identifies the last `tf.train.Checkpoint` with a complete ledger.
         self._warned = False
-        self._adapted = weakref.WeakSet()  # Layers with noisy statistics.
+        self._adapted = weakref.WeakSet()  # Layers with statistics of `private_adapt`.
         self.renew()
 
     @property
     def run(self):
-        """Int below 2**52 that names the current run in ledgers. It is no secret."""
+        """Int below 2**52 that identifies the current run in ledgers. It is not secret."""
         return (self._random ^ _process) | 1
 
     def renew(self, random=None):
-        """Starts another run.
+        """Starts a new run, with a new number.
 
         Args:
-            random: Int that all hosts share, or None.
+            random: Int that all hosts share, to give them the same run number; None on one host.
         """
         self._random = secrets.randbits(52) if random is None else random % 2**52 ^ _process
         if self._open is not None:
             self.open(**{name: self._open[name] for name in _OPENED})
 
     def has_made(self, run):
-        """Returns whether this optimizer has made the updates of the run with this number."""
+        """Returns whether this optimizer made the updates of the run with the number `run`."""
         return run in self._runs
 
     def open(self, sampling_probability, poisson_sampled, seeded, shuffled=False):
-        """Counts the next updates in an entry of such batches.
+        """Opens the entry of the ledger that counts the next updates.
 
         Args:
-            sampling_probability: Float in (0, 1], or None if unknown.
-            poisson_sampled: Bool, whether the batches are drawn as the accountant assumes.
-            seeded: Bool, whether the user chose a seed of draws or noise.
-            shuffled: Bool, whether a plan's own sampler cuts the batches from permutations.
+            sampling_probability: Float in (0, 1], the probability that an example is in a batch;
+                None if unknown.
+            poisson_sampled: Bool, whether each example is drawn independently, as the accountant
+                assumes.
+            seeded: Bool, whether the user chose the seed of the batches or the noise.
+            shuffled: Bool, whether the batches are parts of a permutation that tfdpx drew.
 
         Returns:
-            Dict of the arguments of the last call; None at first.
+            Dict of the arguments of the previous call; None if this is the first one.
         """
         self._settle()
         last, self._open = (
@@ -137,7 +141,7 @@ class Account(_PrivacySpend):
         return last and {name: last[name] for name in _OPENED}
 
     def _settle(self):
-        """Counts the updates after the last call in the open entry."""
+        """Adds the updates since the last call of this method to the open entry."""
         new_updates = self._state.updates - self._counted
         if new_updates <= 0:
             return
@@ -148,16 +152,16 @@ class Account(_PrivacySpend):
         self._counted += new_updates
         if not _is_complete(self._followed):
             for mark in self._trained:
-                mark.is_known = False  # They are computed from weights of unknown origin.
+                mark.is_known = False  # Updates were computed from weights of unknown origin.
         _tell_others(self, self._trained)
 
     def entries(self):
-        """Returns a tuple of `Entry`, including the current updates."""
+        """Returns a tuple of `Entry`, with all updates until now."""
         self._settle()
         return super().entries()
 
     def follow(self, model):
-        """Joins the past and future costs of the weights of a model, by any optimizer."""
+        """Includes all that any optimizer has spent, or will spend, on the weights of `model`."""
         self._models.add(model)
         for layer in layer_internals.flatten_layers(model):
             uncounted.discard(layer)
@@ -170,29 +174,29 @@ class Account(_PrivacySpend):
             self._followed.add(mark)
 
     def variables(self):
-        """Returns the `keras.Variable`s that are followed and alive, a list."""
+        """Returns a list of the `keras.Variable`s of models passed to `follow` that still exist."""
         return [v for mark in self._followed if (v := mark.owner()) is not None]
 
     def trains(self, variables):
-        """Tells other accounts that the updates of this one count for these weights.
+        """Records that this optimizer's updates change `variables`, so they count for these, too.
 
         Args:
-            variables: List of `keras.Variable` that updates change.
+            variables: List of `keras.Variable`.
         """
         for mark in map(mark_of, variables):
             mark.accounts.add(self)
             self._trained.add(mark)
 
     def arrays(self):
-        """Returns a dict of the uint8 arrays that Keras saves with the optimizer."""
+        """Returns a dict of uint8 arrays that hold the ledger in a file of Keras."""
         adapted = {layer.name: _digest(layer) for layer in self._adapted if _is_declared(layer)}
         return arrays_of(self.ledger(), adapted)
 
     def join(self, ledger):
-        """Joins a saved ledger of weights that this optimizer trains in a new run.
+        """Adds a saved ledger of the weights and starts a new run.
 
         Args:
-            ledger: `tfdpx.accounting.Ledger`.
+            ledger: `tfdpx.accounting.Ledger`, the privacy spent before on the weights.
         """
         self._settle()
         self._join(ledger)
@@ -203,9 +207,9 @@ class Account(_PrivacySpend):
         _tell_others(self, self._trained)
 
     def ledger(self):
-        """Returns all that was spent on the weights, a `tfdpx.accounting.Ledger`."""
+        """Returns the `tfdpx.accounting.Ledger` of all optimizers that have trained the weights."""
         self._settle()
-        for model in list(self._models):  # `Sequential.add` keeps the optimizer.
+        for model in list(self._models):  # `Sequential.add` may have added weights to a model.
             if any(mark_of(variable) not in self._followed for variable in model.weights):
                 self.follow(model)
         for account in _accounts_of(self._followed) - {self}:
@@ -215,10 +219,10 @@ class Account(_PrivacySpend):
         return Ledger(self.entries(), is_complete)
 
     def warn_of_unknown(self, spent=()):
-        """Warns once if the ledger may lack a part of the privacy loss.
+        """Warns if the ledger may lack a part of the privacy loss, once for each cause.
 
         Args:
-            spent: Tuple of the `Entry`s that the plan counts as spent before.
+            spent: Tuple of `Entry`, those that the plan includes as spent before.
         """
         runs = {entry.run for entry in (*spent, *self.entries())}
         for layer in list(uncounted):
@@ -247,10 +251,10 @@ _OPENED = ("sampling_probability", "poisson_sampled", "seeded", "shuffled")
 
 
 class SavedLedger(tf.train.experimental.PythonState):
-    """The ledger of an optimizer in files of `tf.train.Checkpoint`.
+    """Saves and restores the ledger of an optimizer with `tf.train.Checkpoint`.
 
     Args:
-        optimizer: The tfdpx optimizer.
+        optimizer: An optimizer of tfdpx.
     """
 
     def __init__(self, optimizer):
@@ -258,11 +262,20 @@ class SavedLedger(tf.train.experimental.PythonState):
         self._optimizer = weakref.ref(optimizer)
 
     def serialize(self):
-        """Returns the ledger as JSON."""
+        """Returns the ledger as a string of JSON."""
         return self._optimizer().account.ledger().to_json()
 
     def deserialize(self, string_value):
-        """Joins a saved ledger; TensorFlow calls it before it restores any variable."""
+        """Adds a saved ledger to the account.
+
+        TensorFlow calls this method before it restores any variable.
+
+        Args:
+            string_value: Bytes, as `serialize` returned them.
+
+        Raises:
+            ValueError: If the ledger was saved by tfdpx 0.2.
+        """
         if not isinstance(string_value, bytes):
             raise ValueError(saved.OF_0_2)
         account = self._optimizer().account
@@ -272,14 +285,14 @@ class SavedLedger(tf.train.experimental.PythonState):
 
 
 def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.Layer) -> None:
-    """Copies weights together with their account: epsilon stays known.
+    """Copies weights together with their account, so epsilon is still known for the copy.
 
-    `target.set_weights(source.get_weights())` copies arrays without it, so the ledger of `target`
-    becomes incomplete.
+    In contrast, `target.set_weights(source.get_weights())` copies only the values. The ledger of
+    `target` is then incomplete.
 
     Args:
         source: A built model or layer.
-        target: A built model or layer. Its weights have the same shapes, in the same order.
+        target: A built model or layer with weights of the same shapes, in the same order.
 
     Raises:
         ValueError: If the shapes of the weights differ.
@@ -302,11 +315,12 @@ def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.
 
 
 def arrays_of(ledger, adapted=()):
-    """Returns a dict of the uint8 arrays by which a file of Keras has a ledger.
+    """Returns a dict of uint8 arrays that hold a ledger in a file of Keras.
 
     Args:
         ledger: `tfdpx.accounting.Ledger`.
-        adapted: Dict from names of layers to the digests of their statistics.
+        adapted: Dict from the names of layers with noisy statistics to the digests of these
+            statistics. The ledger includes their cost.
     """
     texts = {saved.LEDGER: ledger.to_json(), saved.ADAPTED: json.dumps(dict(adapted))}
     return {name: np.frombuffer(text.encode(), "uint8") for name, text in texts.items()}
@@ -316,8 +330,8 @@ def attach(ledger, variables):
     """Adds a ledger to the accounts of weights.
 
     Args:
-        ledger: `tfdpx.accounting.Ledger` with entries that name their runs.
-        variables: List of `keras.Variable`.
+        ledger: `tfdpx.accounting.Ledger` with a run number in each entry.
+        variables: List of `keras.Variable`, the weights.
     """
     spent = _PrivacySpend(ledger)
     for mark in map(mark_of, variables):
@@ -333,7 +347,7 @@ def attach(ledger, variables):
 
 
 def are_initialized(variables):
-    """Returns whether the initial values of all variables were seen being made by initializers.
+    """Returns whether an initializer of Keras filled each variable while tfdpx watched.
 
     Args:
         variables: List of `keras.Variable`.
@@ -342,11 +356,11 @@ def are_initialized(variables):
 
 
 def pass_on(source, target):
-    """Copies accounts and origin from weights to others that get their values.
+    """Copies the accounts and the origin of weights to other weights that get their values.
 
     Args:
-        source: List of `keras.Variable`.
-        target: List of `keras.Variable`.
+        source: List of `keras.Variable`, the weights that are copied.
+        target: List of `keras.Variable`, the copies.
     """
     marks = [mark_of(variable) for variable in source]
     accounts, is_known = _accounts_of(marks), _is_complete(marks)
@@ -359,10 +373,10 @@ def pass_on(source, target):
 
 
 def ledger_of(variables):
-    """Returns all that was spent on weights, with or without an optimizer.
+    """Returns the ledger of all that was spent on weights. They need no optimizer.
 
     Args:
-        variables: List of `keras.Variable`.
+        variables: List of `keras.Variable`, the weights.
 
     Returns:
         `tfdpx.accounting.Ledger`.
@@ -373,20 +387,23 @@ def ledger_of(variables):
 
 
 def declare_statistics(layer, ledger):
-    """Declares the cost of the present statistics of a layer.
+    """Records the privacy that the present statistics of a preprocessing layer have cost.
 
     Args:
-        layer: A `keras.Layer` with an `adapt`.
-        ledger: `tfdpx.accounting.Ledger`; empty if they are public.
+        layer: A `keras.Layer` with an `adapt` method, for example `keras.layers.Normalization`.
+        ledger: `tfdpx.accounting.Ledger`, the cost; empty if the statistics are public.
     """
     mark_of(layer).statistics = ledger, layer_internals.adapted_statistics(layer)
 
 
 def ledger_of_statistics(layer):
-    """Returns the declared `Ledger` of a layer's statistics; None without one or if they changed.
+    """Returns the `Ledger` that `declare_statistics` recorded for the statistics of a layer.
 
     Args:
         layer: A `keras.Layer`.
+
+    Returns:
+        `tfdpx.accounting.Ledger`. None if none was recorded, or the statistics have changed since.
     """
     ledger, values = mark_of(layer).statistics or (None, None)
     if ledger is None:
@@ -402,7 +419,7 @@ def _is_declared(layer):
 
 
 def _digest(layer):
-    """Returns a string that identifies the present statistics of a layer with an `adapt`."""
+    """Returns the SHA-256 hash of the present statistics of a layer as a hexadecimal string."""
     arrays = step_context.eagerly(layer_internals.adapted_statistics, layer) or ()
     text = "".join(f"{array.dtype}{array.shape}{array.tolist()}" for array in arrays)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -417,9 +434,9 @@ def _is_complete(marks):
 
 
 def _tell_others(account, marks):
-    """Tells optimizers that follow weights of this account that more was spent on these."""
+    """Tells the other optimizers of some weights that `account` has spent more on them."""
     for other in set().union(*(mark.followers for mark in marks)) - {account}:
-        step_context.eagerly(other.on_spent)  # A plan's `spent` joins while a step is traced.
+        step_context.eagerly(other.on_spent)  # May run while a step is traced, with `spent=`.
 
 
 def _loading(model, arrays):
@@ -430,11 +447,11 @@ def _loaded(model, arrays, ledger, known):
     if ledger is None:
         return
     mark_known(known)
-    # All: a file does not tell which were trained; some may be frozen or hold LoRA.
-    attach(ledger, model.weights)  # Makes them unknown again if it is incomplete.
+    # To all weights, even frozen ones: the file does not tell which of them were trained.
+    attach(ledger, model.weights)  # Their origin becomes unknown if the ledger is incomplete.
     adapted = saved.adapted(arrays)
     for layer in layer_internals.flatten_layers(model):
-        # The name is not enough: a layer may have been adapted without noise.
+        # Names are not enough: a layer of the same name may have been adapted without noise.
         if layer.name in adapted and adapted[layer.name] == _digest(layer):
             declare_statistics(layer, ledger)  # It has the releases.
 

@@ -1,6 +1,6 @@
 """Keras callbacks: stop at a budget, save a run, log values that the guarantee covers."""
 
-from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.training.callbacks import BudgetExceeded, PrivacyBudget, TensorBoard
 from tfdpx.training.checkpoint import Checkpoint
 

@@ -1,6 +1,6 @@
-"""`fit` on many devices and many hosts, including cases that Keras does not support."""
+"""`fit` on several devices and hosts, also where the `fit` of Keras does not support them."""
 
-from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.training.distributed import fit
 
 __all__ = ["fit"]

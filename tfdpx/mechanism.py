@@ -4,13 +4,15 @@ One update is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
 
     g = 1/B * sum_i clip_C(1/K * sum_j grad l_ij) / C + sigma/B * xi,    xi ~ N(0, I),
 
-where g_i is the mean of an example's gradients over its K views, and B the declared batch size.
-With individual accounting each example has a separate clip f_i C, f_i <= 1: it moves the sum by
-f_i/B. With class weights w each term is multiplied by clip(w_i / w_max, 0, 1), after the clip.
+where the inner sum runs over the K views (augmented copies) of example i, and B is the declared
+batch size. Two options make terms smaller. With individual accounting each example has a separate
+clip f_i C with f_i <= 1, so the example changes the sum by at most f_i/B. With class weights w each
+term is multiplied by clip(w_i / w_max, 0, 1) after it is clipped.
 
 Guarantee: adding or removing one example changes the sum before the noise by at most 1/B in l2
 norm, because each term is `clip_C(.)/C`, and B is a constant. So the update is one application of
-the Gaussian mechanism with noise multiplier sigma. Regularisers added afterwards read no data.
+the Gaussian mechanism with noise multiplier sigma. Weight regularisers are added to the noisy
+gradient and read no data.
 """
 
 import math
@@ -22,9 +24,10 @@ from tfdpx import noise
 from tfdpx.per_example import rounding
 
 _KEY = object()
-# Number of values per row of noise: TensorFlow splits rows of 64 bytes without a copy.
+# The noise is drawn as a matrix with rows of 16 floats: TensorFlow splits rows of 64 bytes without
+# copying them.
 _ROW = 16
-# The operations that give noisy sums, for checks of graphs.
+# The operations that return noisy sums. Checks of a graph look them up here.
 private_operations: weakref.WeakSet = weakref.WeakSet()
 # The remedy for a custom training step.
 INSTEAD_OF_TRAIN_STEP = (
@@ -34,12 +37,13 @@ INSTEAD_OF_TRAIN_STEP = (
 
 
 class PrivateGradient:
-    """One variable's gradient after clipping, summing and noise: the only input of an optimizer.
+    """The noisy gradient of one variable; a tfdpx optimizer accepts no other gradients.
 
-    It is a type instead of a flag because replicas run in threads. Only `privatize` creates one.
+    Only `privatize` creates one, after clipping, summing and adding noise. A type marks such
+    gradients, rather than a flag of the optimizer, because replicas run in parallel threads.
 
     Attributes:
-        tensor: float32 tensor.
+        tensor: float32 tensor with the shape of the variable.
     """
 
     def __init__(self, tensor, key):
@@ -49,11 +53,12 @@ class PrivateGradient:
                 "`model.fit` or `model.train_step` with a tfdpx optimizer."
             )
         self.tensor = tensor
-        # Set by the optimizer's override of Keras's all-reduce, and checked at the update.
+        # The optimizer sets this in its override of Keras's all-reduce and checks it when it
+        # updates the variable.
         self.all_reduce_passed = False
 
     def __add__(self, tensor):
-        """Returns the sum with a tensor computed without the data, as for a weight regulariser."""
+        """Returns the sum with a tensor that depends on no data, e.g. of a weight regulariser."""
         return PrivateGradient(self.tensor + tensor, _KEY)
 
 
@@ -69,16 +74,19 @@ def check_private(gradients):
 
 
 def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
-    """Returns float32 [n]: `1/(B C) * min(1, C/norm)`; NaN or 0 for norms that are not finite.
+    """Returns the factors by which the gradients of n examples are multiplied to clip them.
 
-    With `fractions` f it is `1/(B C) * min(1, f C/norm)`.
+    They are `1/(B C) * min(1, C/norm)`, or `1/(B C) * min(1, f C/norm)` with `fractions` f.
 
     Args:
-        squared_norms: float32 [n].
-        l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy. Or a float32 tensor
-            [n] of `tfdpx.AdaptiveClip`, which is finite and large enough.
+        squared_norms: float32 [n], the squared l2 norms of the gradients.
+        l2_norm_clip: Float, C. Infinity does not clip: all factors are 1/B, without privacy. Or a
+            float32 tensor [n] from `tfdpx.AdaptiveClip`, with finite values that are large enough.
         batch_size: Int, B.
-        fractions: Optional float32 [n] in (0, 1], f: the part of C that each example is clipped to.
+        fractions: Optional float32 [n] in (0, 1], f: example i is clipped to the norm `f_i C`.
+
+    Returns:
+        float32 [n]. The factor of a norm that is not finite is NaN or 0.
 
     Raises:
         ValueError: If C is so small that the squares of gradients of its size are zero in float32.
@@ -102,36 +110,44 @@ def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
 
 
 def zero_invalid(factors, squared_norms, present):
-    """Returns `factors` with 0 for absent or non-finite examples, for any clip policy.
+    """Returns the clip factors, with 0 for each example that must not contribute.
 
-    Factors that are not finite become 0 too, for example one divided by a norm of zero.
+    These are absent examples, examples with a norm that is not finite, and factors that are not
+    finite, for example one that a clip policy has divided by a norm of zero.
 
     Args:
-        factors: float32 [n].
-        squared_norms: float32 [n].
-        present: bool [n].
+        factors: float32 [n], from any clip policy.
+        squared_norms: float32 [n], the squared norms of the gradients.
+        present: bool [n], whether each row of the batch is an example rather than padding.
     """
     finite = tf.math.is_finite(squared_norms) & tf.math.is_finite(factors)
     return tf.where(finite & present, factors, 0.0)
 
 
 def weight_factors(weights, largest):
-    """Returns float32 [n]: `clip(w / w_max, 0, 1)` for clipped gradients; NaN for invalid weights.
+    """Returns the factors `clip(w / w_max, 0, 1)` for clipped gradients with class weights w.
+
+    They are at most 1, so the sensitivity does not depend on the weights or on `largest`.
 
     Args:
-        weights: float32 [n], w. Negative and non-finite ones are invalid.
-        largest: Float, w_max. No bound depends on it, or on the weights.
+        weights: float32 [n], w, the weight of each example.
+        largest: Float, w_max, the largest class weight.
+
+    Returns:
+        float32 [n]; NaN for a weight that is negative or not finite.
     """
     is_valid = tf.math.is_finite(weights) & (weights >= 0)
     return tf.where(is_valid, tf.clip_by_value(weights / largest, 0.0, 1.0), float("nan"))
 
 
 def cap_to_sensitivity(factors, squared_norms, batch_size):
-    """Returns `factors` limited so that an example adds at most 1/B, for any clip policy.
+    """Returns the clip factors, reduced where an example would add more than 1/B to the sum.
+
+    This enforces the sensitivity for any clip policy, also one that a user wrote.
 
     Args:
-        factors: float32 [n].
-        squared_norms: float32 [n].
+        factors: float32 [n], from any clip policy.
+        squared_norms: float32 [n], the squared norms of the gradients.
         batch_size: Int, B.
     """
     most = 1.0 / tf.sqrt(squared_norms) / float(batch_size)
@@ -139,23 +155,26 @@ def cap_to_sensitivity(factors, squared_norms, batch_size):
 
 
 def privatize(sums, noise_multiplier, batch_size, seed):
-    """Returns `sum + sigma / B * xi` for each of `sums`, with one draw of noise for all.
+    """Adds noise to sums of clipped gradients: `sum + sigma / B * xi` with xi from N(0, I).
+
+    The noise of all variables is one draw, which is faster than a draw for each.
 
     Args:
-        sums: List of float32 tensors: clipped sums over the whole logical batch, in units of
-            `l2_norm_clip`, divided by B.
+        sums: List of float32 tensors, one per variable: the sums of clipped gradients over the
+            whole batch, divided by `l2_norm_clip` and by B.
         noise_multiplier: Float, sigma.
         batch_size: Int, B.
-        seed: int64 tensor [2], of this step.
+        seed: int64 tensor [2], the secret seed of this update.
 
     Returns:
-        List of `PrivateGradient`.
+        List of `PrivateGradient`, in the same order.
     """
     deviation = noise_multiplier / batch_size
     if noise_multiplier:
         sizes = [math.prod(s.shape) for s in sums]
         rows = [-(-size // _ROW) for size in sizes]
-        # Without this it could be drawn when the step starts, and take memory throughout.
+        # The noise must wait for the sums. TensorFlow could otherwise draw it at the beginning of
+        # the step, where it would take memory during the whole step.
         with tf.control_dependencies(sums):
             seed = tf.identity(seed)
         drawn = tf.split(noise.normal([sum(rows), _ROW], seed, deviation), rows)

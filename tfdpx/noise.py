@@ -1,8 +1,9 @@
-"""Gaussian noise that is the same on every replica and can be replayed by (seed, step).
+"""Gaussian noise that depends only on a seed, so that all replicas draw the same noise.
 
-The normals are Box-Muller transforms of Philox bits, because `tf.random.stateless_normal` has
-different values with and without XLA for one seed; the integers of `stateless_uniform` do not.
-Seeds are 128 bits and secret: anyone who knows them can remove the noise.
+The normals are Box-Muller transforms of integers from the Philox generator.
+`tf.random.stateless_normal` cannot be used, because its values for one seed differ with and without
+XLA; the integers of `tf.random.stateless_uniform` are the same. A seed has 128 bits and is secret:
+anyone who knows it can subtract the noise.
 """
 
 import hashlib
@@ -16,14 +17,14 @@ from tfdpx._keras import tensorflow_internals
 
 
 def make_seed(seed=None):
-    """Returns an int64 array-like of shape [2]: 128 bits for `tf.random.stateless_*`.
+    """Returns a seed of 128 bits for the functions of this module.
 
     Args:
-        seed: Optional int. None draws from the operating system, as private training requires.
-            An int is stretched by SHA-256, for repeatable experiments.
+        seed: Optional int. With None the operating system draws the seed, as private training
+            requires. An int is hashed by SHA-256, for experiments that must be repeatable.
 
     Returns:
-        List of two ints in [-2**63, 2**63).
+        List of two ints in [-2**63, 2**63), for an int64 tensor of shape [2].
 
     Raises:
         ValueError: If `seed` is neither None nor an int.
@@ -40,23 +41,33 @@ def make_seed(seed=None):
     return [int.from_bytes(bits[i : i + 8], "big", signed=True) for i in (0, 8)]
 
 
-# Number of values drawn at a time, which bounds the memory of intermediate results.
+# The most values that are drawn at once, to bound the memory of intermediate results.
 _CHUNK = 2**20
+# A value that random words practically never all have; see `_in_a_loop`.
 _UNLIKELY = 0x5DEECE66D
-# For `tf.raw_ops`: the algorithm, and the key with which TensorFlow scrambles a seed.
+# Constants of TensorFlow: the number of the algorithm, and the key that scrambles a seed.
 _PHILOX, _SCRAMBLING = 1, 0x02461E293EC8F720
-# Makes the seeds of radii and angles different from all others.
+# Folded into a seed, so that radii and angles have other seeds than all other random numbers.
 _KEY = int.from_bytes(b"normal", "big")
 
 _RADIUS_BITS = 64
-# In units of the standard deviation: the least uniform is half a step of its bits.
+# The largest radius, in standard deviations. It belongs to the smallest uniform number, which is
+# half of 2**-64.
 LARGEST_RADIUS = math.sqrt(2.0 * (_RADIUS_BITS + 1) * math.log(2.0))
 
 
 def fold_in(seed, *numbers):
-    """Returns an int64 seed of shape [2] that depends on `seed` and on `numbers` in order.
+    """Returns a new seed that depends on `seed`, on `numbers` and on the order of these.
 
-    All 128 bits stay secret; `tf.random.experimental.stateless_fold_in` would halve them.
+    The new seed has 128 secret bits, too; `tf.random.experimental.stateless_fold_in` would halve
+    them.
+
+    Args:
+        seed: int64 tensor of shape [2].
+        *numbers: Ints or integer scalars, for example the number of the update.
+
+    Returns:
+        int64 tensor of shape [2].
     """
     for number in numbers:
         number = tf.cast(number, "int64")
@@ -66,15 +77,18 @@ def fold_in(seed, *numbers):
 
 
 def words(shape, seed, dtype):
-    """Returns uniform integers, a pure function of the arguments on every device and with XLA.
+    """Returns uniform random integers that depend only on the arguments.
 
-    They are the bits of `tf.random.stateless_uniform(..., alg="philox")`, in a third of its
-    operations.
+    They are the same on every device, with and without XLA. The values equal those of
+    `tf.random.stateless_uniform(..., alg="philox")`, which needs three times as many operations.
 
     Args:
         shape: Sequence of ints, or int32 tensor.
         seed: Integer tensor of shape [2].
         dtype: tf.int32, tf.int64, tf.uint32 or tf.uint64.
+
+    Returns:
+        Tensor of `shape` and `dtype`, uniform over all values of `dtype`.
     """
 
     def philox(shape, key, counter, dtype):
@@ -89,20 +103,22 @@ def words(shape, seed, dtype):
 
 
 def normal(shape, seed, stddev=1.0):
-    """Returns independent N(0, stddev^2) float32 values, a pure function of the arguments.
+    """Returns independent N(0, stddev^2) values that depend only on the arguments.
 
-    Values come in pairs of a radius and an angle. The tail: a radius takes 64 bits, so that none
-    exceeds `LARGEST_RADIUS`, 9.49 `stddev`; a true normal pair exceeds it with probability 2**-65.
-    `tfdpx.accounting.gaussian` bounds the delta that this adds. The body: radius and angle are
-    rounded to float32, so values form a discrete set with steps of about 1e-7 of the radius, also
-    near zero and in the tail. Privacy against an adversary who reads the last bits of a float32 is
-    not covered (Mironov 2012, "On Significance of the Least Significant Bits for Differential
-    Privacy"): epsilon is computed for real numbers.
+    A radius and an angle give a pair of values. Two approximations matter for privacy:
+
+    - The tail is cut off. A radius is computed from 64 random bits and never exceeds
+      `LARGEST_RADIUS`, which is 9.49 `stddev`. A true pair of normals exceeds it with a probability
+      of 2**-65. `tfdpx.accounting.gaussian` bounds the delta that this adds.
+    - Radius and angle are rounded to float32, so the values are discrete, with steps of about 1e-7
+      of the radius. Epsilon is computed for real numbers, so the guarantee does not hold against an
+      adversary who reads the last bits of a float32 (Mironov 2012, "On Significance of the Least
+      Significant Bits for Differential Privacy").
 
     Args:
         shape: Static shape, a sequence of ints.
         seed: int64 tensor of shape [2].
-        stddev: Float.
+        stddev: Float, the standard deviation.
 
     Returns:
         float32 tensor of `shape`.
@@ -114,7 +130,8 @@ def normal(shape, seed, stddev=1.0):
     if count == 1 and not under_xla:
         drawn = tf.concat(_box_muller(-(-size // 2), *tf.unstack(seeds[0]), stddev), axis=0)
         return tf.reshape(drawn[:size], shape)
-    # One loop is faster to trace; separate loops run in parallel if XLA compiles for a CPU.
+    # One loop over all chunks is faster to trace. With XLA each chunk has a separate loop, because
+    # XLA runs these in parallel on a CPU.
     groups = tf.split(seeds, count) if under_xla else [seeds]
     pairs = -(-size // (2 * count))
     drawn = tf.concat([_in_a_loop(pairs, group, stddev) for group in groups], axis=0)
@@ -122,18 +139,27 @@ def normal(shape, seed, stddev=1.0):
 
 
 def _seeds(seed, count):
-    """Returns int64 [count, 2, 2]: for each chunk a seed of the radii and one of the angles."""
+    """Returns int64 [count, 2, 2]: for each chunk, a seed for the radii and one for the angles."""
     return tf.reshape(words([4 * count], fold_in(seed, _KEY), tf.int64), [count, 2, 2])
 
 
 def _in_a_loop(pairs, seeds, stddev):
-    """Returns float32 [2 * count, pairs]: the `_box_muller` of each of `seeds` [count, 2, 2].
+    """Returns the results of `_box_muller` for each pair of seeds, computed in a loop.
 
-    XLA does not fuse a loop into its readers. Without the loop it would draw the bits again for
-    every element of every reader.
+    The loop is for XLA, which does not fuse a loop with the operations that read its result.
+    Without a loop, XLA would draw the same random bits again in each of these operations.
+
+    Args:
+        pairs: Int, the number of pairs of values for one pair of seeds.
+        seeds: int64 [count, 2, 2], as `_seeds` returns them.
+        stddev: Float.
+
+    Returns:
+        float32 [2 * count, pairs].
     """
     count = seeds.shape[0]
-    # This equals `count`, but no compiler can know it: XLA unrolls a loop of one turn.
+    # `turns` equals `count`, but the compiler cannot know that. XLA would unroll a loop with one
+    # turn.
     turns = count + tf.cast(tf.reduce_all(seeds == _UNLIKELY), "int32")
 
     def turn(index, drawn):
@@ -149,7 +175,7 @@ def _in_a_loop(pairs, seeds, stddev):
 
 
 def _box_muller(pairs, radius_seed, angle_seed, stddev):
-    """Two float32 [pairs], the first and the second of each pair."""
+    """Returns independent N(0, stddev^2) values as two float32 tensors of shape [pairs]."""
     log = _log_uniform(words([pairs], radius_seed, tf.int64))
     radius = tf.sqrt((-2.0 * stddev**2) * log)
     word = words([pairs], angle_seed, tf.int32)
@@ -158,10 +184,17 @@ def _box_muller(pairs, radius_seed, angle_seed, stddev):
 
 
 def _log_uniform(word):
-    """Returns float32 log(u) for u = (word + 0.5) / 2**64 modulo 1, from int64 words; below zero.
+    """Returns log(u) for uniform u in (0, 1), from random words: u = (word + 0.5) / 2**64 mod 1.
 
-    A float32 cannot resolve u near 1, where radii are small, but it resolves 1 - u.
+    A float32 cannot represent u precisely near 1, where radii are small. The function therefore
+    computes log1p(u - 1) there.
+
+    Args:
+        word: int64 tensor.
+
+    Returns:
+        float32 tensor of the same shape, with values below zero.
     """
-    # Half a step up: neither end of the interval can occur. From -0.5 to 0.5, as u modulo 1 is.
+    # u, or u - 1 for negative words: between -0.5 and 0.5. Adding 0.5 excludes u = 0.
     nearest = (tf.cast(word, "float32") + 0.5) * 2.0**-_RADIUS_BITS
     return tf.where(nearest > 0, tf.math.log(nearest), tf.math.log1p(nearest))

@@ -1,4 +1,4 @@
-"""Private estimators with the interface of scikit-learn, and a ledger after `fit`.
+"""Private estimators with the interface of scikit-learn. After `fit` they have a privacy ledger.
 
     from tfdpx.sklearn import PrivateClassifier, cross_validate
 
@@ -6,9 +6,9 @@
     classifier.fit(X, y)
     print(classifier.ledger_.statement())
 
-Other steps of a pipeline that learn from private rows, for example a `StandardScaler` or a
-`OneHotEncoder` without `categories`, add no noise, and no ledger counts them. See
-docs/data_scientists.md.
+Only these estimators are private. Other steps of a pipeline may learn from private rows as well,
+for example a `StandardScaler` or a `OneHotEncoder` without `categories`. They add no noise, and no
+ledger counts them. See docs/data_scientists.md.
 """
 
 from tfdpx.tables.estimators import PrivateClassifier, PrivateRegressor, cross_validate

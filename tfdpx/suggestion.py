@@ -1,4 +1,4 @@
-"""Settings for the private training of a network, from its plan and its weights only."""
+"""Suggests settings for private training from the plan and the model, without reading data."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ SGD, ADAM = "sgd", "adam"
 GOOD, HARD, HOPELESS = "good", "hard", "hopeless"
 DENSE, ATTENTION, TRAINED, OTHER = "dense", "attention", "trained before", "other"
 
-# The noise that all updates together add to a weight, which the best learning rates keep constant,
-# for networks of up to so many trained weights (experiments/settings). For more weights it falls
-# with their cube root, in new weights at most to a half.
+# The total noise that all updates add to a weight. The best learning rates keep it constant for
+# networks of up to `_FEW_WEIGHTS` trained weights (experiments/settings). For larger networks it
+# falls with the cube root of the number of weights, but not below `_LEAST_SHARE` of this value
+# unless the weights were trained before.
 _NOISE = {SGD: 0.18, ADAM: 0.15}
 _FEW_WEIGHTS, _LEAST_SHARE = 1e5, 0.5
-# The part of it for weights that were trained before.
+# Weights that were trained before get this part of the total noise.
 TRAINED_SHARE = 0.5
-# With little noise the updates themselves would be too large. The largest rates of networks of
-# dense layers and of others with `_OF_WEIGHTS` weights, the powers at which they fall with more,
-# and the largest rates of attention that was not trained before.
+# With little noise, the rule above would give rates so large that training diverges. So there is a
+# largest rate: for each kind of network, the rate with `_OF_WEIGHTS` weights and the power of the
+# number of weights with which it falls. Networks with attention that are new have another one.
 _OF_WEIGHTS, _LARGEST = 26_000, {DENSE: (5.0, 0.15), OTHER: (4.0, 0.4)}
 _LEAST_LARGEST, _MOST_LARGEST = 1.0, 6.0
 _LARGEST_OF_ATTENTION = {SGD: 0.5, ADAM: 0.004}
-# The least signal, see `Suggestion.signal`, of a good and of a hopeful training.
+# The least `Suggestion.signal` for the outlook "good" and for the outlook "hard".
 _GOOD_FROM, HARD_FROM = 12.0, 2.0
-# Layers that `make_private_model` changes.
+# Layers that `make_private_model` replaces by others.
 _CHANGED = (keras.layers.BatchNormalization, keras.layers.GlobalAveragePooling2D)
 CLIP, EMA_MOMENTUM = 0.1, 0.9999
 _LEAST_BATCH, _MOST_BATCH, _STEPS, _EPOCHS = 1024, 4096, 200, 10
@@ -42,15 +43,16 @@ class Suggestion:
     """Settings for the private training of a network, which `tfdpx.suggest` returns.
 
     Attributes:
-        learning_rate: Float, for the plan as it is: of `DPSGD` without momentum, or of `DPAdam`.
-        l2_norm_clip: Float, below most norms of gradients.
-        ema_momentum: Float, for `use_ema=True`, the average of the weights.
-        batch_size: Int, the expected examples per update that a new plan would better have.
-        steps: Int, its updates, at the same epsilon and delta.
+        learning_rate: Float, the learning rate of `DPSGD` without momentum, or of `DPAdam`, for
+            training with the plan that was passed to `suggest`.
+        l2_norm_clip: Float, a clip that is smaller than the norms of most gradients.
+        ema_momentum: Float, the momentum of the weights' moving average, with `use_ema=True`.
+        batch_size: Int, a better expected batch size, for a new plan.
+        steps: Int, the number of updates for this batch size, at the same epsilon and delta.
         signal: Float, the length of the largest possible sum of all updates divided by the length
             of their noise, `batch_size * sqrt(steps) / (noise_multiplier * sqrt(weights))`.
-        outlook: "good", "hard" or "hopeless", by the signal.
-        advice: String, a sentence about the outlook, with the code of the remedies.
+        outlook: "good", "hard" or "hopeless", which depends only on the signal.
+        advice: String, a sentence about the outlook. It names remedies, some as code.
     """
 
     learning_rate: float
@@ -64,24 +66,25 @@ class Suggestion:
 
 
 def suggest(plan: PrivacyPlan, model: keras.Model | int, optimizer: str = SGD) -> Suggestion:
-    """Suggests settings for training a network, and tells how well it can learn.
+    """Suggests settings for private training, and tells how well the model can learn.
 
     No example is read, so the suggestion costs no privacy. The rule was fitted to simulated
-    trainings of networks of 650 to 10 million weights, on inputs around zero or on dark paper:
-    `experiments/settings` has the table, and docs/choosing.md the errors on networks and images
-    that took no part. Bright images in [0, 1] need a third of the learning rate of `DPSGD`, so
-    centre them. Test half and twice the learning rate on public data.
+    trainings of networks of 650 to 10 million weights. Their inputs had values around zero, or were
+    mostly dark images such as MNIST. `experiments/settings` has the results, and docs/choosing.md
+    tells how good the rule is for networks and images that it was not fitted to. Centre your
+    images: with bright images in [0, 1], a third of the suggested learning rate of `DPSGD` is
+    best. Try half and twice the learning rate on public data as well.
 
     Args:
-        plan: A `tfdpx.PrivacyPlan`.
-        model: A built `keras.Model`, or the number of its trained weights.
+        plan: A `tfdpx.PrivacyPlan`, for the training.
+        model: A built `keras.Model`, or an int, the number of its trained weights.
         optimizer: "sgd" for `DPSGD` without momentum, or "adam" for `DPAdam` and `DPAdamW`.
 
     Returns:
         A `Suggestion`.
 
     Raises:
-        ValueError: If an argument is invalid, or no weight of the model trains.
+        ValueError: If an argument is invalid, or the model has no trainable weights.
 
     Example:
     >>> plan = tfdpx.PrivacyPlan(4000, 1024, steps=200, epsilon=3.0, delta=1e-5)
@@ -120,18 +123,19 @@ def suggest(plan: PrivacyPlan, model: keras.Model | int, optimizer: str = SGD) -
 def learning_rate(
     noise: float, steps: int, weights: int, optimizer: str = SGD, kind: str = OTHER
 ) -> float:
-    """Returns the learning rate of the rule.
+    """Returns the learning rate that the rule of `suggest` gives.
 
-    The noise of all updates together moves each weight by about `rate * noise * sqrt(steps)`
-    (DP-SGD), or `rate * sqrt(steps)` (DP-Adam: its denominator is mostly noise). The rule
-    keeps this constant for few weights, and has a largest rate for little noise.
+    The noise of all updates together moves each weight by about `rate * noise * sqrt(steps)` with
+    DP-SGD. With DP-Adam, which divides by a root that is mostly noise, it is `rate * sqrt(steps)`.
+    The rule keeps this distance constant in small networks and reduces it in large ones. If there
+    is little noise, a largest rate applies instead.
 
     Args:
-        noise: Float, the noise multiplier over the batch size.
-        steps: Int, model updates.
-        weights: Int, trained weights.
+        noise: Float, the noise multiplier divided by the batch size.
+        steps: Int, the number of updates.
+        weights: Int, the number of trained weights.
         optimizer: "sgd" or "adam".
-        kind: "dense", "attention", "trained before" or "other".
+        kind: "dense", "attention", "trained before" or "other", the kind of network.
     """
     share = min((_FEW_WEIGHTS / weights) ** (1 / 3), 1.0)
     share = TRAINED_SHARE * share if kind == TRAINED else max(share, _LEAST_SHARE)
@@ -147,19 +151,24 @@ def learning_rate(
 
 
 def signal_of(plan: PrivacyPlan, weights: int) -> float:
-    """Returns `Suggestion.signal` for a number of trained weights; infinite without noise."""
+    """Returns `Suggestion.signal`, a float, which is infinite without noise.
+
+    Args:
+        plan: A `tfdpx.PrivacyPlan`.
+        weights: Int, the number of trained weights.
+    """
     noise = plan.noise_multiplier / plan.batch_size
     return math.sqrt(plan.steps / weights) / noise if noise else math.inf
 
 
 def batch_and_steps(num_examples: int) -> tuple[int, int]:
-    """Returns the batch size and the updates to plan for so many examples."""
+    """Returns the suggested batch size and number of updates for `num_examples` examples."""
     size = min(num_examples, max(_LEAST_BATCH, min(num_examples // 4, _MOST_BATCH)))
     return size, max(_STEPS, math.ceil(_EPOCHS * num_examples / size))
 
 
 def _kind(model):
-    """Returns the kind of a network for `learning_rate`."""
+    """Returns the kind of a network, the argument `kind` of `learning_rate`."""
     layers = layer_internals.flatten_layers(model)
     if trained_before(model):
         return TRAINED
@@ -174,7 +183,7 @@ def _is_attention(layer):
 
 
 def _advice(outlook, plan, weights, model):
-    """Returns the sentence of a `Suggestion`."""
+    """Returns `Suggestion.advice`, a string."""
     budget = f"{plan.num_examples:,} examples at epsilon {plan.epsilon:.3g}"
     if outlook == GOOD:
         return f"Good: {budget} can train {weights:,} weights."
@@ -203,16 +212,19 @@ def _advice(outlook, plan, weights, model):
 
 
 def _training_layers(model):
-    """Returns the layers that hold weights that train."""
+    """Returns a list of the layers that directly hold trainable weights."""
     layers = layer_internals.flatten_layers(model)
     return [layer for layer in layers if layer_internals.own_trainable_variables(layer)]
 
 
 def trained_before(model: keras.Model) -> bool:
-    """Returns whether the weights of a model were trained before.
+    """Returns whether the weights of a model look as if they were trained before.
 
-    They were if a bias or offset of a layer that trains has values that no usual initializer gives.
-    A model without any counts as new.
+    They do if a bias or `beta` of a trainable layer has values that usual initializers do not give:
+    values that differ, and are not all 0 or 1. A model without biases counts as new.
+
+    Args:
+        model: A built `keras.Model`.
     """
     for layer in _training_layers(model):
         for variable in layer_internals.own_weights(layer):

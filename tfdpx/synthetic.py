@@ -1,4 +1,4 @@
-"""Images made without any data, so statistics and features computed from them cost no privacy."""
+"""Generates images without any data. Training on such images costs no privacy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 
 # isort: split
 
@@ -22,39 +22,43 @@ from tfdpx._keras import layer_internals, origins
 
 __all__ = ["DeadLeaves", "Strokes", "warm_start"]
 
-# Average number of leaves of a round that cover a pixel: most images need one or two rounds.
+# `DeadLeaves` draws leaves in rounds. On average so many leaves of a round cover a pixel; most
+# images need one or two rounds.
 _COVERINGS_A_ROUND = 6
 _MOST_STROKES = 3
-# Width of the pen, as a part of the shorter side of the image.
+# The smallest and largest width of the pen, as parts of the shorter side of the image.
 _WIDTHS = (0.06, 0.13)
-# Distance of neighbouring points, in pixels and in widths, at which the outline looks smooth.
+# Distance of neighbouring points of a stroke, in pixels and in widths of the pen. At this distance
+# the outline looks smooth.
 _SPACING, _SPACING_IN_WIDTHS = 0.5, 0.1
 _FEWEST_CONTROLS, _MOST_CONTROLS = 4, 7
-# Margin around the control points, as a part of the image.
+# Margin around the control points, as a part of the image's height and width.
 _MARGIN = 0.1
 
 
-# A warm start: generated images, each a class; updates; views of a batch; the learning rate.
+# A warm start: the number of generated images (each is a class), the number of updates, the views
+# in a batch, and the learning rate.
 _IMAGES, _UPDATES, _VIEWS, _RATE = 300, 2000, 64, 1e-3
 
 
 class Generator:
-    """Makes images only from its arguments and a seed.
+    """The base class of generators of images, which use no data.
 
-    Image `i` depends on only the arguments, the seed and `i`, through NumPy's
-    `default_rng([seed, i])`, so a longer request begins with the same images. NumPy may change its
-    random numbers with its version, so keep the results that were computed from the images.
+    Image `i` depends only on the arguments, the seed and `i`: its random numbers come from NumPy's
+    `default_rng([seed, i])`. A request for more images therefore begins with the same images. The
+    random numbers may change with the version of NumPy, so save results instead of computing them
+    again.
 
     No argument takes data, so statistics, features and pre-trained weights that are computed from
-    the images cost no privacy. Arguments that were tuned on private data would leak them, like any
-    other such hyperparameter.
+    the images cost no privacy. Arguments that were tuned on private data would leak information
+    about these data, as any hyperparameter does.
 
-    A new kind of images is a subclass with `draw`.
+    For a new kind of images, write a subclass and define `draw`.
 
     Args:
-        image_size: Positive int, or a pair of them: height and width in pixels.
-        channels: Positive int: 1 for gray, 3 for colour.
-        seed: Int >= 0. It protects nothing, so it need not be secret.
+        image_size: Int >= 1, or a pair of these: height and width in pixels.
+        channels: Int >= 1, the number of channels: 1 for gray images, 3 for colour.
+        seed: Int >= 0. It need not be secret.
 
     Raises:
         ValueError: If an argument is invalid; the error names it.
@@ -76,10 +80,10 @@ class Generator:
         self.image_shape = (*self.image_size, self.channels)
 
     def images(self, num_images: int, start: int = 0) -> np.ndarray:
-        """Returns images `start` to `start + num_images - 1`.
+        """Returns the images with the numbers `start` to `start + num_images - 1`.
 
         Args:
-            num_images: Int >= 0.
+            num_images: Int >= 0, the number of images.
             start: Int >= 0, the number of the first image.
 
         Returns:
@@ -107,24 +111,26 @@ class Generator:
         raise NotImplementedError(f"{type(self).__name__} does not define `draw`.")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, a dict."""
+        """Returns a dict of the constructor's arguments and their values."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
 
 class DeadLeaves(Generator):
-    """Discs of one colour that fall on each other until the image is covered.
+    """Images of discs ("leaves"), each of one colour, that cover each other and all of the image.
 
-    Centres are uniform, and radii have a density proportional to `r^-3` between `r_min` and
-    `r_max`. Under this law a scene looks alike at every scale, as photographs do (Lee, Mumford
-    & Huang 2001). Features learned only from such images are useful for photographs (Baradad et
-    al. 2021).
+    The centres of the discs are uniform. The radii have a density proportional to `r^-3` between
+    `r_min` and `r_max`, so a scene looks the same at every scale, as photographs do (Lee, Mumford &
+    Huang 2001). Features that were learned only from such images are useful for photographs, too
+    (Baradad et al. 2021).
 
-    The samples are exact: leaves are placed from the front, under the earlier ones, until every
-    pixel is covered. Neither the border nor the number of leaves affects them.
+    The images are exact samples of this distribution: each new leaf is placed behind the earlier
+    ones, until every pixel is covered, so an image does not depend on a number of leaves. Leaves
+    may have their centre outside of the image, so its border looks like its middle.
 
     Args:
-        image_size: Positive int, or a pair of them: height and width in pixels.
-        channels: Positive int. Each leaf has a brightness uniform in [0, 1] per channel.
+        image_size: Int >= 1, or a pair of these: height and width in pixels.
+        channels: Int >= 1, the number of channels. The brightness of a leaf in each channel is
+            uniform in [0, 1].
         seed: Int >= 0.
         r_min: Number >= 0.5, the smallest radius in pixels.
         r_max: Finite number >= `r_min`, the largest radius in pixels. Defaults to half the shorter
@@ -145,8 +151,8 @@ class DeadLeaves(Generator):
           for natural images".
         - [Baradad et al., 2021](https://arxiv.org/abs/2106.05963), "Learning to see by looking at
           noise".
-        - Kendall & Thönnes, 1999, "Perfect simulation in stochastic geometry", for leaves laid from
-          the front.
+        - Kendall & Thönnes, 1999, "Perfect simulation in stochastic geometry", for placing new
+          leaves behind earlier ones.
     """
 
     def __init__(
@@ -183,14 +189,20 @@ class DeadLeaves(Generator):
         return image.reshape(self.image_shape)
 
     def _leaves(self, rng, num_leaves):
-        """Returns rows and columns of centres, and radii, of leaves from front to back.
+        """Draws leaves, ordered from front to back. Some lie outside of the image.
 
-        All are float64 arrays `[num_leaves]`, in pixels; the first pixel has its centre at (0, 0).
-        Some leaves lie outside of the image.
+        Args:
+            rng: `np.random.Generator`.
+            num_leaves: Int.
+
+        Returns:
+            Three float64 arrays `[num_leaves]`: the rows and columns of the centres, and the radii,
+            all in pixels. The centre of the first pixel is (0, 0).
         """
         height, width = self.image_size
         u = rng.random([3, num_leaves])
-        # A leaf of any size that reaches the image is as likely as on the infinite plane.
+        # Centres are drawn from the image and a margin of `r_max` around it, so all leaves that
+        # could reach the image on an infinite plane can occur.
         rows = u[0] * (height + 2 * self.r_max) - self.r_max - 0.5
         columns = u[1] * (width + 2 * self.r_max) - self.r_max - 0.5
         radii = (self.r_min**-2 - u[2] * (self.r_min**-2 - self.r_max**-2)) ** -0.5
@@ -204,11 +216,22 @@ class DeadLeaves(Generator):
 
 
 def _front_leaf(rows, columns, radii, height, width):
-    """Returns int64 [height * width], the first of n leaves that covers each pixel, n if none."""
+    """Returns, for each pixel, the index of the first leaf that covers it.
+
+    Args:
+        rows: Float array [n], the rows of the leaves' centres, in pixels.
+        columns: Float array [n], the columns of the centres.
+        radii: Float array [n].
+        height: Int, of the image.
+        width: Int, of the image.
+
+    Returns:
+        int64 array [height * width]; n for a pixel that no leaf covers.
+    """
     first = np.maximum(np.ceil(rows - radii), 0)
     last = np.minimum(np.floor(rows + radii), height - 1)
     leaf, row = _integers_between(first, last)
-    # Rounding could put the first or last row just outside of its leaf.
+    # The maximum is for rounding errors, which could put a row just outside of its leaf.
     half = np.sqrt(np.maximum(radii[leaf] ** 2 - (row - rows[leaf]) ** 2, 0))
     first = np.maximum(np.ceil(columns[leaf] - half), 0)
     last = np.minimum(np.floor(columns[leaf] + half), width - 1)
@@ -219,7 +242,17 @@ def _front_leaf(rows, columns, radii, height, width):
 
 
 def _integers_between(first, last):
-    """Returns the interval and the value of each integer in n intervals, two int64 arrays."""
+    """Returns all integers in n intervals, one interval after the other.
+
+    For example, the intervals [0, 1] and [5, 6] give `[0, 0, 1, 1]` and `[0, 1, 5, 6]`.
+
+    Args:
+        first: Float array [n], the first integer of each interval.
+        last: Float array [n], the last integer, which may be less than `first` for no integers.
+
+    Returns:
+        Two int64 arrays [m]: for each integer, the index of its interval and its value.
+    """
     counts = np.maximum(last - first + 1, 0).astype("int64")
     interval = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(counts) - counts
@@ -227,17 +260,18 @@ def _integers_between(first, last):
 
 
 class Strokes(Generator):
-    """Strokes of a pen along smooth random curves, antialiased, like handwriting without letters.
+    """Images of pen strokes along smooth random curves, which look like handwriting in no language.
 
-    A stroke is a cubic B-spline. Its control points are a random walk that keeps turning one way,
-    which gives hooks, arcs and loops. The width of the pen changes slightly along it, as with
-    pressure. All strokes of an image have one ink. With one channel the ink is 1 and the paper 0,
-    as in MNIST; with several both have random colours. An image has one to three strokes, with a
-    pen that is 0.06 to 0.13 of its shorter side wide.
+    A stroke is a cubic B-spline. Its control points are a random walk that keeps turning in the
+    same direction, so strokes form hooks, arcs and loops. The stroke becomes a little wider and
+    narrower along its way, as if the pressure on the pen changed. An image has one to three
+    strokes, and the pen's width is 0.06 to 0.13 of the image's shorter side. With one channel the
+    ink is 1 and the paper 0, as in MNIST. With more channels, ink and paper have random colours;
+    all strokes of an image have the same ink.
 
     Args:
-        image_size: Positive int, or a pair of them: height and width in pixels.
-        channels: Positive int.
+        image_size: Int >= 1, or a pair of these: height and width in pixels.
+        channels: Int >= 1, the number of channels.
         seed: Int >= 0.
 
     Raises:
@@ -249,8 +283,8 @@ class Strokes(Generator):
     ((5, 28, 28, 1), 0.0, 1.0)
 
     References:
-        - [Lake, Salakhutdinov & Tenenbaum, 2015](https://doi.org/10.1126/science.aab3050). Its
-          model of handwriting draws strokes as B-splines too.
+        - [Lake, Salakhutdinov & Tenenbaum, 2015](https://doi.org/10.1126/science.aab3050), where a
+          model of handwriting draws strokes as B-splines, too.
     """
 
     def draw(self, rng: np.random.Generator) -> Any:
@@ -266,7 +300,16 @@ class Strokes(Generator):
         return dark + ink * (bright - dark)
 
     def _stroke(self, rng, width):
-        """Returns the points [n, 2] (row, column) of a stroke, and the pen's radius [n] at each."""
+        """Draws one stroke.
+
+        Args:
+            rng: `np.random.Generator`.
+            width: Float, the average width of the pen in pixels.
+
+        Returns:
+            Two float arrays: points [n, 2] along the stroke, as (row, column) in pixels, and the
+            radius [n] of the pen at each point.
+        """
         controls = _controls(rng) * (np.array(self.image_size) - 1)
         points = _spline(controls, max(_SPACING, _SPACING_IN_WIDTHS * width))
         # Pressure rises and falls once or twice along the stroke.
@@ -275,7 +318,13 @@ class Strokes(Generator):
 
 
 def _controls(rng):
-    """Returns points [n, 2] in the unit square with a margin, a walk that keeps turning one way."""
+    """Returns a random walk in the unit square, the control points of a stroke.
+
+    It tends to turn in the same direction and does not enter the margin of the square.
+
+    Returns:
+        Float array [n, 2], n from 4 to 7.
+    """
     number = rng.integers(_FEWEST_CONTROLS, _MOST_CONTROLS + 1)
     heading, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, 0.9)
     steps = rng.uniform(0.15, 0.5, size=number - 1)
@@ -283,28 +332,28 @@ def _controls(rng):
     walk = np.cumsum(steps[:, None] * np.stack([np.sin(headings), np.cos(headings)], -1), axis=0)
     walk = np.concatenate([np.zeros([1, 2]), walk])
     walk -= walk.min(axis=0)
-    # Placed at random between the margins, and shrunk if it is too large.
+    # Shrink the walk if it is too large, and move it to a random place between the margins.
     walk /= max(walk.max() / (1 - 2 * _MARGIN), 1)
     return walk + _MARGIN + rng.random(2) * (1 - 2 * _MARGIN - walk.max(axis=0))
 
 
 def _spline(controls, spacing):
-    """Returns points of the uniform cubic B-spline with these control points.
+    """Returns points along a uniform cubic B-spline, a curve with a continuous second derivative.
 
     Args:
-        controls: Float array [k, 2], k >= 2.
-        spacing: Float, the largest distance between neighbouring points.
+        controls: Float array [k, 2], the control points, k >= 2.
+        spacing: Float, the largest distance between neighbouring points of the result.
 
     Returns:
-        float64 array [n, 2], from the first control point to the last. No turn is sharp: even the
-        second derivative of a B-spline has no jumps.
+        float64 array [n, 2], from the first control point to the last.
     """
-    # The ends continue in a straight line: the curve starts and ends at control points.
+    # A control point is added at both ends, on a straight line with the first or last two. Then the
+    # curve begins at the first control point and ends at the last.
     outer = [2 * controls[0] - controls[1], *controls, 2 * controls[-1] - controls[-2]]
     legs = np.linalg.norm(np.diff(outer, axis=0), axis=1)
     pieces = []
     for i, (a, b, c, d) in enumerate(zip(outer, outer[1:], outer[2:], outer[3:], strict=False)):
-        # The speed is a mean of the legs, so it does not exceed the longest.
+        # The speed of the curve is a mean of the lengths of three legs, so at most the longest.
         number = max(int(np.ceil(legs[i : i + 3].max() / spacing)), 1)
         t = np.arange(number)[:, None] / number
         left, right = b * (4 - 6 * t**2 + 3 * t**3), c * (1 + 3 * t + 3 * t**2 - 3 * t**3)
@@ -313,17 +362,17 @@ def _spline(controls, spacing):
 
 
 def _stamped(points, radii, height, width):
-    """Returns the part of each pixel that discs around `points` cover.
+    """Returns an image of discs with smooth edges around some points.
 
     Args:
-        points: Float array [n, 2]: row and column in pixels.
-        radii: Float array [n], in pixels.
-        height: Int.
-        width: Int.
+        points: Float array [n, 2]: the row and column of each disc's centre, in pixels.
+        radii: Float array [n], the radius of each disc in pixels.
+        height: Int, the height of the image in pixels.
+        width: Int, the width of the image in pixels.
 
     Returns:
-        float64 array [height, width] in [0, 1]: 1 if a pixel's centre lies half a pixel or more
-        inside of a disc, falling to 0 half a pixel outside.
+        float64 array [height, width] in [0, 1]. A pixel is 1 if its centre is at least half a pixel
+        inside of a disc, 0 if it is half a pixel or more outside of all discs, and linear between.
     """
     reach = int(np.ceil(radii.max() + 1))
     offset = np.arange(-reach, reach + 1)
@@ -332,7 +381,7 @@ def _stamped(points, radii, height, width):
     across, along = (rows - points[:, :1]) ** 2, (columns - points[:, 1:]) ** 2
     distance = np.sqrt(across[:, :, None] + along[:, None, :])
     covered = np.clip(radii[:, None, None] + 0.5 - distance, 0, 1)
-    # Points outside of the image go into a border that is cut off.
+    # Pixels outside of the image are moved to a border of one pixel, which is cut off at the end.
     rows = np.clip(rows, -1, height) + 1
     columns = np.clip(columns, -1, width) + 1
     canvas = np.zeros((height + 2) * (width + 2))
@@ -342,24 +391,25 @@ def _stamped(points, radii, height, width):
 
 
 def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Model:
-    """Trains all but the last layer of a classifier of images on generated images.
+    """Pre-trains an image classifier, except for its last layer, on generated images.
 
-    Each generated image is a class, and the model learns to tell them apart in views that are
-    turned, moved and scaled at random (Tang et al. 2023). No data are read, so the start costs no
-    privacy: the weights are as new to the account as initial ones. Train the last layer only
-    (`tfdpx.layers.trainable(model, "last")`) at small budgets, or all of them.
+    Each generated image is a class. The model learns to recognise it in views that are rotated,
+    shifted and zoomed at random (Tang et al. 2023). No data are read, so the pre-training costs no
+    privacy. Afterwards train the model on private data. With a small privacy budget, train only the
+    last layer: `tfdpx.layers.trainable(model, "last")`.
 
     Args:
-        model: A built Functional or Sequential `keras.Model` from images `[batch, height, width,
-            channels]`, all known, to logits or probabilities. Its weights must be initial ones, or
-            of a warm start. It is changed.
-        images: `Strokes` or `DeadLeaves`, for example `Strokes(28)`, with the shape of the
-            model's input; or "auto": `Strokes` for one channel, `DeadLeaves` for more. A model with
-            integer inputs, or with a `Rescaling` by 1/100 or less at first, gets values of 0 to 255
-            and other models 0 to 1.
+        model: A built Functional or Sequential `keras.Model`. Its input is images `[batch, height,
+            width, channels]` with a fixed height, width and number of channels, and its output is
+            logits or probabilities. Its weights must be new, or come from a warm start. The
+            function changes the weights.
+        images: `Strokes` or `DeadLeaves` with the shape of the model's input, for example
+            `Strokes(28)`; or "auto" for `Strokes` with one channel and `DeadLeaves` with more.
+            Their values are scaled to [0, 255] if the model takes integers or begins with a
+            `Rescaling` by 1/100 or less, and to [0, 1] otherwise.
 
     Returns:
-        `model`.
+        `model`, which was changed.
 
     Raises:
         ValueError: If the model takes other inputs, has been trained on data, has weights of
@@ -380,7 +430,7 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     is_valid = type(source) in (Strokes, DeadLeaves) and tuple(source.image_shape) == shape
     must = f'be Strokes or DeadLeaves with images of shape {shape}, or "auto"'
     require(is_valid, "images", images, must)
-    # A new one: attributes that were set on the given one must not count.
+    # Make a new generator, because a user may have set other attributes on the old one.
     source = type(source)(**type(source).get_config(source))
     _check_untouched(model)
     features = _before_last_layer(model)
@@ -393,13 +443,22 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     scale = 255.0 if _takes_bytes(model) else 1.0
     views = _random_views(source, scale, inputs[0].dtype)
     trained.fit(views, steps_per_epoch=_UPDATES, shuffle=False)
-    # They were known before, and no data have been read after that.
+    # The weights had a known origin before, and training on generated images read no data.
     origins.mark_known(trained.variables)
     return model
 
 
 def _random_views(source, scale, dtype):
-    """Returns an endless `tf.data.Dataset` of batches of views of images, each a class."""
+    """Returns an endless dataset of random views of generated images.
+
+    Args:
+        source: `Generator` of the images.
+        scale: Float, by which values in [0, 1] are multiplied.
+        dtype: String, the dtype of the model's input.
+
+    Returns:
+        `tf.data.Dataset` of batches (views, labels). The label is the number of the image.
+    """
     layers = keras.layers
     views = [layers.RandomRotation(0.08), layers.RandomTranslation(0.1, 0.1)]
     views += [layers.RandomZoom(0.15)]
@@ -415,7 +474,7 @@ def _random_views(source, scale, dtype):
 
 
 def _check_untouched(model):
-    """Raises ValueError if weights or statistics of a model may hold private data."""
+    """Raises ValueError if a model is not new, so that it may contain private data."""
     ledger = account.ledger_of(model.weights)
     layers = layer_internals.flatten_layers(model)
     adapted = [x.name for x in layers if layer_internals.adapted_statistics(x) is not None]
@@ -435,7 +494,7 @@ def _check_untouched(model):
 
 
 def _before_last_layer(model):
-    """Returns the model from images to the input of the last layer with weights."""
+    """Returns a `keras.Model` with all layers of `model` before the last one that has weights."""
     tensor = model.outputs[0]
     while True:
         layer, inputs = layer_internals.made_by(tensor)
@@ -454,7 +513,7 @@ def _before_last_layer(model):
 
 
 def _takes_bytes(model):
-    """Returns whether a model expects values of 0 to 255."""
+    """Returns whether a model expects pixels with values from 0 to 255."""
     layers = [x for x in model.layers if not isinstance(x, keras.layers.InputLayer)]
     first = layers[0] if layers else None
     is_scaled = isinstance(first, keras.layers.Rescaling) and np.max(np.abs(first.scale)) <= 0.01
