@@ -151,15 +151,15 @@ class Record:
     @property
     def is_releasable(self) -> bool:
         """Whether epsilon is finite and known, without a chosen seed or an unpaid search."""
-        return self.is_private and not self.problems
+        return not self.problems
 
     @property
     def problems(self) -> list[str]:
-        """Reasons not to release the weights: "origin", "noise", "unknown", "seed", "search"."""
+        """Reasons not to release the weights: "origin", "infinite", "unknown", "seed", "search"."""
         without_account = any(training.limit in (None, math.inf) for training in self.seen)
         problems = {
             "origin": without_account and not self.ledger.steps,
-            "noise": not self.ledger.has_noise,
+            "infinite": not self.is_private,
             "unknown": statement.is_unknown(self.ledger),
             "seed": self.ledger.is_seeded,
             "search": not self.is_search_paid,

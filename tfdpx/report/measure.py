@@ -10,7 +10,7 @@ from sklearn import metrics
 
 from tfdpx.accounting import record as records
 from tfdpx.heads.releases import Releases
-from tfdpx.report.words import NOT_PROTECTED
+from tfdpx.report import words
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 
@@ -77,22 +77,17 @@ class Measured:
         if len(self.class_names) == 2:
             results["threshold"] = self.threshold
         results |= {"measured_on": self.split, "num_measured": len(self.targets)}
-        return records.plain(results | {"not_protected": None if self.is_public else NOT_PROTECTED})
+        exact = None if self.is_public else words.NOT_PROTECTED
+        return records.plain(results | {"not_protected": exact})
 
     def warnings(self):
         """Returns a list with a sentence if some classes of the labels are never predicted."""
-        predicted = np.unique(self.predictions)
-        missing = np.setdiff1d(self.targets, predicted) if len(self.class_names) else ()
+        names, predicted = np.array(self.class_names, str), np.unique(self.predictions)
+        missing = np.setdiff1d(self.targets, predicted) if len(names) else ()
         if not len(missing):
             return []
-        names = [f'"{self.class_names[index]}"' for index in missing[:_MOST_NAMES]]
-        more = f" and {len(missing) - _MOST_NAMES} more" * (len(missing) > _MOST_NAMES)
-        text = f"The model never predicts {', '.join(names)}{more}"
-        if len(self.class_names) == 2:
-            return [f"{text}: accuracy says nothing here. See AUC and --threshold."]
-        if len(predicted) == 1:
-            text = f'The model always predicts "{self.class_names[predicted[0]]}"'
-        return [f"{text}: accuracy hides it. See macro F1 and recall by class."]
+        shown = names[predicted], names[missing[:_MOST_NAMES]]
+        return words.listed("never_predicted", *shown, len(missing) - _MOST_NAMES, len(names))
 
     def _of_values(self):
         pair = self.targets, self.outputs
@@ -111,23 +106,19 @@ class Measured:
             "base_rate": counts.max() / len(labels),
             "most_frequent_class": str(self.class_names[counts.argmax()]),
         }
-        undefined = {"zero_division": np.nan}
+        shown = dict(labels=range(len(self.class_names)), zero_division=np.nan)
+        precision, recall, f1, _ = metrics.precision_recall_fscore_support(*pair, **shown)
         if len(self.class_names) != 2:
-            indices = range(len(self.class_names))
-            recalls = metrics.recall_score(*pair, labels=indices, average=None, **undefined)
-            by_class = dict(zip(map(str, self.class_names), recalls, strict=True))
-            macro_f1 = metrics.f1_score(*pair, average="macro", **undefined)
-            return scores | {"macro_f1": macro_f1, "recall_by_class": by_class}
+            by_class = dict(zip(map(str, self.class_names), recall, strict=True))
+            return scores | {"macro_f1": np.nanmean(f1), "recall_by_class": by_class}
         is_ranked = np.isfinite(self.margins).all() and len(np.unique(labels)) == 2
-        ranked = (labels, self.margins)
-        return scores | {
-            "auc": metrics.roc_auc_score(*ranked) if is_ranked else None,
-            "average_precision": metrics.average_precision_score(*ranked) if is_ranked else None,
-            "f1": metrics.f1_score(*pair, **undefined),
-            "precision": metrics.precision_score(*pair, **undefined),
-            "recall": metrics.recall_score(*pair, **undefined),
-            "mean_probability": np.mean(self.positive),
+        rankings = {"auc": metrics.roc_auc_score}
+        rankings["average_precision"] = metrics.average_precision_score
+        scores |= {
+            n: rank(labels, self.margins) if is_ranked else None for n, rank in rankings.items()
         }
+        scores |= {"f1": f1[1], "precision": precision[1], "recall": recall[1]}
+        return scores | {"mean_probability": np.mean(self.positive)}
 
 
 def probabilities(logits):
@@ -254,4 +245,4 @@ def _evaluate(model, test):
     """Evaluates the metrics that a model was compiled with, and returns results for a record."""
     scores = model.evaluate(*test, return_dict=True, verbose=0) if model.compiled else {}
     results = {f"test_{name}": float(score) for name, score in scores.items()}
-    return records.plain(results | {"measured_on": "test", "not_protected": NOT_PROTECTED})
+    return records.plain(results | {"measured_on": "test", "not_protected": words.NOT_PROTECTED})

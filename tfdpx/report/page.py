@@ -47,7 +47,7 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
     }
     # Names that a user chose are escaped, and the page's policy forbids scripts and network access
     # in case an escape ever fails.
-    text = words.template("page.html", autoescape=True).render(
+    text = words.template("page.html", finalize=None, autoescape=True).render(
         record=record,
         tables=plain(tables),
         pictures=[

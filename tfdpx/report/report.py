@@ -85,7 +85,7 @@ def report(
     ledger = _ledger(model, optimizer)
     measured, results = (None, {}) if test is None else measure.measure_keras(model, test)
     settings = _settings(optimizer)
-    shown = ("learning_rate", "l2_norm_clip")
+    shown = {name: settings.get(name) for name in ("learning_rate", "l2_norm_clip")}
     with saving_internals.saving_arrays(model, account.arrays_of(ledger)):
         record = write(
             folder,
@@ -95,7 +95,7 @@ def report(
             model=model,
             optimizer=optimizer,
             measured=measured,
-            results={**results, **{name: settings[name] for name in shown}},
+            results={**results, **shown},
             unit=_unit(model),
             settings=settings,
         )
@@ -148,14 +148,12 @@ def write(
         "sampling": "unknown" if is_unknown(ledger) else sampling,
         "independence": optimizer and ("; ".join(map(str, optimizer.independence)) or None),
     }
-    of_training: dict[str, Any] = {}
-    if plan:
-        names = ("noise_multiplier", "batch_size", "sampling_probability")
-        of_training |= {name: getattr(plan, name) for name in names}
+    names = ("noise_multiplier", "batch_size", "sampling_probability") if plan else ()
+    of_training: dict[str, Any] = {name: getattr(plan, name) for name in names}
     if model is not None:
         trained = sum(math.prod(v.shape) for v in model.trainable_variables)
         of_training |= {"model": model.name, "parameters": model.count_params()}
-        of_training |= {"trained_parameters": trained}
+        of_training["trained_parameters"] = trained
     results = {**(measured.results() if measured else {}), **of_training, **(results or {})}
     record = words.worded(Record(ledger=ledger, results=results, **defaults | facts))
     folder.mkdir(parents=True, exist_ok=True)
@@ -263,30 +261,23 @@ def _draw(record, folder, measured, curve, examples):
 
     Wrong predictions, and precision and recall by threshold, are drawn of public examples only.
     """
-    drawn = []
-    if measured and len(measured.class_names) and len(measured.targets):
-        labels, predictions, names = measured.targets, measured.predictions, measured.class_names
-        drawn.append(folder / page.CONFUSION)
-        pictures.confusion_matrix(labels, predictions, names, drawn[-1])
-        if len(names) == 2 and np.isfinite(measured.margins).all():
-            drawn.append(folder / page.CALIBRATION)
-            shown = (names[1], drawn[-1], measured.is_public)
-            pictures.calibration(labels, measured.positive, *shown)
-        wrong = np.flatnonzero(np.not_equal(labels, predictions))
-        if examples is not None and measured.is_public and len(wrong):
-            rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
-            images, _, _ = as_examples(*examples).batch(rows, len(rows))
-            shown = (labels[rows], predictions[rows], names, folder / page.WRONG)
-            pictures.wrong_predictions(np.asarray(images), *shown)
     if curve:
         split = record.results["measured_on"]
-        drawn.append(folder / page.CURVE)
         base_rate = record.results[f"{split}_base_rate"]
-        pictures.learning_curve(curve, drawn[-1], split, base_rate)
-        with tf.summary.create_file_writer(str(folder / "tensorboard" / "pictures")).as_default():
-            for path in drawn:
-                pixels = tf.io.decode_png(path.read_bytes(), channels=3)
-                tf.summary.image(path.stem, pixels[None], step=record.results["steps"])
+        pictures.learning_curve(curve, folder / page.CURVE, split, base_rate)
+    if not measured or not len(measured.class_names) or not len(measured.targets):
+        return
+    labels, predictions, names = measured.targets, measured.predictions, measured.class_names
+    pictures.confusion_matrix(labels, predictions, names, folder / page.CONFUSION)
+    if len(names) == 2 and np.isfinite(measured.margins).all():
+        shown = names[1], folder / page.CALIBRATION, measured.is_public
+        pictures.calibration(labels, measured.positive, *shown)
+    wrong = np.flatnonzero(np.not_equal(labels, predictions))
+    if examples is not None and measured.is_public and len(wrong):
+        rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
+        images, _, _ = as_examples(*examples).batch(rows, len(rows))
+        shown = (labels[rows], predictions[rows], names, folder / page.WRONG)
+        pictures.wrong_predictions(np.asarray(images), *shown)
 
 
 def _ledger(model: keras.Model, optimizer: Any) -> Ledger:
@@ -317,20 +308,17 @@ def _ledger(model: keras.Model, optimizer: Any) -> Ledger:
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     """Returns the arguments of an optimizer that the record names, as JSON values."""
-    names = ("optimizer", "learning_rate", "l2_norm_clip", "augmult", "batch_size")
-    settings: dict[str, Any] = dict.fromkeys(names)
-    if optimizer:
-        clip = optimizer.l2_norm_clip
-        settings |= {
-            "optimizer": type(optimizer).__name__,
-            "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
-            "l2_norm_clip": clip if isinstance(clip, (int, float, str)) else type(clip).__name__,
-            "augmult": optimizer.augmult,
-            "batch_size": optimizer.batch_size,
-        }
-        if plan := optimizer.plan:
-            settings |= {"epsilon": plan.epsilon, "delta": plan.delta}
-    return settings
+    if optimizer is None:
+        return {}
+    clip, plan = optimizer.l2_norm_clip, optimizer.plan
+    settings = {name: getattr(plan, name) for name in ("epsilon", "delta") if plan}
+    return settings | {
+        "optimizer": type(optimizer).__name__,
+        "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
+        "l2_norm_clip": clip if isinstance(clip, (int, float, str)) else type(clip).__name__,
+        "augmult": optimizer.augmult,
+        "batch_size": optimizer.batch_size,
+    }
 
 
 def _unit(model: keras.Model) -> str:

@@ -13,15 +13,14 @@ import re
 import zipfile
 
 from tfdpx.accounting import record as records
-from tfdpx.accounting.ledger import EMPTY, USER
+from tfdpx.accounting.ledger import EMPTY
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.statement import rounded_up
 from tfdpx.report import card, page, words
 from tfdpx.report.report import STATEMENT
 from tfdpx.report.spent import MODEL, files_below, record_in
 
 _TEXTS = {STATEMENT: words.statement, card.FILE: card.text}
-_AGREES, _OTHER_WORDS = "agrees", "words not checked: read ours"
+_FINE = _AGREES, _OTHER_WORDS = "agrees", "words not checked: read ours"
 _CLAIM = re.compile(
     r"\(([\d.]+), ([\d.e-]+)\)-differential privacy .{1,99} differ in ([^,]+), added or removed"
 )
@@ -47,52 +46,18 @@ class Verdict:
     is_folder: bool = True
 
     @property
+    def other_words(self) -> list[str]:
+        """The names of the files that another version of tfdpx worded."""
+        return [name for name, text in self.files.items() if text == _OTHER_WORDS]
+
+    @property
     def is_yes(self) -> bool:
         """Whether all files agree, and this version of tfdpx worded all of them."""
-        return not self.problems and _OTHER_WORDS not in self.files.values()
+        return not self.problems and not self.other_words
 
     def sentences(self) -> list[str]:
         """Returns the answer as a list of paragraphs; the first is the answer."""
-        lines = [self._first(), "", "Files:"]
-        for name, text in self.files.items():
-            is_fine = text in (_AGREES, _OTHER_WORDS)
-            lines.append(f"- {name}: {text if is_fine else 'see Problems'}.")
-        if self.problems:
-            lines += ["", "Problems. Rely on nothing below before the sender has explained them:"]
-            lines += [f"- {text}." for text in self.problems]
-        if record := self.record:
-            lines += ["", "Who is protected, as recorded:", *words.protected(record)]
-            lines += ["", "How well, at worst:", words.say("attack", record)]
-            lines += ["", "What undoes this, or is not protected:"]
-            lines += [f"- {text}" for text in words.listed("limits", record)]
-            lines += ["", f"Fingerprint of the record: {record.fingerprint}"]
-            lines += [words.say("telephone")]
-        return [*lines, "", "Not checked:", *(f"- {text}." for text in self.unchecked), ""]
-
-    def _first(self):
-        if self.problems:
-            more = f" ({len(self.problems) - 1} more below)" * (len(self.problems) > 1)
-            return f"NO: {self.problems[0]}{more}."
-        record, count = self.record, len(self.files)
-        about = "about " * record.is_approximate
-        who = "each person" if record.ledger.unit == USER else f"each single {record.unit}"
-        epsilon = f"Epsilon is {about}{rounded_up(record.epsilon)} for {who}"
-        if other := [name for name, text in self.files.items() if text == _OTHER_WORDS]:
-            return (
-                f"Words not checked: read ours. Another version of tfdpx worded "
-                f"{', '.join(other)}; epsilon, delta and unit were compared. --render=FOLDER "
-                f"writes ours from the record. {epsilon}."
-            )
-        agree = f"YES: the {count} files agree with each other"
-        if not self.is_folder:
-            kind = "page" if page.FILE in self.files else "file"
-            agree = f"YES, of this {kind}: ask for the folder. It is whole"
-        strength = words.strength(record.attack_bounds())
-        return (
-            f"{agree}, and nothing recorded forbids a release. {epsilon}, which is {strength} "
-            "protection: only you can decide if that is enough. Nothing is signed: a forger could "
-            "make all of them again."
-        )
+        return words.template("verdict.txt").render(verdict=self, fine=_FINE).split("\n")
 
     def to_dict(self) -> dict[str, object]:
         """Returns the last line, a dict of JSON values."""
@@ -134,8 +99,7 @@ def check(path: pathlib.Path) -> Verdict:
             verdict.files[name] = _answer(name, files[name], record, against, verdict)
         except Exception as error:
             verdict.files[name] = f"cannot be compared: {error}"
-    fine = (_AGREES, _OTHER_WORDS)
-    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in fine]
+    verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in _FINE]
     verdict.problems += [f"{name} is left of unfinished work" for name in left_over]
     if path.is_dir():
         if records.FILE not in files:
@@ -147,9 +111,8 @@ def check(path: pathlib.Path) -> Verdict:
         verdict.unchecked.append(
             f"How {MODEL} computes, its architecture: only its weights were compared"
         )
-    if verdict.record and not verdict.record.is_releasable:
-        reasons = words.listed("problems", verdict.record)
-        verdict.problems += reasons or ["epsilon is infinite"]
+    if verdict.record:
+        verdict.problems += words.listed("problems", verdict.record)
     return verdict
 
 
@@ -166,8 +129,8 @@ def _files(path):
         raise ValueError(f"The runs lie in folders of {path}. Give one: {', '.join(runs)}.")
     if not files and not left_over:
         raise ValueError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
-    names = ([str(file.relative_to(path)) for file in paths] for paths in (files, left_over))
-    return {name: path / name for name in sorted(next(names))}, next(names)
+    names = sorted(str(file.relative_to(path)) for file in files)
+    return {name: path / name for name in names}, [str(f.relative_to(path)) for f in left_over]
 
 
 def _read(file):
@@ -191,7 +154,8 @@ def _answer(name, file, record, against, verdict):
         what = "is a text alone" if record is None else "has a ledger alone, without data and delta"
         return f"{what}, so that nothing can be checked: ask for the folder of its run"
     if record is None:
-        return _compared(_TEXTS[file.name](held), file.read_bytes(), held)
+        text = _TEXTS[file.name](held).encode("utf-8", "backslashreplace")
+        return _compared(text, file.read_bytes(), held)
     if record.data is None:
         if record.ledger == held.ledger:
             return _AGREES
@@ -231,6 +195,8 @@ def _is_close(one, other):
     """Returns whether two JSON values are equal up to rounding."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_close(one[k], other[k]) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_close, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-3)
     return one == other
@@ -238,8 +204,6 @@ def _is_close(one, other):
 
 def _compared(ours, theirs, record):
     """Compares a text with ours; where another version worded it, its claim only."""
-    if isinstance(ours, str):
-        ours = ours.encode("utf-8", "backslashreplace")
     theirs = theirs.replace(b"\r\n", b"\n")
     if words.version_of(record) == _OURS:
         return _AGREES if ours == theirs else "was edited, or is of another run"

@@ -43,9 +43,14 @@ def worded(record: Record) -> Record:
     return dataclasses.replace(record, versions={**record.versions, WORDS: VERSION})
 
 
+def in_one_line(value: Any) -> str:
+    """Returns a value as text without line breaks, by which a name could add to a statement."""
+    return re.sub(r"\s+", " ", str(value))
+
+
 @functools.cache
 def template(
-    name: str, finalize: Callable[[Any], str] | None = None, autoescape: bool = False
+    name: str, finalize: Callable[[Any], str] | None = in_one_line, autoescape: bool = False
 ) -> Any:
     """Returns a template of jinja2.
 
@@ -77,7 +82,7 @@ def say(name: str, *about: Any) -> str:
 
 def listed(name: str, *about: Any) -> list[str]:
     """Returns sentences as a list; the arguments are as for `say`."""
-    macro = getattr(template("sentences.txt", _in_one_line).module, name)
+    macro = getattr(template("sentences.txt").module, name)
     return [" ".join(line.split()) for line in macro(*about).split("\n") if line.strip()]
 
 
@@ -129,7 +134,7 @@ def statement(
     if bounds and (asked := record.settings.get("right_guesses")):
         goal = sentence_on_goal(asked / 100, bounds)
     one = protected_one(record)
-    text = template("statement.txt", _in_one_line).render(
+    text = template("statement.txt").render(
         record=record,
         one=one,
         many="people" if ledger.unit == USER else f"{unit}s",
@@ -253,7 +258,7 @@ def _spent_on(training):
 
 
 def _scores(results, split):
-    """Returns the metrics without a sentence of their own, as a list in text."""
+    """Returns the metrics that no other sentence tells, as a list in text."""
     scores = {n: v for n, v in results.items() if n.startswith(split) and isinstance(v, float)}
     return ", ".join(f"{name[len(split) + 1 :]} {value:.4g}" for name, value in scores.items())
 
@@ -270,11 +275,6 @@ def _package(name, record):
 
 def _search_epsilon(ledger, run):
     return dataclasses.replace(ledger, entries=run).composed_epsilon(None)
-
-
-def _in_one_line(value):
-    """Returns a value as text without line breaks, by which a name could add to a statement."""
-    return re.sub(r"\s+", " ", str(value))
 
 
 def _filled(paragraph, indent=""):

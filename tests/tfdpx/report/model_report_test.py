@@ -12,7 +12,7 @@ from sklearn import metrics
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.report import measure, page, verify
+from tfdpx.report import measure, page, verify, words
 
 X, Y = small.data(rows=60)
 PLAN = tfdpx.PrivacyPlan(60, batch_size=20, steps=6, noise_multiplier=2.0, delta=1e-3)
@@ -171,7 +171,7 @@ def test_values_and_any_other_model():
     model = outputs_model(None, 4, "mse")
     many = np.repeat(values[:, None], 4, axis=1)
     measured, results = measure.measure_keras(model, (X, many))
-    assert measured is None and results["not_protected"] == measure.NOT_PROTECTED
+    assert measured is None and results["not_protected"] == words.NOT_PROTECTED
     assert results["test_loss"] == pytest.approx(model.evaluate(X, many, verbose=0), rel=1e-5)
     inputs = keras.Input([6])
     two = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(2)(inputs)])

@@ -220,7 +220,7 @@ def test_pictures_are_of_public_test_images_only(
     measured = measure.measure(model, data, ImageData.is_public(data, public_test))
     write(tmp_path, measured, examples=data.eval_examples)
     assert (tmp_path / page.CONFUSION).exists() and len(drawn) == is_shown
-    assert measured.results()["not_protected"] == (None if is_shown else measure.NOT_PROTECTED)
+    assert measured.results()["not_protected"] == (None if is_shown else words.NOT_PROTECTED)
     for pixels, *classes, _, _ in drawn:
         assert pixels.ravel().tolist() == [0, 3]
         np.testing.assert_array_equal(classes, [[0, 1], [1, 0]])
