@@ -1,8 +1,9 @@
-"""Samples the batches of a plan's data set, and samples again in each iteration over it.
+"""Data sets that sample the batches of a privacy plan, with new batches in every pass.
 
-A key and a step identify a draw. The privacy account holds only if every update draws a fresh
-batch. A training that uses a data set therefore registers its session here: the key comes from the
-session's secret, or from the user's seed, and the step is the number of the update.
+Each draw is a function of a random key and the number of a step. Epsilon is valid only if every
+update draws a fresh batch. A `fit` that trains on a data set therefore registers its `Session`
+here. The key then comes from the session's secret, or from the user's seed, and the step is the
+number of the update.
 """
 
 import functools
@@ -27,37 +28,42 @@ _plain = tf.autograph.experimental.do_not_convert
 
 
 class BatchSampler:
-    """Samples the batches of one data set. Each iteration over it is one pass.
+    """Draws the batches of one data set. One iteration over the data set is one pass.
 
-    The key follows from `seed` or, without one, from the session; otherwise every pass gets a new
-    key. A pass begins at `start`, or within a session at its next update.
+    The key of the draws comes from `seed`. Without a seed it comes from the session that trains on
+    the data set, and outside of a session every pass gets a new random key. A pass begins at step
+    `start`, or in a session at the session's next update.
 
     Args:
-        purpose: Int that makes the keys different from other uses of the same seed.
-        draw: Function of a key, int64 tensor [2], a step and a replica, scalar int64 tensors, that
-            returns the drawn rows, int64 [n].
+        purpose: Int that is folded into the key, so these draws differ from other uses of the same
+            seed.
+        draw: Function `draw(key, step, replica)` that returns the indices of the drawn examples,
+            int64 [n]. `key` is an int64 tensor [2]; `step` and `replica` are scalar int64 tensors.
         examples: `Examples`, `RandomAccess` or `Users` to draw from.
-        steps: Int, the number of steps of the whole training, or a function that returns how many
-            are left, which is called when a pass begins.
-        shards: `tfdpx.sampling.shards.ReplicaShards`.
-        seed: Optional int; for shards also a pair of ints, which is secret.
-        start: Int, or scalar variable that is read when a pass begins.
-        optimizer: Optional tfdpx optimizer that the data set is made for.
+        steps: Int, the number of steps of the whole training. Or a function without arguments that
+            returns the number of steps left; it is called when a pass begins.
+        shards: `tfdpx.sampling.shards.ReplicaShards`, which splits a draw over replicas.
+        seed: Optional int, for experiments. If draws are split over hosts, also a pair of ints: the
+            secret that the hosts share.
+        start: Int, the first step. Or a scalar variable that is read when a pass begins.
+        optimizer: Optional tfdpx optimizer that will train on the data set.
 
     Attributes:
         plan: The `PrivacyPlan` that made the data set, or None.
         examples: The argument.
-        held_out: Tuple of arrays to validate on, or None.
-        class_weight: `ClassWeights`, or None. They are in the weights of `dataset`, but not in
-            those of `fitted`, because the private step applies them after the clip.
-        fitted: The data set that `fit` trains on instead. It asserts no length, because earlier
-            updates shorten it. If examples have no weights, the third part is `FLAGS` [rows] that
-            mark the rows with an example.
-        with_ids: `fitted` with a fourth part: the number of each row's example, int32 [rows]; 0 in
+        held_out: Tuple of arrays for validation, or None.
+        class_weight: `ClassWeights`, or None. `dataset` multiplies the sample weights by them.
+            `fitted` does not, because the private step applies them after clipping.
+        fitted: The data set that `fit` trains on in place of `dataset`. It declares no length,
+            because earlier updates shorten it. If the examples have no weights, the third part of a
+            batch is flags of dtype `FLAGS`, shape [rows]: 1 for a row with an example, 0 for
             padding.
+        with_ids: `fitted` with a fourth part: the index of the example in each row, int32 [rows]; 0
+            in padding.
         optimizer: The argument.
-        session: The `Session` that trains on it, or None.
-        ends_at: The number of the update after the last draw; None before a session draws.
+        session: The `Session` of the `fit` that trains on the data set, or None.
+        ends_at: The number of the update at which the current pass of a session ends (exclusive);
+            None before a session draws.
         is_seeded: Bool, whether the user chose the seed.
 
     Raises:
@@ -86,7 +92,7 @@ class BatchSampler:
         self._seed = seed if seed is None or is_secret else noise.make_seed(seed)
 
     def dataset(self):
-        """Returns a `tf.data.Dataset` of the draws, which `sampler_of` recognises."""
+        """Returns a `tf.data.Dataset` of the drawn batches, which `sampler_of` recognises."""
         dataset = self._pipeline(self._weighted)
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
         if fixed and not self._shards.is_split:
@@ -120,14 +126,14 @@ class BatchSampler:
         return x, y, weights if self.examples.is_weighted else tf.cast(weights != 0, FLAGS)
 
     def _batch(self, key, step, replica):
-        """Returns the rows that a step draws, and their examples."""
+        """Returns the drawn examples of a step: indices, then x, y and sample weights."""
         rows = self._draw(key, step, replica)
-        # A draw of people chooses some examples of each person, with another key.
+        # A draw of people needs another key, which chooses some examples of each person.
         more = (noise.fold_in(key, step),) if isinstance(self.examples, Users) else ()
         return rows, *self.examples.batch(rows, self._shards.rows, *more)
 
     def _pipeline(self, part):
-        """Returns a data set of the draws with `part` of the tensors of each batch."""
+        """Returns a data set of `part(rows, x, y, sample_weight)` for the draw of each step."""
         if self._shards.is_split:
             key = self._key()
             steps = self._shards.steps(*self._range())
@@ -142,12 +148,12 @@ class BatchSampler:
             return tf.data.Dataset.zip((key, steps))
 
         passes = tf.data.Dataset.from_tensors(0)
-        passes.sampler = self  # It lives as long as a data set that draws from it.
+        passes.sampler = self  # Keeps this sampler alive while the data set is.
         named = passes.flat_map(_plain(steps_of_pass))
         return finished(named.map(_plain(lambda key, step: part(*self._batch(key, step, 0)))))
 
     def _begin(self):
-        """Returns the key, the first step and the one after the last of a new pass, NumPy int64."""
+        """Returns the key, the first step and the end (exclusive) of a new pass, as NumPy int64."""
         first, last = self._range()
         return self._key().numpy(), np.int64(first), np.int64(last)
 
@@ -156,7 +162,7 @@ class BatchSampler:
         if not isinstance(first, numbers.Integral):
             first = keras.ops.convert_to_numpy(first)
         session = self.session
-        # Shards are made within a session, only for this session.
+        # A data set with shards is made within a session and serves only that session.
         if self._shards.is_split and self.optimizer is not None:
             session = self.optimizer.session
         first = int(first)
@@ -167,7 +173,7 @@ class BatchSampler:
         return first, first + self._steps() if callable(self._steps) else max(self._steps, first)
 
     def _key(self):
-        """Returns the int64 tensor [2] of the seed, of the session, or a new one."""
+        """Returns the key of a pass, int64 [2], from the seed or the session, or a random one."""
         seed = self._seed
         if seed is None:
             seed = noise.make_seed() if self.session is None else self.session.draw_seed()
@@ -175,7 +181,7 @@ class BatchSampler:
 
 
 def finished(dataset):
-    """Applies the last stages of every data set of steps: prefetch one batch, keep steps apart."""
+    """Returns a data set of steps with one batch prefetched and with the options that it needs."""
     options = tf.data.Options()
     # Building such a short pipeline takes less time than optimizing it.
     options.autotune.enabled = False
@@ -186,10 +192,10 @@ def finished(dataset):
 
 
 def sampler_of(data):
-    """Returns the `BatchSampler` of a data set exactly as it was made, or None for other data.
+    """Returns the `BatchSampler` that made a data set, or None for other data.
 
-    A data set that was transformed (for example by `take`, `cache`, `map` or `prefetch`) is
-    different. A `BatchSampler` is returned as it is.
+    A data set that was transformed, for example by `take`, `cache`, `map` or `prefetch`, counts as
+    other data. A `BatchSampler` is returned unchanged.
     """
     if isinstance(data, BatchSampler):
         return data
@@ -197,7 +203,7 @@ def sampler_of(data):
 
 
 def is_seeded(data):
-    """Returns whether a data set, or one it was made from, draws by a seed that a user chose."""
+    """Returns whether a data set, or one that it was made from, draws with a user's seed."""
     sampler = sampler_of(data)
     if sampler is not None and sampler.is_seeded:
         return True
@@ -206,7 +212,7 @@ def is_seeded(data):
 
 
 def check_optimizer(optimizer, plan):
-    """Returns the tfdpx optimizer inside of `optimizer`, if it matches `plan`.
+    """Checks an optimizer against a plan, and returns the tfdpx optimizer without wrappers.
 
     Args:
         optimizer: The optimizer of a compiled model.
@@ -214,7 +220,8 @@ def check_optimizer(optimizer, plan):
 
     Raises:
         TypeError: If `optimizer` is not a tfdpx optimizer.
-        ValueError: If its batch_size, noise_multiplier or delta differs from the plan's.
+        ValueError: If its batch_size, noise_multiplier, num_examples or delta differs from the
+            plan's.
     """
     optimizer = model_internals.innermost(optimizer)
     missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
@@ -245,9 +252,10 @@ def check_optimizer(optimizer, plan):
 
 
 def check_delta(plan, other):
-    """Raises ValueError unless two plans of one training have one delta.
+    """Raises ValueError unless two plans of one training have the same delta.
 
-    Epsilon at a larger delta is smaller, so a run would have several, and show the least.
+    Epsilon is smaller at a larger delta. With two deltas, a run would have two epsilons and could
+    show the smaller one.
     """
     if not math.isclose(plan.delta, other.delta, rel_tol=1e-6):
         raise ValueError(

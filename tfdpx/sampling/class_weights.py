@@ -26,19 +26,19 @@ class ClassWeights:
     by_class: dict[int, float]
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the classes, int64 `[k]` in order, and their weights, float32 `[k]`; k >= 1."""
+        """Returns the classes in ascending order, int64 `[k]`, and their weights, float32 `[k]`."""
         listed = sorted(self.by_class.items()) or [(0, 1.0)]
         classes, weights = zip(*listed, strict=True)
         return np.array(classes, "int64"), np.array(weights, "float32")
 
     def of_labels(self, y: Any) -> tf.Tensor:
-        """Returns the weight of each example, float32 `[n]`, from targets as for `labels_of`."""
+        """Returns the weight of each example, float32 `[n]`; `y` is as for `labels_of`."""
         classes, weights = map(tf.constant, self.arrays())
         return _look_up(classes, weights, labels_of(y))
 
 
 class WeightTable:
-    """`ClassWeights` in variables: a step that was traced once serves all of them."""
+    """Class weights in variables, so a step that was traced once can use other weights later."""
 
     def __init__(self) -> None:
         arrays = ClassWeights({}).arrays()
@@ -46,7 +46,7 @@ class WeightTable:
 
     @contextlib.contextmanager
     def holding(self, class_weights: ClassWeights | None) -> Iterator[None]:
-        """Context manager in which it holds these weights; with None all are 1."""
+        """Context manager in which the table holds these weights; with None all weights are 1."""
         former_arrays = [value_of(part) for part in self._variables]
         self.assign(*(class_weights or ClassWeights({})).arrays())
         try:
@@ -60,12 +60,15 @@ class WeightTable:
             part.assign(array)
 
     def of_labels(self, y: Any) -> tf.Tensor:
-        """As `ClassWeights.of_labels`."""
+        """Returns the weight of each example, as `ClassWeights.of_labels` does."""
         classes, weights = map(tf.convert_to_tensor, self._variables)
         return _look_up(classes, weights, labels_of(y))
 
     def largest(self, y_pred: Any) -> tf.Tensor:
-        """Returns the largest weight of the classes that a model has; 1 if all are 0.
+        """Returns the largest weight of any class; 1 if all weights are 0.
+
+        The classes are those in the table and those of the model, which have weight 1 if the table
+        lacks them.
 
         Args:
             y_pred: The model's output, a tensor `[n, num_classes]`; `[n, 1]` or `[n]` for two
@@ -75,7 +78,7 @@ class WeightTable:
             float32 scalar.
 
         Raises:
-            ValueError: If it has another shape, or there are several outputs.
+            ValueError: If `y_pred` has another shape, or there are several outputs.
         """
         shapes = [tuple(output.shape) for output in tf.nest.flatten(y_pred)]
         if len(shapes) > 1 or len(shapes[0]) > 2:
@@ -85,7 +88,7 @@ class WeightTable:
             )
         num_classes = max(2, *(size or 0 for size in shapes[0][1:]))
         classes, weights = map(tf.convert_to_tensor, self._variables)
-        # Of all classes that are listed, too.
+        # Listed classes count even if the model does not have them.
         of_model = _look_up(classes, weights, tf.range(num_classes, dtype="int64"))
         weights = tf.concat([weights, of_model], axis=0)
         largest = tf.reduce_max(tf.where(tf.math.is_finite(weights), weights, 0.0))
@@ -93,7 +96,7 @@ class WeightTable:
 
 
 def _look_up(classes, weights, labels):
-    """Returns the weights of `labels`, int64 [n], float32 [n]: 1 where a class is not listed."""
+    """Returns the weight of each of `labels` [n], float32 [n]; 1 if `classes` lacks the label."""
     places = tf.minimum(tf.searchsorted(classes, labels), tf.size(classes) - 1)
     return tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
 
@@ -124,7 +127,7 @@ def labels_of(y: Any) -> tf.Tensor:
 
 
 def read_class_weight(class_weight: dict[int, float] | None) -> ClassWeights | None:
-    """Returns the weights of an argument `class_weight`, or None if there are none.
+    """Returns the argument `class_weight` of `fit` as `ClassWeights`, or None if it is empty.
 
     Raises:
         ValueError: If a weight is negative or not finite.

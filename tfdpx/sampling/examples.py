@@ -16,33 +16,37 @@ import tensorflow as tf
 from tfdpx._keras import tensorflow_internals
 from tfdpx.sampling.inputs import check_dense, refuse_repeat
 
-# Number of examples that a thread reads at a time. It is small, and all threads end together.
+# Number of examples that a thread reads at a time. A small number lets all threads end at about the
+# same time.
 _AT_A_TIME = 8
-# Number of examples by which two sources are compared.
+# Number of examples in the digest of a source.
 _LOOKED_AT = 64
 
 
 class RandomAccess:
     """Examples of a source that can be read in any order, for example `tfds.data_source`.
 
-    It replaces the arrays in all functions that draw batches, as in
-    `plan.batches(RandomAccess(source))`. Only the batches in flight are in memory. Threads of the
-    host read and decode the examples of a batch; Pillow, NumPy and TensorFlow let them run in
-    parallel. The draws are the same as for arrays in the same order.
+    Pass it in place of arrays to any function that draws batches, for example
+    `plan.batches(RandomAccess(source))`. Only the batches that are being prepared are in memory.
+    Several threads read and decode the examples of a batch. They run in parallel where they call
+    Pillow, NumPy or TensorFlow. With one seed, the draws are the same as for arrays in the same
+    order.
 
     Args:
         source: Object with `__len__` and `__getitem__(int)`, safe to call from several threads. An
             item is a tuple `(x, y)` of nests of arrays or numbers with the structure, shapes and
-            dtypes of item 0; keep 8-bit images 8-bit. float64 becomes
-            `keras.config.floatx()`. `__getitems__(list of int)` is called instead if it exists.
-        num_threads: Optional int. Defaults to the number of processors.
+            dtypes of item 0. To save memory, return 8-bit images as uint8. float64 becomes
+            `keras.config.floatx()`. If the source has a method `__getitems__(list of int)`, it is
+            called instead of `__getitem__`.
+        num_threads: Optional int, the number of threads that read. Defaults to the number of
+            processors.
 
     Attributes:
         count: Int. Number of examples.
-        is_weighted: False.
+        is_weighted: False; the examples have no sample weights.
 
     Raises:
-        ValueError: If the source is empty, or item 0 is no pair of arrays.
+        ValueError: If the source is empty, or item 0 is not a pair of arrays.
     """
 
     is_weighted = False
@@ -62,14 +66,15 @@ class RandomAccess:
         self._num_threads = num_threads or os.cpu_count()
 
     def batch(self, rows: Any, capacity: int) -> tuple:
-        """Returns the examples `rows`, padded with zeros; see `Examples.batch`.
+        """Returns the examples with the indices `rows`, padded with zeros to `capacity` rows.
 
         Args:
             rows: int64 tensor of shape `[n]`, n <= capacity.
-            capacity: Int.
+            capacity: Int, the number of rows of the batch.
 
         Returns:
-            Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`.
+            Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`. The weight
+            is 1 for an example and 0 for padding.
         """
         dtypes = [tf.as_dtype(dtype) for _, dtype in self._specs]
         read = tensorflow_internals.weakly(self._read)
@@ -80,7 +85,7 @@ class RandomAccess:
         return x, y, tf.cast(tf.range(capacity) < tf.shape(rows)[0], tf.float32)
 
     def fingerprint(self) -> Any:
-        """Returns a string that identifies these examples, computed from some of them.
+        """Returns a string that identifies the source, a digest of 64 evenly spaced examples.
 
         Raises:
             ValueError: If an example changes from one read to the next.
@@ -107,7 +112,7 @@ class RandomAccess:
         return concurrent.futures.ThreadPoolExecutor(self._num_threads)
 
     def _read(self, rows, capacity):
-        """Returns a list of arrays `[capacity, ...]`."""
+        """Returns the examples `rows` as a list of arrays `[capacity, ...]`, for x and then y."""
         batch = [np.zeros([capacity, *shape], dtype) for shape, dtype in self._specs]
 
         def fill(places):
@@ -146,19 +151,20 @@ class Examples:
             `keras.config.floatx()`; other dtypes stay the same.
         y: Like `x`, or None.
         sample_weight: Optional array, or nest of arrays like `y`, finite and >= 0, of shape
-            `[num_examples]` or with the axes of the losses, for example `[N, T]`.
+            `[num_examples]`. It may have further axes of the loss, for example `[num_examples,
+            time_steps]`.
 
     Attributes:
         count: Int. Number of examples.
         is_weighted: Bool, whether examples have weights.
 
     Raises:
-        ValueError: If the arrays differ in length, are empty, sparse, ragged or of objects, or a
-            weight is invalid.
+        ValueError: If the arrays differ in length, are empty, sparse or ragged, or hold objects, or
+            if a weight is invalid.
     """
 
     def __init__(self, x, y=None, sample_weight=None):
-        with tf.device("CPU:0"):  # The draws run there, and the data may not fit an accelerator.
+        with tf.device("CPU:0"):  # Draws run there, and an accelerator may be too small.
             x, y = _tensors("x", x), None if y is None else _tensors("y", y)
         arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
         counts = {array.shape[0] if array.shape.rank else 0 for array in arrays}
@@ -193,11 +199,11 @@ class Examples:
         return tf.cast(weights, "float32")
 
     def batch(self, rows, capacity):
-        """Returns the examples `rows`, padded with zeros.
+        """Returns the examples with the indices `rows`, padded with zeros to `capacity` rows.
 
         Args:
             rows: int64 tensor of shape `[n]`, n <= capacity.
-            capacity: Int.
+            capacity: Int, the number of rows of the batch.
 
         Returns:
             Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`.
@@ -209,11 +215,11 @@ class Examples:
         )
 
     def split(self, count, weighted):
-        """Returns the first `count` examples, and the remaining ones as arrays to measure on.
+        """Returns the first `count` examples, and the remaining ones as arrays for validation.
 
         Args:
             count: Int in [1, number of examples).
-            weighted: Bool, whether to return the weights of the remaining ones too.
+            weighted: Bool, whether the remaining examples come with their sample weights.
 
         Returns:
             Pair of `Examples` and a tuple `(x, y)` or `(x, y, sample_weight)`.
@@ -228,8 +234,8 @@ class Examples:
         return first, part(slice(count, None))[: 3 if weighted else 2]
 
     def present(self):
-        """Returns inputs and targets of the examples with weight, a list of NumPy arrays."""
-        # Static: a data set may be made inside of a graph.
+        """Returns x and y of the examples with a nonzero weight, as a flat list of NumPy arrays."""
+        # The static values are readable even if the data set is made inside of a graph.
         x, y, weights = tf.nest.map_structure(tf.get_static_value, self._arrays)
         arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
         if self.is_weighted:
@@ -260,8 +266,8 @@ def as_examples(x, y=None, sample_weight=None, *, num_examples=None):
         x: `RandomAccess`, a `tf.data.Dataset` of known size, or as for `Examples`.
         y: As for `Examples`; like `sample_weight`, None with a `RandomAccess` or data set.
         sample_weight: As for `Examples`.
-        num_examples: Optional int. A data set with this number of elements is one of examples, any
-            other is one of batches.
+        num_examples: Optional int. If a data set has this number of elements, each element is one
+            example; otherwise each element is a batch.
 
     Raises:
         ValueError: If the arguments contradict each other.
@@ -293,7 +299,7 @@ def _tensors(name, arrays):
         return tuple(_tensors(name, array) for array in arrays)
     if isinstance(arrays, list) and arrays and all(getattr(a, "shape", ()) for a in arrays):
         return tuple(_tensors(name, array) for array in arrays)  # Several inputs, as in `fit`.
-    # A list of numbers is an array. Other nests would be split.
+    # A list of numbers is one array, but `check_dense` would check each number.
     if not isinstance(arrays, list):
         check_dense(name, arrays)
     if not tf.is_tensor(arrays):
@@ -324,18 +330,18 @@ def _take(capacity, rows, *arrays):
 
 
 def _arrays_of(dataset, num_examples=None):
-    """Returns the whole data set as arrays, and prints their size.
+    """Reads a whole data set into arrays, and prints their size.
 
     Args:
         dataset: `tf.data.Dataset` of `x`, `(x, y)` or `(x, y, sample_weight)`, of known size.
-        num_examples: Optional int. A data set with this number of elements is one of examples, any
-            other is one of batches.
+        num_examples: Optional int. If the data set has this number of elements, each element is one
+            example; otherwise each element is a batch.
 
     Returns:
         Tuple `(x, y, sample_weight)`; y and sample_weight can be None.
 
     Raises:
-        ValueError: If its size is unknown or infinite, it is empty, or it repeats examples.
+        ValueError: If the data set has an unknown or infinite size, is empty, or repeats examples.
     """
     count = int(dataset.cardinality())
     if count < 0:

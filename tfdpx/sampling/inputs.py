@@ -1,6 +1,6 @@
 """Checks that the private step can read the data: dense tensors, one row per example, and targets.
 
-They look at types, dtypes and shapes, before anything else is done with a batch.
+The checks look at types, dtypes and shapes, before anything else is done with a batch.
 """
 
 import datetime
@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
 
-# The dtype of flags of drawn batches: Keras can add it up over replicas.
+# The dtype of the flags that tell which rows of a drawn batch hold an example. It is not bool,
+# because Keras must be able to add the flags of replicas.
 FLAGS = tf.uint32
 
 _DENSE = {
@@ -28,15 +29,15 @@ _DENSE = {
 
 
 def check_dense(name, nest, columns=None):
-    """Refuses sparse, ragged and object arrays, because their rows cannot be taken one by one.
+    """Refuses sparse, ragged and object arrays, from which single rows cannot be taken.
 
     Args:
-        name: String, the argument that holds them.
+        name: String, the name of the argument, for the message.
         nest: Nest of arrays or tensors.
-        columns: Names of the columns of a table, or None.
+        columns: Names of the columns of a table, for the message, or None.
 
     Raises:
-        ValueError: Names the argument, its content and how to convert it.
+        ValueError: If an array is not dense. The message says how to convert it.
     """
     for leaf in tf.nest.flatten(nest):
         kind, place = _kind(leaf), ""
@@ -52,14 +53,14 @@ def check_dense(name, nest, columns=None):
 
 
 def unfit_column(table, names=None):
-    """Returns the name and the kind of the first column of a table with values that are no numbers.
+    """Returns the name and the kind of the first column of a table that is not all numbers.
 
     Args:
-        table: Array or data frame [rows, columns]; another array is one column.
-        names: Names of the columns; None for a data frame's, or their places.
+        table: Array or data frame [rows, columns]. An array of another rank counts as one column.
+        names: Names of the columns. None means the names in a data frame, or the column numbers.
 
     Returns:
-        Pair of a name and "dates", "texts" or "objects"; of None if all columns are numbers.
+        Pair of a name and "dates", "texts" or "objects"; (None, None) if all columns are numbers.
     """
     names, table = getattr(table, "columns", names), np.asarray(table)
     if table.dtype.kind in "biuf":
@@ -80,7 +81,7 @@ def _kind_of_value(value):
     if np.iscomplexobj(value):
         return "objects"
     try:
-        if value is not None and type(value).__name__ != "NAType":  # The latter of pandas.
+        if value is not None and type(value).__name__ != "NAType":  # pandas.NA.
             float(value)
     except (TypeError, ValueError):
         return "texts" if isinstance(value, str | bytes) else "objects"
@@ -95,8 +96,8 @@ def check_batch(model, data):
         data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays or tensors [B, ...].
 
     Raises:
-        ValueError: If it holds sparse or ragged tensors, targets that are strings, no targets
-            although the loss or a metric needs them, or arrays of different lengths.
+        ValueError: If the batch holds sparse or ragged tensors, targets that are strings, no
+            targets although the loss or a metric needs them, or arrays of different lengths.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
@@ -114,11 +115,11 @@ def refuse_repeat(name, dataset):
     """Refuses a `tf.data.Dataset` that never ends or is made by `repeat`.
 
     Args:
-        name: String, the argument that holds it.
+        name: String, the name of the argument, for the message.
         dataset: `tf.data.Dataset` that is read once.
 
     Raises:
-        ValueError: Names the argument and the remedy.
+        ValueError: If the data set is infinite or contains `repeat`.
     """
     is_endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY
     if is_endless or tensorflow_internals.repeats_examples(dataset):
@@ -130,7 +131,7 @@ def refuse_repeat(name, dataset):
 
 
 def same_rows(data):
-    """Returns the batch after checking that every tensor has as many rows as the first.
+    """Returns the batch after checking that all tensors have the same number of rows.
 
     With fewer targets than inputs, a target would be used for several examples, by broadcasting
     or, under XLA, by indices beyond the end. One example would then change several gradients.
@@ -139,11 +140,11 @@ def same_rows(data):
         data: Nest of tensors [B, ...] and None.
 
     Returns:
-        The nest. Lengths unknown while tracing are compared when a step runs, under XLA when it is
-        compiled: `tf.errors.InvalidArgumentError` if they differ.
+        The nest. Lengths that are unknown during tracing are compared when the step runs, or under
+        XLA when it is compiled. They raise `tf.errors.InvalidArgumentError` if they differ.
 
     Raises:
-        ValueError: If known lengths differ.
+        ValueError: If lengths that are known during tracing differ.
     """
     tensors = _leaves(data)
     if any(not tensor.shape.rank for tensor in tensors if tensor.shape.rank is not None):
@@ -179,13 +180,14 @@ def same_rows(data):
 
 
 def without_flags(sample_weight, is_drawn):
-    """Returns the weights of a loss: None if `sample_weight` is flags that mark the present rows.
+    """Returns `sample_weight`, or None if it holds flags of the present rows and not weights.
 
     Flags have shape [B], or [B, k] for the examples of people.
 
     Args:
         sample_weight: Nest of tensors, or of their specs, or None.
-        is_drawn: Whether a plan drew the batch; a user's weights may have the dtype of flags.
+        is_drawn: Bool, whether a plan drew the batch. In other batches, weights of dtype `FLAGS`
+            are the user's weights.
     """
     dtype = getattr(sample_weight, "dtype", None)
     is_flags = is_drawn and dtype == FLAGS or dtype == tf.bool and len(sample_weight.shape) == 1
@@ -193,11 +195,11 @@ def without_flags(sample_weight, is_drawn):
 
 
 def present_rows(sample_weight, count):
-    """Returns which examples, bool [B], have a sample weight other than zero; None without weights.
+    """Returns whether each example has a nonzero sample weight, bool [B]; None without weights.
 
     Args:
         sample_weight: Nest of tensors [B, ...], or None.
-        count: B.
+        count: Int B, the number of rows.
     """
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
     if not weights:
@@ -208,13 +210,13 @@ def present_rows(sample_weight, count):
 
 
 def present_of_users(sample_weight):
-    """Returns which examples of each person, bool [B, k], have a weight other than zero.
+    """Returns whether each of a person's k examples has a nonzero weight, bool [B, k].
 
     Args:
-        sample_weight: Nest of tensors [B, k, ...].
+        sample_weight: Nest of tensors [B, k, ...] for B people.
 
     Raises:
-        ValueError: If it has another shape: the batch does not consist of people.
+        ValueError: If a tensor has fewer than two axes, so the batch does not consist of people.
     """
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
     if not weights or any(w.shape.rank < 2 for w in weights):

@@ -1,7 +1,7 @@
-"""Keyed digests of rows, by which rows that are given more than once are found.
+"""Finds rows that occur several times in the training data, by keyed digests of rows.
 
-The key is a secret of this process. Digests stay in memory: no file holds one, or a number that was
-counted by them.
+The key is a secret of this process. Digests, and all counts made with them, stay in memory; none is
+written to a file.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from tfdpx._warnings import warn
 from tfdpx.accounting import groups
 
-_MOST_ROWS = 100_000  # Of more, about so many are drawn at random.
-_MOST_COMPARED = 10_000  # Rows, from which the frequency of a value is estimated.
-_MOST_VALUES = 64  # Values of a row that are looked at for chance.
-_LARGEST_GROUP = 12  # Beyond it epsilon is in the hundreds, and takes up to minutes.
+_MOST_ROWS = 100_000  # Larger data are searched in a random sample of this size.
+_MOST_COMPARED = 10_000  # Rows from which the frequency of a value is estimated.
+_MOST_VALUES = 64  # Values of a row with an estimated frequency.
+_LARGEST_GROUP = 12  # Epsilon of larger groups is in the hundreds, and takes minutes.
 _group_epsilon = functools.lru_cache(maxsize=16)(groups.group_epsilon)
 
 _SECRET = secrets.token_bytes(16)
@@ -28,10 +28,10 @@ _CHUNK = 2**22  # Bytes that are copied at a time.
 
 
 def row_digests(arrays: Sequence[Any]) -> np.ndarray:
-    """Returns a digest of each row: equal rows have equal digests, others hardly ever.
+    """Returns a digest of each row. Equal rows have equal digests, different rows almost never.
 
-    Two rows that differ collide with a probability of about 2^-62 (multilinear hashing of 32-bit
-    words with random 64-bit keys, the upper half of each of two sums).
+    Two different rows have the same digest with a probability of about 2^-62. The digest joins the
+    upper halves of two sums, each a multilinear hash of 32-bit words with random 64-bit keys.
 
     Args:
         arrays: Arrays with the same number of rows, for example x and y.
@@ -59,12 +59,13 @@ def row_digests(arrays: Sequence[Any]) -> np.ndarray:
 
 
 def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Warns if rows are equal more often than by chance, with epsilon for all of them together.
+    """Warns if more rows are equal than chance explains, and states their epsilon together.
 
-    Both numbers in the warning are computed from private data without noise, for the user only.
+    The count and epsilon in the warning come from private data without noise, so they are only for
+    the user.
 
     Args:
-        plan: The `PrivacyPlan` of the rows, with noise.
+        plan: The `PrivacyPlan` of the training, with a nonzero noise multiplier.
         arrays: Arrays with the same number of rows, inputs and targets.
     """
     is_sample = (count_rows := len(arrays[0])) > _MOST_ROWS
@@ -86,20 +87,23 @@ def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
 def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
     """Returns the largest number of equal rows that chance does not explain, or 1.
 
-    By chance a row comes as often as the product of the frequencies of its values says. Values of
-    a row depend on each other, so the square root is taken, as if only every other value counted.
-    Not counted is a value that equals the one before it (blank images, padded texts) or is NaN. If
-    chance would make more than a twentieth of the rows that come as often, it explains them.
+    If the columns were independent, the probability of a row would be the product of the
+    frequencies of its values. Columns depend on each other, so the square root of the product is
+    taken, as if only every other value counted. Two kinds of values do not count: NaN, and a value
+    that equals the one before it (blank images, padded texts).
+
+    Chance explains a number of equal rows if it could make more than a twentieth of all rows that
+    occur at least as often.
 
     Args:
         arrays: Arrays with the same number of rows.
     """
-    if not len(arrays[0]):  # All examples may have no weight.
+    if not len(arrays[0]):  # Perhaps no example has a nonzero weight.
         return 1
-    # Of an autoencoder the targets are the inputs, and tell nothing more.
+    # An autoencoder's targets are its inputs, so they say nothing more about a row.
     arrays = [a for i, a in enumerate(arrays) if not any(np.array_equal(a, b) for b in arrays[:i])]
     tables = [array.reshape(len(array), -1) for array in arrays]
-    # Digests of a part of the columns first: they take a fraction of the time.
+    # Digests of some of the columns come first, because they take a fraction of the time.
     parts = [table[:, :: table.shape[1] // _MOST_VALUES + 1] for table in tables]
     _, places, counts = np.unique(row_digests(parts), return_inverse=True, return_counts=True)
     rows = np.flatnonzero(counts[places] > 1)
@@ -110,14 +114,14 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
         row = rows[first[counts == count][0]]
         frequencies = np.concatenate([_frequencies(table, row) for table in tables])
         by_chance = len(places) * np.sqrt(np.prod(frequencies))
-        # At most this share of all rows comes so often (Markov's inequality).
+        # Markov's inequality bounds the number of rows that occur so often by chance.
         if len(places) * by_chance / (count - 1) < 0.05 * counts[counts >= count].sum():
             return int(count)
     return 1
 
 
 def _frequencies(table, row):
-    """Returns how frequent some values of a row are in their columns, each float in (0, 1]."""
+    """Returns the frequencies of some values of a row in their columns, floats in (0, 1]."""
     values = table[row]
     is_new = np.append(True, values[1:] != values[:-1])[: len(values)] & (values == values)
     places = np.flatnonzero(is_new)

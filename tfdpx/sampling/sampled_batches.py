@@ -1,14 +1,13 @@
-"""Poisson-sampled and shuffled batches, of fixed shapes and resumable at any step.
+"""Poisson-sampled and shuffled batches, which have fixed shapes and can resume at any step.
 
-Accounting reduces the privacy loss of a step by an amount due to sampling (amplification by
-sampling). That holds only while only the trainer knows which examples a step drew, because anyone
-who knows the seed can replay every draw, and then the loss is that of an unsampled Gaussian. So the
-seed comes from the operating system by default. Pass one for experiments, and keep it as secret as
-the data.
+Sampling reduces the privacy loss of a step (amplification by sampling), but only while the drawn
+examples stay secret. Anyone who knows the seed can replay every draw, and against them a step
+protects no better than one without sampling. The seed therefore comes from the operating system by
+default. Pass a seed only for experiments, and keep it as secret as the data.
 
-Both samplings return `(x, y, sample_weight)` for `keras.Model.fit`. An example of sample_weight 0
-is absent: its contribution is exactly zero in tfdpx's optimizers. The sources of examples are in
-`tfdpx.sampling.examples`.
+Batches of both kinds are `(x, y, sample_weight)`, as `keras.Model.fit` takes them. An example with
+sample_weight 0 is absent: it contributes exactly zero in tfdpx's optimizers. The sources of
+examples are in `tfdpx.sampling.examples`.
 """
 
 import functools
@@ -29,13 +28,13 @@ from tfdpx.sampling.repeated_rows import warn_of_repeated_rows
 from tfdpx.sampling.shards import ReplicaShards
 from tfdpx.sampling.users import DEFAULT_PER_USER, Users, check_order
 
-# They make the keys of the draws different from other uses of the same seed.
+# Folded into the keys, so draws differ from other uses of the same seed.
 _POISSON_KEY = int.from_bytes(b"poisson", "big")
 _SHUFFLE_KEY = int.from_bytes(b"shuffle", "big")
 
 
 def in_order(examples, batch_size):
-    """Returns all examples once, in order, for measuring on one device; it can be iterated again.
+    """Returns a data set of all examples once, in order, to evaluate on one device.
 
     Args:
         examples: `Examples` or `RandomAccess`.
@@ -111,7 +110,7 @@ def plan_sampler(
 
 
 def _check_count(plan, count, user_ids, validation_split):
-    """Raises ValueError unless there are as many examples or people as the plan's."""
+    """Raises ValueError unless the number of examples or people is the plan's `num_examples`."""
     if count == plan.num_examples:
         return
     if user_ids is not None:
@@ -128,7 +127,7 @@ def _check_count(plan, count, user_ids, validation_split):
 
 
 def _check_unit(plan, user_ids, examples_per_user, validation_split):
-    """Raises ValueError unless there are ids exactly if the plan is one of people."""
+    """Raises ValueError if a plan of people has no `user_ids`, or a plan of examples has some."""
     if plan.unit == USER and user_ids is None:
         raise ValueError(
             'A plan with unit="user" draws people. Received: user_ids=None. Pass the person of '
@@ -150,7 +149,7 @@ def _check_unit(plan, user_ids, examples_per_user, validation_split):
 
 
 def _without_held_out(examples, share, weighted):
-    """Returns the examples without the last `share`, and the latter as arrays, or None."""
+    """Returns the examples to train on, and the last `share` of them as arrays, or None."""
     is_valid = is_number(share) and 0 <= share < 1
     require(is_valid, "validation_split", share, "be a number in [0, 1)")
     if not share:
@@ -161,7 +160,7 @@ def _without_held_out(examples, share, weighted):
             f"Received: validation_split={share}, and examples of type {type(examples).__name__}. "
             "Pass `validation_data` to `fit`."
         )
-        # Rounded as in Keras.
+    # Rounded as in Keras.
     count = math.floor(examples.count * (1 - share))
     require(count > 0, "validation_split", share, f"leave some of {examples.count} examples")
     return examples.split(count, weighted)
@@ -178,28 +177,31 @@ def poisson_sampler(
     optimizer=None,
     input_context=None,
 ):
-    """Returns batches that hold each example independently with `sampling_probability`.
+    """Returns a `BatchSampler` that draws each example with `sampling_probability`.
 
-    Step t is a function of only (seed, t), so it can be replayed without the steps before it. The
-    probability is rounded down to a multiple of 2**-32.
+    Examples are drawn independently of each other. The draw of step t depends only on the seed and
+    t, so it can be replayed without the steps before it. The probability is rounded down to a
+    multiple of 2**-32.
 
     Args:
         examples: `Examples` or `RandomAccess`.
         sampling_probability: Float in (0, 1].
-        capacity: Int. Number of rows of every batch; a step that draws more is an error.
-        steps: Int. Number of steps of the whole training; the dataset ends there. Or a function
-            that returns how many steps are left, called when an iterator begins.
-        seed: Optional int, for experiments; with an `input_context` also a pair of ints, which is
-            secret. None means the secret of the `fit` that trains on it, or a new one from the
-            operating system for each iterator.
-        start: Int or scalar variable, for example `optimizer.iterations`, which is read together
-            with the first batch of an iterator. A step must count itself only after it has read its
-            batch, as in tfdpx's optimizers; Keras's may count before.
-        optimizer: Optional tfdpx optimizer, the only one that may train on the data set.
+        capacity: Int, the number of rows of every batch. A step that draws more examples is an
+            error.
+        steps: Int, the number of steps of the whole training, after which the data set ends. Or a
+            function that returns the number of steps left; it is called when an iterator begins.
+        seed: Optional int, for experiments. With an `input_context` also a pair of ints: the secret
+            of a session. None means the secret of the `fit` that trains on the data set; without a
+            `fit`, each iterator gets a new secret from the operating system.
+        start: Int, the first step. Or a scalar variable, for example `optimizer.iterations`, which
+            is read with the first batch of an iterator. A step must read its batch before it
+            increases the variable. tfdpx's optimizers do so; Keras's optimizers may not.
+        optimizer: Optional tfdpx optimizer. No other optimizer may then train on the data set.
         input_context: Optional `tf.distribute.InputContext`, for one pass by
-            `tfdpx.distributed.fit`. The dataset then yields, step after step, the share of each
-            replica of this host in turn (see `tfdpx.sampling.shards`). All hosts need the same
-            examples, `seed` and `start`, an int.
+            `tfdpx.distributed.fit`. For each step, the data set then yields one batch for each
+            replica of this host, with that replica's share of the draw (see
+            `tfdpx.sampling.shards`). All hosts need the same examples, `seed` and `start`, and
+            `start` must be an int.
 
     Returns:
         A `BatchSampler`. Its data set has `(x, y, sample_weight)` of static shapes `[capacity,
@@ -230,7 +232,10 @@ def poisson_sampler(
 
 @functools.lru_cache(maxsize=64)
 def _poisson_draw(count, sampling_probability, capacity):
-    """Returns `poisson_rows` of at most `capacity` rows, traced once per size of a data set."""
+    """Returns a traced function of a key and a step: `poisson_rows`, at most `capacity` of them.
+
+    The function is cached, so it is traced once for each size of a data set.
+    """
 
     @tf.function(autograph=False)
     def draw(key, step):
@@ -258,15 +263,16 @@ def shuffled_sampler(
     optimizer=None,
     input_context=None,
 ):
-    """Returns batches of `batch_size` cut from a permutation of the examples, new in every epoch.
+    """Returns a `BatchSampler` that shuffles the examples every epoch and cuts them in batches.
 
-    An epoch is `num_examples // batch_size` steps; the remainder is dropped. The permutation is a
-    function of only (seed, epoch). Epsilon for Poisson sampling is only an approximation here.
+    An epoch has `num_examples // batch_size` steps; the remaining examples of the permutation are
+    dropped. The permutation depends only on the seed and the epoch. Epsilon is computed as for
+    Poisson sampling, which is only an approximation here.
 
     Args:
         examples: `Examples` or `RandomAccess`.
         batch_size: Int in [1, number of examples].
-        capacity: Int >= batch_size. Number of rows of every batch.
+        capacity: Int >= batch_size, the number of rows of every batch.
         steps: As in `poisson_sampler`.
         seed: As in `poisson_sampler`.
         start: As in `poisson_sampler`.
@@ -296,15 +302,15 @@ def shuffled_sampler(
 
 
 def batches_in_order(examples, *, capacity, input_context):
-    """Returns all examples once, in order, for measuring: the shares of this host's replicas.
+    """Returns a data set of all examples once, in order, to evaluate on several replicas.
 
     Args:
         examples: `Examples` or `RandomAccess`.
-        capacity: Int, rows of a global batch.
+        capacity: Int, the number of rows of a global batch.
         input_context: As in `poisson_sampler`.
 
     Returns:
-        A `tf.data.Dataset` like `BatchSampler.dataset`.
+        A `tf.data.Dataset` like `BatchSampler.dataset`, with the shares of this host's replicas.
     """
     shards = ReplicaShards(capacity, input_context)
 
@@ -317,7 +323,7 @@ def batches_in_order(examples, *, capacity, input_context):
 
 
 def poisson_rows(key, step, num_examples, sampling_probability):
-    """Returns the examples that a step draws.
+    """Returns the indices of the examples that a step draws.
 
     Args:
         key: int64 tensor of shape `[2]`.
@@ -336,7 +342,7 @@ def poisson_rows(key, step, num_examples, sampling_probability):
 
 
 class _Shuffle:
-    """Rows of each step, from one permutation per epoch."""
+    """Returns the rows of a step from the permutation of its epoch, which it remembers."""
 
     def __init__(self, count, batch_size):
         self._count, self._batch_size, self._last = count, batch_size, (None, None)
@@ -350,6 +356,6 @@ class _Shuffle:
 
 
 def _permutation(key, epoch, num_examples):
-    # 64 bits: ties, which the sort would resolve by position, practically never occur.
+    # With 64 bits, ties practically never occur; the sort would resolve them by position.
     bits = noise.words([num_examples], noise.fold_in(key, epoch), tf.uint64)
     return np.argsort(bits.numpy(), kind="stable")

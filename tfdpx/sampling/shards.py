@@ -1,32 +1,33 @@
-"""The examples of a draw that each replica takes, computed by every host without communication.
+"""Splits the examples of a draw over replicas, without communication between hosts.
 
-Of the n examples that a step draws, in order, replica p of R takes numbers p, p + R, p + 2 R, ...:
-at most ceil(n / R): none waits long for another. All hosts compute the same draw from
-(seed, step) and cut out their own part, so no example is taken twice and none is lost. A replica
-takes part even if its share is all padding.
+If a step draws n examples, replica p of R takes the examples p, p + R, p + 2 R, ... of the draw.
+Each share has at most ceil(n / R) examples, so no replica waits long for another. All hosts compute
+the same draw from the seed and the step, and take their part of it: no example is taken twice and
+none is lost. A replica takes part in a step even if its share is only padding.
 
-Keras's `fit` splits a batch by itself: replica p takes the rows [p * m, (p + 1) * m) of R * m. For
-it `interleave_shards` puts the R shares of a whole batch one after the other, each with its own
-padding.
+Keras's `fit` splits a batch by itself: of R * m rows, replica p takes the rows [p * m, (p + 1) *
+m). `interleave_shards` orders a whole batch for this split: the R shares come one after the other,
+each with its padding.
 """
 
 import tensorflow as tf
 
 
 class ReplicaShards:
-    """The shares of this host's replicas.
+    """Computes the share of a draw that each replica of this host takes.
 
     Args:
-        capacity: Int, rows of a global batch.
+        capacity: Int, the number of rows of a global batch.
         input_context: `tf.distribute.InputContext` of this host, or None for whole batches.
 
     Attributes:
-        rows: Int, rows of one share.
+        rows: Int, the number of rows of one share.
         replicas: Range, the numbers of this host's replicas.
         is_split: Bool, whether there is an `input_context`.
 
     Raises:
-        ValueError: If the replicas do not divide `capacity`, or the hosts the replicas.
+        ValueError: If the number of replicas does not divide `capacity`, or hosts would have
+            different numbers of replicas.
     """
 
     def __init__(self, capacity, input_context=None):
@@ -48,9 +49,9 @@ class ReplicaShards:
         self.replicas = range(host * replicas_per_host, (host + 1) * replicas_per_host)
 
     def steps(self, first, last):
-        """Returns pairs (step, replica) of int64 for steps [first, last) and this host's replicas.
+        """Returns a data set of int64 pairs (step, replica) for steps [first, last) of this host.
 
-        Made without Python functions, because a TPU's hosts do not share this process.
+        It calls no Python function, because the hosts of a TPU run in other processes.
         """
         count = len(self.replicas)
         return tf.data.Dataset.range(first * count, last * count).map(
@@ -70,17 +71,20 @@ class ReplicaShards:
         return dataset.concatenate(tf.data.Dataset.from_tensors(padding).repeat())
 
     def cut(self, rows, replica):
-        """Returns the examples in the share of `replica`, or all of them for a whole batch.
+        """Returns the drawn examples of one replica, or all of them if draws are not split.
 
         Args:
-            rows: int64 tensor [n], the examples that a step draws, n at most `capacity`.
-            replica: Scalar int64 tensor, a number of `replicas`.
+            rows: int64 tensor [n], the indices of the examples that a step draws, n <= capacity.
+            replica: Scalar int64 tensor, the number of a replica in `replicas`.
         """
         return rows[replica :: self._count] if self.is_split else rows
 
 
 def interleave_shards(tensor, count):
-    """Returns the rows of a tensor [n, ...] ordered by shares: each has every `count`-th row."""
+    """Returns a tensor [n, ...] with its rows ordered by share; a share has every `count`-th row.
+
+    For example, six rows and `count=2` give the rows 0, 2, 4, 1, 3, 5.
+    """
     if count == 1:
         return tensor
     rows = tf.reshape(tensor, tf.concat([[-1, count], tf.shape(tensor)[1:]], axis=0))
@@ -89,12 +93,12 @@ def interleave_shards(tensor, count):
 
 
 def check_divides(replicas, rows, what):
-    """Raises ValueError, with numbers that are possible, unless `replicas` divides `rows`.
+    """Raises ValueError unless `replicas` divides `rows`; the message says which numbers work.
 
     Args:
         replicas: Int.
         rows: Int.
-        what: String, the things that `rows` counts, for the message.
+        what: String for the message, the things that `rows` counts, for example "rows a batch".
     """
     if rows % replicas:
         below = rows // replicas * replicas

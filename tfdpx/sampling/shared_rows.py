@@ -1,11 +1,11 @@
 """The private fits of this process that share rows, and the epsilon that they have spent together.
 
-Estimators count their fits here, because a ledger is about one `fit`. Rows are recognised by keyed
-digests, which stay in memory like all counts: nothing is pickled or written to a file. Rows that a
-step before the estimator changes differently in each fit are not recognised.
+A ledger covers one `fit`, so the estimators of `tfdpx.sklearn` count their fits here. Rows are
+recognised by keyed digests. Digests and counts stay in memory: nothing is pickled or written to a
+file. A row is not recognised if a step before the estimator changes it differently in each fit.
 
-A search of scikit-learn is recognised by the lives of copies. It makes a copy of its estimator that
-it does not use, copies this for one candidate after the other, and drops it at its end.
+A search of scikit-learn is recognised by its copies. It makes one copy of its estimator, the base,
+which it never fits. Each candidate is a copy of the base, and the search drops the base at its end.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.sampling.repeated_rows import row_digests
 
-# Of one fit: the smallest digests. Fits on the same rows keep the same ones.
+# A fit remembers at most this number of digests, the smallest ones. Fits on the same rows then
+# remember the same rows.
 _MOST_ROWS = 20_000
-# A sum is said again when its cost has grown this much, as from two fits to four.
+# A warning is repeated when the cost has grown by this factor, for example from two fits to four.
 _GROWTH = 1.9
 _lock = threading.RLock()  # A search may end while the same thread counts a fit.
 
 
 @dataclasses.dataclass(eq=False)
 class _Fit:
-    """A private fit, and the cost of the last sum with it that was said."""
+    """A private fit. `said` is the cost in the last warning that counted this fit, or 0."""
 
     runs: tuple[accountants.Run, ...]
     delta: float
     said: float = 0.0
 
     def __post_init__(self):
-        self.cost = math.fsum(  # About a squared mu of Gaussian differential privacy.
+        self.cost = math.fsum(  # Roughly the square of mu in Gaussian differential privacy.
             steps * (noise**-2 if rate == 1 else accountants.typical_loss(noise, rate) ** 2)
             for noise, rate, steps in self.runs
         )
 
 
 class _History(NamedTuple):
-    """The fits of a row, each with the number of times that it has the row, and their cost."""
+    """The fits that used a row, each with the row's number of copies in it, and their cost."""
 
     cost: float = 0.0
     fits: tuple[tuple[_Fit, int], ...] = ()
 
 
 class _Rows(dict[int, _History]):
-    """A table from the digests of rows to their histories. Rows with the same fits share one."""
+    """A dict from the digest of a row to its history. Rows with the same fits share a history."""
 
     def add(self, fit, rows):
-        """Adds a fit to rows, a list of pairs of a digest and the number of times."""
+        """Adds a fit to the histories of rows, a list of pairs (digest, number of copies)."""
         added: dict[tuple, _History] = {}
         for row, times in rows:
             cost, fits = old = self.get(row, _NEW)
@@ -69,7 +70,7 @@ class _Rows(dict[int, _History]):
             self[row] = added[key]
 
     def histories(self, rows):
-        """Returns the different histories of rows, the dearest first."""
+        """Returns the distinct histories of rows, the one with the largest cost first."""
         different = {id(self[row]): self[row] for row in rows}
         return sorted(different.values(), key=lambda history: -history.cost)
 
@@ -79,20 +80,22 @@ _all_rows = _Rows()
 
 
 def _is_news(history, growth=1.0):
-    """Returns whether the cost of several fits has grown since it was said."""
+    """Returns whether several fits cost more than `growth` times the cost in the last warning."""
     return len(history.fits) > 1 and history.cost > growth * max(f.said for f, _ in history.fits)
 
 
 def _remember(history):
-    """Records that a sum is said."""
+    """Records that a warning states the cost of a history."""
     for fit, _ in history.fits:
         fit.said = history.cost
 
 
 def _epsilon(history, growth=1.0, *, once=False):
-    """Returns the epsilon of a row, which a fit may contain several times, and its delta.
+    """Returns epsilon and delta of a row over all fits of its history.
 
-    Noise counts as a sum of equal parts, one for each copy, as in `tfdpx.accounting.group_epsilon`.
+    A fit may contain several copies of the row. Its noise then counts as a sum of equal parts, one
+    for each copy, as in `tfdpx.accounting.group_epsilon`. With `once`, every fit counts as if it
+    had one copy. `growth` multiplies the number of steps.
     """
     steps: dict[tuple[float, float], float] = collections.Counter()
     for fit, times in history.fits:
@@ -105,7 +108,7 @@ def _epsilon(history, growth=1.0, *, once=False):
 
 
 def _text(history):
-    """Returns the epsilon for a row as text."""
+    """Returns epsilon and delta of a history as text."""
     (total, delta), (if_once, _) = _epsilon(history), _epsilon(history, once=True)
     often = f" ({rounded_up(if_once)} if equal rows in one fit are different people)"
     return f"epsilon={rounded_up(total)} at delta={delta:g}" + often * (total > if_once)
@@ -115,8 +118,9 @@ class Copies:
     """The copies of an estimator and their fits.
 
     Attributes:
-        role: "search" if the estimator is the base of a search, which tells the sum of all fits;
-            "silent" if the caller does; otherwise "new", or "other" once it is in use.
+        role: "search" if the estimator is the base of a search, which warns of all its fits at its
+            end. "silent" if the caller states the sum of the fits. Otherwise "new", or "other" once
+            the estimator is in use.
     """
 
     def __init__(self, source: Any = lambda: None):
@@ -125,7 +129,7 @@ class Copies:
         self.rows, self.has_sent = _Rows(), False
 
     def end(self) -> None:
-        """Warns of the sum of a search, unless it has been said."""
+        """Warns of the epsilon of a whole search, unless an earlier warning has stated it."""
         with _lock:
             text = self._sum() if self.rows else ""
             if self.has_sent:
@@ -144,7 +148,8 @@ class Copies:
             times[fit] = max(number, times.get(fit, 0))
         dearest = dict(near[0].fits)
         related = {fit for h in near if any(f in dearest for f, _ in h.fits) for fit, _ in h.fits}
-        # A step of a pipeline may have changed the rows of the others, so these count as shared.
+        # A step of a pipeline may have changed the rows of the other fits, so their rows count as
+        # shared.
         others = tuple((fit, number) for fit, number in times.items() if fit not in related)
         cost = sum(number**2 * fit.cost for fit, number in others)
         search, total = (_History(h[0].cost + cost, h[0].fits + others) for h in (near, every))
@@ -167,13 +172,13 @@ def copies_of(estimator: Any) -> Copies:
 
 
 def on_use(estimator: Any) -> None:
-    """Records that scikit-learn asked an estimator for more than a copy."""
+    """Records that scikit-learn uses an estimator for more than making copies."""
     if copies_of(estimator).role == "new":
         copies_of(estimator).role = "other"
 
 
 def on_clone(estimator: Any, copy: Any) -> None:
-    """Records a copy by scikit-learn."""
+    """Records that scikit-learn made `copy` from an estimator."""
     copies = copies_of(estimator)
     if copies.role == "new" and copies.source() is not None:
         copies.role = "search"
@@ -183,17 +188,17 @@ def on_clone(estimator: Any, copy: Any) -> None:
 
 
 def on_pickle(estimator: Any) -> None:
-    """Records that an estimator is pickled before its fit, as for another process."""
+    """Records that an estimator was pickled before its fit, probably for another process."""
     for copies, _ in _above(estimator):
         copies.has_sent = True
 
 
 def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None:
-    """Counts a private fit. Outside of a search it warns of the sum with earlier fits.
+    """Counts a private fit. Outside of a search it warns if earlier fits used the same rows.
 
     Args:
         estimator: The estimator.
-        arrays: Arrays of all rows, for example one for each column.
+        arrays: Arrays that together hold all rows, for example one for each column.
         ledger: `tfdpx.accounting.Ledger` of the fit, with a delta.
     """
     arrays = np.unique(row_digests(arrays), return_counts=True)
@@ -204,7 +209,7 @@ def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None
         for copies, copy in _above(estimator):
             if copies.role == "silent" or set(copies.living) == {copy}:
                 search = copies
-            else:  # A search keeps no copy of its base.
+            else:  # Another copy is alive, so this is no search.
                 copies.role = "other"
                 copies.rows.clear()
         history = _all_rows.histories(row for row, _ in rows)[0]
@@ -221,7 +226,11 @@ def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None
 
 
 def _above(estimator):
-    """Yields the `Copies` above an estimator that may be of a search, and its copy in them."""
+    """Yields pairs of a source's `Copies` and its copy, from an estimator up to its first source.
+
+    A source is the estimator that a copy was made from. Sources that cannot be the base of a search
+    are left out.
+    """
     while (source := copies_of(estimator).source()) is not None:
         if copies_of(source).role in ("search", "silent"):
             yield copies_of(source), estimator

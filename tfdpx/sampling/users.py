@@ -1,8 +1,8 @@
 """Examples grouped by person: an update draws people, and some examples of each.
 
-A draw takes people by Poisson sampling, and up to k examples of each without replacement, again in
-each update. The choice follows from the key of the update and the person only, so the
-examples of one person never change with another's.
+Every update draws people by Poisson sampling, and for each of them up to k examples without
+replacement. The choice of a person's examples depends only on the key of the update and on the
+person, so it never changes with the data of another person.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from tfdpx.sampling.inputs import present_of_users
 
 DEFAULT_PER_USER = 4
 
-# Makes the keys of the choices different from other uses of the same key.
+# Folded into a key, so the choice of examples differs from other uses of the same key.
 _CHOICE_KEY = int.from_bytes(b"choices", "big")
 
-# Values that programs write for a missing id; it would join all unknown people into one.
+# Values that programs write for a missing id; they would join all unknown people into one person.
 _MISSING = ("", "nan", "none", "nat", "na", "null", "unknown", "missing", "undefined")
 _MISSING_INTS = (-1, -(2**31), -(2**63), 2**32 - 1, 2**63, 2**64 - 1)
 # Categories of control and format characters, for example a byte order mark.
@@ -37,7 +37,7 @@ class Users:
     Args:
         examples: `Examples` or `RandomAccess`.
         user_ids: Array [number of examples] of ints or strings, the person of each example.
-        per_user: Int k, number of examples of a person in an update.
+        per_user: Int k, the largest number of examples of a person in an update.
         class_weight: Optional `tfdpx.sampling.class_weights.ClassWeights`. They multiply the
             weights of examples, because a person has one gradient for examples of all classes.
 
@@ -45,11 +45,11 @@ class Users:
         examples: The argument.
         count: Int, the number of people.
         per_user: The argument.
-        is_weighted: Whether examples have weights.
+        is_weighted: Bool, whether examples have weights.
 
     Raises:
-        ValueError: If there is not one id per example, an id is missing or of another type, or two
-            ids differ only in spelling.
+        ValueError: If the number of ids is not the number of examples, an id is missing or of
+            another type, or two ids differ only in spelling.
     """
 
     def __init__(self, examples, user_ids, per_user=DEFAULT_PER_USER, class_weight=None):
@@ -67,16 +67,16 @@ class Users:
             self._starts = tf.constant(np.cumsum(counts) - counts, tf.int64)
 
     def batch(self, rows, capacity, key):
-        """Returns examples of the people `rows`, k of each, padded.
+        """Returns k examples of each of the people `rows`, padded to `capacity` people.
 
-        A person with fewer than k gets the first of them again, as absent, with weight 0. With
-        sample weights, an absent example is replaced by the person's first present one, because it
-        might hold anything.
+        If a person has fewer than k examples, the first one is repeated with weight 0, as an absent
+        example. With sample weights, the person's first present example replaces absent ones,
+        because an absent example may hold any values.
 
         Args:
-            rows: int64 tensor [n] of people, n <= capacity.
-            capacity: Int.
-            key: int64 tensor [2] of the update.
+            rows: int64 tensor [n], the numbers of people, n <= capacity.
+            capacity: Int, the number of people in a batch.
+            key: int64 tensor [2], the key of the update.
 
         Returns:
             Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, k, ...]`.
@@ -105,14 +105,18 @@ class Users:
         return tf.reshape(tensor, [rows // self.per_user, self.per_user, *rest])
 
     def _chosen(self, rows, key):
-        """Returns int64 [n, k] examples and bool [n, k] present flags, by Floyd's algorithm."""
+        """Returns k examples of each person, int64 [n, k], and whether they exist, bool [n, k].
+
+        The examples are chosen without replacement by Floyd's algorithm.
+        """
         k, counts = self.per_user, tf.gather(self._counts, rows)[:, tf.newaxis]
-        # For all people: a person's choice does not depend on who else was drawn.
+        # Bits are made for all people, so a person's choice does not depend on who else was drawn.
         bits = noise.words([self.count, k], noise.fold_in(key, _CHOICE_KEY), tf.uint32)
         bits = tf.cast(tf.gather(bits, rows), tf.uint64)
         chosen, shift = tf.zeros([tf.shape(rows)[0], 0], tf.int64), tf.constant(32, tf.uint64)
         for number in range(k):
-            # The last place of counts - k + 1, ..., counts so far; or the next, of fewer than k.
+            # Floyd's index, from counts - k to counts - 1. With fewer than k examples it starts at
+            # 0.
             last = tf.where(counts > k, counts - k, 0) + number
             below = tf.cast(last + 1, tf.uint64)
             place = tf.bitwise.right_shift(bits[:, number, tf.newaxis] * below, shift)
@@ -130,7 +134,7 @@ class Users:
 
 
 def check_order(x, y, user_ids):
-    """Refuses ids that may be in another order than the examples.
+    """Refuses ids that may not be in the order of the examples.
 
     Args:
         x: As for `PrivacyPlan.batches`.
@@ -146,7 +150,7 @@ def check_order(x, y, user_ids):
             "shuffle. Received: x of type tf.data.Dataset. Pass arrays or a `tfdpx.RandomAccess`."
         )
     index, *indexes = (getattr(array, "index", None) for array in (user_ids, x, y))
-    is_pandas = hasattr(index, "equals")  # Of a list `index` is a method.
+    is_pandas = hasattr(index, "equals")  # `list.index` is a method.
     if is_pandas and any(hasattr(o, "equals") and not index.equals(o) for o in indexes):
         raise ValueError(
             "Argument `user_ids` must have the pandas index of `x` and `y`, because ids belong to "
@@ -156,7 +160,7 @@ def check_order(x, y, user_ids):
 
 
 def _like(flags, tensor):
-    """Returns `flags` [B, k] with trailing axes of length one, as `tensor` [B, k, ...] has."""
+    """Returns `flags` [B, k] with trailing axes of length one, up to the rank of `tensor`."""
     return flags[(..., *[tf.newaxis] * (tensor.shape.rank - 2))]
 
 
@@ -172,7 +176,7 @@ def numbered(user_ids, count):
     """
     values = user_ids.numpy() if hasattr(user_ids, "numpy") else user_ids
     if isinstance(values, np.ma.MaskedArray):
-        values = values.tolist()  # None if it is masked.
+        values = values.tolist()  # Masked ids become None.
     values = np.asarray(values, dtype=None if hasattr(values, "dtype") else object)
     if values.shape != (count,):
         raise ValueError(
@@ -195,7 +199,7 @@ def numbered(user_ids, count):
     for value in dict.fromkeys(values):
         spelled_alike = spelling(value)
         if isinstance(spelled_alike, str):
-            # Lower case may have composed letters that upper case does not have.
+            # Normalize again: lower case may have a composed letter where upper case has none.
             spelled_alike = unicodedata.normalize("NFKC", spelled_alike.casefold())
         other = spelled.setdefault(spelled_alike, value)
         if other != value:
@@ -221,11 +225,14 @@ def _kind(value):
 
 
 def spelling(value):
-    """Returns an id without invisible differences: width of spaces, composed letters, marks."""
+    """Returns an id in one spelling, the same for ids that look alike.
+
+    The spelling has no control characters and only single spaces, and its letters are composed.
+    """
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str):
         return value
-    # First: a mark between a letter and its accent prevents their composition.
+    # This comes first: an invisible mark between a letter and its accent prevents composition.
     visible = (c for c in value if c.isspace() or unicodedata.category(c) not in _UNSEEN)
     return " ".join(unicodedata.normalize("NFKC", "".join(visible)).split())
