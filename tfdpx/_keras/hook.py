@@ -3,32 +3,37 @@
 Keras passes finished gradients to an optimizer, but neither the model nor the batch. It has no
 extension point for these, so we wrap the following methods:
 
-- `keras.Model.train_step`: an optimizer that defines `private_train_step(model, data)` runs the
-  step; others train as before. A model's `train_step` takes precedence by the method resolution
-  order, and the optimizer then refuses its gradients.
-- `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
-  refuse first, takes the arguments named in its `fit_arguments`, records the data, and returns the
-  arguments for Keras. The step can then tell that Keras has split the batch over replicas.
-- `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows,
-  sample_weight, class_weight)`, a context manager, accounts for such batches separately.
-- `keras.Model.compile`: an optimizer that defines `compiled(model)` gets the weights.
-- The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer, because it
-  passes a data set of preprocessed batches to Keras, while a plan draws from arrays.
-- Values of variables: initializers, files, `set_weights`, `quantize`, and `fit`, `train_on_batch`
-  and `apply` of any other optimizer. `origins` and the functions of `watch_weights` record where
-  they come from. A file cannot be HDF5 if an optimizer defines `refuse_hdf5()`.
-- Names of classes in files: "tfdpx>..." is imported when Keras first looks for it.
-- Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` prevents
-  that.
+- `keras.Model.train_step`: if the optimizer defines `private_train_step(model, data)`, that method
+  makes the step. Other optimizers train as before. A model class with another `train_step` bypasses
+  this wrapper, and the optimizer then refuses the gradients.
+- `keras.Model.fit`: if the optimizer defines a context manager `fitting(model, arguments)`, `fit`
+  runs within it. It may refuse the call, takes the arguments named in the optimizer's
+  `fit_arguments`, records the data, and yields the arguments for Keras. The step can then tell that
+  Keras has split the batch over replicas.
+- `keras.Model.train_on_batch`: if the optimizer defines a context manager `unplanned_step(model,
+  rows, sample_weight, class_weight)`, the call runs within it, which accounts for batches that no
+  plan drew.
+- `keras.Model.compile`: if the optimizer defines `compiled(model)`, it is called afterwards with
+  the model.
+- The `fit` of KerasHub's models: it passes a data set of preprocessed batches to Keras, but a plan
+  draws from arrays. It is wrapped when such a model is compiled with a private optimizer.
+- Functions that set the values of variables: initializers, loading of files, `set_weights`,
+  `quantize`, and `fit`, `train_on_batch` and `apply` with other optimizers. `origins` and the
+  functions of `watch_weights` record where the values come from.
+- Saving and loading of whole models as HDF5: refused if the optimizer defines `refuse_hdf5()`.
+- The look-up of registered classes: all modules of tfdpx are imported when Keras first looks for
+  "tfdpx>...", for example in a file.
+- Keras's scaling of losses by the number of replicas: not done within
+  `model_internals.compute_loss`.
 - Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
-  example NaN: the example counts as zero. Without this, TensorFlow ends the run on CPUs.
+  example NaN, so the example counts as zero. Without this, TensorFlow ends the run on CPUs.
 - Keras's `ops.take`, which `Embedding` uses: in the private step an entry at an index out of range
   is NaN, for the same reason.
 - Keras's random numbers: all rows get the same ones while two forward passes are compared.
-- TensorFlow's converters of `tf.vectorized_map`, and its draws from a state, act as usual but
+- TensorFlow's converters for `tf.vectorized_map`, and its stateful random draws: they change only
   within the private step.
-- `keras.Operation.__call__`: an active recorder in this thread sees every call of every layer.
-  Without one, the wrapper adds a single attribute look-up.
+- `keras.Operation.__call__`: if a recorder is active in this thread, it sees every call of every
+  layer. If not, the wrapper only adds an attribute look-up.
 
 `install()` runs once tfdpx and Keras are imported. It is idempotent, and `uninstall()` restores
 all methods.
@@ -60,8 +65,8 @@ def install(load=None):
     """Wraps the methods in the module's docstring. Idempotent.
 
     Args:
-        load: Function without arguments that imports everything that registers with Keras or calls
-            `watch_weights`; None keeps the one of the last call.
+        load: Function without arguments that imports all modules that register classes with Keras
+            or call `watch_weights`. None keeps the function of the last call.
     """
     if load is not None:
         _load[:] = [load]
@@ -70,7 +75,8 @@ def install(load=None):
     _wrap(keras.Model, "train_step", _train_step)
     _wrap(keras.Model, "fit", _fit)
     _wrap(keras.Model, "train_on_batch", _train_on_batch)
-    # On the class that defines it: Keras treats a model with another `compile` as custom.
+    # The class that defines `compile` is wrapped: Keras treats a model with another `compile` as
+    # custom.
     _wrap(model_internals.compile_owner(), "compile", _compile)
     _wrap(keras.Operation, "__call__", _call)
     _wrap(*layer_internals.FILLING, _fill)
@@ -118,14 +124,14 @@ def watch_weights(on_load, on_set_weights, on_replace):
     """Sets the functions that record where the values of weights come from, for all models.
 
     Args:
-        on_load: Function of a model or layer that will load a file, and the arrays, a dict by name,
-            of the optimizer's state in the file, with any optimizer, None without one. Returns a
-            function to call after loading, with a list of the weights that are known if the file
-            has a ledger.
-        on_set_weights: Function of a layer and the arrays passed to its `set_weights`, called
-            before it.
-        on_replace: Function of the lists of a model's or layer's `keras.Variable`s before and after
-            some were replaced by others computed from them.
+        on_load: Function `on_load(layer, arrays)`, called before a model or layer loads a file.
+            `arrays` is a dict by name of the optimizer's state in the file, None if the file has no
+            optimizer. It returns a function that is called after loading, with a list of weights:
+            those that a ledger in the file accounts for.
+        on_set_weights: Function `on_set_weights(layer, arrays)`, called before
+            `layer.set_weights(arrays)`.
+        on_replace: Function `on_replace(before, after)` of two lists of `keras.Variable`s, called
+            after a model or layer has replaced some of its variables by others computed from them.
     """
     vars(_watch).update(on_load=on_load, on_set_weights=on_set_weights, on_replace=on_replace)
 
@@ -286,7 +292,7 @@ def _restore(original):
     def restore_from_tensors(self, *args, **kwargs):
         mark, restore = origins.mark_of(self), layer_internals.checkpoint_of(self)
         mark.is_initialized = False
-        # The ledger of the same checkpoint comes first.
+        # The ledger in the same checkpoint is restored before the variables.
         mark.is_known = any(account.restored == restore for account in mark.followers)
         return original(self, *args, **kwargs)
 
@@ -372,13 +378,13 @@ def _labelled(original):
         if not step_context.is_unscaled():
             return original(target, output, from_logits=from_logits, axis=axis)
         target = tf.convert_to_tensor(target)
-        # In a wide type: bytes cannot represent 256 classes.
+        # Compare in a wide type: bytes cannot represent the number 256.
         label = tf.cast(target, "int64" if target.dtype.is_integer else "float32")
-        valid = (label >= 0) & (label < tf.cast(tf.shape(output)[axis], label.dtype))  # No NaN is.
+        valid = (label >= 0) & (label < tf.cast(tf.shape(output)[axis], label.dtype))  # Not if NaN.
         target = tf.where(valid, target, tf.zeros_like(target))
         losses = original(target, output, from_logits=from_logits, axis=axis)
         ones = tf.where(valid, tf.ones([], losses.dtype), float("nan"))
-        # A product: the gradient is NaN too.
+        # As a factor, NaN makes the gradient NaN too.
         return losses * tf.reshape(ones, tf.shape(losses))
 
     return labelled
@@ -399,7 +405,7 @@ def _taking(original):
         place = 0 if axis is None else axis % len(x.shape)
         behind = entries.shape.rank - place - indices.shape.rank
         ones = tf.where(valid, tf.ones([], entries.dtype), float("nan"))
-        # A product: the gradient is NaN too.
+        # As a factor, NaN makes the gradient NaN too.
         return entries * ones[(..., *[tf.newaxis] * behind)]
 
     return take

@@ -1,4 +1,4 @@
-"""Names from KerasHub, an optional dependency that nothing here imports."""
+"""Support for KerasHub's models; KerasHub is an optional dependency, so it is not imported."""
 
 import keras
 import tensorflow as tf
@@ -19,15 +19,15 @@ def preprocessing_class(model):
 
 
 def preprocess(model, arguments):
-    """Preprocesses the arguments of a `fit` at once, and a plan can draw from them.
+    """Preprocesses all data in the arguments of a `fit`, so a plan can draw from them.
 
     Args:
         model: A model of KerasHub.
         arguments: Dict of the arguments of `fit` by name, which is changed.
 
     Returns:
-        Bool: whether `keras.Model.fit` can take them. It cannot if `x` is a data set that KerasHub
-        has to preprocess.
+        Bool, whether `keras.Model.fit` can take the changed arguments. It cannot if `x` is a data
+        set that KerasHub has to preprocess.
 
     Raises:
         ValueError: If a string holds several texts, and there are no `user_ids`.

@@ -31,8 +31,8 @@ QUANTIZED = {
 GROUP_NORMALIZATION_STEPS = ("_reshape_into_groups", "_apply_normalization")
 
 
-# Attention over the second of three axes: attributes and their values. Of sublayers they are the
-# equation, the axis and the shape of the noise.
+# Attributes of Keras's attention layers, with their values for attention over the second of three
+# axes. For a sublayer, the value is its equation, axis or noise shape.
 _ATTENTION = {
     keras.layers.MultiHeadAttention: {
         **dict.fromkeys(("_query_dense", "_key_dense", "_value_dense"), "abc,cde->abde"),
@@ -60,10 +60,10 @@ ATTENTION = tuple(_ATTENTION)
 
 
 def changed_attention(layer):
-    """Returns the attributes of a built layer of `ATTENTION` that are not as Keras makes them.
+    """Returns the names of a built attention layer's attributes that differ from `_ATTENTION`.
 
-    Keras makes them so for inputs [rows, positions, features], without a gate, a window or flash
-    attention.
+    Keras sets the values in `_ATTENTION` for inputs [rows, positions, features], without a gate, a
+    window or flash attention.
     """
     described = {
         keras.layers.EinsumDense: "equation",
@@ -83,8 +83,9 @@ def changed_attention(layer):
 
 
 def call_operation(operation, args, kwargs):
-    """Runs `keras.Operation.__call__` itself, without a recorder."""
-    # Keras's layers draw by the functions of `DRAWS`, which handle `freeze_rng` themselves.
+    """Runs the original `keras.Operation.__call__` of an operation, without a recorder."""
+    # Keras's layers draw with the functions in `DRAWS`, which handle `freeze_rng` themselves. Other
+    # random layers are called in inference mode.
     is_own = type(operation).__module__.startswith("keras.src.")
     if step_context.is_rng_frozen() and getattr(operation, "_seed_generators", ()) and not is_own:
         kwargs = {**kwargs, "training": False} if "training" in kwargs else kwargs
@@ -94,7 +95,8 @@ def call_operation(operation, args, kwargs):
 def without(layer, **attributes):
     """Returns a shallow copy of `layer` that shares its variables, with `attributes` replaced.
 
-    It bypasses Keras's `__setattr__`, so nothing is tracked twice and the layer does not change.
+    The copy bypasses Keras's `__setattr__`, so nothing is tracked twice and the layer does not
+    change.
     """
     twin = object.__new__(type(layer))
     twin.__dict__.update(layer.__dict__)
@@ -136,9 +138,10 @@ def checkpoint_of(trackable):
 
 
 def replaced_methods(layer):
-    """Returns the names of methods that are replaced on a layer, or `call` on its class, a list.
+    """Returns the names of methods that were replaced on a layer, or `call` on its class.
 
-    Keras itself wraps two methods on every layer, and stores a loss under the name of a method.
+    Three names do not count: Keras itself wraps `build` and `quantize` on every layer, and stores a
+    loss as an attribute `loss`.
     """
     methods = (name for name in vars(layer) if callable(getattr(type(layer), name, None)))
     replaced = [name for name in methods if name not in ("build", "loss", "quantize")]
@@ -153,13 +156,14 @@ def is_activation(function):
 
 
 def _is_defined_in(function, module):
-    # Not by `__module__`, which anybody may set, and not behind a wrapper, which runs as well.
+    # `__module__` proves nothing, because any code may set it. A wrapped function does not count
+    # either, because the wrapper's code runs too.
     is_function = type(function) is types.FunctionType and module is not None
     return is_function and function.__globals__ is vars(module)
 
 
 def overwritten_with_gradients(layer):
-    """Returns the names of variables that Keras replaces by their gradient, for example float8."""
+    """Returns the names of variables that Keras replaces by their gradient, as float8 does."""
     return [v.name for v in layer._trainable_variables if v.overwrite_with_gradient]
 
 
@@ -179,14 +183,14 @@ def replacing(objects, name, value):
 def without_weight_regularizers(variables):
     """Removes the weight regularisers of `variables`, and restores them afterwards.
 
-    They read no data, so the private step adds their gradient after the noise, and the per-example
-    loss must not contain them.
+    Regularisers read no data, so the private step adds their gradient after the noise. The
+    per-example loss must not contain them too.
     """
     return replacing([v for v in variables if v.regularizer is not None], "regularizer", None)
 
 
 def without_cudnn(model):
-    """Makes recurrent layers of a model avoid cuDNN, because no map can vectorize it."""
+    """Keeps recurrent layers of a model from using cuDNN, which `tf.vectorized_map` lacks."""
     recurrent = [part for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
     return replacing(recurrent, "use_cudnn", False)
 
@@ -202,7 +206,7 @@ def clear_added_losses(model):
 
 
 def made_by(tensor):
-    """Returns the operation behind a symbolic tensor, and the list of its input tensors."""
+    """Returns the operation that made a symbolic tensor, and the list of its input tensors."""
     operation, node, _ = tensor._keras_history
     return operation, operation._inbound_nodes[node].input_tensors
 
@@ -213,7 +217,7 @@ def count_calls_of_output(layer):
 
 
 def side_channels(tensor):
-    """Returns the attributes with which Keras passes more than values: its mask and logits."""
+    """Returns the mask and the logits that Keras has attached to a tensor; each may be None."""
     return (getattr(tensor, "_keras_mask", None), getattr(tensor, "_keras_logits", None))
 
 
@@ -229,7 +233,7 @@ def set_side_channels(tensor, mask, logits):
 def undisturbed():
     """Restores Keras's counters of layer names and Python's random state afterwards.
 
-    Inside of it, Keras counts these names from one.
+    Inside of the context, Keras counts layer names from one.
     """
     counts, state = names.get("get_global_attribute")(_NAMES), random.getstate()
     set_attribute = names.get("set_global_attribute")
@@ -250,13 +254,13 @@ def seed_generators(layer):
 
 
 def draw(original, shape, args, kwargs):
-    """Returns the result of a function of `DRAWS`; within `freeze_rng` the same for each row.
+    """Calls a random function of `DRAWS`; within `freeze_rng`, all rows get the same numbers.
 
     Args:
         original: The function.
-        shape: Its first argument, rows first.
+        shape: Its first argument, the shape of the draw; the first axis is the rows.
         args: Its other arguments, a tuple.
-        kwargs: Dict of its keyword arguments, with `seed`.
+        kwargs: Dict of its keyword arguments, including `seed`.
     """
     if not step_context.is_rng_frozen():
         return original(shape, *args, **kwargs)
@@ -281,7 +285,8 @@ def _mean_of(function):
     return mean
 
 
-# They replace Keras's functions within `freeze_rng`: each row depends only on that row.
+# Functions that replace Keras's random ones within `freeze_rng`. The result for a row depends only
+# on that row.
 STILL = {
     "beta": _mean_of(lambda alpha, beta: alpha / (alpha + beta)),
     "binomial": _mean_of(lambda counts, probabilities: counts * probabilities),
@@ -293,7 +298,7 @@ RANDOM, _ = DROPPING
 
 
 def has_statistics(layer):
-    """Returns whether a preprocessing layer of Keras was given its statistics, or was adapted."""
+    """Returns whether a Keras preprocessing layer has statistics, as arguments or by `adapt`."""
     if isinstance(layer, keras.layers.Normalization):
         return layer.input_mean is not None or adapted_statistics(layer) is not None
     if isinstance(layer, keras.layers.Discretization):
@@ -302,7 +307,7 @@ def has_statistics(layer):
 
 
 def adaptable_features(space):
-    """Returns a dict by feature of the layers that the `adapt` of a `FeatureSpace` would adapt."""
+    """Returns a dict from feature names to the layers that `FeatureSpace.adapt` would adapt."""
     return {name: space.preprocessors[name] for name in space._list_adaptable_preprocessors()}
 
 
@@ -316,8 +321,9 @@ def finish_features(space):
 def adapted_statistics(layer):
     """Returns the statistics that `adapt` has computed for a layer, a list of arrays, or None.
 
-    It works for a layer from a file too, which does not tell that it was adapted. For a user's
-    layer with an `adapt` it returns all weights, because we cannot know which are statistics.
+    This also works for a layer from a file, although the file does not tell that it was adapted.
+    For a user's layer with an `adapt` it returns all weights, because we cannot know which are
+    statistics.
     """
     if isinstance(layer, keras.layers.TextVectorization):
         layer = layer._lookup_layer
@@ -334,7 +340,7 @@ def adapted_statistics(layer):
             return None
         frequencies = [layer.idf_weights] if layer.output_mode == "tf_idf" else []
         return [np.array(part) for part in (layer.get_vocabulary(), *frequencies)]
-    # `FeatureSpace` contains its layers; tfdpx's layers take no private data.
+    # A `FeatureSpace` is covered by its layers, and tfdpx's layers take no private data.
     is_covered = isinstance(layer, keras.utils.FeatureSpace) or type(layer).__module__.startswith(
         "tfdpx."
     )

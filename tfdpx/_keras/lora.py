@@ -1,4 +1,7 @@
-"""Keras's LoRA: the factors of a layer, and saving them, because Keras does not."""
+"""Keras's LoRA, which adds a product of factors A and B to a frozen weight.
+
+Keras does not save the factors, so this module finds them and enables them in copies.
+"""
 
 import keras
 
@@ -13,24 +16,28 @@ def is_enabled(layer):
 
 
 def factors(layer):
-    """Returns the variables A and B of a layer; none without LoRA."""
+    """Returns the factors A and B of a layer, a list of variables; empty without LoRA."""
     named = [getattr(layer, name, None) for name in _NAMES] if is_enabled(layer) else []
     return [variable for variable in named if variable is not None]
 
 
 def frozen(layer):
-    """Returns the variable of a layer to which A and B are added; None without LoRA."""
+    """Returns the frozen weight that a layer adds A times B to; None without LoRA."""
     names = ("_kernel", "_embeddings") if is_enabled(layer) else ()
     return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
 
 
 def factors_of(model):
-    """Returns the variables A and B of all layers of a model, in order."""
+    """Returns the factors A and B of all layers of a model, in the order of the layers."""
     return [v for layer in layer_internals.flatten_layers(model) for v in factors(layer)]
 
 
 def enable_as(model, copy):
-    """Enables LoRA in the same layers of a copy, because the config of attention lacks it."""
+    """Enables LoRA in the layers of `copy` that have it in `model`.
+
+    A copy that was made from a config may lack it: the config of attention layers does not record
+    it.
+    """
     both = layer_internals.flatten_layers(model), layer_internals.flatten_layers(copy)
     for old, new in zip(*both, strict=True):
         if is_enabled(old) and not is_enabled(new):
@@ -38,7 +45,7 @@ def enable_as(model, copy):
 
 
 def unmerged(model):
-    """Makes files store the frozen kernels as they are, while Keras adds A and B to them."""
+    """Context manager in which files store frozen weights; Keras would add A times B to them."""
     adapted = [x for x in layer_internals.flatten_layers(model) if is_enabled(x)]
     return layer_internals.replacing(adapted, "lora_enabled", False)
 

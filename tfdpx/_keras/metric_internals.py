@@ -16,7 +16,9 @@ _COUNTING_METRICS = (
 
 
 def compute_metrics(model, x, y, y_pred, sample_weight, present):
-    """Calls `model.compute_metrics`, counting only rows with a true `present` [rows] unless None.
+    """Calls `model.compute_metrics`, and counts only the rows that are present.
+
+    `present` is bool [rows], or None if all rows are.
 
     Keras passes `sample_weight` only to `weighted_metrics`, but an absent row (padding) must not
     count in the unweighted ones either.

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals, names, step_context
 
-# Its methods are Keras's, so type checkers need not know them.
+# Type checkers need not know the methods of a mixin, which are Keras's.
 _Mixin: Any = object
 
 # Functions that `hook` wraps: pairs of a module and a name in it.
@@ -26,9 +26,9 @@ Functional = names.get("Functional")
 _compute_output_spec = names.get("compute_output_spec")
 _unpack_singleton = names.get("unpack_singleton")
 
-# The class of Keras's losses that call a function, which also serves a function in `compile`.
+# Keras's class for losses that wrap a function. `compile` also wraps a user's function in it.
 FUNCTION_LOSS = keras.losses.MeanSquaredError.__base__
-# Operations on two operands, entry by entry.
+# Element-wise operations on two operands.
 ARITHMETIC = tuple(map(names.get, ("Add", "Subtract", "Multiply", "Divide")))
 # Operations that make masks.
 NOT_EQUAL, ANY = names.get("NotEqual"), names.get("Any")
@@ -72,12 +72,12 @@ def own_training_methods(model):
 
 
 def compilation(model):
-    """Returns an object that each `model.compile` makes again, and keeps until the next."""
+    """Returns an object that stays the same until the next `model.compile` replaces it."""
     return model._loss_tracker
 
 
 def output_loss_trackers(model):
-    """Returns the means of each output's loss in Keras; empty for a model with one output."""
+    """Returns Keras's means of the losses of single outputs; empty if there is one output."""
     return [] if model._compile_loss is None else list(model._compile_loss.metrics)
 
 
@@ -90,7 +90,7 @@ def own_trackers(model):
 
 
 def count_tracked(model):
-    """Returns how many numbers a loss adds to trackers: one per output, two per mean."""
+    """Returns how many numbers a loss adds to metrics: one per output, two per `Mean`."""
     return len(output_loss_trackers(model)) + 2 * len(own_trackers(model))
 
 
@@ -114,17 +114,23 @@ def initial_epoch(model):
 
 
 def set_initial_epoch(model, epoch):
-    """Makes `fit` begin at another epoch, like `keras.callbacks.BackupAndRestore`; or None."""
+    """Makes `fit` begin at an epoch, as `keras.callbacks.BackupAndRestore` does; None unsets it."""
     model._initial_epoch = epoch
 
 
 def taken_for_uncompiled(model):
-    """Context manager in which Keras copies a model without its loss, which it might not find."""
+    """Context manager in which Keras copies a model without its loss.
+
+    Keras might not find the code of the loss when it makes the copy.
+    """
     return layer_internals.replacing([model], "compiled", False)
 
 
 def plain_graph(model):
-    """Returns the functional model of a `Sequential` or `Functional`, by exact type; or None."""
+    """Returns the `Functional` inside a model of exactly Keras's two graph classes, or None.
+
+    These are `keras.Sequential` and `Functional`; subclasses do not count.
+    """
     graph = model._functional if type(model) is keras.Sequential else model
     return graph if type(graph) is Functional else None
 
@@ -139,8 +145,8 @@ def build(model, data):
 
     Args:
         model: A compiled `keras.Model`.
-        data: `(x, y, sample_weight)`; of y and sample_weight, only dtypes and shapes after the
-            batch axis are read. A built model may run on `x`, made-up rows.
+        data: `(x, y, sample_weight)`; only the dtypes and the shapes after the batch axis of y and
+            sample_weight are read. `x` holds made-up rows, which a built model may run on.
     """
 
     def symbolic(leaf):
@@ -152,10 +158,10 @@ def build(model, data):
     y_pred = None
     with step_context.recording(None), tf.init_scope():
         if _knows_its_outputs(model, data[0]):
-            # As a call gives it: a loss of `Model([x], [y])` sees a tensor, no list.
+            # A call of `Model([x], [y])` returns a tensor and not a list.
             y_pred = _unpack_singleton(model.compute_output_spec(data[0]))
         elif all(part.built for part in model._flatten_layers()):
-            # Not symbolic: a model may differentiate in its `call`.
+            # The model runs on numbers: its `call` may take gradients, which symbolic tensors lack.
             y_pred = tf.nest.map_structure(symbolic, step_context.eagerly(_call_once, model, rows))
         elif has_own_loss(model):
             y_pred = _compute_output_spec(model, data[0], training=False)
@@ -204,13 +210,14 @@ def has_own_loss(model):
 
 
 def single_loss(model):
-    """Returns the only loss of a model, unweighted, of all that its gradients come from; or None.
+    """Returns the loss of a model that has a single loss without weight; otherwise None.
 
     Args:
         model: A compiled `keras.Model` with its losses built.
 
     Returns:
-        Triple of a loss of `FUNCTION_LOSS`, its function, and a dict of further arguments.
+        Triple of a loss of class `FUNCTION_LOSS`, its function, and a dict of the function's
+        further arguments.
     """
     losses = [] if model._compile_loss is None else list(model._compile_loss._flat_losses or [])
     if has_own_loss(model) or len(losses) != 1 or losses[0].loss_weights is not None:
@@ -229,7 +236,7 @@ def call_model(model, x):
 def compute_loss(model, x, y, y_pred, sample_weight):
     """Returns `model.compute_loss` in training mode, as if there were one replica.
 
-    It also works if that is overridden without `training`.
+    This also works if a user's `compute_loss` lacks the argument `training`.
     """
     with step_context.unscaled_losses():
         return model._compute_loss(
@@ -238,13 +245,15 @@ def compute_loss(model, x, y, y_pred, sample_weight):
 
 
 class OptimizerOverrides(_Mixin):
-    """A mixin before a Keras optimizer that makes its private methods call public ones of ours.
+    """A mixin that makes private methods of a Keras optimizer call public ones of a subclass.
+
+    It comes before the Keras optimizer in the bases.
 
     Methods that a subclass defines:
-        all_reduce_sums(grads_and_vars): Replaces the addition of the gradients of all replicas.
+        all_reduce_sums(grads_and_vars): Called in place of Keras's sum of gradients over replicas.
             Takes and returns a list of pairs.
-        average_weights(pairs): Updates the moving averages, from pairs of a weight and its
-            average. Called if there are any.
+        average_weights(pairs): Updates the moving averages. `pairs` holds pairs of a weight and its
+            average. Called only with `use_ema=True`.
     """
 
     def _all_reduce_sum_gradients(self, grads_and_vars):

@@ -1,8 +1,8 @@
 """The private names of Keras and TensorFlow that this room uses, and the versions that have them.
 
-A Keras without a function that is looked up here is refused at import, by the name of that
-function, because a wrapper in another place would do nothing. `make smoke-test PRE=1` tries
-versions to come.
+If the installed Keras lacks a function that is looked up here, importing tfdpx fails with an error
+that names it: a wrapper in a wrong place would silently do nothing. `make smoke-test PRE=1` tries
+future versions.
 """
 
 import functools
@@ -14,8 +14,8 @@ import keras
 _KERAS = "Keras 3.10 to 3.16"
 _TENSORFLOW = "TensorFlow 2.16 to 2.22"
 
-# Versions, an owner as `module:attribute`, and its names. Owners of attributes that objects get
-# in their constructor are the modules.
+# Triples of versions, an owner as `module:attribute`, and its private names. If a constructor sets
+# an attribute, the module of the class counts as the owner.
 TABLE = (
     (_KERAS, "keras.src.backend:", "compute_output_spec"),
     (
@@ -145,7 +145,7 @@ TABLE = (
 
 @functools.cache
 def find(name: str) -> tuple[Any, str]:
-    """Returns a pair of the module of the installed Keras that has a function or class, and `name`.
+    """Returns the module of the installed Keras that has a function or class, and `name`.
 
     Raises:
         ImportError: If Keras has it in none of its places in `TABLE`.

@@ -1,8 +1,9 @@
-"""Marks on variables and layers that tell where their values come from.
+"""Marks on variables and layers, which record where the values come from.
 
-A variable is known if, while `hook` watched, one of Keras's initializers filled it, or its values
-came with a ledger or as a copy of known ones. All other variables are unknown, for example those
-that were made before `import tfdpx`.
+A variable is *known* if accounts cover all private data in its value. That is the case if one of
+Keras's initializers filled it while `hook` watched, or if the value came with a ledger or was
+copied from a known variable. All other variables are unknown, for example those that were made
+before `import tfdpx`.
 """
 
 import contextlib
@@ -22,14 +23,14 @@ _NUMBERS = bool | int | float | str | np.generic | None
 
 
 class Mark:
-    """The mark on one variable or layer, which no copy or pickle of it has.
+    """The mark on one variable or layer. Copies and pickles of the owner do not have it.
 
     Attributes:
         owner: Weak reference to the variable or layer.
-        is_known: Bool, whether all private data in the values are in `accounts`.
-        is_initialized: Bool, whether this was never merely declared, because an initializer filled
-            a variable while `hook` watched.
-        accounts: Set of the accounts of a variable's privacy loss.
+        is_known: Bool, whether `accounts` cover all private data in the value.
+        is_initialized: Bool, whether an initializer filled the variable and it has stayed known.
+            False if it became known in another way, for example because the user declared it.
+        accounts: Set of the accounts that count the privacy loss of the value.
         followers: The accounts of optimizers that train with a variable, a `WeakSet`.
         statistics: Pair of the ledger of a layer's statistics and their values, or None.
     """
@@ -45,7 +46,7 @@ class Mark:
 
 
 def mark_of(owner):
-    """Returns the `Mark` of a `keras.Variable` or `keras.Layer`; a new one at first."""
+    """Returns the `Mark` of a `keras.Variable` or `keras.Layer`, and makes it if needed."""
     mark = vars(owner).get(_NAME)
     if mark is None or mark.owner() is not owner:  # `copy.copy` shares the attributes.
         mark = vars(owner)[_NAME] = Mark(owner)
@@ -53,7 +54,7 @@ def mark_of(owner):
 
 
 def mark_unknown(variables):
-    """Records that the cost of the values of variables is unknown; returns those known before."""
+    """Records that variables are unknown; returns a list of those that were known before."""
     known = [variable for variable in variables if mark_of(variable).is_known]
     for variable in known:
         mark_of(variable).is_known = False
@@ -61,18 +62,18 @@ def mark_unknown(variables):
 
 
 def mark_known(variables):
-    """Records that the values of variables hold no private data but those in their accounts."""
+    """Records that the accounts of variables cover all private data in their values."""
     for mark in map(mark_of, variables):
         mark.is_initialized &= mark.is_known
         mark.is_known = True
 
 
 def holds_no_data(initializer):
-    """Returns whether an initializer is exactly one of Keras's, and was given plain numbers only.
+    """Returns whether an initializer holds no data: Keras's, and made from plain numbers only.
 
     Args:
-        initializer: Callable. The function by which `keras.layers.LSTM` joins two initializers, for
-            example, counts by the initializers of the layer that it refers to.
+        initializer: Callable. Some layers, for example `keras.layers.LSTM`, use a function that
+            refers to the layer and joins its initializers. Then these initializers decide.
     """
     if type(initializer) in _INITIALIZERS:
         attributes = vars(initializer).items()
@@ -104,15 +105,15 @@ def _has_plain_initializers(layer):
 
 @contextlib.contextmanager
 def changing(model, is_fit=True):
-    """Context manager of a training of `model` on data without an account.
+    """Context manager around a training of `model` that no account counts.
 
-    Unknown is afterwards the state of all layers that were trainable before or after it, and every
-    other variable with another value.
+    Afterwards, these variables are unknown: all weights of layers that were trainable before or
+    after the training, and every other weight that has another value.
 
     Args:
         model: `keras.Model`.
-        is_fit: Bool. False for a batch, in which no callback can change frozen layers: their values
-            are not compared, because that can take longer than the batch.
+        is_fit: Bool. False for a single batch, where no callback can change frozen layers. Their
+            values are then not compared, which could take longer than the batch.
     """
     before = _state(model, is_fit)
     try:
@@ -124,10 +125,10 @@ def changing(model, is_fit=True):
 
 
 def _state(model, with_values):
-    """Returns a dict by id of pairs of a weight and the digest of its value.
+    """Returns a dict from the id of each weight to a pair of the weight and a digest.
 
-    The digest is None in layers that train, and where the weight is unknown already. It is empty
-    without values.
+    The digest is None if the layer trains, or if the weight is unknown already. Otherwise it is a
+    digest of the value, or a constant without `with_values`.
     """
     state = {}
     for layer in layer_internals.flatten_layers(model):

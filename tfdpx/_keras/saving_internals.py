@@ -1,4 +1,4 @@
-"""Private names of Keras's files: where it loads and saves, and the content of a file."""
+"""Private names of Keras's saving: functions that load and save, and the content of a file."""
 
 import contextlib
 import io
@@ -23,11 +23,11 @@ SAVING_HDF5_MODEL = names.find("save_model_to_hdf5")
 
 
 def weights_to_load(layer, visited):
-    """Returns a list of the weights of a layer, without `objects_to_skip`.
+    """Returns a list of the weights of a layer that Keras will load.
 
     Args:
         layer: `keras.Layer`.
-        visited: Set of the ids of objects that Keras will not load, or None.
+        visited: Set of the ids of objects that Keras will not load (`objects_to_skip`), or None.
     """
     skipped = [
         part for part in layer_internals.flatten_layers(layer) if id(part) in (visited or ())
@@ -46,7 +46,7 @@ def saved_optimizer(weights_store):
 
 
 class _Arrays(_Saveable):
-    """Stands for an optimizer in a file of weights."""
+    """Takes the place of an optimizer when Keras saves weights, and saves arrays instead."""
 
     def __init__(self, arrays):
         self._arrays = arrays
@@ -61,7 +61,7 @@ class _Arrays(_Saveable):
 
 @contextlib.contextmanager
 def saving_arrays(model, arrays):
-    """Context manager in which Keras saves a model as if never compiled, with arrays.
+    """Context manager in which Keras saves a model as if it were not compiled, with arrays.
 
     Args:
         model: `keras.Model`.
@@ -78,7 +78,7 @@ def saving_arrays(model, arrays):
 def weights_file(model):
     """Returns the bytes of the `.weights.h5` file that `model.save_weights` writes.
 
-    It is made in memory, because HDF5 itself ends the process if a disk is full.
+    The file is made in memory, because HDF5 ends the process if it meets a full disk.
     """
     content, name = io.BytesIO(), "model.weights.h5"
     with zipfile.ZipFile(content, "w") as archive:

@@ -35,7 +35,7 @@ def setting(name, value):
 def recording(recorder):
     """Passes every operation called in this thread to `recorder.observe(operation, args, kwargs)`.
 
-    `recording(None)` hides them from an outer recorder.
+    `recording(None)` hides the operations from an outer recorder.
     """
     return setting("recorder", recorder)
 
@@ -48,7 +48,7 @@ def recorder():
 def freeze_rng():
     """Puts layers that have a seed generator, for example dropout, in inference mode.
 
-    If they still draw random numbers, all rows get the same ones. This is used to compare one
+    If a layer still draws random numbers, all rows get the same ones. This serves to compare one
     forward pass with another.
     """
     return setting("is_rng_frozen", True)
@@ -61,7 +61,7 @@ def is_rng_frozen():
 
 @contextlib.contextmanager
 def driving(model, name):
-    """Sets `driver(model)` to `name`, which splits batches over replicas and runs the step."""
+    """Context manager in which `driver(model)` is `name`, the `fit` that runs the step."""
     previous = _drivers.get(model)
     _drivers[model] = name
     try:
@@ -86,7 +86,7 @@ def is_unscaled():
 
 
 def masking_invalid():
-    """Makes the embedding of a token outside of the table NaN: its example counts as zero.
+    """Makes the embedding of a token outside of the table NaN, so its example counts as zero.
 
     Without this, TensorFlow ends the run on CPUs.
     """
@@ -102,8 +102,8 @@ def is_masking_invalid():
 def eagerly(function, *args):
     """Returns `function(*args)` in eager mode, also while a graph is being traced.
 
-    It runs in a new thread, because `tf.init_scope` would also leave the graph, but it stops every
-    tape of the thread, and gradients taken in it are silently zero.
+    The function runs in a new thread. `tf.init_scope` would also leave the graph, but it stops
+    every gradient tape of the thread, and gradients inside of it are silently zero.
     """
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(function, *args).result()

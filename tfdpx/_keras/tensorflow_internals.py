@@ -20,10 +20,11 @@ from tfdpx._keras.step_context import active
 
 
 def weakly(method):
-    """Returns a function that calls a bound method weakly, for example for `tf.numpy_function`.
+    """Returns a function that calls a bound method, but does not keep its object alive.
 
-    TensorFlow, before 2.22, never frees a Python function that a graph calls, nor its objects.
-    So the data set itself must refer to the object.
+    Before version 2.22, TensorFlow never frees a Python function that a graph calls, for example by
+    `tf.numpy_function`, nor the objects that the function refers to. So the data set itself must
+    keep the object alive.
     """
     reference = weakref.WeakMethod(method)
 
@@ -40,16 +41,17 @@ def weakly(method):
 
 
 def vectorizing_by(held, multiply):
-    """Makes `tf.vectorized_map` in this thread run most operations in a loop over the examples.
+    """Makes `tf.vectorized_map` run most operations in a loop over examples, in this thread.
 
-    Outside of it, the function stays the same.
+    Outside of the context, `tf.vectorized_map` does not change.
 
     Args:
-        held: Set of str, the types of operations that TensorFlow vectorizes as usual.
-        multiply: Function `(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b)` of two tensors as
-            for `tf.matmul`, of whether each has a leading axis of all examples, and of the
-            arguments of `tf.matmul`. Returns the products, with that axis: products of the type
-            `BatchMatMulV2`.
+        held: Set of str, the types of the operations that TensorFlow's converters vectorize as
+            usual.
+        multiply: Function `multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b)` that
+            converts operations of the type `BatchMatMulV2`. `x`, `y`, `adjoint_a` and `adjoint_b`
+            are as for `tf.matmul`. `x_stacked` and `y_stacked` tell whether a tensor has a leading
+            axis of all examples. The returned products have this axis.
     """
 
     def products(operation):
@@ -63,7 +65,7 @@ def vectorizing_by(held, multiply):
 
 
 class _Converters(dict):
-    """Converters by type of operation; TensorFlow runs missing ones in a loop over examples."""
+    """Converters by type of operation. Types without one run in a loop over examples."""
 
     def get(self, key, default=None):
         held, converters = active.converters or (self, {})
@@ -118,7 +120,7 @@ def _zeros_like(operation):
 
 
 def _segments(operation):
-    """A sum, a product or an extreme by segments that stays within the segments of its example."""
+    """Converts reductions by segment, such as sums, and keeps each example in its segments."""
     operation.stack_inputs([0, 1])
     ids, count = operation.stacked_input(1), operation.unstacked_input(2)
     # TensorFlow numbers the segments of all examples in a row, so an identifier beyond the last
@@ -134,9 +136,9 @@ _STATES = "states_of_one_example"
 def mark_states(states):
     """Marks the states of seed generators of one example, int64 [n, 2], for `vectorizing_by`.
 
-    A draw of TensorFlow's stateless generators that follows only from them is vectorized as one
-    draw for all examples, with the key of the first. So the bits of the examples are independent,
-    and an example's place decides which are used for it.
+    If a draw of TensorFlow's stateless generators depends only on marked states, it is vectorized
+    as one draw for all examples, with the key of the first example. So the bits of the examples are
+    independent, and an example's place decides which bits it gets.
     """
     return tf.identity(states, name=_STATES)
 
@@ -166,7 +168,7 @@ _DRAWS = (
 
 
 def _of_first(operation):
-    """Returns the key and the counter of one draw for all examples."""
+    """Returns the key and the counter of the first example, repeated for all examples."""
     users = {user.type for output in operation.op.outputs for user in output.consumers()}
     if not users <= set(_DRAWS) or not _follows_from_states(operation.op.inputs[0]):
         raise pfor.ConversionNotImplementedError("Each example needs a key of its own.")
@@ -234,13 +236,14 @@ def _same_rounds(original):
 
 
 def stateful_draws_from(next_key):
-    """Makes draws from a state of TensorFlow draw from keys instead, in this thread.
+    """Makes TensorFlow's stateful random draws use keys instead of a state, in this thread.
 
-    This covers `tf.random.uniform`, `normal` and `truncated_normal`, and a `tf.random.Generator`,
-    which keeps its state.
+    This covers `tf.random.uniform`, `normal` and `truncated_normal`, and a `tf.random.Generator`.
+    The generator's state does not change.
 
     Args:
-        next_key: Function to an int64 tensor [2], different on each call.
+        next_key: Function without arguments that returns a key, an int64 tensor [2], different on
+            each call.
     """
     return step_context.setting("next_key", next_key)
 
@@ -273,8 +276,9 @@ def _redirected(keyed, original):
     return draw
 
 
-# The functions and objects of TensorFlow that `hook` replaces, each with a function that makes the
-# replacement of the original. They act within `vectorizing_by` and `stateful_draws_from` only.
+# Objects of TensorFlow that `hook` replaces: an owner, a name in it, and a function from the
+# original object to its replacement. They change something only within `vectorizing_by` and
+# `stateful_draws_from`.
 REPLACED = (
     (pfor, "_pfor_converter_registry", _Converters),
     (pfor, "_stack_tensor_list_shape", _known_shape),
@@ -292,7 +296,7 @@ REPLACED = (
 )
 
 
-# Passes of TensorFlow's optimizer of graphs.
+# Passes of TensorFlow's graph optimizer that gain nothing here on CPUs.
 _WITHOUT_GAIN = (
     "arithmetic_optimization",
     "common_subgraph_elimination",
@@ -310,9 +314,9 @@ _WITHOUT_GAIN = (
 def sparing_graph_optimizer():
     """Makes TensorFlow in this thread optimize each graph that it runs once instead of twice.
 
-    The second round takes as long but changes next to nothing, because the first has done it. On
-    CPUs, where no step gains from most of its passes, only constants, calls and unused nodes are
-    optimized; GPUs need other layouts of images.
+    A second round takes as long as the first but changes next to nothing. On CPUs, most passes of
+    the optimizer gain nothing either, so only constants, calls and unused nodes are optimized. On
+    GPUs all passes stay, for example the one that changes the layout of images.
     """
     eager = context.context()
     before = eager.function_call_options
@@ -328,7 +332,7 @@ def sparing_graph_optimizer():
     try:
         yield
     finally:
-        if eager.function_call_options is sparing:  # Else the user has set options of TensorFlow's.
+        if eager.function_call_options is sparing:  # Otherwise the user has set options.
             eager.function_call_options = before
 
 
@@ -343,7 +347,7 @@ def is_for_xla(model):
 
 
 def is_function(graph, name):
-    """Returns whether an operation type is a function of `graph`, an old way to call one."""
+    """Returns whether an operation type names a function of `graph`, an old way to call one."""
     return graph._is_function(name)
 
 
@@ -393,8 +397,9 @@ def differentiated_by(gradient, function, *tensors):
     It is like `tf.custom_gradient`, but adds no operation to the graph.
 
     Args:
-        gradient: Function of the gradients at the outputs, to a list of those at `tensors`.
-        function: Function of tensors to a list of tensors.
+        gradient: Function that takes the gradients with respect to the outputs, and returns a list
+            of the gradients with respect to `tensors`.
+        function: Function that takes `tensors` and returns a list of tensors.
         *tensors: Tensors.
     """
     with record.stop_recording():
@@ -409,9 +414,9 @@ def is_taping():
 
 
 def repeats_examples(dataset):
-    """Returns whether `repeat` made a `tf.data.Dataset`, or one that it reads.
+    """Returns whether a `tf.data.Dataset`, or one that it reads, was made by `repeat`.
 
-    A constant that is repeated for the examples that it is zipped with repeats none of them.
+    A repeated constant does not count if it is zipped with examples, which are not repeated by it.
     """
     sources = inputs_of(dataset)
     if type(dataset).__name__.endswith("ZipDataset"):
@@ -433,7 +438,7 @@ def inputs_of(dataset):
 
 
 def padding_values(data):
-    """Returns the values by which a `tf.data.Dataset` pads its batches, a list; [] if unknown."""
+    """Returns a list of the values that a `tf.data.Dataset` pads batches with; [] if unknown."""
     if not isinstance(data, tf.data.Dataset):
         return []
     if hasattr(data, "_padding_values"):
@@ -442,10 +447,10 @@ def padding_values(data):
 
 
 def call_cached_trace(function, kind, *tensors):
-    """Returns `function(*kind, *tensors)`, as a call of a graph that is traced once per signature.
+    """Calls `function(*kind, *tensors)` as a graph that is traced once for each signature.
 
     Args:
-        function: Python function of the following arguments that captures no tensor or variable.
+        function: Python function of `kind` and `tensors` that captures no tensor or variable.
         kind: Tuple of hashable values.
         *tensors: Tensors; the signature is their static shapes and dtypes.
 
@@ -458,6 +463,6 @@ def call_cached_trace(function, kind, *tensors):
 
 @functools.lru_cache(maxsize=512)
 def _traced(function, kind, *specs):
-    with tf.init_scope():  # Not only for the graph that is being traced.
+    with tf.init_scope():  # Other graphs than the current one may call it too.
         traced = tf.function(lambda *tensors: function(*kind, *tensors), autograph=False)
         return traced.get_concrete_function(*specs)

@@ -1,11 +1,14 @@
-"""Variables of the private step: on every replica, but not tracked by Keras and its files."""
+"""Variables of the private step, which replicas share but Keras neither tracks nor saves."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def variable(value, dtype, shape=None):
-    """Returns a `tf.Variable` that replicas update alike. An optimizer would track Keras's."""
+    """Returns a `tf.Variable` that all replicas update alike.
+
+    It is not a `keras.Variable`, which an optimizer would track and save.
+    """
     return tf.Variable(
         np.array(value, dtype),
         trainable=False,
