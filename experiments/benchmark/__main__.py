@@ -40,19 +40,6 @@ from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.output import print_table, to_json
 
 
-def print_layers(choices):
-    """Prints how each layer's norm and clipped sum are computed, with the cost of each way.
-
-    Args:
-        choices: List of `tfdpx.per_example.cost_model.LayerChoice`.
-    """
-    print("layer: rule, norm/clipped sum, GFLOP, MiB moved, predicted ms of each way")
-    for choice in choices:
-        ways = (f"{way} {1e3 * seconds:.3g}" for way, seconds in choice.alternatives.items())
-        cost = f"{choice.flops / 1e9:.3g}, {choice.bytes / 2**20:.3g}"
-        print(f"  {choice.layer}: {choice.rule}, {choice.norm}/{choice.sum}, {cost},", *ways)
-
-
 def parse(arguments=None):
     """Returns the flags, a namespace."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -150,7 +137,7 @@ def benchmark(settings, values):
     if values.explain:
         with measures.noting(failures, "explain"):
             choices = steps.layer_choices(settings)
-            print_layers(choices)
+            print(choices)
             extras["layers"] = [dataclasses.asdict(choice) for choice in choices]
 
     return {
