@@ -76,20 +76,6 @@ def test_the_clip_and_the_update_are_the_formulas(quiet):
         assert clip_of(built) == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_it_finds_the_quantile(monkeypatch):
-    monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
-    x, y = small.data(rows=100)
-    trainer = adaptive_bench(
-        0.05, 0.9, 0.5, batch_size=100, learning_rate=1e-6
-    )  # The weights stay.
-    for _ in range(60):
-        trainer.continue_step(x, y)
-    rows = batch_of_one_gradients(trainer.model, tf.constant(x), tf.constant(y), None, 1)
-    wanted = np.quantile(np.linalg.norm(rows, axis=1), 0.9)
-    assert clip_of(trainer.model) == pytest.approx(wanted, rel=0.05)
-
-
 @pytest.mark.parametrize(("sigma", "count_noise", "batch_size"), [
     (1.0, None, 1000), (4.0, None, 16), (2.0, 1.01, 16), (2.0, 1e6, 16),
 ])  # fmt: skip

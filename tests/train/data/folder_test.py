@@ -76,6 +76,10 @@ def test_train_and_test_are_taken_where_they_are(tmp_path):
     save(tmp_path / "Test" / "bird" / "0.png")
     with pytest.raises(UserError, match="no image of class bird to train on"):
         folder.read(tmp_path)
+    for name in ("train", "test"):  # These are classes, of pictures of trains.
+        for i in range(5):
+            save(tmp_path / "pictures" / name / f"{i}.png", value=i)
+    assert set(folder.read(tmp_path / "pictures").class_names) == {"train", "test"}
 
 
 SIZES = [
