@@ -17,7 +17,7 @@ GIVEN |= dict(grid="learning_rate=1,2", dataset="digits")
 @pytest.fixture
 def made_up(monkeypatch):
     """Replaces four runs by ones that train nothing; a list receives their settings."""
-    right, chosen, entries = iter(10 * [500, 1400, 900, 1000]), [], []
+    right, chosen, entries, unknown = iter(10 * [500, 1400, 900, 1000]), [], [], []
 
     def execute(runs, folder, shared, lock):
         del shared, lock
@@ -26,7 +26,8 @@ def made_up(monkeypatch):
         folder.mkdir(parents=True)
         keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]).save(folder / "model.keras")
         noise_multiplier, number = runs[0].chosen["noise_multiplier"], len(chosen)
-        ledger = Ledger((Entry(noise_multiplier, 64 / 1437, 3, run=number), *entries))
+        entry = Entry(noise_multiplier, 64 / 1437, 3, run=number)
+        ledger = Ledger((entry, *entries), is_complete=not unknown)
         results = {"run": number, "model": "small_cnn", "steps": 3}
         record = Record(
             "classify", DatasetId("sklearn_digits", 1437), ledger, 1e-5, results=results
@@ -41,13 +42,14 @@ def made_up(monkeypatch):
     monkeypatch.setattr(sweep, "execute", execute)
     monkeypatch.setattr(sweep, "_count_right", lambda folder, settings: next(right))
     monkeypatch.setattr(selection, "draw_runs", lambda mean: 4)
-    return chosen, entries
+    return chosen, entries, unknown
 
 
 @pytest.mark.slow
 def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(run, refusal, tmp_path, made_up):
     report, _ = run(sweep, workdir=tmp_path, **GIVEN)
     assert report["run"] == 2  # 400 images ahead; the noise is about 30.
+    assert 0 < abs(1437 * report["noisy_train_accuracy"] - 1400) < 300
     [best] = tmp_path.iterdir()
     texts = ["model_card.md", "privacy_statement.txt", "report.html"]
     files = {"attack.png", "model.keras", "record.json", *texts}
@@ -57,7 +59,7 @@ def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(run, refusal, tmp_p
         assert "differential privacy" in text and "5 on average" in text
     assert not {"runs", "number_of_runs", "epsilon_of_a_run"} & set(report)
     # All runs have the same noise, and epsilon follows from the ledger of the best run.
-    chosen, entries = made_up
+    chosen, entries, unknown = made_up
     [sigma] = {settings["noise_multiplier"] for settings in chosen}
     assert {settings["learning_rate"] for settings in chosen} <= {1.0, 2.0}
     assert all("epsilon" not in settings for settings in chosen)
@@ -69,10 +71,12 @@ def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(run, refusal, tmp_p
         assert 1.99 < epsilon == record.epsilon == report["epsilon"] <= 2.0
     assert "holds a tuned run" in refusal(sweep, workdir=tmp_path, **GIVEN)
 
-    # A run with any other privacy loss stops the search.
-    entries.append(Entry(sigma, 64 / 1437, 1, run=99))
-    assert "not trained as planned" in refusal(sweep, workdir=tmp_path / "more", **GIVEN)
-    assert not (tmp_path / "more").exists()
+    # A run with any other or an unknown privacy loss stops the search.
+    for other, value in ((entries, Entry(sigma, 64 / 1437, 1, run=99)), (unknown, True)):
+        other.append(value)
+        assert "not trained as planned" in refusal(sweep, workdir=tmp_path / "more", **GIVEN)
+        assert not (tmp_path / "more").exists()
+        other.clear()
 
 
 SHARED = ["batch_size=4,8", "steps=3,4", "epsilon=1,2", "delta=1e-5,1e-4", "accountant=rdp,pld"]
