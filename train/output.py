@@ -95,13 +95,9 @@ def print_attack_bounds(bounds, neighbours):
     who = "person" if bounds and bounds.unit == USER else "example"
     values = bounds and bounds.to_dict()
     if bounds:
-        rates = values["true_positive_rate"].items()
-        rows = {
-            f"recognised, if {100 * float(rate):g}% of absent ones are taken for present": _percent(
-                one
-            )
-            for rate, one in rates
-        }
+        label = "recognised, if {:g}% of absent ones are taken for present"
+        recognised = values["true_positive_rate"].items()
+        rows = {label.format(100 * float(rate)): _percent(one) for rate, one in recognised}
         mu = rounded_up(values["mu"]) if values["mu"] < math.inf else "infinite"
         rows |= {
             "right guesses (50% by guessing)": _percent(values["right_guesses"]),

@@ -29,8 +29,7 @@ import warnings
 from absl import app, flags
 
 from tfdpx._arguments import check_positive_integer, exactly_one_missing, require
-from tfdpx.accounting import PrivacyPlan, attack, calibration, group_epsilon, groups
-from tfdpx.accounting.gaussian import exact_epsilon
+from tfdpx.accounting import PrivacyPlan, accountants, attack, calibration, group_epsilon, groups
 from tfdpx.accounting.ledger import EXAMPLE
 from tfdpx.accounting.plan import plan_warnings
 from tfdpx.accounting.statement import rounded_up
@@ -93,6 +92,8 @@ def main(argv, values=flags.FLAGS):
         received = {name: values[name].value for name in ("num_examples", *_QUANTITIES)}
         about = groups.Sampling(values.sampling, values.neighbours), values.accountant
         record = plan(received, *about, values.weights, values.rows_per_user)
+    for caution in record["warnings"]:
+        print(f"Warning: {caution}", file=sys.stderr)
     print(to_json(record), flush=True)
 
 
@@ -235,29 +236,25 @@ def _bounds(run, delta, sampling):
 def _print_answer(record, sampling):
     """Prints an answer with other accountants and bounds on attacks; returns the whole record."""
     run = tuple(record[name] for name in ("noise_multiplier", "sampling_probability", "steps"))
-    by_each = {by: _epsilon(sampling, run, record["delta"], by) for by in ("pld", "rdp", "gdp")}
-    record |= {f"epsilon_{name}": epsilon for name, epsilon in by_each.items()}
+    for accountant in ("pld", "rdp", "gdp"):
+        record[f"epsilon_{accountant}"] = _epsilon(sampling, run, record["delta"], accountant)
     theirs, text = tf_privacy(record)
     record |= theirs
     print_table(record, title=f"{record['solved']} solved")
     print(f"Epsilon is {sampling.about}.\n")
-    bounds = _bounds(run, record["delta"], sampling)
-    record |= print_attack_bounds(bounds, sampling.neighbours)
+    record |= print_attack_bounds(_bounds(run, record["delta"], sampling), sampling.neighbours)
     print(text)
-    _print_warnings(record)
     return record
 
 
 def _epsilon(sampling, run, delta, accountant):
     """Returns epsilon by "pld", "rdp" or, exactly, "gdp"; None if the accountant has none."""
     try:
-        if accountant != "gdp":
-            return sampling.epsilon(*run, delta, accountant)
-        noise_multiplier, probability, steps = sampling.run(*run)
+        if accountant == "gdp" and sampling.name != "without_replacement":
+            return accountants.epsilon(*sampling.run(*run), delta, accountant)
+        return sampling.epsilon(*run, delta, accountant)
     except ValueError:  # The accountant lacks the sampling, or cannot resolve so small a loss.
         return None
-    is_gaussian = probability == 1 and noise_multiplier and sampling.name != "without_replacement"
-    return exact_epsilon(math.sqrt(steps) / noise_multiplier, delta) if is_gaussian else None
 
 
 def tf_privacy(record):
@@ -300,14 +297,13 @@ def _table(values, sampling, accountant, weights, people):
     """Returns the record of a plan at each of `RIGHT_GUESSES` and `EPSILONS`, a dict."""
     cautions = {}
 
-    def rows_at(name, goals):
-        for goal in goals:
-            try:
-                row = answer({**values, name: goal}, sampling, accountant, weights, people)
-                cautions.update(dict.fromkeys(row["warnings"]))
-            except ValueError:  # No plan keeps within so small an epsilon, or it is too large.
-                row = {name: goal}
-            yield {column: row.get(column) for column in _COLUMNS}
+    def row_at(**goal):
+        try:
+            row = answer({**values, **goal}, sampling, accountant, weights, people)
+            cautions.update(dict.fromkeys(row["warnings"]))
+        except ValueError:  # No plan keeps within so small an epsilon, or it is too large.
+            row = goal
+        return {column: row.get(column) for column in _COLUMNS}
 
     guesses = RIGHT_GUESSES if sampling.name == "poisson" else ()
     return {
@@ -317,10 +313,9 @@ def _table(values, sampling, accountant, weights, people):
         "accountant": accountant,
         "weights": weights,
         "plans_by_right_guesses": [
-            {"at_most": most, **row}
-            for most, row in zip(guesses, rows_at("right_guesses", guesses), strict=True)
+            {"at_most": most, **row_at(right_guesses=most)} for most in guesses
         ],
-        "plans": list(rows_at("epsilon", EPSILONS)),
+        "plans": [row_at(epsilon=epsilon) for epsilon in EPSILONS],
         "warnings": list(cautions),
     }
 
@@ -329,32 +324,22 @@ def _print_table(record, people, is_delta_chosen):
     """Prints the table and the meaning of its columns; returns the record."""
     count, size, delta = (record[name] for name in ("num_examples", "batch_size", "delta"))
     columns = ["right guesses", "epsilon", "noise", "steps", "rate"]
-    columns += [f"epsilon of {k}" for k in people]
-    columns += ["outlook"] if record["weights"] else []
+    columns += [f"epsilon of {k}" for k in people] + ["outlook"] * bool(record["weights"])
     rows = []
     for row in (*record["plans_by_right_guesses"], *record["plans"]):
         together, right = row["epsilon_of_examples_of_one_person"] or {}, row["right_guesses"]
+        guesses = right and rounded_up(100 * right, 3)
         cells = [
-            f"{row['at_most']}%"
-            if "at_most" in row
-            else right and f"{rounded_up(100 * right, 3)}%",
+            f"{row.get('at_most', guesses)}%" if right or "at_most" in row else None,
             row["epsilon"] and rounded_up(row["epsilon"], 3),
-            row["noise_multiplier"],
-            row["steps"],
-            row["learning_rate"],
+            *(row[name] for name in ("noise_multiplier", "steps", "learning_rate")),
             *(rounded_up(together[str(k)], 3) if str(k) in together else None for k in people),
             row["outlook"],
         ]
         rows.append(cells[: len(columns)])
     print_rows(columns, rows, f"{count:,} examples, {size:,} an update, delta {delta:g}")
     print_paragraphs(words.listed("table_of_plans", count, delta, is_delta_chosen, people))
-    _print_warnings(record)
     return record
-
-
-def _print_warnings(record):
-    for caution in record["warnings"]:
-        print(f"Warning: {caution}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
 from tfdpx.train.errors import UserError, in_one_line, parse_flags
 from tfdpx.train.output import of_spreadsheet, print_rows, to_json
-from tfdpx.train.start_from import check_threshold
 
 _BATCH_SIZE = 256
 _MOST_ROWS = 50  # Rows of the table that is printed.
@@ -68,29 +67,47 @@ def run(values):
             f"--rows={values.rows}."
         )
     path = start_from.model_file(values.model, "model", (".keras",))
-    if values.rows:
-        asked = (values.all_classes, values.threshold)
-        return predict_rows(path, values.rows, values.csv, *asked)
+    csv_path = pathlib.Path(values.csv).expanduser()
+    answer = (_of_rows if values.rows else _of_images)(path, values, csv_path)
+    return {**answer, "model": path, "csv": str(csv_path)}
+
+
+def _of_images(path, values, csv_path):
     takes = start_from.image_input(path)
     if values.threshold is not None:
-        check_threshold(values.threshold, takes.class_names)
-    folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
+        start_from.check_threshold(values.threshold, takes.class_names)
+    folder = pathlib.Path(values.images).expanduser()
     files, left_out = _readable(folder, values.skip_broken)
     outputs = logits(start_from.read(path, "model"), takes, files)
-    classes = measure.predicted_classes(outputs, values.threshold or takes.threshold)
-    names, shares = [takes.class_names[i] for i in classes], measure.probabilities(outputs)
-    largest = shares[np.arange(len(files)), classes]
-    write(csv_path, files, names, largest, shares, takes.class_names if values.all_classes else ())
+    threshold = values.threshold or takes.threshold
+    columns, lines = classified(outputs, takes.class_names, threshold, values.all_classes)
+    rows = [[str(file), *line] for file, line in zip(files, lines, strict=True)]
+    write(csv_path, ["file", "class", *columns], rows)
     if folder.is_dir():
-        files = [file.relative_to(folder) for file in files]
-    print_table(files, names, largest, csv_path)
-    return {
-        "images": len(files),
-        "left_out": left_out,
-        "classes": dict(sorted(collections.Counter(names).items())),
-        "model": path,
-        "csv": str(csv_path),
-    }
+        rows = [[str(f.relative_to(folder)), *row[1:]] for f, row in zip(files, rows, strict=True)]
+    print_table(rows, csv_path)
+    classes = dict(sorted(collections.Counter(name for name, *_ in lines).items()))
+    return {"images": len(files), "left_out": left_out, "classes": classes}
+
+
+def _of_rows(path, values, csv_path):
+    recorded = start_from.recorded_inputs(path)
+    if "columns" not in recorded:
+        raise UserError(
+            f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
+            f"Received: --model={path}."
+        )
+    names = recorded["class_names"]
+    if values.threshold is not None:
+        start_from.check_threshold(values.threshold, names)
+    examples = tables.read_columns(values.rows, recorded["columns"])
+    outputs = estimators.predict(start_from.read(path, "model"), examples)
+    columns, rows = [], [[f"{value:.6g}"] for value in outputs[:, 0]]
+    if names:
+        threshold = values.threshold or recorded["threshold"]
+        columns, rows = classified(outputs, names, threshold, values.all_classes)
+    write(csv_path, [recorded["target"], *columns], rows)
+    return {"rows": len(outputs)}
 
 
 def logits(model, takes, files):
@@ -98,7 +115,7 @@ def logits(model, takes, files):
 
     Args:
         model: A `keras.Model` from uint8 images to logits.
-        takes: `returned by `start_from.image_input``.
+        takes: `start_from.ImageInput`.
         files: List of `pathlib.Path` of images that can be read.
     """
     parts = []
@@ -109,80 +126,46 @@ def logits(model, takes, files):
     return np.concatenate(parts)
 
 
-def print_table(files, names, shares, csv_path):
+def classified(outputs, class_names, threshold, all_classes=False):
+    """Returns the names of the columns after the predicted class, and a row for each output.
+
+    Args:
+        outputs: Logits `[n, classes]`.
+        class_names: Names of the classes.
+        threshold: Float, see `measure.predicted_classes`.
+        all_classes: Bool, whether to add the probability of every class.
+
+    Returns:
+        List of strings, and list of rows: the predicted class and probabilities, all as texts.
+    """
+    classes, rows = measure.predicted_classes(outputs, threshold), []
+    for index, shares in zip(classes, measure.probabilities(outputs), strict=True):
+        numbers = [shares[index], *(shares if all_classes else ())]
+        rows.append([class_names[index], *(f"{share:.6f}" for share in numbers)])
+    return ["probability", *(class_names if all_classes else ())], rows
+
+
+def print_table(rows, csv_path):
     """Prints file, class and probability of the first images, and the path of the full table."""
-    rows = list(zip(map(str, files), names, [f"{share:.3f}" for share in shares], strict=True))
-    print_rows(("file", "class", "probability"), rows[:_MOST_ROWS])
-    more = f"{len(files) - _MOST_ROWS:,} more are" if len(files) > _MOST_ROWS else "The same is"
+    shown = [[file, name, f"{float(share):.3f}"] for file, name, share, *_ in rows[:_MOST_ROWS]]
+    print_rows(("file", "class", "probability"), shown)
+    more = f"{len(rows) - _MOST_ROWS:,} more are" if len(rows) > _MOST_ROWS else "The same is"
     print(f"{more} in {csv_path}.")
 
 
-def write(path, files, names, predicted, shares, class_names=()):
-    """Writes the CSV file of images, completely or not at all.
+def write(path, columns, rows):
+    """Writes a CSV file, completely or not at all.
 
     Args:
         path: `pathlib.Path`.
-        files: List of `pathlib.Path`.
-        names: List of the names of the predicted classes.
-        predicted: Probabilities of these, `[images]`.
-        shares: Probabilities `[images, classes]`.
-        class_names: Names of the classes, to write a column for each; empty by default.
+        columns: List of strings, the names of the columns.
+        rows: Lists of strings.
 
     Raises:
         UserError: If the file cannot be written.
     """
-    lines = [["file", "class", "probability", *map(of_spreadsheet, class_names)]]
-    for file, name, share, row in zip(files, names, predicted, shares, strict=True):
-        columns = [share, *(row if class_names else ())]
-        texts = map(of_spreadsheet, (str(file), name))
-        lines.append([*texts, *(f"{share:.6f}" for share in columns)])
-    _write_lines(path, lines)
-
-
-def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=None):
-    """Predicts the rows of a file, and writes a CSV file with a line for each row, in order.
-
-    Args:
-        model_path: String, a .keras file.
-        rows_path: String, a CSV or Parquet file with the columns that the model was trained on.
-        csv_path: String, the file to write.
-        all_classes: Bool, whether to write the probability of every class.
-        threshold: Float, see `measure.predicted_classes`; None for the recorded threshold.
-
-    Returns:
-        Dict for the last line of the output.
-
-    Raises:
-        UserError: If the model is not for a table, or a column is missing or of another kind.
-    """
-    recorded = start_from.recorded_inputs(model_path)
-    if "columns" not in recorded:
-        raise UserError(
-            f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
-            f"Received: --model={model_path}."
-        )
-    if threshold is not None:
-        check_threshold(threshold, recorded["class_names"])
-    columns = tables.read_columns(rows_path, recorded["columns"])
-    outputs = estimators.predict(start_from.read(model_path, "model"), columns)
-    names = [of_spreadsheet(name) for name in recorded["class_names"]]
-    lines = [[of_spreadsheet(recorded["target"])]]
-    if names:
-        lines[0] += ["probability", *(names if all_classes else ())]
-        classes = measure.predicted_classes(outputs, threshold or recorded["threshold"])
-        for index, shares in zip(classes, measure.probabilities(outputs), strict=True):
-            columns = [shares[index], *(shares if all_classes else ())]
-            lines.append([names[index], *(f"{share:.6f}" for share in columns)])
-    else:
-        lines += [[f"{value:.6g}"] for value in outputs[:, 0]]
-    _write_lines(pathlib.Path(csv_path).expanduser(), lines)
-    return {"rows": len(outputs), "model": model_path, "csv": csv_path}
-
-
-def _write_lines(path, lines):
-    """Writes lists of texts as a CSV file."""
     content = io.StringIO(newline="")
-    csv.writer(content).writerows(lines)
+    csv.writer(content).writerows([map(of_spreadsheet, row) for row in (columns, *rows)])
     try:
         # Names of files are written unchanged, even if they are not UTF-8.
         _files.write(path, content.getvalue().encode(errors="surrogateescape"), mode=0o644)
