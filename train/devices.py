@@ -55,17 +55,23 @@ def make(kind, tpu=None, cpu_devices=1):
     """
     if tpu is not None and kind not in ("auto", "tpu"):
         raise UserError(f"Flag --tpu={tpu} needs --strategy=tpu. Received: --strategy={kind}.")
-    workers = _workers()
-    if kind == "auto":
-        kind = _find(tpu, workers, cpu_devices)
-    if kind != "tpu":
-        _divide_cpu(cpu_devices)
+    workers, gpus = _workers(), tf.config.list_physical_devices("GPU")
+    if tpu is not None or (kind == "auto" and tf.config.list_physical_devices("TPU")):
+        kind = "tpu"
+    elif kind == "auto" and len(workers) > 1:
+        kind = "multiworker"
+    elif kind == "auto" and max(len(gpus), cpu_devices) > 1:
+        kind = "mirrored"
+    if kind == "tpu":
+        return _connect_tpu(tpu or "local")
+    if cpu_devices > 1:
+        [cpu] = tf.config.list_physical_devices("CPU")
+        parts = [tf.config.LogicalDeviceConfiguration()] * cpu_devices
+        tf.config.set_logical_device_configuration(cpu, parts)
     if kind == "cpu":
         tf.config.set_visible_devices([], "GPU")
-        return tf.distribute.get_strategy()
     if kind == "mirrored":
-        gpus = tf.config.list_logical_devices("GPU")
-        devices = gpus or tf.config.list_logical_devices("CPU")
+        devices = tf.config.list_logical_devices("GPU" if gpus else "CPU")
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     if kind == "multiworker":
         if not workers:
@@ -75,19 +81,7 @@ def make(kind, tpu=None, cpu_devices=1):
                 '"index": 0}}, with another index on each host. It is not set.'
             )
         return tf.distribute.MultiWorkerMirroredStrategy()
-    if kind == "tpu":
-        return _connect_tpu(tpu or "local")
     return tf.distribute.get_strategy()
-
-
-def _find(tpu, workers, cpu_devices):
-    """Returns the kind that "auto" stands for; None for a single device that TensorFlow chooses."""
-    if tpu is not None or tf.config.list_physical_devices("TPU"):
-        return "tpu"
-    if len(workers) > 1:
-        return "multiworker"
-    several = len(tf.config.list_physical_devices("GPU")) > 1 or cpu_devices > 1
-    return "mirrored" if several else None
 
 
 def _workers():
@@ -98,29 +92,16 @@ def _workers():
     try:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
-        addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
-        is_valid = {"chief", "worker"} >= set(cluster)
-        is_valid = is_valid and 0 <= int(task["index"]) < len(cluster[task["type"]])
+        if not {"chief", "worker"} >= set(cluster):
+            raise ValueError("it may list a chief and workers only")
+        if not 0 <= int(task["index"]) < len(cluster[task["type"]]):
+            raise ValueError("its task must be one of them")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"The environment variable TF_CONFIG is no valid JSON of a cluster and a task: {error}."
-            f" Received: {text}"
+            "The environment variable TF_CONFIG is no valid JSON of a cluster and a task: "
+            f"{error!r}. Received: {text}"
         ) from error
-    if not is_valid:
-        raise UserError(
-            "The environment variable TF_CONFIG may list a chief and workers only, and its task "
-            f"must be one of them. Received: {text}"
-        )
-    return addresses
-
-
-def _divide_cpu(count):
-    if count == 1:
-        return
-    [cpu] = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * count
-    )
+    return [*cluster.get("chief", []), *cluster.get("worker", [])]
 
 
 def _connect_tpu(name):
@@ -180,7 +161,7 @@ def chief_first(strategy, settings):
         entropy = meet()
 
 
-def on_one_device(model, values=None):
+def on_one_device(model):
     """Copies a Functional or Sequential model, outside of any strategy.
 
     The copy has no optimizer. Keras may compile the clone of a compiled model, so this clones an
@@ -188,12 +169,9 @@ def on_one_device(model, values=None):
 
     Args:
         model: The model.
-        values: List of arrays for its weights; None keeps the present values.
     """
     bare = keras.Model(model.inputs, model.outputs, name=model.name)
     copy = keras.models.clone_model(bare)
     lora.enable_as(bare, copy)
     copy_weights(bare, copy)
-    for variable, value in zip(copy.weights, values or (), strict=bool(values)):
-        variable.assign(value)
     return copy

@@ -159,14 +159,15 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
             None is a fifth. Must be None if the folder has test images.
         test_seed: Int in [0, 2**63), the key of the hash that chooses these.
         skip_broken: Bool, whether files that cannot be read are left out or refused.
-        user: String that tells the person of an image, see `people_of`; None protects images.
+        user: String that tells the person of an image, see `people_of`; "none" protects images, and
+            None, too, if every image seems to be of another person.
 
     Returns:
         `Source` with a shape for all images that is chosen from the files.
 
     Raises:
-        UserError: If the folder has fewer than two classes, broken images, or a class without
-            training images.
+        UserError: If the folder has fewer than two classes, broken images, a class without
+            training images, or without a `user` several images that seem to be of one person.
     """
     flag = f"--dataset={FOLDER}:{path}"
     train_folder, test_folder = _parts(existing(path))
@@ -205,6 +206,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
             f"PATH/test/CLASS/NAME. Received: PATH={path}, with classes: "
             f"{' '.join([', '.join(names) or 'none', *passed_over])}"
         )
+    if user is None:
+        _refuse_several(list(train), train_folder, len(names))
     people = people_of(list(train), train_folder, user) if user not in (None, NONE) else {}
     # A person's images, and copies of an image, are on one side.
     units = {image.file: people.get(image.file, image.digest) for image in readable}
@@ -238,7 +241,6 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
     where = f"about {tested:g} of the {unit}, --test_fraction; which, --test_seed={test_seed}"
     where = f"those in {test_folder.name}" if test_folder else where
     untested = sorted(set(names) - set(test.values())) if test else ()
-    several = "" if user else _suggestion(list(train), train_folder, len(names))
     notes = [
         f"{path}: {len(readable)} images of {len(names)} classes.",
         f"To train on: {len(train)}. {f'Held out: {len(held)}. ' if validation else ''}To test "
@@ -248,10 +250,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
         f"Public, so not protected: how many {unit} there are to train on and how many images "
         "to test on, the names of the classes, size and colours.",
         *passed_over,
-        several,
     ]
-    shape = _shape(readable)
-    return Source(shape, names, records, tuple(filter(None, notes)), len(broken), several)
+    return Source(_shape(readable), names, records, tuple(filter(None, notes)), len(broken))
 
 
 def people_of(files, path, user):
@@ -297,20 +297,20 @@ def _persons(files, path, user):
     return {file: match and match[pattern.groups] for file, match in matches.items()}
 
 
-def _suggestion(files, path, num_classes):
-    """Returns a sentence if several images seem to be of one person; else an empty string."""
+def _refuse_several(files, path, num_classes):
+    """Raises UserError if several images seem to be of one person."""
     for user in (PARENT_FOLDER, *_PREFIXES):
         names = collections.Counter(filter(None, _persons(files, path, user).values()))
-        shared = {name: count for name, count in names.items() if count > 1}
+        shared = sum(count for count in names.values() if count > 1)
         # Numbered images of a class, or of all classes, have names that begin alike, too.
-        if len(names) > 2 * num_classes and sum(shared.values()) > len(files) / 2:
+        if len(names) > 2 * num_classes and shared > len(files) / 2:
             [(name, count)] = names.most_common(1)
-            return (
+            raise UserError(
                 f"Several images may be of one person, such as {count} of {printable(name)!r}. "
-                "Epsilon then protects one of them alone: to protect people, add "
-                f"--user={shlex.quote(user)}."
+                "Epsilon then protects only one of them: to protect people, add "
+                f"--user={shlex.quote(user)}, but not with --head, which protects single images. "
+                "If every person has one image, add --user=none."
             )
-    return ""
 
 
 def existing(path):

@@ -42,7 +42,6 @@ class ImageData:
         center_crop: See `decode`.
         names_of: Function from "train" or "eval" to a list with a name of each example: the path of
             its file below the folder's, or SPLIT/ROW of other data sets.
-        several: Sentence that several images may be of one person, or empty.
     """
 
     name: str
@@ -61,7 +60,6 @@ class ImageData:
     train_users: np.ndarray | None = None
     center_crop: float = 0.0
     names_of: Callable | None = None
-    several: str = ""
 
     @property
     def largest_grey(self):
@@ -156,8 +154,6 @@ def load(
             f"The model takes images of {takes[0]}x{takes[1]} pixels, to which they are resized: "
             f"leave out --image_size. Received: --image_size={image_size}."
         )
-    if name.entry.name in tfds.TABLES:
-        raise UserError(f"Tables are for classify alone. Received: --dataset={name.text}.")
     if any(value not in (None, 0, folder.NONE) for value in of_folder.values()) and not name.path:
         raise UserError(
             "Flags --test_fraction, --test_seed, --skip_broken and --user belong to "
@@ -241,7 +237,6 @@ def load(
         train_users=None if train.people is None else train.people[train_rows],
         center_crop=share,
         names_of=names_of,
-        several=source.several,
     )
 
 
@@ -260,24 +255,19 @@ def load_for(settings, data_dir, download, takes=None, in_memory=tfds.IN_MEMORY_
         download: See `load`.
         takes: See `load`; None for any images.
         in_memory: See `load`.
-
-    Raises:
-        UserError: As `load`; or if a private run has several images of a person and no `user`.
     """
-    data = load(
+    # Without privacy nobody has to be told apart.
+    is_private = settings.private and settings.epsilon != math.inf
+    return load(
         settings.dataset,
         data_dir,
         download=download,
         train_scale=view_scale(settings.augment),
         takes=takes or (None, None, None),
-        user=settings.user,
+        user=settings.user if is_private else settings.user or folder.NONE,
         in_memory=in_memory,
         **{name: getattr(settings, name) for name in _SETTINGS},
     )
-    if data.several and settings.private and settings.epsilon != math.inf:
-        heads = " Heads protect single images: leave out --head, too." * bool(settings.head)
-        raise UserError(f"{data.several}{heads} If every person has one image, add --user=none.")
-    return data
 
 
 def decode(encoded, shape, center_crop=0.0):

@@ -173,7 +173,6 @@ class Source:
         records: Function from "train", "validation" or "test" to `Records`, which may be empty.
         notes: Tuple of sentences to print about the images and the choices.
         left_out: Number of images that were left out because they could not be read.
-        several: Sentence that several images may be of one person, or empty.
     """
 
     shape: tuple
@@ -181,7 +180,6 @@ class Source:
     records: Callable
     notes: tuple = ()
     left_out: int = 0
-    several: str = ""
 
 
 def read_digits():

@@ -1,6 +1,7 @@
 """A folder of several people: the person of each image, the people to test on, one private run."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -93,25 +94,28 @@ def test_names_in_two_cases_are_refused(tmp_path):
 )
 def test_several_images_of_a_person_are_asked_about(tmp_path, name, user):
     """The names of files raise the question, and the suggested command protects people."""
-    several = [note for note in load(write(tmp_path, name), None).notes if "person" in note]
-    assert bool(several) == bool(user)
-    if user:
-        assert several[0].endswith(f"to protect people, add --user={user}.")
+    write(tmp_path, name)
+    if not user:
+        load(tmp_path, None)
+    else:
+        with pytest.raises(UserError, match=re.escape(f"to protect people, add --user={user}, ")):
+            load(tmp_path, None)
         protected = load(tmp_path, user.strip("'"), test_fraction=0.5)
         assert 0 < protected.num_protected < PEOPLE < protected.num_train
-        assert not load(tmp_path, "none").several
+        assert load(tmp_path, "none").train_users is None
 
 
 def test_a_run_stops_before_it_trains_if_several_images_seem_to_be_of_one_person(tmp_path, refusal):
     dataset = f"folder:{write(tmp_path / 'images')}"
     line = refusal(classify, dataset=dataset, epsilon=8.0, workdir=tmp_path / "run")
-    assert "add --user=parent_folder. If every person has one image, add --user=none." in line
+    assert "add --user=parent_folder, but not with --head" in line
+    assert "If every person has one image, add --user=none." in line
     assert not (tmp_path / "run").exists()
     assert settings.resolve(None, dict(dataset=dataset, user="none")).has_people is False
     head = dict(dataset=dataset, head="least_squares", epsilon=8.0, init_from=tmp_path)
     with pytest.raises(UserError, match="Heads protect single images: leave out --head, or give"):
         settings.resolve(None, {**head, "user": "parent_folder"})
-    with pytest.raises(UserError, match="leave out --head, too. If every .* add --user=none"):
+    with pytest.raises(UserError, match="not with --head, .* If every .* add --user=none"):
         images.load_for(settings.resolve(None, head), None, False)
 
 
