@@ -90,7 +90,14 @@ _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampl
 # Flags of every run that are not settings.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
-_MEASURES = ("mean", "std", "median", "lowest", "highest")
+# Of the accuracies of a point over its seeds.
+_MEASURES = {
+    "mean": statistics.mean,
+    "std": lambda values: statistics.stdev(values) if len(values) > 1 else 0.0,
+    "median": statistics.median,
+    "lowest": min,
+    "highest": max,
+}
 
 # The settings that the guarantee of private tuning requires.
 _NEEDED = dict(
@@ -160,6 +167,7 @@ def define_flags(values):
         "private_tuning",
         None,
         "Mean number of runs: keeps the best one, and epsilon covers all of them.",
+        *(1.1, 1000),
         **common,
     )
 
@@ -400,15 +408,9 @@ def points(rows, swept):
     summaries = []
     for values, group in itertools.groupby(rows, key=lambda row: [row[name] for name in swept]):
         accuracies = [row["accuracy"] for row in group]
-        measures = {
-            "mean": statistics.mean(accuracies),
-            "std": statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
-            "median": statistics.median(accuracies),
-            "lowest": min(accuracies),
-            "highest": max(accuracies),
-            "runs": len(accuracies),
-        }
-        summaries.append(dict(zip(swept, values, strict=True)) | measures)
+        measures = {name: measure_of(accuracies) for name, measure_of in _MEASURES.items()}
+        point = dict(zip(swept, values, strict=True))
+        summaries.append({**point, **measures, "runs": len(accuracies)})
     return summaries
 
 
@@ -486,13 +488,6 @@ def _tune(values, workdir):
     mean, grid = values.private_tuning, parse(values.grid)
     final = {"validation": 0.0, "eval_split": "test"}
     runs = grid_runs(grid, {**final, **_settings_of_all(values, grid)})
-    try:
-        selection.check_mean(mean)
-    except ValueError as error:
-        raise UserError(
-            "Flag --private_tuning must be a number above 1, up to 1000. Received: "
-            f"--private_tuning={mean:g}."
-        ) from error
     if (workdir / "best").exists():
         raise UserError(f"The folder --workdir={workdir} holds a tuned run. Choose another.")
     starts = [Start(run.settings) for run in runs]

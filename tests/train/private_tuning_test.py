@@ -89,7 +89,6 @@ REFUSED = [
     (dict(private=False, epsilon=None), "--private=False"),
     (dict(noise_multiplier=1.0, steps=None), "--noise_multiplier=1.0"),
     (dict(seed=3), "--seed=3"),
-    (dict(private_tuning=1.0), "number above 1"),
     *((more, "exclude each other") for more in (dict(seeds=[0]), dict(jobs=2))),
 ]
 

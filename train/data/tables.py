@@ -113,28 +113,26 @@ def load(settings):
             f"--drop={','.join(drop)} are: {', '.join(names) or 'none'}."
         )
     kinds, columns = _usable(source, names, bounded, categorical)
-    if settings.user is None and (people := _suggestion(columns)):
-        raise UserError(f"{people} If every person has one row, add --user=none.")
+    if settings.user is None:
+        _refuse_several(columns)
     column = source[settings.target]
     target_kind = _kind_of(settings.target, column)
     values = _values(column, target_kind)
     target, class_names = _encode(column, values, target_kind, settings)
-    if not settings.has_people:
-        hashed = [*columns.values(), values]
-        hashes, rows = _hashes(hashed, settings.test_seed), Rows(columns, target)
-    else:
-        names = [text or "" for text in source[settings.user].to_pylist()]
+    if settings.has_people:
+        units = [text or "" for text in source[settings.user].to_pylist()]
         try:
-            people = numbered(np.array(names, object), len(names))[0]
+            people = numbered(np.array(units, object), len(units))[0]
         except ValueError as error:
             raise UserError(
                 f"Column --user={settings.user} must name the person of every row in one way. Some "
                 "rows have no name, or one that differs from another in spaces or in upper and "
                 "lower case alone: correct them."
             ) from error
-        rows = Rows(columns, target, people)
-        different, places = np.unique(names, return_inverse=True)
-        hashes = _hashes([different], settings.test_seed)[places]
+    else:
+        people, units = None, _numbered_rows([*columns.values(), values])
+    rows = Rows(columns, target, people)
+    hashes = np.array([_hash(unit, settings.test_seed) for unit in units], "uint64")
     is_test = hashes < settings.test_fraction * 2**64
     train, test = rows[~is_test], rows[is_test]
     if not len(train) or (settings.test_fraction and not len(test)):
@@ -198,19 +196,18 @@ def _usable(source, names, bounded, categorical):
     return kinds, columns
 
 
-def _suggestion(columns):
-    """Returns a sentence if a column has a name as for people, and its values repeat."""
+def _refuse_several(columns):
+    """Raises UserError if a column has a name as for people, and its values repeat."""
     for name, values in columns.items():
         words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
         is_named = words in _PERSONS or re.split(r"[\W_]+", words)[-1] == "id"
         people = len(np.unique(values))
         if is_named and 2 < people < len(values):
-            return (
+            raise UserError(
                 f"Column {name!r} has {people} values in {len(values)} rows. If it names the "
-                "person of a row, epsilon protects one row of a person alone: to protect people, "
-                f"add --user={name}."
+                "person of a row, epsilon protects only one row of a person: to protect people, "
+                f"add --user={name}. If every person has one row, add --user=none."
             )
-    return ""
 
 
 def read_columns(path, kinds):
@@ -385,15 +382,16 @@ def _encode(column, values, kind, settings):
     return np.array([index[label] for label in labels], "int64"), class_names
 
 
-def _hashes(columns, seed):
-    """Returns keyed hashes of each row's values, uint64 `[rows]`: no row moves another.
+def _numbered_rows(columns):
+    """Returns each row's values as a text. Equal rows are numbered: in any order they are equal."""
+    counts, texts = collections.Counter(), []
+    for row in map(repr, zip(*(values.tolist() for values in columns), strict=True)):
+        counts[row] += 1
+        texts.append(f"{row}{counts[row]}")
+    return texts
 
-    Equal rows get running numbers. Their order does not matter: they are equal.
-    """
-    salt, counts, hashes = seed.to_bytes(16, "little"), collections.Counter(), []
-    for row in zip(*(values.tolist() for values in columns), strict=True):
-        text = repr(row)
-        counts[text] += 1
-        digest = hashlib.blake2b(f"{text}{counts[text]}".encode(), salt=salt, digest_size=8)
-        hashes.append(int.from_bytes(digest.digest(), "little"))
-    return np.array(hashes, "uint64")
+
+def _hash(unit, seed):
+    """Returns a keyed hash of a row or person, 64 bits: none moves another between the splits."""
+    digest = hashlib.blake2b(unit.encode(), salt=seed.to_bytes(16, "little"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
