@@ -1,16 +1,27 @@
-"""Runs the code of the README and of the first pages that it links to."""
+"""Runs the code of the README, of pages that it links to, and of docstrings."""
 
+import doctest
+import importlib
 import pathlib
 import re
 
+import bench
+import head_cases
 import keras
 import numpy as np
 import pytest
+import small
+import tensorflow as tf
+import transcripts
+from cases import slow
 from sklearn.datasets import load_digits
 
 import tfdpx
+from tfdpx import noise
 from tfdpx.accounting import group_epsilon
 from tfdpx.report import verify
+from tfdpx.sampling.examples import as_examples
+from tfdpx.training.clipping import ClipPolicy
 
 ROOT = pathlib.Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs a checkout")
@@ -122,3 +133,113 @@ def test_the_program_of_the_first_page_runs_as_it_stands(tmp_path, monkeypatch, 
     ):
         assert line in text and line in page
     assert keras.saving.load_model("digits.keras").optimizer.ledger.steps == 113
+
+
+def run(heading):
+    """Returns the names that the Python block of a section of docs/architecture.md defines."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.split(f"### {heading}\n")[1].split("\n### ")[0]
+    [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    names = {"__name__": "followed"}
+    exec(compile(block, "architecture.md", "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+def test_a_clip_policy(monkeypatch):
+    monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
+    normalized = run("A clip policy")["Normalized"]
+    x, y = small.data()
+    x[-1] *= 1e4
+    model = small.model(l2_norm_clip=normalized(1.0))
+    y[-1] = model(x[-1:]).numpy().argmin()  # The label with the largest gradient.
+    change = small.step(model, x, y)
+    weight = np.append(np.ones(15, "float32"), 0.0)
+    without = small.step(small.model(l2_norm_clip=normalized(1.0)), x, y, weight)
+    assert 0.9 < np.linalg.norm(change - without) * 16 < 1
+    again = tfdpx.DPSGD.from_config(model.optimizer.get_config())
+    assert isinstance(again.clip_policy, normalized) and again.l2_norm_clip == 1.0
+
+
+class Careless(ClipPolicy):
+    """A one-line policy that does not mask the factors of absent rows."""
+
+    def clip(self, squared_norms, present, batch_size, clips):
+        return 1.0 / (tf.sqrt(squared_norms) * batch_size)
+
+
+def test_the_step_leaves_out_what_a_careless_policy_does_not():
+    def make_bench(microbatch_size):
+        return bench.Bench(  # Without a bias, the gradient of a row of zeros is zero.
+            layers=lambda: [keras.layers.Dense(3, use_bias=False)],
+            noise_multiplier=1e-6,
+            l2_norm_clip=Careless(1.0),
+            microbatch_size=microbatch_size,
+        )
+
+    x, y = small.data()
+    without = make_bench(None).step(np.delete(x, 3, 0), np.delete(y, 3))
+    in_microbatches = make_bench(5)  # The last microbatch has absent rows.
+    for value in (np.nan, np.inf, 0.0):
+        x[3] = value
+        np.testing.assert_allclose(in_microbatches.step(x, y), without, atol=1e-5)
+
+
+def test_a_head(monkeypatch):
+    class_sums = run("A head")["ClassSums"]
+    x, y = head_cases.data()
+    head = class_sums(head_cases.CLASSES, 8.0).fit(x, y)
+    assert head.evaluate(x, y)["accuracy"] > 0.6 and 7.99 < head.epsilon_spent() <= 8.0
+    x[0], y = 0.0, np.eye(head_cases.CLASSES)[y]
+    without, (x[0], y[0]) = (x.copy(), y.copy()), (1e3, 1.0)
+    without[1][0] = 0.0
+    _, epsilon = transcripts.spent(
+        monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), without, (x, y)
+    )
+    assert 0.99 < epsilon <= 1.0
+
+
+@pytest.mark.slow
+def test_an_augmentation():
+    brighter = run("An augmentation")["Brighter"]
+    stack = [keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = small.model(layers=stack, augment=brighter(0.5), augmult=2)
+    images = np.random.default_rng(0).uniform(size=(16, 4, 4, 1)).astype("float32")
+    model.train_on_batch(images, np.arange(16) % 3)
+    assert int(model.optimizer.iterations) == 1
+    again = tfdpx.DPSGD.from_config(model.optimizer.get_config())
+    assert again.augment.get_config() == {"most": 0.5}
+
+
+MODULES = [
+    "tfdpx.accounting.groups",
+    "tfdpx.accounting.individual",
+    "tfdpx.accounting.ledger",
+    slow("tfdpx.accounting.plan"),
+    "tfdpx.audit.bounds",
+    "tfdpx.audit.membership",
+    slow("tfdpx.audit.one_run"),
+    "tfdpx.audit.sampling_check",
+    slow("tfdpx.audit.white_box"),
+    "tfdpx.augment.crops",
+    "tfdpx.augment.mix_views",
+    "tfdpx.layers.blocks",
+    slow("tfdpx.layers.private_model"),
+    "tfdpx.layers.scattering2d",
+    "tfdpx.layers.ws_conv2d",
+    "tfdpx.training.optimizers",
+    "tfdpx.training.gradient_norms",
+    "tfdpx.sampling.sampled_batches",
+    "tfdpx.suggestion",
+    "tfdpx.synthetic",
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    module = importlib.import_module(name)
+    keras.backend.clear_session()  # Resets Keras's numbering of optimizers.
+    # The usual names, whether or not the module itself needs them.
+    names = {"np": np, "keras": keras, "tfdpx": tfdpx, "as_examples": as_examples}
+    result = doctest.testmod(module, extraglobs=names)
+    assert result.attempted and not result.failed
