@@ -159,7 +159,7 @@ class Record:
         without_account = any(training.limit in (None, math.inf) for training in self.seen)
         problems = {
             "origin": without_account and not self.ledger.steps,
-            "infinite": not self.is_private,
+            "infinite": not self.ledger.has_noise,  # A ledger alone has no delta.
             "unknown": statement.is_unknown(self.ledger),
             "seed": self.ledger.is_seeded,
             "search": not self.is_search_paid,
