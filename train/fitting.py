@@ -7,6 +7,7 @@ import pathlib
 import sys
 
 import keras
+import tensorflow as tf
 
 import tfdpx
 from tfdpx import _files as files
@@ -17,7 +18,7 @@ from tfdpx.layers.few_weights import last_layer, train_only
 from tfdpx.report import measure
 from tfdpx.train import heads
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.objects import OPTIMIZERS, SCHEDULES, views
+from tfdpx.train.objects import AUGMENTATIONS, OPTIMIZERS, SCHEDULES
 from tfdpx.train.output import to_json
 from tfdpx.train.resume import SavingInterruption
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -53,12 +54,17 @@ def private_optimizer(
         public_validation=public_validation,
         l2_norm_clip=settings.l2_norm_clip,
         microbatch_size=settings.microbatch_size,
-        augment=views(settings.augment, image_shape) if settings.augment else None,
+        augment=augmentation(settings, image_shape),
         augmult=settings.augmult,
         seed=settings.seed,
         use_ema=settings.ema_momentum > 0,
         ema_momentum=settings.ema_momentum,
     )
+
+
+def augmentation(settings, image_shape):
+    """Returns the augmentation of `--augment` for images of a shape, or None."""
+    return AUGMENTATIONS.make(settings.augment, image_shape) if settings.augment else None
 
 
 def crossentropy(label_smoothing):
@@ -84,18 +90,11 @@ def crossentropy(label_smoothing):
 
 def check(settings, plan, image_shape):
     """Raises UserError unless head steps are below the plan's updates, and views fit the images."""
-    augment = views(settings.augment, image_shape) if settings.augment else None
-    padding = getattr(getattr(augment, "augment", augment), "padding", 0)
-    if isinstance(padding, int) and padding >= min(image_shape[:2]):
-        raise UserError(
-            "Argument `padding` of --augment must be smaller than the images, of shape "
-            f"{image_shape}. Received: --augment={settings.augment}."
-        )
-    if getattr(augment, "mixed_views", 0) > max(settings.augmult - 2, 0):
-        raise UserError(
-            "Argument `mixed_views` of --augment must leave at least 2 of the --augmult views to "
-            f"mix. Received: --augment={settings.augment} --augmult={settings.augmult}."
-        )
+    augment = augmentation(settings, image_shape)
+    if hasattr(augment, "draw"):  # Of tfdpx.augment, which checks its arguments when it is called.
+        with checking_flags():
+            choices = augment.draw(1, settings.augmult, tf.zeros(2, tf.int64))
+            augment.apply(tf.zeros([1, *image_shape], tf.uint8), choices)
     if settings.head_steps >= plan.steps:
         raise UserError(
             f"Flag --head_steps must lie below the updates of the run, {plan.steps}. Received: "
@@ -161,8 +160,9 @@ def train(model, settings, strategy, plan, data, folder, callbacks, write):
 def _fit(model, settings, strategy, plan, data, saved, steps, epoch, callbacks, write):
     accountant = None
     if settings.individual:
-        how = settings.individual_rounding, settings.individual_refreshes
-        accountant = tfdpx.accounting.IndividualAccountant(plan, *how)
+        accountant = tfdpx.accounting.IndividualAccountant(
+            plan, refreshes_per_epoch=settings.individual_refreshes
+        )
     with strategy.scope():
         is_public = data.is_public(settings.public_test)
         model.compile(
@@ -171,7 +171,7 @@ def _fit(model, settings, strategy, plan, data, saved, steps, epoch, callbacks, 
             ),
             loss=crossentropy(settings.label_smoothing),
             weighted_metrics=["accuracy", *([AUC()] if data.num_classes == 2 else [])],
-            jit_compile=settings.keras_jit_compile,
+            jit_compile="auto" if settings.jit_compile is None else settings.jit_compile,
         )
     averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
     budget = tfdpx.callbacks.PrivacyBudget(plan)

@@ -10,19 +10,13 @@ import tensorflow as tf
 from tfdpx.report import measure, report
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
+from tfdpx.train import start_from
 from tfdpx.train.data import identity, images, tfds
 from tfdpx.train.data.folder import NONE
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.objects import HEADS, without_folders
 from tfdpx.train.settings import DATA_DIR, DOWNLOAD
-from tfdpx.train.start_from import (
-    Start,
-    check_threshold,
-    inputs_of,
-    ledger_on,
-    not_private,
-    without_secrets,
-)
+from tfdpx.train.start_from import Start, inputs_of, ledger_on, not_private, without_secrets
 
 # Pixels of a batch of images, with their channels: 55 photos of 224 x 224.
 _MOST_VALUES = 2**23
@@ -40,7 +34,7 @@ def run(settings, workdir):
     """
     head = build(settings, num_classes=2)  # Refuses invalid arguments before any image is read.
     features = Features(settings, getattr(head, "public_dataset", None))
-    check_threshold(settings.threshold, features.data.class_names)
+    start_from.check_threshold(settings.threshold, features.data.class_names)
     (x, y), public = features.train, features.public
     if getattr(head, "shots", None):
         with checking_flags():
@@ -158,10 +152,9 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
     """
     settings, data = features.settings, features.data
     x, y = features.test
-    measured = measure.Measured(
-        *(y, head.predict(x), data.class_names, settings.threshold),
-        is_public=tfds.is_known(data.name),
-    )
+    about = (data.class_names, settings.threshold)
+    is_public = tfds.is_known(data.name)
+    measured = measure.Measured(y, head.predict(x), *about, is_public=is_public)
     logits = head.to_layer("logits")(features.extractor.output)
     record = report.write(
         workdir,
@@ -205,14 +198,8 @@ def _public(settings, public_dataset, data):
             "public ones are used without clipping and noise. Received: "
             f"public_dataset={public_dataset}, --dataset={settings.dataset}."
         )
-    plain = dataclasses.replace(
-        settings,
-        dataset=public_dataset,
-        user=NONE,
-        test_fraction=None,
-        test_seed=0,
-        image_size=None,
-    )
+    usual = dict(user=NONE, test_fraction=None, test_seed=0, image_size=None)
+    plain = dataclasses.replace(settings, dataset=public_dataset, **usual)
     public = _load(plain, data.image_shape)
     if public.class_names != data.class_names:
         raise UserError(

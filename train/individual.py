@@ -14,13 +14,9 @@ from tfdpx.report import measure, pictures
 FOLDER = "individual_PRIVATE"
 _NOTICE = """PRIVATE DATA, like the data set itself.
 
-The files in this folder were computed for each training image, and no privacy guarantee covers
-them. Do not publish them, nor the pictures. An image's epsilon may be given to its owner.
-
-    arrays.npz      names, labels, epsilons, final norms over the clip, and losses [n] of the
-                    training images; names, labels and losses of those that were held out
-    histogram.png   of the epsilons
-    groups.png      the mean epsilon of each class
+No privacy guarantee covers these files and pictures. Do not publish them. An image's epsilon
+may be given to its owner. arrays.npz has names, labels, epsilons, final norms over the clip, and
+losses of the training images, and names, labels and losses of those that were held out.
 
 All epsilons, in files, pictures and released statistics, are of the training alone. A release of
 statistics (--individual_release) costs every image more, and record.json has both together.

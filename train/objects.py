@@ -94,14 +94,15 @@ class Objects:
         return name, values, problems
 
     def problems(self, text: str) -> list[str]:
-        """Returns sentences about all errors in the value of the flag, an empty list if none."""
-        problems = self.read(text)[2]
-        if not problems and self.trial is not None:
-            try:
-                self.make(text, **self.trial)
-            except UserError as error:
-                return [str(error)]
-        return [*problems, f"Received: --{self.flag}={text}."] if problems else []
+        """Returns sentences about errors in the value of the flag, an empty list if none."""
+        if self.trial is None:
+            problems = self.read(text)[2]
+            return [*problems, f"Received: --{self.flag}={text}."] if problems else []
+        try:
+            self.make(text, **self.trial)
+        except UserError as error:
+            return [str(error)]
+        return []
 
     def make(self, text: str, **fixed: Any) -> Any:
         """Builds the object that the flag names.
@@ -111,24 +112,15 @@ class Objects:
             **fixed: Arguments of the constructor that the run sets.
 
         Raises:
-            UserError: If there is no such object, or an argument is invalid. It names all errors.
+            UserError: If there is no such object, or an argument is invalid.
         """
         name, values, problems = self.read(text)
-        constructor = self.find(name)
         try:
             if not problems:
-                return constructor(**fixed, **values)
+                return self.find(name)(**fixed, **values)
         except (TypeError, ValueError) as error:
             problems = [str(error)]
-            for argument, value in values.items():
-                try:
-                    constructor(**fixed, **{argument: value})
-                except ValueError as another:
-                    problems.append(str(another))
-                except TypeError:  # Another argument is missing.
-                    pass
-        received = f"Received: --{self.flag}={text}."
-        raise UserError(" ".join([*dict.fromkeys(problems), received]))
+        raise UserError(" ".join([*problems, f"Received: --{self.flag}={text}."]))
 
 
 def explanations(constructor: Callable) -> dict[str, str]:
@@ -351,15 +343,30 @@ _SEVERAL = re.compile(r"\+(?=[A-Za-z_])")
 
 
 class _Augmentations(Objects):
-    def problems(self, text):
-        """Returns sentences about all errors in objects that are joined by `+`."""
-        problems = list(itertools.chain(*map(super().problems, _SEVERAL.split(text))))
-        if not problems:
-            try:
-                views(text, (1, 1))
-            except UserError as error:
-                problems = [str(error)]
-        return problems
+    def make(self, text, image_shape):
+        """Returns the augmentation that `--augment` names: objects joined by `+`, in order.
+
+        Args:
+            text: String, for example `RandomFlip+RandomRotation:factor=0.1`. A last `MixViews`
+                mixes the views of the others.
+            image_shape: `(height, width, channels)` of the images that the model takes.
+
+        Raises:
+            UserError: If there is no such object, or an argument is invalid.
+        """
+        layers = _SEVERAL.split(text)
+        mixed = layers.pop() if layers[-1].startswith("MixViews") else None
+        parts = []
+        for layer in layers:
+            fixed = {"image_shape": image_shape} if layer.startswith("ResizeCropFlip") else {}
+            parts.append(super().make(layer, **fixed))
+        if not parts or (parts[1:] and not all(isinstance(part, keras.Layer) for part in parts)):
+            raise UserError(
+                "Flag --augment is one of tfdpx.augment, or layers of Keras that are joined by +; "
+                f"MixViews comes last, after what it mixes. Received: --augment={text}."
+            )
+        augment = keras.Sequential(parts) if parts[1:] else parts[0]
+        return super().make(mixed, augment=augment) if mixed else augment
 
 
 AUGMENTATIONS = _Augmentations(
@@ -367,33 +374,8 @@ AUGMENTATIONS = _Augmentations(
     _augmentation,
     (*_VIEWS, "RandomFlip", "RandomRotation and other layers of keras.layers and keras_cv.layers"),
     ("augment", "image_shape"),
+    dict(image_shape=(1, 1)),
 )
-
-
-def views(text: str, image_shape: tuple) -> Any:
-    """Returns the augmentation that `--augment` names: objects joined by `+`, in order.
-
-    Args:
-        text: String, for example `RandomFlip+RandomRotation:factor=0.1`. A last `MixViews` mixes
-            the views of the others.
-        image_shape: `(height, width, channels)` of the images that the model takes.
-
-    Raises:
-        UserError: If there is no such object, or an argument is invalid.
-    """
-    layers = _SEVERAL.split(text)
-    mixed = layers.pop() if layers[-1].startswith("MixViews") else None
-    parts = []
-    for layer in layers:
-        fixed = {"image_shape": image_shape} if layer.startswith("ResizeCropFlip") else {}
-        parts.append(AUGMENTATIONS.make(layer, **fixed))
-    if not parts or (parts[1:] and not all(isinstance(part, keras.Layer) for part in parts)):
-        raise UserError(
-            "Flag --augment is one of tfdpx.augment, or layers of Keras that are joined by +; "
-            f"MixViews comes last, after what it mixes. Received: --augment={text}."
-        )
-    augment = keras.Sequential(parts) if parts[1:] else parts[0]
-    return AUGMENTATIONS.make(mixed, augment=augment) if mixed else augment
 
 
 def view_scale(text: str | None) -> float:

@@ -6,9 +6,7 @@ that `--workdir=PATH --resume` continues it without other flags.
 
 import contextlib
 import dataclasses
-import json
 import pathlib
-import secrets
 import shlex
 import shutil
 import signal
@@ -29,8 +27,6 @@ from tfdpx.train.settings import RESUME, WORKDIR, Settings
 FREE = ("report_every", "seed", "public_test", "threshold")
 # Flags that are not settings, and that a resume takes from the run unless they are set.
 _FLAGS = ("data_dir", "strategy", "tpu", "cpu_devices")
-# The exit status as in shells: 128 plus the number of the signal.
-_STATUS = 130
 
 
 @contextlib.contextmanager
@@ -99,18 +95,15 @@ def locked_folder(workdir):
 
 def _end(workdir, error):
     command = f"{typed('classify')} --workdir={shlex.quote(str(workdir))} --resume"
+    text = "interrupted; what was saved is whole, and updates after it are made again."
+    if error.args:
+        text = f"interrupted at update {error.args[0]}; nothing is lost."
+    text += f" Go on: {command}"
     if not begun(workdir):
         text = "interrupted before the first update; start it again with the same command."
-    elif error.args:
-        text = f"interrupted at update {error.args[0]}; nothing is lost. Go on: {command}"
-    else:
-        text = (
-            "interrupted; what was saved is whole, and updates after it are made again. "
-            f"Go on: {command}"
-        )
     print("\n" * sys.stdout.isatty(), end="", flush=True)
     print(f"tfdpx.train.classify: {text}", file=sys.stderr, flush=True)
-    sys.exit(_STATUS)
+    sys.exit(128 + signal.SIGINT)  # As in shells.
 
 
 class SavingInterruption(keras.callbacks.Callback):
@@ -182,23 +175,19 @@ def resumed(preset, flag_values):
         )
     if run is None:
         return None
+    holder = f"Cannot resume the run in --workdir={path} with other settings: it began"
+    remedy = "Leave the flag out, or choose another --workdir."
     try:
-        began, chosen = {"preset": run["base"], **run["settings"]}, run["chosen"]
+        began = {"preset": run["base"], **run["settings"]}
+        with checking_flags():
+            resumable.check_same(began, began | flag_values, holder, remedy, FREE)
         free = {name: value for name, value in flag_values.items() if name in FREE}
-        settings = Settings(**{**run["settings"], **free})
+        settings = Settings(**run["settings"] | free)
     except (KeyError, TypeError) as error:
         raise UserError(
             f"The folder {path} holds an unfinished run of another version of tfdpx, which goes on "
             "with it. Choose another --workdir."
         ) from error
-    for name, value in flag_values.items():
-        same = json.loads(json.dumps(value)) in (began.get(name), chosen.get(name))
-        if name not in FREE and not same:
-            raise UserError(
-                f"Cannot resume the run in --workdir={path} with other settings: it began with "
-                f"{name}={began.get(name)}. Received: {name}={value}. Leave the flag out, or "
-                "choose another --workdir."
-            )
     for name, value in run["flags"].items():
         if flags.FLAGS[name].using_default_value:
             flags.FLAGS[name].value = value
@@ -249,7 +238,6 @@ class RunFolder:
         workdir: Folder of the run.
         preset: String, the name of the preset.
         settings: The `Settings` that the user asked for.
-        chosen: The same settings with nothing left open.
         facts: Dict of other JSON values that determine the run. A resume with other facts is
             refused: its epsilon would be wrong.
         entropy: Int from which seeds are drawn if `settings` has none; the same on every host. None
@@ -263,12 +251,13 @@ class RunFolder:
         UserError: If the folder has an unfinished run without --resume, or a run on other data.
     """
 
-    def __init__(self, workdir, preset, settings, chosen, facts, entropy=None):
+    def __init__(self, workdir, preset, settings, facts, entropy=None):
         self._file = _file(workdir)
         self.path = self._file.parent
         run = begun(workdir)
         if run is None:
-            self.seed = _draw_seed(entropy if settings.seed is None else settings.seed)
+            root = np.random.SeedSequence(entropy if settings.seed is None else settings.seed)
+            self.seed = int(root.spawn(1)[0].generate_state(1)[0])  # Keras's seed has 32 bits.
         elif not RESUME.value:
             raise UserError(
                 f"The folder {workdir} holds an unfinished run. Add --resume to continue with it, "
@@ -280,15 +269,11 @@ class RunFolder:
             with checking_flags():
                 resumable.check_same(run["facts"], facts, holder, remedy)
             self.seed = run["seed"]
+        saved = dataclasses.asdict(settings)
+        del saved["seed"]  # With it, the noise could be removed.
         flag_values = {name: flags.FLAGS[name].value for name in _FLAGS}
         self._facts = facts
-        self._run = {
-            "base": preset,
-            "settings": _without_seed(settings),
-            "chosen": _without_seed(chosen),
-            "flags": flag_values,
-            "seed": self.seed,
-        }
+        self._run = dict(base=preset, settings=saved, flags=flag_values, seed=self.seed)
 
     def begin(self):
         """Writes the settings of the run, as its first file."""
@@ -302,14 +287,3 @@ class RunFolder:
 
 def _file(workdir):
     return pathlib.Path(workdir) / "checkpoint" / "settings.json"
-
-
-def _without_seed(settings):
-    """Returns the settings to save, without the seed: with it, the noise could be removed."""
-    return {name: v for name, v in dataclasses.asdict(settings).items() if name != "seed"}
-
-
-def _draw_seed(seed):
-    """Returns the seed of initial weights, from the operating system if `seed` is None."""
-    root = np.random.SeedSequence(secrets.randbits(128) if seed is None else seed)
-    return int(root.spawn(1)[0].generate_state(1)[0])  # Keras's seed has 32 bits.

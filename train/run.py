@@ -60,10 +60,6 @@ def run(settings, preset, workdir, strategy):
         return _run_on_images(settings, preset, workdir, strategy)
     except tf.errors.UnavailableError as error:
         raise UserError(f"another worker is gone; start all with --resume: {error}") from error
-    except RuntimeError as error:
-        if "Another training uses" not in str(error):
-            raise
-        raise UserError(str(error)) from error
 
 
 def _run_on_images(asked, preset, workdir, strategy):
@@ -108,13 +104,17 @@ def _run_on_images(asked, preset, workdir, strategy):
     determined = facts(data, trained_on, start.files) | {
         name: getattr(plan, name) for name in ("batch_size", "steps", "noise_multiplier")
     }
-    folder = RunFolder(workdir, preset, asked, settings, determined, entropy())
+    folder = RunFolder(workdir, preset, asked, determined, entropy())
     keras.utils.set_random_seed(folder.seed)
     keras.config.set_dtype_policy(settings.precision)
     start.settings = settings
     with strategy.scope():
         warm_start = functools.partial(_warm_start, folder)
         whole = model = start.build(data, prepare=warm_start if settings.warm_start else None)
+    trained = sum(math.prod(v.shape) for v in whole.trainable_variables)
+    say(
+        f"Train {trained:,} of {whole.count_params():,} weights (--trainable={settings.trainable})."
+    )
     examples = data
     if strategy.num_replicas_in_sync == 1:
         model, examples = fitting.head_and_features(settings, whole, data)
@@ -136,7 +136,7 @@ def _run_on_images(asked, preset, workdir, strategy):
         return None
 
     # Measure: the model has the averaged weights after `fit`.
-    optimizer, trained = model.optimizer, model.trainable_variables
+    optimizer = model.optimizer
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     is_public = data.is_public(settings.public_test)
     measured = measure.measure(model, examples, is_public, settings.threshold)
@@ -168,7 +168,7 @@ def _run_on_images(asked, preset, workdir, strategy):
             "seconds": seconds,
             "left_out": data.left_out,
             **{name: recorded[name] for name in _SHOWN},
-            "trained_parameters": sum(math.prod(v.shape) for v in trained),
+            "trained_parameters": trained,
             "replicas": strategy.num_replicas_in_sync,
             **released,
         },

@@ -29,7 +29,6 @@ IMAGES, TABLES, HEADS = "images", "tables", "heads"
 # Three of these determine the fourth, for which tfdpx.PrivacyPlan solves. If flags and preset give
 # all four, the preset's are dropped in this order.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
-TABLE_MODELS = ("linear", "network")
 
 
 class Check(NamedTuple):
@@ -56,24 +55,23 @@ class Conflict(NamedTuple):
 
 
 def setting(
-    flag_help, check=None, *, choices=None, objects=None, of=(IMAGES,), needs=None, **default
+    flag_help, check=None, *, default=None, choices=None, objects=None, of=(IMAGES,), needs=None
 ):
     """Returns the field of a dataclass; below, a flag is made of it.
 
     Args:
         flag_help: The text of the flag.
         check: `Check` for every value but None.
+        default: The value unless a flag or preset sets another.
         choices: Tuple of strings, all valid values.
         objects: `objects.Objects` that the setting can name.
         of: The kinds of runs that have the setting.
         needs: Name of a setting without which a value has no effect, and is refused.
-        **default: `default` or `default_factory`, as for `dataclasses.field`.
     """
     if choices:
         check = Check(lambda v: v in choices, f"be {' or '.join(choices)}")
-    metadata = {"help": flag_help, "check": check, "choices": choices, "of": of, "needs": needs}
-    metadata["objects"] = objects
-    return dataclasses.field(metadata=metadata, **default)
+    metadata = dict(help=flag_help, check=check, choices=choices, objects=objects, of=of)
+    return dataclasses.field(default=default, metadata=metadata | {"needs": needs})
 
 
 _ALL, _PHOTOS = (IMAGES, TABLES, HEADS), (IMAGES, HEADS)
@@ -94,92 +92,79 @@ class Settings:
 
     dataset: str | None = setting("digits, any image data set of TensorFlow Datasets, folder:PATH "
         "for images as PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS), NAME:FIRST-LAST "
-        "for a part of the classes; classify also takes csv:PATH and parquet:PATH.", of=_ALL,
-        default=None)
+        "for a part of the classes; classify also takes csv:PATH and parquet:PATH.", of=_ALL)
     data_name: str | None = setting("The name of the data in statement, page and card, such as "
         "'Skin photos, 2026'. Default: --dataset without its path.",
-        Check(lambda v: v.strip() and v.isprintable(), "be printable"), of=_ALL, default=None)
+        Check(lambda v: v.strip() and v.isprintable(), "be printable"), of=_ALL)
     test_fraction: float | None = setting("Of folder:PATH and tables: the part to test on; default "
-        "0.2. Not where PATH has train and test.", BELOW_ONE, of=_ALL, default=None)
+        "0.2. Not where PATH has train and test.", BELOW_ONE, of=_ALL)
     test_seed: int = setting("Of folder:PATH and tables: another number tests on other images or "
         "rows.", Check(lambda v: 0 <= v < 2**63, "be a number from 0 on"), of=_ALL, default=0)
     skip_broken: bool = setting("Of folder:PATH: leave out images that cannot be read, and count "
         "them.", of=_PHOTOS, default=False)
     image_size: int | None = setting("Height and width to resize images to, in pixels. Default: "
-        "their own, if all have one; of folder:PATH: chosen from the files.", FROM_ONE, of=_PHOTOS,
-        default=None)
+        "their own, if all have one; of folder:PATH: chosen from the files.", FROM_ONE, of=_PHOTOS)
     center_crop: int | None = setting("Scale the shorter side of each image to --image_size "
         "(default: this) and cut a square of this many pixels out of the middle; else images are "
-        "squeezed.", FROM_ONE, of=_PHOTOS, default=None)
+        "squeezed.", FROM_ONE, of=_PHOTOS)
     validation: float = setting("Hold out this fraction of the training images, or this number "
-        "from 2 on.",
-        Check(lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
-            "be a fraction in [0, 1), or a number of images from 2 on"),
-        default=0.0)
+        "from 2 on.", Check(lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
+        "be a fraction in [0, 1), or a number of images from 2 on"), default=0.0)
     eval_split: str | None = setting("Images to measure on: those held out, or the test images. "
-        "Default: those held out, if any.", choices=("validation", "test"), default=None)
+        "Default: those held out, if any.", choices=("validation", "test"))
     public_test: bool = setting("Declares that the test images are public: the learning curve and "
         "TensorBoard show the accuracy on them, and the page of the run some that are taken for "
         "another class. Known data sets need no such flag.", default=False)
     model: str | None = setting(f"One of: {', '.join(MODELS.names)}, with arguments as in "
-        f"wrn_16_4:groups=none; of tables: {', '.join(TABLE_MODELS)}.",
-        objects=MODELS, of=(IMAGES, TABLES), default=None)
+        "wrn_16_4:groups=none; of tables: linear, network.", objects=MODELS, of=(IMAGES, TABLES))
     init_from: str | None = setting("Start from this .keras file, of tfdpx or of any Keras image "
         "model, or from the run folder that holds it; a named --model takes its weights, or those "
-        "of a .weights.h5 file. The last layer starts again.", of=_PHOTOS, default=None)
-    pretrained_on: str | None = setting("Data of --init_from's training, set by presets; nothing "
-        "depends on it.", default=None)
+        "of a .weights.h5 file. The last layer starts again.", of=_PHOTOS)
+    pretrained_on: str | None = setting("Data of --init_from's training, set by presets.")
     init_data: str | None = setting("The data set that --init_from was trained on, where the file "
-        "does not say.", of=_PHOTOS, default=None)
+        "does not say.", of=_PHOTOS)
     trainable: str = setting("Weights to train: all, or the last layer and those that "
         "tfdpx.layers.trainable calls so.", choices=("all", *WHAT), default="all")
     lora_rank: int = setting("Rank of --trainable=lora.", FROM_ONE, default=8)
-    steps: int | None = setting("Model updates.", FROM_ONE, of=_ALL, default=None)
+    steps: int | None = setting("Model updates.", FROM_ONE, of=_ALL)
     batch_size: int | None = setting("Expected examples of a model update.", FROM_ONE,
-        of=(IMAGES, TABLES), default=None)
+        of=(IMAGES, TABLES))
     learning_rate: float | None = setting("Learning rate, independent of l2_norm_clip.", POSITIVE,
-        of=_ALL, default=None)
-    label_smoothing: float = setting("Weight of the uniform distribution in the targets.",
-        BELOW_ONE, default=0.0)
+        of=_ALL)
+    label_smoothing: float = setting("Weight of equal targets for all.", BELOW_ONE, default=0.0)
     precision: str = setting("Keras dtype policy.", choices=("float32", "mixed_bfloat16"),
         default="float32")
-    jit_compile: str = setting("Compile with XLA.", choices=("auto", "true", "false"),
-        default="auto")
-    report_every: int = setting("Updates between reports: the length of a Keras epoch.", FROM_ONE,
-        default=100)
+    jit_compile: bool | None = setting("Compile with XLA. Default: as Keras decides.")
+    report_every: int = setting("Updates between reports, a Keras epoch.", FROM_ONE, default=100)
     seed: int | None = setting("For repeatable experiments. Anyone who knows it can remove the "
-        "noise: never for a release.", NOT_NEGATIVE, of=_ALL, default=None)
+        "noise: never for a release.", NOT_NEGATIVE, of=_ALL)
 
     private: bool = setting("False: the same step without clipping and noise.", default=True)
     epsilon: float | None = setting("Privacy budget; of heads inf fits without clipping and noise.",
-        Check(lambda v: v > 0, "be positive"), of=_ALL, default=None)
+        Check(lambda v: v > 0, "be positive"), of=_ALL)
     right_guesses: float | None = setting("In place of --epsilon: the most right guesses of 100 of "
         "an attacker who knows all but whether one example was in the data; 50 is tossing a coin.",
-        Check(lambda v: 50 < v < 100, "lie between 50 and 100"), of=_ALL, default=None)
-    delta: float = setting("The delta of (epsilon, delta)-differential privacy.", SHARE, of=_ALL,
-        default=1e-5)
+        Check(lambda v: 50 < v < 100, "lie between 50 and 100"), of=_ALL)
+    delta: float = setting("Its delta, well below 1 / examples.", SHARE, of=_ALL, default=1e-5)
     noise_multiplier: float | None = setting("Noise deviation / l2_norm_clip; 0: no privacy. Of "
-        "heads: of every release.", FINITE, of=_PHOTOS, default=None)
+        "heads: of every release.", FINITE, of=_PHOTOS)
     sampling: str = setting("The sampling of batches.", choices=("poisson", "shuffle"),
         default="poisson")
     accountant: str | None = setting("The accountant of epsilon, pld by default; of heads gdp, "
-        "which is exact.", choices=("pld", "rdp", "gdp", "zcdp"), of=_ALL, default=None)
+        "which is exact.", choices=("pld", "rdp", "gdp", "zcdp"), of=_ALL)
     optimizer: str = setting(f"One of: {', '.join(objects.OPTIMIZERS.names)}, with arguments of "
         "its constructor as in dpsgd:momentum=0.9.", objects=objects.OPTIMIZERS, default="dpsgd")
     schedule: str | None = setting("The learning rate changes, as in cosine:warmup_steps=50: it "
         "rises from 0 and falls to 0; or step:decay_steps=500..750: to a tenth after each. "
-        "Default: it stays.", objects=objects.SCHEDULES, default=None)
+        "Default: it stays.", objects=objects.SCHEDULES)
     l2_norm_clip: float | str | None = setting("Bound on the norm of each example's gradient, or "
         "automatic: each is divided by its norm. Of heads: on the norm of features or gradients.",
-        Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"), of=_PHOTOS,
-        default=None)
-    microbatch_size: int | None = setting("Examples of a microbatch; bounds memory and changes no "
-        "result.", FROM_ONE, default=None)
+        Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"), of=_PHOTOS)
+    microbatch_size: int | None = setting("Examples of a microbatch: bounds memory.", FROM_ONE)
     features: str | None = setting("Kinds of fixed features side by side, joined by +, for a "
-        "linear classifier instead of --model: scatter, and working folders or .keras files.",
-        default=None)
+        "linear classifier instead of --model: scatter, and working folders or .keras files.")
     whiten: str | None = setting("Whiten the features of the files of --features with generated "
-        "images; helps small budgets.", choices=("synthetic",), needs="features", default=None)
+        "images; helps small budgets.", choices=("synthetic",), needs="features")
     warm_start: bool = setting("First train all but the last layer of --model on generated images, "
         "for minutes; costs no privacy.", default=False)
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE,
@@ -187,103 +172,89 @@ class Settings:
     augment: str | None = setting("Layers of Keras and KerasCV that make the views, or "
         "RandomCropFlip, ResizeCropFlip or MixViews of tfdpx.augment, with their arguments, joined "
         "by +: RandomFlip+RandomRotation:factor=0.1.", objects=objects.AUGMENTATIONS,
-        needs="augmult", default=None)
+        needs="augmult")
     batch_norm: str | None = setting("Treatment of batch normalization in --init_from; default: "
-        "freeze.", choices=("freeze", "replace"), default=None)
+        "freeze.", choices=("freeze", "replace"))
     pixels: str | None = setting("Values of pixels that the Keras model of --init_from was trained "
         "on, if it does not scale them itself: from ... to ..., or as keras.applications prepares "
-        "images of ImageNet.", choices=PIXELS, of=_PHOTOS, default=None)
-    head_steps: int = setting("Updates of the last layer alone, the first of the run.",
-        NOT_NEGATIVE, default=0)
+        "images of ImageNet.", choices=PIXELS, of=_PHOTOS)
+    head_steps: int = setting("First updates, of only the last layer.", NOT_NEGATIVE, default=0)
     head_learning_rate: float | None = setting("Learning rate of these; default: --learning_rate.",
-        POSITIVE, needs="head_steps", default=None)
+        POSITIVE, needs="head_steps")
     user: str | None = setting("Protect people, not images or rows. Of folder:PATH the person of "
         "an image is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression "
         "for the path below the folders of training images. Of tables: the column with the person "
-        "of each row. none: every person has one image or row; heads know nothing else.", of=_ALL,
-        default=None)
+        "of each row. none: every person has one image or row; heads know nothing else.", of=_ALL)
     examples_per_user: int = setting("Images or rows of a person in an update, with --user; drawn "
         "if there are more.", FROM_ONE, of=(IMAGES, TABLES), default=4)
     individual: bool = setting("Clip each image at its own last norm, and write an epsilon for "
         "each to a private folder.", default=False)
-    individual_rounding: float = setting("Norms of --individual are rounded up to multiples of "
-        "this part of l2_norm_clip.", Check(lambda v: 1e-4 <= v <= 1, "lie in [0.0001, 1]"),
-        needs="individual", default=0.01)
     individual_refreshes: int = setting("Times in an epoch that --individual measures all norms.",
         NOT_NEGATIVE, needs="individual", default=0)
     individual_release: float | None = setting("Report the mean and quantiles of --individual, at "
-        "this noise multiplier.", POSITIVE, needs="individual", default=None)
+        "this noise multiplier.", POSITIVE, needs="individual")
     ema_momentum: float | None = setting("Decay of the average of the weights; 0: no average.",
         BELOW_ONE, default=0.9999)
 
     threshold: float = setting("Of two classes the second (by name) is predicted where its "
         "probability is at least this. Choose it from public data, never by private test rows.",
         SHARE, of=_ALL, default=0.5)
-    target: str | None = setting("The column to predict.", of=(TABLES,), default=None)
-    drop: list | None = setting("Columns to leave out.", of=(TABLES,), default=None)
+    target: str | None = setting("The column to predict.", of=(TABLES,))
+    drop: list | None = setting("Columns to leave out.", of=(TABLES,))
     categorical: list | None = setting("Columns of numbers that name categories, such as "
-        "postcodes.", of=(TABLES,), default=None)
+        "postcodes.", of=(TABLES,))
     bounds: list | None = setting("Publicly known ranges of columns of numbers, as "
         "COLUMN:LOWER:UPPER, or *:LOWER:UPPER for all others. Ranges that are left out are found, "
-        "which costs budget.", of=(TABLES,), default=None)
+        "which costs budget.", of=(TABLES,))
     classes: list | None = setting("All labels. Default: those in the column, which then count as "
-        "public.", of=(TABLES,), default=None)
+        "public.", of=(TABLES,))
     target_lower: float | None = setting("Predict a number, not a label: its least value. Larger "
         "and smaller targets are clipped to this range, which is public.", of=(TABLES,),
-        needs="target_upper", default=None)
-    target_upper: float | None = setting("Its largest value.", of=(TABLES,),
-        needs="target_lower", default=None)
+        needs="target_upper")
+    target_upper: float | None = setting("Its largest.", of=(TABLES,), needs="target_lower")
 
     head: str | None = setting("In place of updates: fit the last layer by a head of tfdpx.heads "
         f"on features of --init_from. One of: {', '.join(objects.HEADS.names)}, with arguments as "
-        "in adamix:shots=2,quantile=0.9.", objects=objects.HEADS, of=(HEADS,), default=None)
+        "in adamix:shots=2,quantile=0.9.", objects=objects.HEADS, of=(HEADS,))
 
     conflicts: typing.ClassVar[tuple[Conflict, ...]] = (
         Conflict(lambda s: (s.center_crop or 0) > (s.image_size or s.center_crop or 0),
             "center_crop image_size", "Flag --center_crop must be at most --image_size."),
-        Conflict(lambda s: s.eval_split == "validation" and not s.validation, "validation", "Flag "
-            "--eval_split=validation measures on the images that --validation holds out."),
+        Conflict(lambda s: s.eval_split == "validation" and not s.validation, "validation",
+            "Flag --eval_split=validation measures on the images that --validation holds out."),
         Conflict(lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on
-            or s.warm_start), "trainable", "Flag --trainable keeps all other "
-            "weights as they are and needs a trained model: give --init_from."),
-        Conflict(lambda s: s.kind == IMAGES and s.epsilon == math.inf, "epsilon", "Flag --epsilon "
-            "must be finite; for a run without privacy use --private=false."),
+            or s.warm_start), "trainable", "Flag --trainable keeps all other weights as they are "
+            "and needs a trained model: give --init_from."),
+        Conflict(lambda s: s.kind == IMAGES and math.inf in (s.epsilon, s.private and
+            s.l2_norm_clip), "epsilon l2_norm_clip", "Flags --epsilon and --l2_norm_clip must be "
+            "finite; for a run without privacy use --private=false."),
         Conflict(lambda s: s.epsilon and s.right_guesses, "epsilon right_guesses",
             "Give one of --epsilon and --right_guesses."),
-        Conflict(lambda s: s.kind == IMAGES and s.private and s.l2_norm_clip == math.inf,
-            "l2_norm_clip", "Flag --l2_norm_clip must be finite for a private run; for one without "
-            "privacy use --private=false."),
-        Conflict(
-            lambda s: not s.private
+        Conflict(lambda s: not s.private
             and (s.noise_multiplier, s.budget, s.l2_norm_clip) != (0, None, math.inf),
             "noise_multiplier l2_norm_clip epsilon", "Flag --private=false means no noise, no "
             "clipping and no epsilon: leave out --noise_multiplier, --l2_norm_clip and --epsilon."),
         Conflict(lambda s: s.head_steps and s.trainable == "last", "head_steps trainable", "Flag "
             "--head_steps trains the last layer before all layers: leave out --trainable=last."),
-        Conflict(
-            lambda s: s.features is not None
+        Conflict(lambda s: s.features is not None
             and (s.model not in (AUTO, LINEAR_ON_FEATURES) or s.init_from or s.head_steps),
-            "features model init_from head_steps",
-            "Flag --features takes the place of --model and --init_from, and trains nothing but "
-            f"the last layer: give --model={AUTO} and leave the others out."),
+            "features model init_from head_steps", "Flag --features takes the place of --model and "
+            f"--init_from, and trains only the last layer: give --model={AUTO}, without them."),
         Conflict(lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
             f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter."),
         Conflict(lambda s: s.warm_start and (s.init_from or s.model in (None, AUTO,
             "scatter_linear", "scatter_cnn", LINEAR_ON_FEATURES)), "warm_start model init_from",
             "Flag --warm_start is for a network from random weights: give its --model."),
-        Conflict(
-            lambda s: s.individual and (not s.private or s.sampling != "poisson" or s.head_steps),
-            "private sampling head_steps", "Flag --individual needs a private run, Poisson "
-            "sampling and no --head_steps."),
-        Conflict(
-            lambda s: s.has_people
-            and (s.individual or s.validation or s.sampling != "poisson"),
-            "user individual validation sampling", "Flag --user needs Poisson sampling, and no "
-            "--individual or --validation."),
+        Conflict(lambda s: s.individual and (not s.private or s.sampling != "poisson"
+            or s.head_steps), "private sampling head_steps",
+            "Flag --individual needs a private run, Poisson sampling and no --head_steps."),
+        Conflict(lambda s: s.has_people and (s.individual or s.validation
+            or s.sampling != "poisson"), "user individual validation sampling",
+            "Flag --user needs Poisson sampling, and no --individual or --validation."),
         Conflict(lambda s: s.kind == HEADS and s.has_people, "user head", "Heads protect single "
             "images: leave out --head, or give --user=none if every person has one image."),
-        Conflict(lambda s: s.kind == TABLES and not s.target, "dataset target", "Name the column "
-            "to predict: --target=COLUMN."),
+        Conflict(lambda s: s.kind == TABLES and not s.target, "dataset target",
+            "Name the column to predict: --target=COLUMN."),
     )
 
     def __post_init__(self):
@@ -317,11 +288,6 @@ class Settings:
 
     def _has(self, name):
         return getattr(self, name) not in (None, "", self.__dataclass_fields__[name].default)
-
-    @property
-    def keras_jit_compile(self):
-        """`jit_compile` as `keras.Model.compile` takes it."""
-        return {"auto": "auto", "true": True, "false": False}[self.jit_compile]
 
     @property
     def kind(self):
@@ -358,16 +324,14 @@ class Settings:
         """`bounds` as a dict from a column, or "*", to a pair of floats."""
         ranges = {}
         for text in self.bounds or ():
-            name, *limits = text.rsplit(":", 2)
             try:
-                ranges[name] = tuple(map(float, limits))
-            except ValueError:
-                limits = ()
-            if len(limits) != 2 or not _is_range(*ranges[name]):
+                name, lower, upper = text.rsplit(":", 2)
+                ranges[name] = float(lower), float(upper)
+            except ValueError as error:
                 raise UserError(
-                    "Flag --bounds must be COLUMN:LOWER:UPPER with finite LOWER < UPPER, more "
-                    f"separated by commas. Received: --bounds={text}."
-                )
+                    "Flag --bounds must be COLUMN:LOWER:UPPER, more separated by commas. Received: "
+                    f"--bounds={text}."
+                ) from error
         return ranges
 
     @property
@@ -456,11 +420,6 @@ def resolve(preset, overrides):
     if all(values.get(name) is not None for name in names):
         values.pop(next((name for name in names if name not in overrides), None), None)
     return Settings(**values)
-
-
-def _is_range(lower, upper):
-    has_both = lower is not None and upper is not None
-    return has_both and math.isfinite(lower) and math.isfinite(upper) and lower < upper
 
 
 class _NumberOrAutomatic(flags.FloatParser):

@@ -6,11 +6,9 @@ adds the privacy loss on the same data, and refuses weights that were trained on
 account.
 """
 
-import contextlib
 import copy
 import dataclasses
 import functools
-import io
 import math
 import pathlib
 import types
@@ -24,7 +22,7 @@ from tfdpx import account
 from tfdpx._keras import layer_internals
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.record import UpstreamTraining
+from tfdpx.accounting.record import UpstreamTraining, plain
 from tfdpx.layers import UnitNormWithConstant
 from tfdpx.layers.few_weights import last_layer, trainable
 from tfdpx.models import LinearOnFeatures, backbone, transfer
@@ -37,12 +35,6 @@ from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, MODELS, OF_FILE, without_folders
 
 _SCATTER = "scatter"
-_PREPARATION = (
-    "8-bit pixels, upright, transparent parts on white, {resized} by Pillow's bilinear filter. The "
-    "model scales them itself. Its outputs are logits: their softmax are probabilities."
-)
-_CROPPED = "cropped around their centre to {0:.4g} of the shorter side and resized to image_shape"
-_SQUEEZED = "resized to image_shape without keeping the aspect ratio"
 
 
 class Start:
@@ -85,9 +77,8 @@ class Start:
         elif (settings.pixels and not settings.features) or settings.batch_norm:
             raise UserError(
                 "Flags --pixels and --batch_norm belong to a network of --init_from that is taken "
-                f"as it is. Received: --pixels={settings.pixels} "
-                f"--batch_norm={settings.batch_norm}, with --model={settings.model} "
-                f"--init_from={path}. Leave them out, or give --model={AUTO}."
+                f"as it is: leave them out, or give --init_from and --model={AUTO}. Received: "
+                f"--model={settings.model} --init_from={path}."
             )
         self.settings = dataclasses.replace(settings, init_from=path)
 
@@ -132,11 +123,7 @@ class Start:
             prepare(model)
         if settings.trainable != "all":
             with checking_flags():
-                count = trainable(model, settings.trainable, settings.lora_rank)
-            print(
-                f"Train {count:,} of {model.count_params():,} weights "
-                f"(--trainable={settings.trainable})."
-            )
+                trainable(model, settings.trainable, settings.lora_rank)
         return model
 
     def sketch(self, name, shape, num_classes):
@@ -145,8 +132,7 @@ class Start:
         data = types.SimpleNamespace(**about, centre=127.5, deviation=127.5)
         start = copy.copy(self)
         start.settings = dataclasses.replace(self.settings, model=name)
-        with contextlib.redirect_stdout(io.StringIO()):
-            return start.build(data)
+        return start.build(data)
 
     def extractor(self, shape, largest=255):
         """Builds a `keras.Model` from uint8 images to features `[batch, dimensions]` of norm one.
@@ -162,11 +148,9 @@ class Start:
                 "Flag --head needs a whole model, a .keras file. Received: "
                 f"--init_from={self.settings.init_from}."
             )
-        images = keras.Input(shape, dtype="uint8", name="image")
-        grey = keras.layers.Rescaling(1 / largest, name="normalise")(images)
         inputs, outputs = scattering_features(shape)
         body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(outputs))
-        return keras.Model(images, body(grey), name=_SCATTER)
+        return _of_bytes(body, shape, _SCATTER, 1 / largest)
 
     def _by_name(self, data):
         """Builds the network `--model`, with the weights of a file if there is one."""
@@ -204,10 +188,7 @@ class Start:
             )(images)
         if num_classes is not None:
             x = linear(x, num_classes) if trained == "last" else logits(x, num_classes)
-        body = keras.Model(images, x, name="body")
-        images = keras.Input(shape, dtype="uint8", name="image")
-        outputs = body(keras.layers.Rescaling(1.0, name="normalise")(images))
-        model = keras.Model(images, outputs, name=self._model.name)
+        model = _of_bytes(keras.Model(images, x, name="body"), shape, self._model.name)
         account.mark_known(model.variables)  # `seen` has the earlier trainings of the file.
         return model
 
@@ -235,12 +216,16 @@ def classifier(text, image_shape, num_classes, centre, deviation=None):
     body = MODELS.make(text, num_classes=num_classes, input_shape=tuple(image_shape))
     if text.startswith("scatter_"):
         centre, deviation = 0.0, 255.0
-    images = keras.Input(image_shape, dtype="uint8", name="image")
     centre, deviation = np.array(centre), np.array(centre if deviation is None else deviation)
-    normalise = keras.layers.Rescaling(
-        (1 / deviation).tolist(), offset=(-centre / deviation).tolist(), name="normalise"
-    )
-    return keras.Model(images, body(normalise(images)), name=text.partition(":")[0])
+    scale, offset = (1 / deviation).tolist(), (-centre / deviation).tolist()
+    return _of_bytes(body, image_shape, text.partition(":")[0], scale, offset)
+
+
+def _of_bytes(body, shape, name, scale=1.0, offset=0.0):
+    """Returns a model from uint8 images to the outputs of `body` for scaled images."""
+    images = keras.Input(shape, dtype="uint8", name="image")
+    scaled = keras.layers.Rescaling(scale, offset, name="normalise")(images)
+    return keras.Model(images, body(scaled), name=name)
 
 
 def _load(model, path):
@@ -318,13 +303,9 @@ def without_secrets(settings):
         if settings.kind in field.metadata["of"]
     }
     del recorded["seed"]  # The seed would allow to remove the noise.
-    for name in {"dataset", "init_data"} & set(recorded):
-        recorded[name] = recorded[name] and identity.called(recorded[name])
-    for name in {"init_from", "features"} & set(recorded):
-        recorded[name] = without_paths(recorded[name])
-    if settings.head:
-        recorded["head"] = without_folders(settings.head)
-    return recorded
+    hide = dict.fromkeys(("dataset", "init_data"), identity.called) | {"head": without_folders}
+    hide |= dict.fromkeys(("init_from", "features"), without_paths)
+    return recorded | {n: hide[n](recorded[n]) for n in hide if recorded.get(n)}
 
 
 def without_paths(text):
@@ -340,14 +321,12 @@ def _described(model, path, pixels):
         _, scaled = transfer.preparation(model, pixels)
     except ValueError as error:
         raise UserError(f"Cannot start from --init_from={path}: {error}") from error
-    outputs = model.outputs[0].shape[-1]
-    last = f"its last layer, {head!r} of {outputs} outputs, is left out" if head else "no head"
-    height, width, channels = shape
-    size = f"{height or 'any'}x{width or 'any'} pixels" if height or width else "any size"
+    head = head and f"without its last layer, {head!r} of {model.outputs[0].shape[-1]} outputs"
+    size = "x".join(str(side or "any") for side in shape[:2])
+    colours = "gray" if shape[2] == 1 else "in colour"
     return shape, (
-        f"Start from {model.name!r} of {model.count_params():,} weights: {last}; images of "
-        f"{size}, {'gray' if channels == 1 else 'in colour'}; pixels {scaled} (--pixels "
-        "changes it)."
+        f"Start from {model.name!r} of {model.count_params():,} weights, {head or 'no head'}; "
+        f"images of {size} pixels, {colours}; pixels {scaled} (--pixels changes it)."
     )
 
 
@@ -375,23 +354,18 @@ def _feature_files(features):
 
 def _on_features(settings, shape, num_classes):
     """Builds the linear classifier of `--features`. Only its last layer trains."""
-    extractors = []
-    for path in _feature_files(settings.features):
-        with checking_flags():
-            network = read(path, "features")
-            extractors.append(backbone(network, input_shape=shape, pixels=settings.pixels))
-    if settings.whiten:
-        extractors = [transfer.whitened(part, 255.0, settings.whiten) for part in extractors]
     with checking_flags():
+        networks = [read(path, "features") for path in _feature_files(settings.features)]
+        parts = [backbone(n, input_shape=shape, pixels=settings.pixels) for n in networks]
+        if settings.whiten:
+            parts = [transfer.whitened(part, 255.0, settings.whiten) for part in parts]
         if _SCATTER in [kind.strip() for kind in settings.features.split("+")]:
             images = keras.Input(shape)
             scattering = keras.Model(*scattering_features(shape))
             grey = keras.layers.Rescaling(1 / 255)(images)
-            extractors.insert(0, keras.Model(images, scattering(grey), name=_SCATTER))
-        body = LinearOnFeatures(num_classes, shape, extractors)
-    images = keras.Input(shape, dtype="uint8", name="image")
-    pixels = keras.layers.Rescaling(1.0, name="normalise")(images)
-    return keras.Model(images, body(pixels), name=LINEAR_ON_FEATURES)
+            parts.insert(0, keras.Model(images, scattering(grey), name=_SCATTER))
+        body = LinearOnFeatures(num_classes, shape, parts)
+    return _of_bytes(body, shape, LINEAR_ON_FEATURES)
 
 
 def _record_in(path):
@@ -480,16 +454,17 @@ def inputs_of(data):
     Args:
         data: `images.ImageData`.
     """
-    return {
-        "image_shape": list(data.image_shape),
-        "class_names": list(data.class_names),
-        "centre": data.centre,
-        "deviation": data.deviation,
-        "center_crop": data.center_crop,
-        "preparation": _PREPARATION.format(
-            resized=_CROPPED.format(data.center_crop) if data.center_crop else _SQUEEZED
-        ),
-    }
+    resized = "resized without keeping the aspect ratio"
+    if share := data.center_crop:
+        resized = f"cropped around their centre to {share:.4g} of the shorter side and resized"
+    preparation = (
+        f"8-bit pixels, upright, transparent parts on white, {resized} to image_shape by Pillow's "
+        "bilinear filter. The model scales them itself. Its outputs are logits: their softmax are "
+        "probabilities."
+    )
+    names = ("image_shape", "class_names", "centre", "deviation", "center_crop")
+    inputs = {name: plain(getattr(data, name)) for name in names}
+    return inputs | {"preparation": preparation}
 
 
 def image_input(path):

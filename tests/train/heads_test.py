@@ -104,7 +104,7 @@ def test_unfit_arguments_are_one_line(refusal, tmp_path):
         (dict(head="newtom", epsilon=1.0), "Did you mean 'newton'"),
         (dict(head="adamix:shot=2,steps=3", epsilon=1.0), "'shots'.*give --steps=3"),
         (dict(head="adamix:shots=many", epsilon=1.0), "whole number or none, not 'many'.*Int, the"),
-        (dict(head="adamix:shots=2,quantile=7,decay_to=a", epsilon=1.0), "quantile=7.*decay_to="),
+        (dict(head="adamix:shots=2,quantile=7,decay_to=a", epsilon=1.0), "quantile=7"),
         (dict(head="first_order:average=3,average=true", epsilon=1.0), "true or false, not '3'"),
         (dict(head="newton", epsilon=-1.0), "--epsilon must be positive"),
         (dict(head="least_squares", epsilon=1.0, steps=3), "--steps do not go with"),

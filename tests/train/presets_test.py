@@ -169,7 +169,7 @@ def test_networks_and_views_of_other_papers():
     assert describe("individual/cifar10")["parameters"] == 269_722
     mix = resolve("dp_mix/eps8")
     shape, crops = (32, 32, 3), resolve("tan/eps8")
-    views, crops = objects.views(mix.augment, shape), objects.views(crops.augment, shape)
+    views, crops = (objects.AUGMENTATIONS.make(one.augment, shape) for one in (mix, crops))
     assert (views.mixed_views, mix.augmult - views.mixed_views, views.alpha) == (18, 16, 0.2)
     assert type(crops).__name__ == "RandomCropFlip"
     assert views.augment.get_config() == crops.get_config()
