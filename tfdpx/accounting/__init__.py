@@ -1,4 +1,4 @@
-"""Privacy accounting: the cost of a training, and the training that a budget allows."""
+"""Privacy accounting: plan a training within a privacy budget, and compute the epsilon spent."""
 
 from tfdpx.accounting.accountants import epsilon
 from tfdpx.accounting.attack import AttackBounds

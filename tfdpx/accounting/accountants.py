@@ -1,4 +1,4 @@
-"""The epsilon of Poisson-sampled Gaussian steps, computed by the accountants of dp_accounting."""
+"""Computes the epsilon of DP-SGD with Poisson sampling by the accountants of dp_accounting."""
 
 import functools
 import logging
@@ -29,19 +29,21 @@ from tfdpx.accounting.gaussian import (
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _Adjacency = privacy_loss_mechanism.AdjacencyType
 
-# The share of delta for events that no accountant covers: half for batches that overflow their
-# capacity, half for the noise's finite tail. It raised an epsilon of 1.9 by a factor of 1 + 7e-6.
+# The share of delta that is reserved for two events that no accountant covers. One half is for a
+# batch with more examples than rows, the other half for the noise, which never exceeds a largest
+# value. The reserve raised an epsilon of 1.9 by a factor of 1 + 7e-6.
 RESERVED_SHARE = 1e-4
 
 _FINEST_GRID, _COARSEST_GRID = 1e-8, 1e-4
-# Below it the rounding of "pld" matters: it was up to 3.4% too low at 1e-12, after 1e6 updates.
+# At a smaller delta the rounding errors of "pld" matter: at 1e-12 its epsilon was up to 3.4% too
+# low after 1e6 updates.
 LEAST_PLD_DELTA = 1e-9
 _LEAST_RDP_LOSS = 1e-5
-# The size of a model, for the delta that the noise's largest value adds.
+# An upper bound on the weights of a model, needed for `added_delta`.
 _MOST_PARAMETERS = 10**9
 _MOST_STEPS = 2**53
 
-# Noise multiplier, sampling probability and steps.
+# A run of DP-SGD as a tuple: noise multiplier, sampling probability, number of steps.
 Run = tuple[float, float, int]
 
 
@@ -54,38 +56,42 @@ def epsilon(
 ) -> float:
     """Returns the epsilon of `steps` updates of DP-SGD at `delta`.
 
-    Guarantee: the outputs of all steps together are (epsilon, delta)-differentially private when
-    data sets that differ by adding or removing one example are neighbours, each step draws every
-    example independently with `sampling_probability` (Poisson sampling), no example changes the sum
-    of a step by more than `l2_norm_clip` in L2 norm, and Gaussian noise of standard deviation
-    `noise_multiplier * l2_norm_clip` is added to that sum. The arguments are public, because
-    neighbours train with the same ones. So the number of examples, from which
-    `sampling_probability` follows, is not protected (see `tfdpx.PrivacyPlan`).
+    Guarantee: the outputs of all steps together are (epsilon, delta)-differentially private for
+    data sets that differ by adding or removing one example. It has three conditions:
+
+    - each step draws every example independently with `sampling_probability` (Poisson sampling);
+    - no example changes the sum of a step by more than `l2_norm_clip` in l2 norm;
+    - Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip` is added to that sum.
+
+    Both data sets are trained with the same arguments, so the arguments are public. This includes
+    the number of examples, from which `sampling_probability` follows (see `tfdpx.PrivacyPlan`).
 
     The share `RESERVED_SHARE` of delta is reserved for two events that the accountants do not
-    cover: a step that draws more examples than its batch has rows for, and the largest value of the
-    noise (`tfdpx.accounting.gaussian`). At noise multipliers below about 0.45, or deltas below
-    1e-10, that value may add more. This is then subtracted from delta, for models of up to a
-    billion weights.
+    cover: a step may draw more examples than its batch has rows for, and the noise of tfdpx never
+    exceeds a largest value (`tfdpx.accounting.gaussian`). At noise multipliers below about 0.45, or
+    deltas below 1e-10, the second event may need more than its share. The excess is then subtracted
+    from delta as well, for models of up to a billion weights.
 
-    The mathematics comes from `dp_accounting`. "pld" composes privacy loss distributions
-    (Doroshenko et al. 2022, "Connect the Dots") and is the tighter, except at deltas below 1e-9,
-    where "rdp" is used instead because the rounding of "pld" matters there. "rdp" composes Renyi
-    divergences (Mironov et al. 2019, "Renyi Differential Privacy of the Sampled Gaussian
-    Mechanism") and converts them by Canonne et al. 2020, Proposition 12, like the accountant of De
-    et al. 2022. Two are only for full batches (`sampling_probability=1`): "gdp" is exact, and
-    "pld" agrees with it there; "zcdp" is the looser conversion of Bun and Steinke 2016.
+    `dp_accounting` does the mathematics. The accountants are:
+
+    - "pld" composes privacy loss distributions (Doroshenko et al. 2022, "Connect the Dots"). It is
+      tighter than "rdp". At deltas below 1e-9 it has rounding errors, so "rdp" is used instead.
+    - "rdp" composes Renyi divergences (Mironov et al. 2019, "Renyi Differential Privacy of the
+      Sampled Gaussian Mechanism") and converts them to epsilon by Canonne et al. 2020, Proposition
+      12, like the accountant of De et al. 2022.
+    - "gdp" is exact, and only for full batches (`sampling_probability=1`), where "pld" agrees.
+    - "zcdp" is the looser conversion of Bun and Steinke 2016, also only for full batches.
 
     Args:
         noise_multiplier: Float >= 0. Standard deviation of the noise divided by the sensitivity.
-        sampling_probability: Float in (0, 1].
+        sampling_probability: Float in (0, 1]. Probability that a step draws an example.
         steps: Int >= 0. Number of updates.
         delta: Float in (0, 1).
         accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
-        Float. 0.0 when `steps` is 0, otherwise infinity when `noise_multiplier` is 0 or so small
-        that nothing is left of delta.
+        Float. 0.0 if `steps` is 0. Otherwise infinity if `noise_multiplier` is 0, or so small that
+        the reserve takes all of delta.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -103,10 +109,11 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
         accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
-        Float, as returned by `epsilon` for a single run, under the same neighbouring relation.
+        Float, with the same guarantee as `epsilon`, which is for a single run.
 
     Raises:
-        ValueError: If an argument is out of range, or the accountant cannot resolve the loss.
+        ValueError: If an argument is out of range, or the privacy loss is too small for the
+            accountant's numerical precision.
     """
     check_delta(delta)
     check_accountant(accountant)
@@ -135,14 +142,17 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
 
 
 def kept_back(runs: Sequence[Run], delta: float) -> float:
-    """Returns the part of delta reserved for batches that overflow and for the noise's tail.
+    """Returns the part of delta that is reserved for events that the accountants do not cover.
 
-    This is `RESERVED_SHARE` of it. With little noise or a tiny delta it is more, because the
-    noise's largest value then adds more than its half of that share.
+    It is `delta * RESERVED_SHARE`. With little noise or a tiny delta it is larger, because the
+    missing tail of the noise then needs more than its half of that share.
 
     Args:
-        runs: Tuples `(noise_multiplier, sampling_probability, steps)`; without noise, all of delta.
+        runs: Sequence of tuples `(noise_multiplier, sampling_probability, steps)`.
         delta: Float in (0, 1).
+
+    Returns:
+        Float >= 0, which may exceed `delta`. It is `delta` if a run has no noise.
     """
     if not all(noise for noise, *_ in runs):
         return delta
@@ -155,21 +165,23 @@ def kept_back(runs: Sequence[Run], delta: float) -> float:
 
 @functools.lru_cache(maxsize=4)
 def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]:
-    """Returns the least delta of runs as a function of epsilon, by privacy loss distributions.
+    """Returns the privacy profile of runs: the least delta as a function of epsilon.
 
-    It is the larger one of adding and removing an example, and exact for full batches.
+    The profile is the larger of two deltas, for adding and for removing an example. It comes from
+    privacy loss distributions and, for full batches, from an exact formula.
 
     Args:
-        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and
-            steps.
+        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`. The noise
+            multipliers and the steps are > 0.
 
     Returns:
-        The epsilon at which delta is 1e-9, beyond which rounding matters, and a function from a
-        float64 array of epsilons >= 0 to their deltas, which are never too low.
+        A pair. First, a float: the epsilon at which delta is 1e-9; at larger epsilons rounding
+        errors matter. Second, the profile: a function from a float64 array of epsilons >= 0 to
+        an array of deltas, which are never too low.
     """
     if all(probability == 1 for _, probability, _ in runs):
         mu = math.sqrt(sum(steps / noise_multiplier**2 for noise_multiplier, _, steps in runs))
-        mu = min(max(mu, 1e-12), 1e6)  # At 1e6 delta is 1 in floats.
+        mu = min(max(mu, 1e-12), 1e6)  # At 1e6, delta already rounds to 1.
         return exact_epsilon(mu, LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
     accountant: Any = _composed_once(runs, "pld")
     losses: _Losses = accountant._pld
@@ -182,7 +194,7 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
 
 
 class _Losses(Protocol):
-    """The private attributes of dp_accounting's distributions that are used here."""
+    """The private attributes that are used of a `PrivacyLossDistribution` of dp_accounting."""
 
     _pmf_remove: Any
     _pmf_add: Any
@@ -197,7 +209,13 @@ class _DenseLosses(Protocol):
 
 
 def _deltas_of(pmf: _DenseLosses):
-    """Returns a function from epsilons >= 0 to deltas; dp_accounting's own takes a second."""
+    """Returns a function from a float array of epsilons >= 0 to an array of deltas.
+
+    The corresponding function of dp_accounting takes a second.
+
+    Args:
+        pmf: The probabilities of the privacy losses, a distribution of dp_accounting.
+    """
     losses = ((np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization)[::-1]
     losses = losses[losses > 0]
     masses = pmf._probs[::-1][: len(losses)]
@@ -205,17 +223,18 @@ def _deltas_of(pmf: _DenseLosses):
     without = np.append(0.0, np.cumsum(masses * np.exp(-losses)))
 
     def deltas(epsilons):
-        larger = np.searchsorted(-losses, -epsilons)  # Losses above epsilon.
+        larger = np.searchsorted(-losses, -epsilons)  # The number of losses above each epsilon.
         return with_example[larger] - np.exp(epsilons) * without[larger]
 
     return deltas
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:
-    """Returns the accountant of dp_accounting after composing these runs.
+    """Returns an accountant of dp_accounting that has composed these runs.
 
     Args:
-        runs: Tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and steps.
+        runs: Sequence of tuples `(noise_multiplier, sampling_probability, steps)`. The noise
+            multipliers and the steps are > 0.
         accountant: "pld", "rdp", "gdp" or "zcdp".
     """
     privacy_accountant = ACCOUNTANTS[accountant](runs)
@@ -230,7 +249,7 @@ _composed_once = functools.lru_cache(maxsize=4)(composed)
 def event_of(
     noise_multiplier: float, sampling_probability: float, steps: int
 ) -> dp_accounting.DpEvent:
-    """Returns `steps` updates as an event of dp_accounting."""
+    """Returns the event of dp_accounting that stands for `steps` updates of DP-SGD."""
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sampling_probability < 1:
         event = dp_accounting.PoissonSampledDpEvent(sampling_probability, event)
@@ -238,17 +257,19 @@ def event_of(
 
 
 def _pld_accountant(runs):
-    """Returns a PLD accountant with a grid that suits the runs.
+    """Returns a PLD accountant that rounds privacy losses to a grid which suits the runs.
 
-    Any grid gives a valid epsilon, because losses are rounded so that none is underestimated. But a
-    grid much coarser than the loss of a typical step overestimates it, by 8% at 10 times and
-    threefold at 100 times; a fifth of it overestimates by less than 0.5%. dp_accounting's default
-    is the coarsest grid used. Without sampling no grid is needed.
+    Epsilon is valid with any grid, because losses are rounded up. But it becomes too high if the
+    grid is coarser than the loss of a typical step: by 8% if it is 10 times as coarse, and three
+    times as high if it is 100 times as coarse. With a fifth of that loss, the grid used here,
+    epsilon is less than 0.5% too high. The grid is never coarser than the default of dp_accounting,
+    except if epsilon is above about 10. Full batches need no grid.
     """
     if all(probability == 1 for _, probability, _ in runs):
         return FullBatchAccountant(exact_epsilon)
     losses = [(steps, typical_loss(*run)) for *run, steps in runs]
-    # An epsilon in the hundreds needs no grid so fine, which would take minutes and gigabytes.
+    # If epsilon is in the hundreds, a coarser grid is enough. A fine one would take minutes and
+    # gigabytes.
     most = [
         (steps, min(loss, run[0] ** -2)) for (steps, loss), run in zip(losses, runs, strict=True)
     ]
@@ -258,12 +279,13 @@ def _pld_accountant(runs):
 
 
 def grid_of(losses: Iterable[tuple[int, float]], part: float, coarsest: float) -> float:
-    """Returns the grid of a PLD accountant: a part of the loss of a typical step.
+    """Returns the spacing of a PLD accountant's grid, a part of the loss of a typical step.
 
     Args:
-        losses: Pairs of a number of steps and the typical loss of each.
-        part: Float in (0, 1).
-        coarsest: Float, the coarsest grid.
+        losses: Iterable of pairs, one for each run: its number of steps, and the typical privacy
+            loss of a step.
+        part: Float in (0, 1), the spacing divided by the loss of a typical step.
+        coarsest: Float, the largest spacing that is returned.
     """
     losses = list(losses)
     square = sum(steps * loss**2 for steps, loss in losses)
@@ -272,7 +294,10 @@ def grid_of(losses: Iterable[tuple[int, float]], part: float, coarsest: float) -
 
 
 class _PldAccountant(pld_privacy_accountant.PLDAccountant):
-    """Caches the distribution of a step, because making it takes ten times as long as composing."""
+    """A PLD accountant that caches the privacy loss distribution of a step.
+
+    Computing that distribution takes ten times as long as composing it.
+    """
 
     _pld: privacy_loss_distribution.PrivacyLossDistribution
 
@@ -292,7 +317,7 @@ class _PldAccountant(pld_privacy_accountant.PLDAccountant):
 
 @functools.lru_cache(maxsize=2)
 def _step(noise_multiplier, sampling_probability, grid):
-    """Returns the privacy loss distribution of one step, made like `from_gaussian_mechanism`."""
+    """Returns the privacy loss distribution of one step, like `from_gaussian_mechanism`."""
     masses = []
     for adjacency in (_Adjacency.REMOVE, _Adjacency.ADD):
         loss = _GaussianLoss(
@@ -309,12 +334,15 @@ def _step(noise_multiplier, sampling_probability, grid):
 
 
 class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
-    """The loss of a sampled step, inverted for all values at once; dp_accounting inverts each."""
+    """The privacy loss of a sampled step, with vectorized deltas.
+
+    dp_accounting inverts the loss for one epsilon at a time; this class does it for an array.
+    """
 
     def get_delta_for_epsilon(self, epsilon):
         removes = self.adjacency_type == _Adjacency.REMOVE
         sign = 1 if removes else -1
-        # No outcome, however far out, has a loss on the other side of this bound.
+        # The loss of every outcome lies on one side of this bound, and is inverted only there.
         inverse = sign * epsilon > math.log1p(-self.sampling_prob)
         deltas = np.where(removes & ~inverse, -np.expm1(np.minimum(epsilon, 0.0)), 0.0)
         losses = epsilon[inverse]
@@ -326,7 +354,7 @@ class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
 
 
 def _unsampled_loss(loss, probability):
-    """Returns log(1 + (exp(loss) - 1) / probability), without overflow for large losses."""
+    """Returns `log(1 + (exp(loss) - 1) / probability)`, without overflow for large losses."""
     large = np.maximum(loss, 1.0)
     return np.where(
         loss > 1.0,
@@ -336,10 +364,10 @@ def _unsampled_loss(loss, probability):
 
 
 def _rdp_accountant(runs):
-    """Returns an RDP accountant, if it can resolve the runs.
+    """Returns an RDP accountant; raises ValueError if a run's loss is too small for its precision.
 
-    The divergence of a sampled step is computed as the log of a number near 1. Rounding therefore
-    costs 0.5% at a typical loss of 1e-5, and at 1e-7 it turns a positive divergence into zero.
+    dp_accounting computes the divergence of a sampled step as the log of a number near 1. The
+    rounding error is 0.5% at a typical loss of 1e-5. At 1e-7 a positive divergence becomes zero.
     """
     for noise_multiplier, probability, _ in runs:
         if probability < 1 and typical_loss(noise_multiplier, probability) < _LEAST_RDP_LOSS:
@@ -352,15 +380,17 @@ def _rdp_accountant(runs):
 
 
 def rdp_accountant() -> rdp_privacy_accountant.RdpAccountant:
-    """Returns a new RDP accountant, under adding or removing one example."""
+    """Returns a new RDP accountant for data sets that differ by adding or removing one example."""
     return _RdpAccountant(neighboring_relation=_ADD_OR_REMOVE_ONE)
 
 
 class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
-    """Does not log a line for each order that dp_accounting leaves out, from its 0.4.4 on.
+    """An RDP accountant that does not log the orders which dp_accounting leaves out.
 
-    Without these orders epsilon is valid but higher: up to 3.1% where it is below 20 (252 runs
-    compared with 0.4.3), 9% at 50, 120% at 900. "pld" does not need them.
+    Since its version 0.4.4, dp_accounting leaves out fractional orders that do not converge, and
+    logs a line for each. Epsilon is then valid but higher. In a comparison of 252 runs with version
+    0.4.3 it was up to 3.1% higher if epsilon was below 20, 9% at 50, and 120% at 900. "pld" does
+    not use orders.
     """
 
     def compose(self, event, count=1):
@@ -376,7 +406,11 @@ class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
 
 
 def _full_batch_accountant(conversion):
-    """Returns a factory like the others, for an accountant that refuses sampled runs."""
+    """Returns a function from runs to a new accountant, which raises ValueError for sampled runs.
+
+    Args:
+        conversion: Function from mu and delta to epsilon, as for `FullBatchAccountant`.
+    """
 
     def accountant(runs):
         sampled = [probability for _, probability, _ in runs if probability < 1]
@@ -391,12 +425,13 @@ def _full_batch_accountant(conversion):
 
 
 def typical_loss(noise_multiplier: float, sampling_probability: float) -> float:
-    """Returns the root of the chi-squared divergence of one step, roughly its privacy loss."""
+    """Returns the typical privacy loss of one step: the root of its chi-squared divergence."""
     return sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
 
 
-# From the name in a plan to a function of the runs, tuples `(noise_multiplier,
-# sampling_probability, steps)`, to a new `dp_accounting.PrivacyAccountant` of add-or-remove-one.
+# For each accountant's name, a function that returns a new `dp_accounting.PrivacyAccountant`. Its
+# argument is the runs that will be composed, tuples `(noise_multiplier, sampling_probability,
+# steps)`. Neighbours differ by adding or removing one example.
 ACCOUNTANTS = {
     "pld": _pld_accountant,
     "rdp": _rdp_accountant,
@@ -418,8 +453,8 @@ def check_delta(delta: Any) -> None:
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raises ValueError unless `noise_multiplier` is 0 or a number within safe bounds."""
-    # In float64: NumPy 2 would compare a float32 with 0 and infinity.
+    """Raises ValueError unless `noise_multiplier` is 0 or a number in [1e-100, 1e100]."""
+    # Converted to float64, because NumPy 2 would round these bounds to 0 and infinity in float32.
     noise = float(noise_multiplier) if is_number(noise_multiplier) else math.nan
     is_valid = noise == 0 or 1e-100 <= noise <= 1e100
     hint = " 0 trains without privacy. Other values lie in [1e-100, 1e100]."
@@ -427,7 +462,7 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
 
 
 def check_run(noise_multiplier: float, sampling_probability: float, steps: int) -> None:
-    """Raises ValueError unless the three numbers describe a run of DP-SGD."""
+    """Raises ValueError unless all three numbers are in range for a run of DP-SGD."""
     check_noise_multiplier(noise_multiplier)
     check_probability(sampling_probability, " It is batch_size / num_examples.")
     is_valid = is_integer(steps, 0) and steps <= _MOST_STEPS

@@ -1,15 +1,16 @@
 """Bounds on attacks: how well anyone can find out whether an example was in the data.
 
-An attack tests two hypotheses, with the example and without it, and knows all other examples, the
-settings and every update. The privacy profile of a run, delta as a function of epsilon, bounds the
-true positive rate of every test at every false positive rate a by
+An attacker decides between two hypotheses: the example was in the data, or it was not. They know
+all other examples, the settings and every update. Let delta(epsilon) be the privacy profile of the
+training, the least delta at each epsilon. Then at a false positive rate a, the true positive rate
+of every attack is at most
 
     min over epsilon >= 0 of  exp(epsilon) a + delta(epsilon)
                          and  1 - exp(-epsilon) (1 - a - delta(epsilon))
 
-(Dong, Roth, Su 2022, "Gaussian Differential Privacy", Proposition 6.1: the convex hull of the
-trade-off curves of adding and of removing the example). The profile is computed by privacy loss
-distributions, and in closed form for full batches.
+(Dong, Roth, Su 2022, "Gaussian Differential Privacy", Proposition 6.1). This is the convex hull of
+two trade-off curves, for adding and for removing the example. The profile comes from privacy loss
+distributions; for full batches it has a closed form.
 """
 
 from __future__ import annotations
@@ -26,29 +27,30 @@ from numpy.typing import ArrayLike
 from tfdpx._arguments import require
 from tfdpx.accounting import accountants, gaussian
 
-# The false positive rates of tables: how often an accusation hits a person who was not in the data.
+# The false positive rates in tables of results: the share of people who were not in the data, but
+# whom the attack takes for present.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 _POINTS = 4000
-_LARGEST_EPSILON = 700.0  # Its exponential is a float.
+_LARGEST_EPSILON = 700.0  # The exponential of a larger one would overflow.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttackBounds:
-    """Upper bounds on every attack on one example, or on one person, of a training.
+    """Upper bounds on the success of every attack on one example, or one person, of a training.
 
-    Guarantee: an attack that knows everything except whether the example was in the data, and that
-    sees every update, does not exceed any of these bounds. They hold for adding and for removing
-    one `unit` under the assumptions of `epsilon`. They are tight, except for `kept_back` and the
-    rounding of the privacy loss distribution. An attack on several examples of one person may
-    exceed them.
+    Guarantee: an attack may know everything except whether the example was in the data, and may
+    see every update, and still does not exceed any of these bounds. They have the same conditions
+    as `tfdpx.accounting.epsilon`, for adding or removing one `unit`. They are tight, except for
+    `kept_back` and the rounding of the privacy loss distribution. With `unit="example"`, an attack
+    that uses several examples of one person may exceed them.
 
     Args:
         epsilons: float64 array [n], ascending from 0.
         deltas: float64 array [n], the least delta of the training at each of `epsilons`.
         delta: Float in (0, 1), the delta of the training.
-        unit: "example" or "user".
-        kept_back: Float, added to every true positive rate: the part of delta that is reserved for
-            batches that overflow and for the noise's finite tail.
+        unit: "example" or "user", the unit that is added or removed.
+        kept_back: Float, the part of delta that is reserved for events that the accountants do not
+            cover (`accountants.kept_back`). It is added to every true positive rate.
     """
 
     epsilons: np.ndarray = dataclasses.field(repr=False)
@@ -58,10 +60,10 @@ class AttackBounds:
     kept_back: float
 
     def true_positive_rate(self, false_positive_rate: ArrayLike) -> Any:
-        """Returns the largest share of present examples that an attack can recognise.
+        """Returns the largest share of present examples that an attack can recognise as present.
 
         Args:
-            false_positive_rate: Float in [0, 1], or an array of such floats: the share of absent
+            false_positive_rate: Float in [0, 1], or an array of floats: the share of absent
                 examples that the attack wrongly takes for present.
 
         Returns:
@@ -74,14 +76,19 @@ class AttackBounds:
         is_valid = bool(np.all((rates >= 0) & (rates <= 1)))
         require(is_valid, "false_positive_rate", false_positive_rate, "lie in [0, 1]")
         slopes, intercepts, crossings = self._lines
-        lowest = np.searchsorted(crossings, rates)  # Every other line is a bound too.
+        lowest = np.searchsorted(crossings, rates)  # The lowest line. Any line is a bound.
         bound = np.minimum(rates * slopes[lowest] + intercepts[lowest] + self.kept_back, 1.0)
         return bound if bound.ndim else float(bound)
 
     @functools.cached_property
     def _lines(self):
-        """Returns slopes, intercepts and crossings of the curve's tangents, steepest first."""
-        flat = np.append(np.exp(-self.epsilons[1:]), 0.0)  # The last line is at 1.
+        """Returns the lines that bound the ROC curve of every attack, the steepest first.
+
+        Returns:
+            Three float64 arrays: slopes and intercepts of the lines, and the false positive rates
+            at which each line crosses the next one.
+        """
+        flat = np.append(np.exp(-self.epsilons[1:]), 0.0)  # The last line is constant: 1.
         slopes = np.append(np.exp(self.epsilons[::-1]), flat)
         intercepts = np.append(self.deltas[::-1], 1 - flat * (1 - np.append(self.deltas[1:], 0.0)))
         crossings = np.diff(intercepts) / -np.diff(slopes)
@@ -89,12 +96,15 @@ class AttackBounds:
 
     @functools.cached_property
     def advantage(self) -> float:
-        """Float in [0, 1]: the largest difference of true and false positive rate."""
+        """Float in [0, 1]: the largest true positive rate minus false positive rate."""
         return min(1.0, float(self.deltas[0]) + self.kept_back)
 
     @property
     def right_guesses(self) -> float:
-        """Float in [0.5, 1]: the largest share of right guesses if a coin decides on presence."""
+        """Float in [0.5, 1]: the largest share of right guesses.
+
+        A fair coin decides whether the example is in the data, and the attacker guesses.
+        """
         return (1 + self.advantage) / 2
 
     @functools.cached_property
@@ -107,13 +117,14 @@ class AttackBounds:
 
     @functools.cached_property
     def mu(self) -> float:
-        """Float: the least mu of a Gaussian mechanism that is no more private than the training.
+        """Float: the least mu for which the training is at least as private as mu-GDP.
 
-        It holds at every delta from `mu_from_delta` on, because no mu bounds a sampled run at all
-        deltas.
+        The Gaussian mechanism with this mu has a larger delta than the training at each epsilon
+        where the training's delta is at least `mu_from_delta`. No mu bounds a training with
+        sampling at all deltas.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
-        # One more point: it holds up to the point at which the curve crosses that delta.
+        # Includes the first point below that delta, because the curve crosses it before that point.
         is_covered = np.append(True, deltas[:-1] >= self.mu_from_delta)
         epsilons, deltas = self.epsilons[is_covered], deltas[is_covered]
         if np.any(deltas >= 1):
@@ -127,7 +138,7 @@ class AttackBounds:
 
     @property
     def mu_from_delta(self) -> float:
-        """Float: `delta`, or 1e-9 if that is larger."""
+        """Float: the smallest delta at which `mu` holds, which is `delta` or 1e-9, if larger."""
         return max(self.delta, accountants.LEAST_PLD_DELTA)
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,13 +156,13 @@ class AttackBounds:
 
 
 def full_batch_epsilon(right_guesses: float, delta: float) -> float:
-    """Returns the epsilon of full batches with this largest share of right guesses.
+    """Returns the epsilon of a training with full batches that allows these right guesses.
 
     Args:
-        right_guesses: Float in (0.5, 1].
+        right_guesses: Float in (0.5, 1], the largest share of right guesses of an attack.
         delta: Float in (0, 1).
     """
-    share = right_guesses - delta * accountants.RESERVED_SHARE / 2  # As `AttackBounds` adds it.
+    share = right_guesses - delta * accountants.RESERVED_SHARE / 2  # `AttackBounds` adds it.
     mu = 2 * float(scipy.special.ndtri(min(max(share, 0.5), 1.0)))
     run = (1 / mu if mu > 1e-12 else 1e12, 1.0, 1)
     return accountants.composed_epsilon((run,), delta, "gdp")
@@ -167,11 +178,13 @@ def attack_bounds(
     """Returns the `AttackBounds` of runs of DP-SGD on the same data, one after another.
 
     Args:
-        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, Poisson sampled.
+        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, with Poisson
+            sampling.
         delta: Float in (0, 1).
         unit: "example" or "user".
-        selections: Tuple of pairs of an epsilon and a delta, one for each mechanism with no other
-            known profile. They count as the worst mechanism with the sums of these.
+        selections: Tuple of pairs (epsilon, delta), one for each paid search or other mechanism
+            with no other known guarantee. Together they count as the worst mechanism with the sum
+            of these epsilons and the sum of these deltas.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -179,7 +192,7 @@ def attack_bounds(
     runs = tuple(run for run in runs if run[2] > 0)
     kept_back = accountants.kept_back(runs, delta)
     extra = math.fsum(epsilon for epsilon, _ in selections)
-    # If nothing is left of delta, epsilon is infinite and there is no profile.
+    # If the reserve takes all of delta, epsilon is infinite, and no profile is needed.
     none: Any = (math.inf, None)
     largest, deltas = accountants.privacy_profile(runs) if kept_back < delta else none
     if largest + extra > _LARGEST_EPSILON:
@@ -192,16 +205,22 @@ def attack_bounds(
 
 
 def _with_selections(deltas, epsilon, failure):
-    """Returns the profile of a mechanism composed with the worst (epsilon, failure)-private one.
+    """Returns the privacy profile after composition with the worst mechanism of its guarantee.
 
-    It fails with probability `failure`, and otherwise has a loss of plus or minus `epsilon`.
+    The worst (epsilon, failure)-private mechanism reveals everything with probability `failure`.
+    Otherwise its privacy loss is plus or minus `epsilon`.
+
+    Args:
+        deltas: Function, the privacy profile before: from an array of epsilons >= 0 to deltas.
+        epsilon: Float >= 0.
+        failure: Float in [0, 1].
     """
     share = 1 / (1 + math.exp(-epsilon))
 
     def composed(at):
         below, above = at - epsilon, np.minimum(at + epsilon, _LARGEST_EPSILON)
         fallen = deltas(np.abs(below))
-        # The profile is symmetric, which gives the values below 0.
+        # The profile at a negative epsilon follows from its value at -epsilon by symmetry.
         mirrored = np.minimum(-np.expm1(below) + np.exp(below) * fallen, 1.0)
         gained = np.where(below < 0, mirrored, fallen)
         return failure + (1 - failure) * (share * gained + (1 - share) * deltas(above))

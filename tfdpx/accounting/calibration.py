@@ -1,7 +1,8 @@
-"""Solves for the one quantity of a run that was left out, within a budget.
+"""Computes the argument of a plan that was left out, for example the noise, from a target epsilon.
 
-Epsilon grows with the steps, the sampling probability and the inverse of the noise. Every solution
-is checked with the accountant itself: none exceeds the target.
+Epsilon grows with the number of steps, with the sampling probability, and with less noise, so a
+search in one variable finds the solution. The chosen accountant checks each solution, so none
+exceeds the target.
 """
 
 import functools
@@ -14,25 +15,23 @@ import scipy.optimize
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting import accountants
 
-# Beyond these the accountants need too much time and memory, or cannot resolve the loss.
+# The range of the search. Outside of it the accountants need too much time and memory, or the
+# privacy loss is too small for their precision.
 MIN_NOISE_MULTIPLIER = 0.1
 MAX_NOISE_MULTIPLIER = 1e6
 MAX_STEPS = {"rdp": 2**40}  # 2**22 for all other accountants.
 _LEAST_PROBABILITY = 1e-9
 
 _TOLERANCE = 1e-5
-_MOST = 1e3  # An epsilon can be infinite, but an interpolating search needs finite numbers.
+_MOST = 1e3  # An epsilon above so many targets is set to it: the search needs finite numbers.
 
 
 def check(quantities: dict[str, Any]) -> None:
-    """Checks the known quantities of a run.
+    """Raises ValueError unless all quantities of a run are in range.
 
     Args:
-        quantities: Dict of any of `num_examples`, `batch_size`, `sampling_probability`, `steps`,
-            `epochs`, `noise_multiplier` and `delta`. None means unknown.
-
-    Raises:
-        ValueError: If one is out of range.
+        quantities: Dict with some of `num_examples`, `batch_size`, `sampling_probability`, `steps`,
+            `epochs`, `noise_multiplier` and `delta`. A value of None is not checked.
     """
     quantities = {name: value for name, value in quantities.items() if value is not None}
     for name in ("num_examples", "batch_size", "steps"):
@@ -62,18 +61,19 @@ def check_target(epsilon: float) -> None:
 
 
 def run_of(quantities: dict[str, Any]) -> tuple[float, float, int]:
-    """Returns noise multiplier, sampling probability and steps of a run.
+    """Returns the noise multiplier, the sampling probability and the number of steps of a run.
 
     Args:
-        quantities: Dict as for `check`: a noise multiplier; a batch size and a number of examples,
-            or a sampling probability, or neither for full batches; and steps or epochs.
+        quantities: Dict, as for `check`. It has `noise_multiplier`, and `steps` or `epochs`. The
+            sampling probability comes from `batch_size` and `num_examples`, or from
+            `sampling_probability`; without either it is 1, for full batches.
     """
     probability = quantities.get("sampling_probability", 1.0)
     if quantities.get("batch_size") is not None and quantities.get("num_examples") is not None:
         probability = quantities["batch_size"] / quantities["num_examples"]
     steps = quantities.get("steps")
     if steps is None:
-        # 30 epochs of 1/300 are 9000 steps, even if the quotient is off by its last bit.
+        # 30 epochs at probability 1/300 are 9000 steps: a rounding error must not add a step.
         steps = max(1, math.ceil(quantities["epochs"] / probability * (1 - 1e-12)))
     return quantities["noise_multiplier"], probability, steps
 
@@ -84,26 +84,30 @@ def solve(
     accountant: str,
     epsilon_of: Callable[..., float] = accountants.epsilon,
 ) -> Any:
-    """Returns the value with the largest epsilon that is at most the target.
+    """Returns the value of one quantity for which epsilon is as large as the target allows.
 
     Args:
-        unknown: "noise_multiplier", "steps", "batch_size", "sampling_probability" or
-            "num_examples".
-        quantities: Dict as for `run_of`, without the unknown, and with `epsilon` and `delta`.
+        unknown: The quantity to compute: "noise_multiplier", "steps", "batch_size",
+            "sampling_probability" or "num_examples".
+        quantities: Dict of the other quantities, as for `run_of`, and `epsilon` (the target) and
+            `delta`.
         accountant: A name in `accountants.ACCOUNTANTS`.
-        epsilon_of: Function of a noise multiplier, a sampling probability, steps, delta and the
-            name of an accountant.
+        epsilon_of: Function that returns epsilon for a noise multiplier, a sampling probability, a
+            number of steps, delta and the name of an accountant.
 
     Returns:
-        Float or int. Noise and sampling probability are within about 1e-5 (relative) of the best.
+        Float or int. A noise multiplier or sampling probability has a relative error of about 1e-5,
+        on the side of a smaller epsilon.
 
     Raises:
-        ValueError: If `quantities["epsilon"]` is out of range, or no value in the search range
-            meets it or exceeds it: noise in [0.1, 1e6], up to 2**22 steps (RDP: 2**40).
+        ValueError: If the target is out of range. Or if the search reaches an end of its range, so
+            that no value is within the target, or the target does not limit the noise or the steps.
+            The range is noise multipliers in [0.1, 1e6], and up to 2**22 steps (2**40 for "rdp").
     """
     target, delta = quantities["epsilon"], quantities["delta"]
     check_target(target)
-    # The searched number grows with epsilon: the inverse of the noise, the rate of the examples.
+    # The search is for a number with which epsilon grows. For the noise multiplier this is its
+    # inverse, and for the number of examples the sampling probability.
     low: float = 1 if unknown in ("steps", "batch_size") else _LEAST_PROBABILITY
     high: float = 1.0
     if unknown == "noise_multiplier":
@@ -128,7 +132,8 @@ def solve(
     solution = _largest_within(lambda x, by: spent(value_of(x), by), target, low, high, accountant)
     value = value_of(solution)
     if isinstance(value, int):
-        # One step more costs more epsilon. Of millions of examples skip parts, for speed.
+        # Move in the direction in which epsilon grows. With millions of examples the moves are
+        # larger than 1, for speed.
         step = -max(1, value // 10**6) if unknown == "num_examples" else 1
         least, most = (low, high) if step > 0 else (quantities["batch_size"], math.inf)
         while spent(value) > target and value - step >= least:
@@ -151,16 +156,22 @@ def solve(
 
 
 def _largest_within(spent, target, low, high, accountant):
-    """Returns about the largest number in [low, high] with spent(number) <= target, else `low`.
+    """Returns approximately the largest number in a range with an epsilon within the target.
 
-    RDP is solved first: it is faster, and its solution is close to the other accountants'.
+    The search begins with RDP, which is faster. Its solution is close to the solution for the other
+    accountants, and the search for these starts there.
 
     Args:
-        spent: Increasing function of a number and the name of an accountant.
-        target: Float > 0.
-        low: Number. If it is an int, so is the result, which may be off by one.
-        high: Number.
+        spent: Function from a number and the name of an accountant to epsilon, which increases with
+            the number.
+        target: Float > 0, the largest epsilon.
+        low: Number, the lower end of the range. If it is an int, the result is an int, which may be
+            off by one.
+        high: Number, the upper end.
         accountant: A name in `accountants.ACCOUNTANTS`.
+
+    Returns:
+        Number. It is `low` if no number in the range is within the target.
     """
     number = round if isinstance(low, int) else float
 
@@ -169,7 +180,7 @@ def _largest_within(spent, target, low, high, accountant):
         def excess(value):
             try:
                 return min(spent(number(value), accountant), _MOST * target) - target
-            except ValueError:  # The loss is too small to resolve; the solution is checked later.
+            except ValueError:  # Too small for the accountant. The solution is checked later.
                 return -target
 
         lower = upper = guess

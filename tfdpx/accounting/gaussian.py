@@ -1,12 +1,15 @@
-"""Closed forms for Gaussian releases: full batches, Poisson samples, and noise with a finite tail.
+"""Formulas for Gaussian mechanisms: full batches, Poisson sampling, and noise without a far tail.
 
-Releases of full batches at noise multipliers s_1, s_2, ... compose to one Gaussian mechanism with
-mu = sqrt(sum 1 / s_i^2) (Dong, Roth, Su 2022, "Gaussian Differential Privacy", Corollary 3.3), and
-the epsilon of one mu has a closed form.
+Full batches: releases at noise multipliers s_1, s_2, ... compose to one Gaussian mechanism with
+mu = sqrt(sum 1 / s_i^2) (Dong, Roth, Su 2022, "Gaussian Differential Privacy", Corollary 3.3). Its
+delta at an epsilon has a closed form.
 
-dp_accounting computes Renyi divergences of a Poisson-sampled step for one sensitivity at a time, as
-the log of a number near 1. For small sensitivities that leaves only rounding errors. Here they are
-computed for many sensitivities at once, and the 1 is subtracted first.
+Poisson sampling: individual accounting needs the Renyi divergences of a step for many
+sensitivities, some very small. dp_accounting computes one at a time as the log of a number near 1,
+so that only rounding errors remain for a small sensitivity. This module subtracts the 1 first, and
+computes the divergences of many sensitivities at once.
+
+A far tail: the noise of tfdpx never exceeds a largest value; `added_delta` bounds the effect.
 """
 
 import math
@@ -21,10 +24,10 @@ from numpy.typing import ArrayLike
 
 
 class FullBatchAccountant(dp_accounting.PrivacyAccountant):
-    """Composes Gaussian releases of full batches, under adding or removing one example.
+    """An accountant of Gaussian releases on full batches, for adding or removing one example.
 
     Args:
-        conversion: Function of mu and delta to epsilon: `exact_epsilon` or `zcdp_epsilon`.
+        conversion: Function from mu and delta to epsilon: `exact_epsilon` or `zcdp_epsilon`.
     """
 
     def __init__(self, conversion: Callable[[float, float], float]):
@@ -42,11 +45,11 @@ class FullBatchAccountant(dp_accounting.PrivacyAccountant):
         return None
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Returns the epsilon at `target_delta`."""
+        """Returns the epsilon of all composed releases at `target_delta`."""
         return self._conversion(math.sqrt(self._squared_mu), target_delta)
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Returns the exact delta at `target_epsilon`, for every conversion."""
+        """Returns the exact delta of all composed releases at `target_epsilon`."""
         loss = privacy_loss_mechanism.GaussianPrivacyLoss(1 / math.sqrt(self._squared_mu))
         return loss.get_delta_for_epsilon([target_epsilon])[0]
 
@@ -55,8 +58,8 @@ def exact_delta(mu: Any, epsilon: Any) -> Any:
     """Returns the least delta of the Gaussian mechanism (Balle and Wang 2018, Theorem 8).
 
     Args:
-        mu: Float > 0, or an array of these. Sensitivity over the standard deviation of the noise.
-        epsilon: Float, or an array of these.
+        mu: Float > 0, or an array. Sensitivity divided by the standard deviation of the noise.
+        epsilon: Float, or an array of floats.
     """
     tail = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
     return scipy.special.ndtr(mu / 2 - epsilon / mu) - np.exp(tail)
@@ -66,21 +69,21 @@ def exact_epsilon(mu: float, delta: float) -> float:
     """Returns the least epsilon of the Gaussian mechanism at `delta` (Balle and Wang 2018, Thm. 8).
 
     Args:
-        mu: Float > 0. Sensitivity over the standard deviation of the noise.
+        mu: Float > 0. Sensitivity divided by the standard deviation of the noise.
         delta: Float in (0, 1).
     """
     return float(exact_epsilons(np.array([mu]), delta)[0])
 
 
 def exact_epsilons(mus: np.ndarray, delta: float) -> np.ndarray:
-    """Returns `exact_epsilon` of a whole array.
+    """Returns `exact_epsilon` for each mu in an array.
 
     Args:
-        mus: float64 array [n], at least 0.
+        mus: float64 array [n] of values >= 0.
         delta: Float in (0, 1).
 
     Returns:
-        float64 array [n], never too low.
+        float64 array [n] of epsilons, which are never too low.
     """
     mus = np.asarray(mus, float)
     spent = np.where(np.isfinite(mus), np.maximum(mus, 1e-12), 1.0)
@@ -100,22 +103,22 @@ def exact_epsilons(mus: np.ndarray, delta: float) -> np.ndarray:
 def zcdp_epsilon(mu: Any, delta: float) -> Any:
     """Returns epsilon by zero-concentrated privacy, rho = mu^2 / 2 (Bun, Steinke 2016, Prop. 1.3).
 
-    It is looser than `exact_epsilon`, for example by a third at epsilon 1 and delta 1e-5.
+    It is higher than `exact_epsilon`, for example by a third at epsilon 1 and delta 1e-5.
 
     Args:
-        mu: Float > 0, or an array of these. Sensitivity over the standard deviation of the noise.
+        mu: Float > 0, or an array. Sensitivity divided by the standard deviation of the noise.
         delta: Float in (0, 1).
     """
     rho = mu**2 / 2
     return rho + 2 * np.sqrt(rho * math.log(1 / delta))
 
 
-# The orders of Yu et al. 2022: "integer orders up to 256".
+# The orders of the Renyi divergences in Yu et al. 2022: "integer orders up to 256".
 PAPER_ORDERS = np.arange(2, 257)
-# Small losses are converted best at large orders.
+# Small privacy losses have their best epsilon at larger orders.
 ORDERS = np.concatenate([PAPER_ORDERS, np.round(np.geomspace(288, 4096, 24)).astype(int)])
 CONVERSIONS = {"improved": ORDERS, "mironov": PAPER_ORDERS}
-# The sums below may be too small by this factor because of rounding.
+# Rounding may make the computed divergences too small by up to this factor.
 _ROUNDING = 1 + 1e-9
 
 
@@ -125,23 +128,24 @@ def divergences(
     sampling_probability: float,
     orders: np.ndarray,
 ) -> np.ndarray:
-    """Returns the RDP of one step, for examples that move the sum by fractions of its sensitivity.
+    """Returns the Renyi divergences of one step for examples that are clipped to different norms.
 
-    At an integer order a, with s = noise_multiplier / fraction and sampling probability q,
+    At an integer order a, with s = noise_multiplier / fraction and sampling probability q, it is
 
         log(sum_k binomial(a, k) (1 - q)^(a - k) q^k exp(k (k - 1) / (2 s^2))) / (a - 1)
 
-    (Mironov, Talwar, Zhang 2019, arXiv:1908.10530, Section 3.3). It bounds both directions, adding
-    and removing the example. If q is 1, it is a / (2 s^2).
+    (Mironov, Talwar, Zhang 2019, arXiv:1908.10530, Section 3.3), which bounds the divergence for
+    adding and for removing the example. If q is 1, it is a / (2 s^2).
 
     Args:
-        fractions: float64 array [n], in [0, 1].
+        fractions: float64 array [n] of values in [0, 1]: the norm to which each example is clipped,
+            divided by the sensitivity that `noise_multiplier` refers to.
         noise_multiplier: Float > 0.
         sampling_probability: Float in (0, 1].
-        orders: Int array [orders], at least 2.
+        orders: Int array [m] of orders >= 2.
 
     Returns:
-        float64 array [n, orders].
+        float64 array [n, m].
     """
     squares = (np.asarray(fractions, float) / noise_multiplier) ** 2
     if sampling_probability == 1:
@@ -156,14 +160,24 @@ def divergences(
 
 
 def _divergence(squares, probability, order):
-    """Returns float64 [n] at one order, for `squares` = 1 / s^2 > 0."""
+    """Returns the divergences at one order; see `divergences`.
+
+    Args:
+        squares: float64 array [n] of values > 0: 1 / s^2.
+        probability: Float in (0, 1), q.
+        order: Int >= 2, a.
+
+    Returns:
+        float64 array [n].
+    """
     drawn = np.arange(2, order + 1)[:, np.newaxis]
     log_binomial = -np.log(order + 1) - scipy.special.betaln(order - drawn + 1, drawn + 1)
     log_weight = (
         log_binomial + drawn * np.log(probability) + (order - drawn) * np.log1p(-probability)
     )
     exponent = drawn * (drawn - 1) / 2 * squares
-    # The weights add up to 1, so the excess over 1 is their sum times exp(exponent) - 1.
+    # The weights sum to 1, so the sum in the formula minus 1 is the sum of
+    # weight * (exp(exponent) - 1).
     log_excess = log_weight + exponent + np.log(-np.expm1(-exponent))
     return np.logaddexp(0.0, scipy.special.logsumexp(log_excess, axis=0)) / (order - 1)
 
@@ -171,19 +185,17 @@ def _divergence(squares, probability, order):
 def epsilons(
     divergences: np.ndarray, orders: np.ndarray, delta: float, conversion: str
 ) -> np.ndarray:
-    """Returns the epsilon at `delta` of each row of Renyi divergences, by the best order.
-
-    "mironov": Mironov 2017, Proposition 3, as Yu et al. 2022 use it. "improved": Canonne, Kamath,
-    Steinke 2020, Proposition 12.
+    """Converts Renyi divergences to epsilon, at the order that gives the least epsilon.
 
     Args:
-        divergences: float64 array [n, orders].
-        orders: Int array [orders].
+        divergences: float64 array [n, m], for n examples at m orders.
+        orders: Int array [m].
         delta: Float in (0, 1).
-        conversion: "improved" or "mironov".
+        conversion: "improved" for Canonne, Kamath, Steinke 2020, Proposition 12; "mironov" for
+            Mironov 2017, Proposition 3, the conversion of Yu et al. 2022.
 
     Returns:
-        float64 array [n], at least 0; exactly 0 where all divergences are 0.
+        float64 array [n] of epsilons >= 0. An epsilon is exactly 0 if all divergences are 0.
     """
     if conversion == "mironov":
         extra = -np.log(delta) / (orders - 1)
@@ -193,7 +205,8 @@ def epsilons(
     return np.where(divergences.max(axis=1) > 0, values, 0.0)
 
 
-# In standard deviations: a radius has 64 bits, and the smallest uniform number is half of 2**-64.
+# The largest radius of a pair of noise values, in standard deviations (`tfdpx.noise`). It belongs
+# to the smallest uniform number, which is half of 2**-64.
 LARGEST_RADIUS = math.sqrt(2.0 * 65 * math.log(2.0))
 
 
@@ -204,36 +217,42 @@ def added_delta(
     steps: int,
     largest_radius: float,
 ) -> float:
-    """Bounds the delta that the largest value of the noise adds to the delta of Gaussian noise.
+    """Returns a bound on the delta that is added because the noise has a largest value.
 
-    Neighbours differ in one example, added or removed. The norm of its clipped gradient is at most
-    the noise's sensitivity, over any number of entries. If both data sets can give an output, the
-    ratio of their densities equals the ratio of Gaussians. If only one of them can, it does not.
+    The accountants assume Gaussian noise without such a limit. Let two data sets differ in one
+    example. If both of them can lead to an output, the ratio of its densities is the same as with
+    Gaussian noise. But some outputs are possible with only one of the data sets. Their probability
+    is added to delta, and this function bounds it.
 
-    Noise comes in n pairs with a radius of at most R standard deviations. A pair shifted by t
-    leaves that disc with probability at most
+    The noise consists of n pairs of values, and each pair lies in a disc with a radius of R
+    standard deviations. The example shifts the center of a pair by t standard deviations. The
+    shifted pair lies outside of the disc with a probability of at most
 
         f(t) = exp(-R^2/2) * (exp(t^2/2) * (I0(R t) + L0(R t) + 1) / 2 - 1),
 
-    the mass of a normal pair within the disc that the shift moves out of it, with Bessel's I0 and
-    Struve's L0. All coefficients of its power series are positive. So for shifts with squares that
-    sum to T^2 = 1 / noise_multiplier^2
+    with the modified Bessel function I0 and the modified Struve function L0. This is the
+    probability of a normal pair in the part of the disc that the shift moves out of it. The
+    clipped gradient bounds the shifts: their squares sum to at most
+    T^2 = 1 / noise_multiplier^2. All coefficients of the power series of f are positive, so
 
-        sum f(t_i) <= f(T) + (sqrt(n) - 1) T R exp(-R^2/2) / pi:
+        sum f(t_i) <= f(T) + (sqrt(n) - 1) T R exp(-R^2/2) / pi,
 
-    because the linear part is largest when spread evenly, the rest in a single pair. With sampling
-    probability q, the probability of an output that is possible only with the example is q times
-    that. Conversely, an output without the example can be one that only a step which skips it
-    gives. Its loss is at most -log(1 - q) higher than a Gaussian's, which adds no more than that
-    times the probability.
+    because the linear part of the sum is largest if all pairs are shifted equally, and the rest if
+    a single pair is shifted.
 
-    In addition, the density on a disc is a Gaussian's divided by its mass, which multiplies delta
-    by 1 + n steps exp(-R^2/2), for example 1 + 5e-7 for the longest run of De et al. 2022.
+    Sampling: if a step draws the example with probability q, an output that is possible only with
+    the example has q times that probability. In the other direction, an output may be possible only
+    in a step that does not draw the example. Its privacy loss is at most -log(1 - q) higher than
+    with Gaussian noise, which adds at most -log(1 - q) times the probability.
+
+    Not included: the density in a disc is that of a Gaussian, divided by the Gaussian's probability
+    of the disc. This multiplies delta by 1 + n steps exp(-R^2/2), for example by 1 + 5e-7 for the
+    longest run of De et al. 2022.
 
     Args:
         noise_multiplier: Float > 0. Standard deviation of the noise divided by the sensitivity.
-        sampling_probability: Float in (0, 1].
-        num_parameters: Int >= 1. Number of values with noise at each step.
+        sampling_probability: Float in (0, 1], q.
+        num_parameters: Int >= 1. Number of values that get noise in each step, 2n.
         steps: Int >= 0. Number of updates.
         largest_radius: Float > 0, R, for example `LARGEST_RADIUS`.
 

@@ -1,9 +1,9 @@
-"""Neighbours other than one example of a Poisson sample: groups of rows, and other samplings.
+"""Accounting for groups of rows, and for other ways of sampling than Poisson sampling.
 
-`group_epsilon` is for a person with several rows. `Sampling` lists, in the events of dp_accounting,
-the accountants for each sampling and neighbouring relation, and refuses other combinations. Noise
-is always in units of the clip. If an example is replaced, the sum moves by up to twice the clip, so
-the Gaussian mechanism has half the noise multiplier.
+`group_epsilon` protects a person with several rows of the data. `Sampling` covers other ways to
+draw batches and other neighbouring relations; it refuses combinations that no accountant covers.
+The noise multiplier is always relative to the clip. Replacing an example changes the sum by up to
+twice the clip, so the Gaussian mechanism then has half the noise multiplier.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
 
 _COARSEST_GRID = 1e-2
-# In standard deviations of the noise: a probability of 1e-23 lies beyond, and counts as lost.
+# Outcomes of the noise up to so many standard deviations are computed. The rest, with a probability
+# of 1e-23, counts as a loss of all privacy.
 _TAIL = 10.0
-# In units of the squared noise multiplier.
+# The most rows for which "pld" is feasible in `_bound`, divided by the squared noise multiplier.
 _MOST_ROWS = 10
 
 
@@ -40,47 +41,50 @@ def group_epsilon(
     delta: float | None = None,
     accountant: str | None = None,
 ) -> float:
-    """Returns the epsilon for `k` rows together, for example all images of one person.
+    """Returns the epsilon that protects `k` rows together, for example all images of one person.
 
     It is more than `k` times the epsilon of one row at the same delta. For example, with full
-    batches, noise multiplier 1, one update and delta 1e-5, one row has 4.377 and two have 9.997.
+    batches, noise multiplier 1, one update and delta 1e-5, one row has 4.377 and two rows 9.997.
 
-    Guarantee: as for `tfdpx.accounting.epsilon`, for data sets that differ in `k` rows, added or
-    removed, with any content, at the same sampling probabilities. Each update draws each row
-    independently, so the number of them in a draw is binomial, and the sum moves by at most that
-    many clips: a mixture of Gaussians (Choquette-Choo et al. 2023, "Privacy Amplification for
-    Matrix Mechanisms", Corollary 4.7; Ganesh 2024, "Tight Group-Level DP Guarantees for DP-SGD with
-    Sampling via Mixture of Gaussians Mechanisms"). It is computed as follows:
+    Guarantee: as for `tfdpx.accounting.epsilon`, but for data sets that differ by adding or
+    removing `k` rows with any content, at the same sampling probability. Each update draws each row
+    independently, so the number of the `k` rows in a batch is binomial, and the sum changes by at
+    most that many clips. This is a mixture of Gaussian mechanisms (Choquette-Choo et al. 2023,
+    "Privacy Amplification for Matrix Mechanisms", Corollary 4.7; Ganesh 2024, "Tight Group-Level DP
+    Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms").
 
-    - full batches: exact, the Gaussian mechanism with a sensitivity of `k`;
-    - "pld": the privacy loss distribution of the mixture, as exact as "pld" is for one row;
-    - "rdp": the lesser of two upper bounds. Noise of variance s^2 is a sum of `k` noises of
-      variance s^2 / k, one per row, so `k` rows spend at most as much as one row in `k` times the
-      steps at noise s / sqrt(k). And (e, d) for one row implies
-      (k e, d (exp(k e) - 1) / (exp(e) - 1)) for `k` (Vadhan 2017, "The Complexity of Differential
-      Privacy", Lemma 2.2), for every e. It is loose if noise_multiplier is well below sqrt(k). For
-      example, at noise multiplier 1, delta 1e-6 and 782 updates that draw each of 10,000 rows with
-      probability 0.0064, 10 rows have 15.5, and the bound is 145.
+    Full batches have an exact epsilon, which belongs to a Gaussian mechanism with a sensitivity of
+    `k` clips. Otherwise it depends on the accountant:
 
-    `RESERVED_SHARE` of delta is reserved, as for one row. For `k > 1` it does not cover every event
-    that the accountants leave out. An update draws more rows than its batch holds with a
-    probability of at most `delta * 5e-5`, with the `k` rows and without. The actual training
-    differs from the accounted one by at most that. And tfdpx's noise ends at 9.49 standard
-    deviations: if `k` is more than twice `noise_multiplier`, delta is larger by at most
-    `tfdpx.accounting.gaussian.added_delta` at `noise_multiplier / k`.
+    - "pld" computes the privacy loss distribution of the mixture, as precisely as for one row.
+    - "rdp" returns the smaller of two upper bounds. First, noise of variance s^2 is a sum of `k`
+      independent noises of variance s^2 / k, one for each row. So `k` rows spend at most as much as
+      one row in `k` times the steps at noise s / sqrt(k). Second, (e, d) for one row implies
+      (k e, d (exp(k e) - 1) / (exp(e) - 1)) for `k` rows, for every e (Vadhan 2017, "The Complexity
+      of Differential Privacy", Lemma 2.2). Both are loose if the noise multiplier is well below
+      sqrt(k). For example, at noise multiplier 1, delta 1e-6 and 782 updates that draw each of
+      10,000 rows with probability 0.0064, "pld" gives 15.5 for 10 rows, and "rdp" gives 145.
+
+    `RESERVED_SHARE` of delta is reserved, as for one row. For `k > 1` two events may need more. The
+    probability that any update draws more rows than its batch holds is at most `delta * 5e-5`, with
+    the `k` rows and without them; the training may differ by this from the one that the accountant
+    assumes. And the noise of tfdpx never exceeds 9.49 standard deviations: if `k` is more than
+    twice `noise_multiplier`, delta is larger by at most `tfdpx.accounting.gaussian.added_delta` at
+    `noise_multiplier / k`.
 
     Args:
-        spent: A `tfdpx.PrivacyPlan`, with all of its steps, or a `tfdpx.accounting.Ledger`. As for
+        spent: A `tfdpx.PrivacyPlan`, for all of its steps, or a `tfdpx.accounting.Ledger`. As for
             one row, the result is an approximation if batches are not Poisson samples, and a lower
             bound unless `ledger.is_complete`.
-        k: Int >= 0, number of rows of one person; at most the plan's `num_examples`.
-        delta: Float in (0, 1). Defaults to the plan's; a ledger has none.
-        accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Defaults to the plan's,
-            and to "pld" for a ledger.
+        k: Int >= 0, the number of rows of one person; at most the plan's `num_examples`.
+        delta: Float in (0, 1). Defaults to the plan's delta; required for a ledger.
+        accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Defaults to the plan's
+            accountant; for a ledger, to "pld".
 
     Returns:
         Float. 0.0 if `k` or the number of updates is 0, otherwise infinity if an update had no
-        noise. At `k=1` the epsilon of plan or ledger. Takes seconds, minutes for hundreds of rows.
+        noise. For `k=1` it is the epsilon of the plan or ledger. The computation takes seconds, or
+        minutes for hundreds of rows.
 
     Raises:
         TypeError: If `spent` is neither a plan nor a ledger.
@@ -111,7 +115,7 @@ def group_epsilon(
         return 0.0
     if k == 1 or alone == math.inf:
         return alone
-    if not all(noise for noise, *_ in ledger.runs):  # Of searches and mechanisms none is known.
+    if not all(noise for noise, *_ in ledger.runs):  # Searches and mechanisms: unknown for groups.
         return math.inf
     if all(probability == 1 for _, probability, _ in ledger.runs):
         return _split(ledger.runs, k, at, accountant)
@@ -122,9 +126,14 @@ def group_epsilon(
 
 
 def _losses(runs, k):
-    """Returns the privacy loss distribution of these runs, for `k` rows together.
+    """Returns the privacy loss distribution of all runs together, for `k` rows.
 
-    Its grid is a twentieth of the loss of a typical step, so epsilon is less than 0.1% too high.
+    Losses are rounded up to a grid with a spacing of a twentieth of the loss of a typical step, so
+    epsilon is less than 0.1% too high.
+
+    Args:
+        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`.
+        k: Int >= 1, the number of rows.
     """
     typical = [(steps, k * accountants.typical_loss(*run)) for *run, steps in runs]
     grid = accountants.grid_of(typical, 0.05, _COARSEST_GRID)
@@ -136,10 +145,17 @@ def _losses(runs, k):
 
 
 def _losses_of_step(noise, probability, k, grid):
-    """Returns the privacy loss distribution of one step, by its divergences at points of a grid.
+    """Returns the privacy loss distribution of one step, for `k` rows.
 
-    With the rows, an outcome x follows sum_j binomial(k, probability)(j) N(j, noise^2), without
-    them N(0, noise^2). The loss grows with x, so a divergence counts the outcomes above a bound.
+    With the rows, the outcome x of a step has the distribution
+    sum_j binomial(k, probability)(j) N(j, noise^2). Without them it has N(0, noise^2). The privacy
+    loss grows with x, so the delta at an epsilon is an integral over all x above a bound.
+
+    Args:
+        noise: Float, the noise multiplier.
+        probability: Float in (0, 1], the sampling probability.
+        k: Int >= 1, the number of rows.
+        grid: Float, the spacing of the grid of losses.
     """
     with np.errstate(divide="ignore"):
         weights = scipy.stats.binom.logpmf(np.arange(k + 1), k, probability)
@@ -152,7 +168,7 @@ def _losses_of_step(noise, probability, k, grid):
     least, most = np.array(-_TAIL * noise), np.array(k + _TAIL * noise)
 
     def outcomes(losses):
-        """Returns the outcomes with these losses, by bisection; `least` if no loss is so small."""
+        """Returns the outcome x with each loss, by bisection; `least` for smaller losses."""
         low, high = np.full(losses.shape, least), np.full(losses.shape, most)
         for _ in range(60):
             middle = (low + high) / 2
@@ -182,7 +198,7 @@ def _losses_of_step(noise, probability, k, grid):
 
 
 def _bound(runs, k, delta, accountant):
-    """Returns an upper bound by accountants of one row: the lesser result of `group_epsilon`."""
+    """Returns the smaller of the two upper bounds that `group_epsilon` describes for "rdp"."""
     target = delta * (1 - accountants.RESERVED_SHARE)
     of_one_row = accountants.composed(runs, accountant)
 
@@ -190,7 +206,7 @@ def _bound(runs, k, delta, accountant):
         grown = (k - 1) * epsilon + math.log(-math.expm1(-k * epsilon) / -math.expm1(-epsilon))
         return of_one_row.get_delta(epsilon) <= target * math.exp(-grown)
 
-    # With so little noise "pld" needs too much memory, and epsilon is in the hundreds anyway.
+    # With little noise "pld" would need too much memory, and epsilon is in the hundreds anyway.
     is_feasible = all(k <= _MOST_ROWS * noise**2 for noise, _, _ in runs)
     split = _split(runs, k, delta, accountant if is_feasible else "rdp")
     low, high = of_one_row.get_epsilon(target), split / k
@@ -199,11 +215,14 @@ def _bound(runs, k, delta, accountant):
     for _ in range(20):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return k * high  # Not `low`: `is_enough` was checked only for `high`.
+    return k * high  # `is_enough` holds for `high`, not for `low`.
 
 
 def _split(runs, k, delta, accountant):
-    """Returns the epsilon for noise that is split among the rows; exact for full batches."""
+    """Returns an upper bound on epsilon for `k` rows; it is exact for full batches.
+
+    The noise of each step is split into `k` independent parts, one for each row.
+    """
     parts = tuple((noise / math.sqrt(k), *drawn, k * steps) for noise, *drawn, steps in runs)
     return accountants.composed_epsilon(parts, delta, accountant)
 
@@ -211,7 +230,7 @@ def _split(runs, k, delta, accountant):
 SAMPLINGS = ("poisson", "shuffle", "without_replacement", "with_replacement")
 NEIGHBOURS = ("add_or_remove_one", "zero_out", "replace_one")
 
-# The neighbours that each sampling has by default.
+# The default neighbours of each sampling.
 USUAL_NEIGHBOURS = {
     "poisson": "add_or_remove_one",
     "shuffle": "zero_out",
@@ -262,14 +281,14 @@ _ABOUT = {
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """A way to draw batches, with the data sets that are neighbours.
+    """A way to draw batches, together with the neighbouring relation that epsilon is for.
 
     Args:
-        name: One of `SAMPLINGS`. "shuffle" cuts batches from a new permutation of the data in every
-            epoch, and drops the remainder; "without_replacement" draws every batch as a new subset
-            of fixed size.
-        neighbours: One of `NEIGHBOURS`, or None for the sampling's default. "zero_out" replaces an
-            example by an empty one.
+        name: One of `SAMPLINGS`. "poisson" draws each example independently. "shuffle" permutes the
+            data in every epoch, cuts the permutation into batches, and drops the remainder.
+            "without_replacement" draws each batch as a random subset of fixed size.
+        neighbours: One of `NEIGHBOURS`, or None for the default of the sampling. With "zero_out",
+            an example is replaced by one that has no gradient.
 
     Raises:
         ValueError: If an argument is invalid, or no accountant covers the combination.
@@ -293,20 +312,20 @@ class Sampling:
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        """Tuple of the names of the accountants that cover it."""
+        """Tuple of strings, the accountants that cover this sampling."""
         return ("rdp",) if self.name == "without_replacement" else ("pld", "rdp")
 
     @property
     def about(self) -> str:
-        """String: whether their epsilon is exact or a bound."""
+        """String, which tells whether epsilon is exact or an upper bound, and why."""
         return _ABOUT[self.name]
 
     def run(
         self, noise_multiplier: float, sampling_probability: float, steps: int
     ) -> tuple[float, float, int]:
-        """Returns the equivalent run for an accountant of Poisson sampling.
+        """Returns a run with Poisson sampling that has the same epsilon.
 
-        Not for "without_replacement", which has no equivalent run.
+        "without_replacement" has no such run.
 
         Args:
             noise_multiplier: Float >= 0, in units of the clip.
@@ -317,7 +336,7 @@ class Sampling:
             noise_multiplier = noise_multiplier / 2
         if self.name == "shuffle":
             steps_an_epoch = max(1, math.floor(1 / sampling_probability * (1 + 1e-12)))
-            # Without amplification: the order may reveal in which step an example was.
+            # No privacy amplification: the order may reveal the step that used an example.
             return noise_multiplier, 1.0, math.ceil(steps / steps_an_epoch)
         return noise_multiplier, sampling_probability, steps
 
@@ -364,7 +383,7 @@ class Sampling:
         epsilon: float,
         accountant: str,
     ) -> float:
-        """Returns the least delta at which `steps` updates are within `epsilon`.
+        """Returns the least delta of `steps` updates at `epsilon`.
 
         Args:
             noise_multiplier: As for `epsilon`.
@@ -403,7 +422,7 @@ class Sampling:
             neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
         )
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
-        # The accountant reads only the quotient of the two sizes.
+        # The accountant uses only the ratio of the two sizes.
         event = dp_accounting.SampledWithoutReplacementDpEvent(
             source_dataset_size=1, sample_size=sampling_probability, event=gaussian
         )

@@ -1,7 +1,7 @@
-"""An epsilon for every example (Yu et al. 2022, "Per-Instance Privacy Accounting for DP-SGD").
+"""Computes an epsilon for each example (Yu et al. 2022, "Per-Instance Privacy Accounting").
 
-An example with gradients never longer than a fraction f of the clip moves each sum by at most that
-fraction, so it spends as much as DP-SGD with noise sigma / f.
+If the gradient of an example is never longer than a fraction f of the clip, the example changes
+each sum by at most that fraction. So it spends as much as DP-SGD with noise multiplier sigma / f.
 """
 
 from __future__ import annotations
@@ -20,33 +20,36 @@ from tfdpx.accounting.gaussian import CONVERSIONS, divergences, epsilons, exact_
 from tfdpx.accounting.ledger import MECHANISM
 from tfdpx.accounting.plan import PrivacyPlan
 
-# Ids of examples are sent between replicas as float32, in which integers up to 2^24 are exact.
+# Replicas send the indices of examples as float32, which is exact for integers up to 2^24.
 _MOST_EXAMPLES = 2**24
 _FINEST_ROUNDING = 1e-4
-# With more different norms than this, `individual_epsilon` interpolates their losses.
+# If there are more different norms, `individual_epsilon` interpolates their privacy losses.
 _MANY = 500
 
 
 def individual_epsilon(norms, plan, delta=None, conversion="improved"):
-    """Returns the epsilon of examples from the norms of their gradients.
+    """Returns the epsilon of each example, computed from the norms to which it was clipped.
 
-    Guarantee: let an example be clipped at step t at `norms[t]` times the clip, for every outcome
-    of noise and draws. Then the plan's run, of that many steps, is (epsilon, delta)-differentially
-    private for adding or removing this example (Yu et al. 2022, Definition 1: the other examples
-    stay the same). Norms that were only measured, and not used as a clip, are no bound.
+    Guarantee: suppose that step t clips an example to `norms[t]` times the clip, whatever the
+    noise and the batches are. Then the run is (epsilon, delta)-differentially private for adding or
+    removing this example, while all other examples stay the same (Yu et al. 2022, Definition 1).
+    There is no guarantee for norms that were measured but not used as a clip.
 
     Args:
-        norms: Float array, as fractions of the clip in [0, 1]: `[n]`, the same at each of the
-            plan's steps, or `[steps, n]`, one row for each step taken, for any number of them.
-        plan: A `PrivacyPlan` with Poisson sampling, for its noise, sampling probability and steps.
+        norms: Float array of norms divided by the clip, in [0, 1]. Of shape `[n]` if each example
+            has the same norm at all steps of the plan, or `[steps, n]` for different norms, for any
+            number of steps.
+        plan: A `PrivacyPlan` with Poisson sampling. It gives the noise multiplier, the sampling
+            probability and, for `[n]`, the number of steps.
         delta: Float in (0, 1). Defaults to the plan's.
-        conversion: "improved" (from RDP by Canonne et al. 2020; exact if every step takes the full
-            batch), or "mironov" (Mironov 2017), the looser one of Yu et al.
+        conversion: "improved" converts RDP to epsilon by Canonne et al. 2020, and is exact for full
+            batches. "mironov" is the looser conversion of Mironov 2017, which Yu et al. used.
 
     Returns:
-        float64 array `[n]`, by RDP at integer orders, up to 256 for "mironov". At a norm of 1 it
-        may exceed `plan.epsilon`, because the plan may use a tighter accountant. Losses of more
-        than 500 different norms are interpolated: never too low, up to 2% too high for tiny ones.
+        float64 array `[n]`. It is computed by RDP at integer orders, up to 256 for "mironov". At a
+        norm of 1 it may exceed `plan.epsilon`, because the plan may use a tighter accountant. With
+        more than 500 different norms the result is interpolated: it is never too low, and up to 2%
+        too high for tiny privacy losses.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -75,48 +78,52 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
 
 
 class IndividualAccountant:
-    """Tracks the privacy loss of every example, and clips each at the norm that it is charged for.
+    """Tracks how much privacy a training spends for each example.
 
-    Passed to a DP optimizer as `individual=`, it stores the norm of each example's gradient at its
-    last draw, as a fraction of the clip C, rounded up to a multiple of `rounding`. At every step an
-    example is clipped at C times its own fraction, and charged for exactly that; before its first
-    draw, at C. Only then is its norm updated (Yu et al. 2022, Algorithm 1). So the account holds
-    even if norms change. If a norm grows, the example loses some signal.
+    Pass it to a DP optimizer as `individual=`. It stores a fraction for each example: the norm of
+    the example's gradient when it was last drawn, divided by the clip C and rounded up to a
+    multiple of `rounding`. When a step draws the example, the optimizer clips its gradient to C
+    times this fraction (to C at the first draw). The accountant charges exactly this fraction, and
+    then stores the new norm (Yu et al. 2022, Algorithm 1). So the account is right even if norms
+    change; if a norm grows, the example loses some signal.
 
-    Guarantee. Fix an example i; neighbours differ in having it. Its clip at a step depends on i
-    itself, on the earlier draws of i, and on earlier weights, which are noisy already; on no other
-    example except through these. (Its own draws do no harm, because the training without i could
-    simulate draws of i, from their distribution given the weights: each step, given the past, is
-    then a sampled Gaussian of the accounted sensitivity, and the simulated draws cost nothing.) By
-    Feldman and Zrnic 2021 (Theorem 3.1) losses at clips chosen in this way add up:
+    Guarantee. Take an example i, and two data sets that differ only in having it. The clip of i at
+    a step depends on i, on the earlier draws of i, and on earlier weights, which are noisy. It
+    depends on no other example except through these. (The draws of i do no harm: the training
+    without i could simulate them, from their distribution for the same weights. Then each step is a
+    sampled Gaussian mechanism with the sensitivity that is charged, and the simulated draws cost
+    nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy losses at such clips add up:
 
-    - If the summed RDP of i is at most R(a) in every run, the run is (a, R(a))-RDP for adding or
-      removing i. That bound on all runs is the plan's epsilon, which holds for every example.
-    - `epsilon` is computed from the sum in this run. It bounds the loss of this run: for an
-      order a fixed beforehand, the privacy loss (the log of the ratio of likelihoods, of weights
-      and draws of i) is at most R(a) + log(1 / delta) / (a - 1) with probability 1 - delta over
-      noise and draws. As in Yu et al., the order is the best one, and epsilon is called the epsilon
-      of i. It is an ex-post number, and no promise made before the training. Only conversion
-      "mironov" gives that bound: the loss of a run exceeds an epsilon of the improved or the exact
-      conversion with a probability of several delta (`docs/individual.md`), the more the shorter
-      the norms. The same is true of the plan's epsilon, which is the upper limit of `epsilon`.
+    - If the sum of the RDP of i is at most R(a) in every possible run, then the training is
+      (a, R(a))-RDP for adding or removing i. The plan's epsilon is such a bound for all runs, and
+      holds for every example.
+    - `epsilon` is computed from the sum in this run. For an order a that is chosen in advance, the
+      privacy loss of the run is at most R(a) + log(1 / delta) / (a - 1) with probability 1 - delta
+      over noise and draws. (The privacy loss is the log of the likelihood ratio of the weights and
+      the draws of i.) As in Yu et al., `epsilon` uses the best order and is called the epsilon
+      of i. It describes this run, and is no promise made before the training. Only the conversion
+      "mironov" gives this bound. With the improved or the exact conversion, the privacy loss
+      exceeds epsilon with a probability of several delta, and more so for shorter norms
+      (`docs/individual.md`). The same is true of the plan's epsilon, which `epsilon` never exceeds.
 
-    Not covered: the individual epsilons are themselves functions of the private data. Reveal one to
-    its owner at most, and publish statistics only by `release`. Rounding in the float32 sum of
-    a batch (about 2**-24 of C for each example in it) does not shrink with an example's clip. The
-    guarantee is for one row: a person with two rows has more than the sum of both epsilons (full
-    batch, noise 1, delta 1e-5: 9.997 for two of 4.377), at most `group_epsilon(plan, 2)`.
+    Limits. The individual epsilons depend on private data: tell an epsilon at most to the person
+    whom the example is about, and publish statistics only by `release`. The float32 sum of a batch
+    has a rounding error of about 2**-24 C per example, which does not shrink with the clip of an
+    example. The guarantee is for one row. A person with two rows has more than the sum of both
+    epsilons (with full batches, noise 1 and delta 1e-5, 9.997 for two rows of 4.377), and at most
+    `group_epsilon(plan, 2)`.
 
-    Memory: 4 bytes times ceil(1 / rounding) + 4 for each example, on every device, for example
-    21 MB for 50,000 examples at the default. Time: one gather and scatter of a batch per step.
+    Memory: `4 * (ceil(1 / rounding) + 4)` bytes for each example on every device, for example 21 MB
+    for 50,000 examples at the default. Time: a step also gathers and scatters one value for each
+    example of the batch.
 
     Args:
         plan: The `PrivacyPlan` of the optimizer, with Poisson sampling and noise.
-        rounding: Float in [1e-4, 1]. Norms are rounded up to multiples of it. The RDP of each of
-            the ceil(1 / rounding) values is computed once.
+        rounding: Float in [1e-4, 1]. Fractions are rounded up to multiples of it, so there are
+            `ceil(1 / rounding)` different fractions.
         refreshes_per_epoch: Int >= 0. How often the norms of all examples are measured during
-            `num_examples / batch_size` steps. Each refresh takes about as long as an epoch. With
-            `steps_per_execution` above 1 they wait for the end of an execution.
+            `num_examples / batch_size` steps. Each refresh takes about as long as an epoch. If
+            `steps_per_execution` is above 1, a refresh happens at the end of an execution.
         conversion: "improved" or "mironov", as for `individual_epsilon`.
 
     Raises:
@@ -151,9 +158,9 @@ class IndividualAccountant:
         self._plan, self._rounding = plan, float(rounding)
         self._refreshes, self._conversion = int(refreshes_per_epoch), conversion
         self._record: Any = None
-        self._tables = {}  # The cost of a step at each fraction, by the way of counting it.
+        self._tables = {}  # From `Losses` to the privacy loss of a step at each fraction.
 
-    # Read-only: the clips of the training follow the arguments.
+    # The arguments are read-only, because the training has begun to clip by them.
     @property
     def plan(self) -> PrivacyPlan:
         """The argument `plan`."""
@@ -176,8 +183,8 @@ class IndividualAccountant:
 
     @property
     def fractions(self) -> np.ndarray:
-        """float64 array [levels]: the fractions of the clip to which norms are rounded up."""
-        # Without the margin, 1 / 0.01 could give 101 levels.
+        """float64 array [levels]: all fractions of the clip to which norms can be rounded up."""
+        # The factor is for rounding errors: 1 / 0.01 must give 100 levels, not 101.
         count = math.ceil(1 / self.rounding * (1 - 1e-12))
         return np.minimum(self.rounding * np.arange(1, count + 1), 1.0)
 
@@ -190,12 +197,14 @@ class IndividualAccountant:
         return self._tables[losses]
 
     def attach(self, record: Any) -> None:
-        """Connects the accountant to an optimizer's `record`, which the optimizer does once.
+        """Connects the accountant to an optimizer, which calls this method once.
 
         Args:
-            record: Object with `counts()`, int64 array [num_examples, levels] of the steps at which
-                each example was clipped at each level; `fractions()`, float64 [num_examples] of the
-                current norms; `ledger()`; and `spend(ledger)`.
+            record: Object of the optimizer with four methods. `counts()` returns an int64 array
+                [num_examples, levels], the number of steps that clipped each example at each of
+                `self.fractions`. `fractions()` returns a float64 array [num_examples], the current
+                fractions. `ledger()` returns the ledger of the weights, and `spend(ledger)` adds
+                to it.
 
         Raises:
             ValueError: If the accountant belongs to another optimizer.
@@ -208,17 +217,18 @@ class IndividualAccountant:
         self._record = record
 
     def epsilon(self, delta: float | None = None) -> np.ndarray:
-        """Returns the epsilon that each example has spent so far. It is private: see the class.
+        """Returns the epsilon that each example has spent so far. The result is private data.
 
-        Updates of the same weights that this accountant did not see (by an earlier optimizer or
-        file, or of a release) count for every example like a gradient at the clip.
+        The ledger may have updates or releases that this accountant did not track, for example by
+        an earlier optimizer. In these, each example counts as if its gradient was as long as the
+        clip.
 
         Args:
             delta: Float in (0, 1). Defaults to the plan's.
 
         Returns:
-            float64 array [num_examples], in the order of the arrays passed to `plan.batches`. At
-            most the epsilon of the ledger by the plan's accountant, which holds for all examples.
+            float64 array [num_examples], in the order of the arrays passed to `plan.batches`. No
+            value exceeds the ledger's epsilon by the plan's accountant.
 
         Raises:
             ValueError: If the accountant was passed to no optimizer.
@@ -240,28 +250,28 @@ class IndividualAccountant:
         return np.minimum(epsilons, ledger.composed_epsilon(delta, self.plan.accountant))
 
     def norms(self) -> np.ndarray:
-        """float64 array [num_examples]: the fraction of the clip at which each is clipped now."""
+        """Returns float64 [num_examples]: the clip of each example now, as a fraction of C."""
         return self._read().fractions()
 
     def release(
         self, delta: float | None = None, noise_multiplier: float = 10.0, **arguments: Any
     ) -> individual_statistics.Statistics:
-        """Publishes the mean and quantiles of the individual epsilons, privately.
+        """Releases the mean and quantiles of the individual epsilons with noise.
 
-        Guarantee, cost and arguments: see `release_statistics` in
-        `tfdpx.accounting.individual_statistics`. The bound that it needs is the ledger's epsilon,
-        which is public. The cost of the release is added to the ledger of the weights, so that a
-        `PrivacyBudget` counts it in any later training.
+        The result may be published. `release_statistics` in
+        `tfdpx.accounting.individual_statistics` describes the guarantee. The upper limit that it
+        needs is the ledger's epsilon, which is public. The cost of the release is added to the
+        ledger of the weights, so a `PrivacyBudget` of a later training includes it.
 
         Args:
-            delta: Float in (0, 1), for the individual epsilons and for the release itself. Defaults
-                to the plan's.
-            noise_multiplier: Float > 0, for each of the Gaussian releases.
-            **arguments: `quantiles`, `steps` and `seed` of `release_statistics`.
+            delta: Float in (0, 1), for the individual epsilons and for the release. Defaults to the
+                plan's.
+            noise_multiplier: Float > 0, the noise multiplier of each Gaussian release.
+            **arguments: `quantiles`, `steps` and `seed`, as for `release_statistics`.
 
         Returns:
-            `tfdpx.accounting.individual_statistics.Statistics`; its `total_epsilon` is for training
-            and release together, at `delta`.
+            `tfdpx.accounting.individual_statistics.Statistics`. Its `total_epsilon` is for the
+            training and the release together, at `delta`.
         """
         delta = self.plan.delta if delta is None else delta
         values, before = self.epsilon(delta), self._ledger()
@@ -274,7 +284,7 @@ class IndividualAccountant:
         return published
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments as JSON values; it contains no norm."""
+        """Returns the arguments as a dict of JSON values, without any norms."""
         return {
             "plan": self.plan.get_config(),
             "rounding": self.rounding,
@@ -296,7 +306,8 @@ class IndividualAccountant:
         return self._record
 
     def _ledger(self):
-        return self._read().ledger().assuming(1.0)  # Only other optimizers have unknown rates.
+        # Entries of other optimizers may have unknown sampling probabilities: assume the worst.
+        return self._read().ledger().assuming(1.0)
 
 
 def check_plan(plan):
@@ -320,11 +331,12 @@ _Fractions = np.ndarray | Sequence[float]
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """Losses of steps as rows of numbers that add up over steps.
+    """Computes privacy losses of steps in a form that can be summed over steps.
 
-    They are Renyi divergences at several orders. Gaussians of full batches need one number, the
-    square of mu, which is exact even if fractions are chosen in the course of training (Smith and
-    Thakurta 2022, arXiv:2210.17520).
+    The privacy loss of a step for an example is a list of numbers: its Renyi divergences at several
+    orders. For full batches with "improved" it is only one number, the square of mu. This is exact
+    even if the fractions are chosen during the training (Smith and Thakurta 2022,
+    arXiv:2210.17520).
 
     Args:
         conversion: "improved" or "mironov".
@@ -344,7 +356,13 @@ class Losses:
         noise_multiplier: float,
         sampling_probability: float,
     ) -> np.ndarray:
-        """Returns float64 [n, numbers], the loss of one step; arguments as for `divergences`."""
+        """Returns the privacy losses of one step, float64 [n, numbers].
+
+        Args:
+            fractions: As for `gaussian.divergences`, one fraction for each of n examples.
+            noise_multiplier: Float >= 0.
+            sampling_probability: Float in (0, 1].
+        """
         if not noise_multiplier:
             return np.full([len(fractions), 1], np.inf)
         if self._is_gaussian:
@@ -358,10 +376,11 @@ class Losses:
         noise_multiplier: float,
         sampling_probability: float,
     ) -> np.ndarray:
-        """Returns `of_step` for many fractions of a sampled step: never too low, slightly too high.
+        """Returns `of_step`, interpolated for speed between the values on a grid of fractions.
 
-        exp((a - 1) RDP) - 1 is a power series of the fraction with positive coefficients, so its
-        log is a convex function of the log of the fraction, and lies below its chords.
+        The result is never too low. For exp((a - 1) RDP) - 1 is a power series of the fraction with
+        positive coefficients. Its log is therefore a convex function of the log of the fraction, so
+        linear interpolation between two points lies above it.
         """
         if sampling_probability == 1:
             return self.of_step(fractions, noise_multiplier, sampling_probability)
@@ -372,15 +391,28 @@ class Losses:
         logs_at = np.stack([np.interp(at, np.log(_GRID), column) for column in logs.T], axis=1)
         return np.where(array[:, np.newaxis] > 0, np.logaddexp(0.0, logs_at) / orders, 0.0)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 A function of the arguments; equal by value.
+    @functools.lru_cache(maxsize=8)  # noqa: B019 `Losses` is frozen and compared by value.
     def _logs(self, noise_multiplier, sampling_probability):
-        """Returns float64 [grid, orders]: log(exp((a - 1) RDP) - 1)."""
+        """Returns float64 [grid, orders]: log(exp((a - 1) RDP) - 1) for the fractions in `_GRID`.
+
+        Args:
+            noise_multiplier: Float > 0.
+            sampling_probability: Float in (0, 1).
+        """
         exponents = self.of_step(_GRID, noise_multiplier, sampling_probability)
         exponents = exponents * (CONVERSIONS[self.conversion] - 1)
         return exponents + np.log(-np.expm1(-exponents))
 
     def epsilons(self, spent: np.ndarray, delta: float) -> np.ndarray:
-        """Returns float64 [n]: epsilon at `delta` of sums [n, numbers], less delta's reserve."""
+        """Returns the epsilon of each example from its sum of privacy losses.
+
+        Args:
+            spent: float64 array [n, numbers], the sum of `of_step` over all steps.
+            delta: Float in (0, 1). `RESERVED_SHARE` of it is reserved.
+
+        Returns:
+            float64 array [n].
+        """
         delta *= 1 - accountants.RESERVED_SHARE
         if self._is_gaussian:
             return exact_epsilons(np.sqrt(spent[:, 0]), delta)

@@ -1,4 +1,4 @@
-"""Statistics of individual epsilons that may be published (Yu et al. 2022, appendix E)."""
+"""Releases statistics of individual epsilons with noise (Yu et al. 2022, appendix E)."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import Entry, Ledger
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-# The noise of the mean is averaged over this number of releases.
+# The mean gets less noise, and counts as this number of releases.
 _OF_THE_MEAN = 4
 _NOTHING = Ledger()
 
@@ -21,12 +21,13 @@ class Statistics:
     """The result of `release_statistics`. All of it may be published.
 
     Attributes:
-        mean: Float.
-        quantiles: Dict from the share of examples at or below it to the value.
-        epsilon: Float, the cost of the release itself, at `delta`.
-        total_epsilon: Float, its cost together with the ledger before it, at `delta`.
-        delta: Float.
-        ledger: `Ledger` of the release only.
+        mean: Float, the noisy mean.
+        quantiles: Dict from shares in (0, 1) to noisy quantiles. For example, half of the values
+            are at most `quantiles[0.5]`.
+        epsilon: Float, the epsilon of this release only, at `delta`.
+        total_epsilon: Float, the epsilon of this release and the earlier ledger, at `delta`.
+        delta: Float in (0, 1).
+        ledger: `Ledger` of this release only.
     """
 
     mean: float
@@ -49,30 +50,33 @@ def release_statistics(
     before: Ledger = _NOTHING,
     accountant: str = "pld",
 ) -> Statistics:
-    """Releases the mean and quantiles of numbers, one per example, by Gaussian mechanisms.
+    """Releases the noisy mean and quantiles of numbers, one per example, by Gaussian mechanisms.
 
-    Guarantee: 4 + `steps` Gaussian mechanisms of `noise_multiplier` on the full batch, under adding
-    or removing one example, at a public number of examples; the values are clipped to
-    [0, `bound`]. A value must depend only on its own example and on public information. Epsilons of
-    an `IndividualAccountant` do, because they follow from the noisy weights.
+    Guarantee: the release costs as much as 4 + `steps` Gaussian mechanisms with `noise_multiplier`
+    on the full data, for adding or removing one example; without quantiles, only 4. The number of
+    examples is public. A value may depend only on its example and on public information. The
+    epsilons of an `IndividualAccountant` satisfy this, because their other input is noisy weights.
 
-    The mean is the noisy sum of `value - bound / 2`, which one example changes by bound / 2. It
-    gets half of the noise, and counts as four releases. For m quantiles, noisy counts of values
-    below m thresholds, each minus half of the examples, change by sqrt(m) / 2 together. In each of
-    `steps` steps, every threshold goes downhill on the loss of Andrew et al. 2021
-    (arXiv:1905.03871). At the end the quantiles are read from one rising curve that is fitted to
-    all counts, which costs nothing and averages the noise.
+    Mean: noise is added to the sum of `value - bound / 2`, which one example changes by at most
+    `bound / 2`. This release has half of the noise and counts as four.
+
+    Quantiles: for m shares there are m thresholds. Each step counts the values below each threshold
+    with noise, and then moves the thresholds toward the quantiles by a gradient step of Andrew et
+    al. 2021 (arXiv:1905.03871). Half of the number of examples is subtracted from each count, so
+    one example changes all m counts together by `sqrt(m) / 2` in l2 norm. At the end, one
+    increasing curve is fitted to all noisy counts, and the quantiles are read from it. The fit
+    averages the noise and costs no privacy.
 
     Args:
-        values: Float array [num_examples].
-        bound: Float > 0 and public, for example the plan's epsilon.
+        values: Float array [num_examples], the numbers. They are clipped to [0, `bound`].
+        bound: Float > 0, a public upper limit of the values, for example the plan's epsilon.
         delta: Float in (0, 1).
-        noise_multiplier: Float > 0, of each of the releases.
-        quantiles: Tuple of floats in (0, 1), or empty.
-        steps: Int >= 1.
-        seed: Optional int for tests: noise of a known seed can be subtracted.
+        noise_multiplier: Float > 0, the noise multiplier of each release.
+        quantiles: Tuple of floats in (0, 1), the shares; empty for the mean only.
+        steps: Int >= 1, the number of noisy counts for each quantile.
+        seed: Optional int for tests. Noise of a known seed can be subtracted.
         before: `Ledger` of the earlier costs on the same data.
-        accountant: As for `tfdpx.accounting.epsilon`, for the total.
+        accountant: As for `tfdpx.accounting.epsilon`, used for `total_epsilon`.
 
     Returns:
         `Statistics`.
@@ -93,7 +97,7 @@ def release_statistics(
     key = secrets.randbits(128) if seed is None else seed
     draw = np.random.Generator(np.random.Philox(key)).standard_normal
 
-    # NaN must not pass: clipping does not remove it.
+    # Clipping does not remove NaN.
     require(bool(np.isfinite(values).all()), "values", "NaN", "be finite")
     noise = noise_multiplier / math.sqrt(_OF_THE_MEAN) * bound / 2 * draw()
     mean = bound / 2 + (float(np.sum(values - bound / 2)) + noise) / len(values)
@@ -126,8 +130,19 @@ def release_statistics(
 
 
 def _quantiles(share_below, shares, bound, steps):
-    """Returns the values [m] below which `shares` [m] lie, in [0, bound], from `steps` queries."""
-    from sklearn import isotonic  # On the call: importing it takes as long as all else.
+    """Returns noisy quantiles.
+
+    Args:
+        share_below: Function from m thresholds, a float array [m], to the noisy shares of values
+            below them, a float array [m].
+        shares: Float array [m] of values in (0, 1).
+        bound: Float, the upper limit of the values.
+        steps: Int, the number of calls of `share_below`.
+
+    Returns:
+        Float array [m] of values in [0, bound], the quantiles of `shares`.
+    """
+    from sklearn import isotonic  # Imported on the call: it would double the time of the import.
 
     thresholds = shares * bound
     at, shown = [np.zeros(1)], [np.zeros(1)]
@@ -138,11 +153,11 @@ def _quantiles(share_below, shares, bound, steps):
         rate = 2 * bound / step**0.75
         thresholds = np.clip(thresholds - rate * (below - shares), 0, bound)
     points, heights = np.concatenate([*at, [bound]]), np.concatenate([*shown, [1.0]])
-    # Both ends are known exactly.
+    # The shares at 0 and at `bound` have no noise, so the curve must pass through both ends.
     weights = np.where((points == 0) | (points == bound), 1e6, 1.0)
     curve = isotonic.IsotonicRegression(y_min=0, y_max=1).fit(points, heights, weights)
     ascending = np.sort(points)
     levels, place = np.unique(curve.predict(ascending), return_inverse=True)
-    # The middle of each flat piece.
+    # The fitted curve consists of flat pieces. A piece counts as a point at its middle.
     middles = np.bincount(place, ascending) / np.bincount(place)
     return np.interp(shares, levels, middles)

@@ -1,4 +1,4 @@
-"""The ledger of the noisy steps that a training has taken, and their epsilon."""
+"""The ledger: lists what a training has spent on a data set, and computes its epsilon."""
 
 from __future__ import annotations
 
@@ -30,29 +30,37 @@ _KINDS = UPDATE, RELEASE, SELECTION, MECHANISM = "update", "release", "selection
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A number of equal steps of DP-SGD, or of equal releases.
+    """An entry of a ledger: a number of equal updates of DP-SGD, or of equal releases.
+
+    The argument `kind` decides what the entry stands for:
+
+    - "update": model updates of DP-SGD.
+    - "release": noisy sums over all examples, for example noisy statistics.
+    - "selection": updates or releases in each run of a paid search, which publishes only its best
+      run (`Ledger.selected`). All entries of a search have the same `run`.
+    - "mechanism": a release with a known epsilon and delta only (`Ledger.with_release`).
 
     Args:
         noise_multiplier: Float >= 0; None for a mechanism.
-        sampling_probability: Float in (0, 1], or None if unknown.
-        steps: Int >= 1.
-        poisson_sampled: Bool. Whether the batches were drawn by Poisson sampling with that
-            probability, as the accountants assume.
-        run: Optional int that names the training run. Entries of one run with the same noise and
-            sampling are the same steps, recorded earlier and later.
-        seeded: Bool. Whether the user chose the seed of draws or noise. Epsilon then holds only
-            while the seed is secret, so such weights are for experiments.
-        unit: "example", or "user" if an update draws people and clips the mean gradient of the
-            examples of each; neighbours then differ in all examples of one person.
-        kind: "update"; "release", a sum over all examples; "selection", steps that are a part of
-            each run of a paid search (`selected`), which share its `run`; or "mechanism", a release
-            of which only epsilon and delta are known (`with_release`).
-        mean_runs: Float > 1, of a selection: the mean number of runs.
-        delta: Float in (0, 1), of a selection: the delta of its epsilon; of a mechanism in [0, 1).
-        shuffled: Bool. Whether the sampler of a plan cut the batches from permutations. No limit is
-            known to the cost of other batches that are not Poisson samples.
-        epsilon: Float >= 0, of a mechanism.
-        name: String, of a mechanism.
+        sampling_probability: Float in (0, 1], the probability that a step draws an example; None if
+            unknown.
+        steps: Int >= 1, the number of updates or releases.
+        poisson_sampled: Bool. Whether each example was drawn independently with that probability,
+            as the accountants assume.
+        run: Optional int, the number of the training run. Two entries of one run with the same
+            noise and sampling are the same steps, recorded earlier and later.
+        seeded: Bool. Whether the user chose the seed of the batches or the noise. Epsilon then
+            holds only while the seed is secret, so such weights are only for experiments.
+        unit: "example", or "user" if each update draws people and clips the mean gradient of each
+            person's examples. Neighbouring data sets then differ in all examples of one person.
+        kind: "update", "release", "selection" or "mechanism".
+        mean_runs: Float > 1, the mean number of runs of a search. Only for a selection.
+        delta: Float, the delta that belongs to the epsilon of a selection, in (0, 1), or of a
+            mechanism, in [0, 1). None for other kinds.
+        shuffled: Bool. Whether a plan cut the batches from permutations of the data. If batches are
+            neither shuffled nor Poisson samples, epsilon is no upper bound.
+        epsilon: Float >= 0. Only for a mechanism.
+        name: String, the released statistic. Only for a mechanism.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -104,24 +112,24 @@ class Entry:
         require(is_valid, "delta", self.delta, "lie in [0, 1); it is 0 for pure privacy")
         is_valid = isinstance(self.name, str) and bool(self.name.strip())
         require(is_valid, "name", self.name, "be a text that tells what was released")
-        if self.run is None:  # Two equal releases are two.
+        if self.run is None:  # A random number, so that two equal releases count as two.
             object.__setattr__(self, "run", secrets.randbits(52) | 1)
 
     @property
     def key(self) -> tuple:
-        """The values that entries of the same steps share."""
+        """Tuple of all values but `steps` and `kind`. Entries of the same steps have equal keys."""
         sampling = self.sampling_probability, self.poisson_sampled, self.shuffled
         of_run = self.run, self.noise_multiplier, self.unit, self.seeded
         return *of_run, *sampling, self.mean_runs, self.delta, self.epsilon, self.name
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether it composes as Gaussian noise: it is an update or a release."""
+        """Bool: whether this is an update or a release, which compose as Gaussian mechanisms."""
         return self.kind in (UPDATE, RELEASE)
 
     @property
     def is_release(self) -> bool:
-        """Whether it is about sums over all examples instead of updates of DP-SGD."""
+        """Bool: whether this entry used all examples, and is not an update of DP-SGD."""
         return self.kind != UPDATE and self.sampling_probability == 1
 
 
@@ -132,18 +140,19 @@ _PLAIN |= dict(poisson_sampled=bool, shuffled=bool, seeded=bool)
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The updates, releases, paid searches and other mechanisms on one data set. Immutable.
+    """An immutable list of everything that has spent privacy on one data set.
 
-    The accountant computes their cost as if all steps had drawn their examples by Poisson sampling;
-    `is_approximate` tells whether some did not. Of these, epsilon is no limit for batches that no
-    plan drew.
+    Its entries are updates, releases, paid searches and other mechanisms. Epsilon is computed as if
+    all updates had drawn their batches by Poisson sampling. `is_approximate` tells whether some did
+    not. If a plan shuffled the data, epsilon is then an approximation; if no plan drew the batches,
+    epsilon is no upper bound.
 
     Args:
         entries: Tuple of `Entry`, in order of time.
         is_complete: Bool. False if weights came from a source without a ledger, for example a file,
-            arrays, or training with an ordinary optimizer. The entries are then only a part of what
-            was spent, and `epsilon` is a lower bound.
-        delta: Optional float, the default of `statement`.
+            arrays, or training with an ordinary optimizer. The entries are then only a part of the
+            privacy spent, and `epsilon` is a lower bound.
+        delta: Optional float in (0, 1), the default of `statement` and `attack_bounds`.
         num_examples: Optional int, the default of `statement`.
 
     Example:
@@ -177,25 +186,25 @@ class Ledger:
             )
 
     def assuming(self, sampling_probability: float) -> Ledger:
-        """Returns the ledger with unknown sampling probabilities replaced by this one.
+        """Returns the ledger with all unknown sampling probabilities replaced.
 
         Args:
-            sampling_probability: Float in (0, 1].
+            sampling_probability: Float in (0, 1], the probability to assume.
         """
         entries: dict[tuple, Entry] = {}
         for entry in self.entries:
             if entry.sampling_probability is None:
                 entry = dataclasses.replace(entry, sampling_probability=sampling_probability)
-            # Other updates of the run may have this probability already. They add up.
+            # The run may have other updates with this probability: add the numbers of steps.
             steps = entry.steps + (entries[entry.key].steps if entry.key in entries else 0)
             entries[entry.key] = dataclasses.replace(entry, steps=steps)
         return dataclasses.replace(self, entries=tuple(entries.values()))
 
     def __add__(self, other: Ledger) -> Ledger:
-        """Returns the ledger of both, on the same data, because their losses compose.
+        """Returns the ledger of all entries of both ledgers, which must be about the same data.
 
-        Steps of one run that are in both count once. It is complete if both are, and keeps `delta`
-        and `num_examples` if both agree or one has none.
+        Steps of a run that are in both ledgers count once. The sum is complete if both ledgers are.
+        It has the `delta` and `num_examples` of the ledgers, or None if they differ.
         """
         if not isinstance(other, Ledger):
             return NotImplemented
@@ -214,12 +223,14 @@ class Ledger:
 
     @classmethod
     def selected(cls, entries: Sequence[Entry], mean_runs: float, delta: float) -> Ledger:
-        """Returns the ledger of a paid search, which releases only the best of its runs.
+        """Returns the ledger of a paid search, which publishes only the best of its runs.
 
         Args:
-            entries: `Entry` objects of one run, with all of its releases and its noisy score.
-            mean_runs: Float > 1, as passed to `draw_runs`.
-            delta: Float in (0, 1). The search adds it, and its epsilon at it, to other entries.
+            entries: Sequence of `Entry`: all updates and releases of one run, including its noisy
+                score.
+            mean_runs: Float > 1, the mean number of runs, as passed to `selection.draw_runs`.
+            delta: Float in (0, 1), the delta of the search. The search adds this delta, and its
+                epsilon at this delta, to the cost of the other entries.
         """
         search: dict[str, Any] = {"kind": SELECTION, "mean_runs": mean_runs, "delta": delta}
         search["run"] = secrets.randbits(52) | 1
@@ -228,19 +239,19 @@ class Ledger:
     def with_release(
         self, *, epsilon: float, delta: float, unit: str, neighbours: str, name: str
     ) -> Ledger:
-        """Returns the ledger with a release by another mechanism or another library.
+        """Returns the ledger with one more release, by another mechanism or another library.
 
-        It counts as the worst mechanism of this epsilon and delta: the epsilon and `total_delta` of
-        the ledger grow by them, and so do `attack_bounds`, by the curve of that mechanism. An equal
-        release counts again. `tfdpx account --workdir=releases.jsonl` and `load` read one from a
-        line of JSON with these arguments.
+        The release adds its epsilon and delta to the ledger's epsilon and `total_delta`. In
+        `attack_bounds` it counts as the worst mechanism with this guarantee. Two equal releases
+        count twice. `load` and `tfdpx account --workdir=releases.jsonl` read such releases from a
+        file with one line of JSON for each, which has these arguments.
 
         Args:
-            epsilon: Float >= 0.
-            delta: Float in [0, 1), 0 for pure privacy.
-            unit: "example" or "user", the unit that differs between neighbours.
-            neighbours: "add_or_remove". A guarantee for replacing one unit does not compose with
-                the others in the ledger.
+            epsilon: Float >= 0, of the release.
+            delta: Float in [0, 1), of the release; 0 for pure differential privacy.
+            unit: "example" or "user", the unit by which neighbouring data sets differ.
+            neighbours: "add_or_remove". A guarantee for replacing a unit is refused, because it
+                does not compose with the other entries.
             name: String, the released statistic, for example "OpenDP counts by age".
 
         Raises:
@@ -263,12 +274,14 @@ class Ledger:
     def with_laplace(
         self, *, scale: float, l1_sensitivity: float, unit: str, neighbours: str, name: str
     ) -> Ledger:
-        """Returns the ledger with a release by Laplace noise, of epsilon l1_sensitivity / scale.
+        """Returns the ledger with one more release, of numbers with Laplace noise.
+
+        Its epsilon is `l1_sensitivity / scale`, and its delta is 0.
 
         Args:
-            scale: Float > 0, of the noise on every number released.
-            l1_sensitivity: Float > 0: by how much one unit, added or removed, changes the numbers
-                released, as the sum of absolute differences.
+            scale: Float > 0, the scale of the Laplace noise on each released number.
+            l1_sensitivity: Float > 0, the largest sum of absolute changes of the released numbers
+                if one unit is added or removed.
             unit: As for `with_release`.
             neighbours: As for `with_release`.
             name: As for `with_release`.
@@ -284,7 +297,7 @@ class Ledger:
 
     @property
     def selections(self) -> tuple[tuple[Entry, ...], ...]:
-        """The entries of one run of each paid search."""
+        """Tuple of one tuple per paid search, the `Entry`s of a single run of it."""
         searches: dict[tuple, list[Entry]] = {}
         for entry in self.entries:
             if entry.kind == SELECTION:
@@ -294,37 +307,36 @@ class Ledger:
 
     @property
     def is_approximate(self) -> bool:
-        """Whether any step drew its examples in another way than the accountants assume."""
+        """Bool: whether any update drew its batch in another way than by Poisson sampling."""
         return any(not entry.poisson_sampled for entry in self.entries)
 
     @property
     def unit(self) -> str | None:
-        """The unit that epsilon protects, "example" or "user"; None if entries differ.
+        """The unit that epsilon protects: "example", "user", or None if entries differ.
 
-        Entries of both units do not compose, because a person may be in any number of examples, and
-        one example of a person moves an update by up to two clips.
+        Entries of different units do not compose. A person may have any number of examples, and one
+        example of a person can change an update for users by up to two clips.
         """
         units = {entry.unit for entry in self.entries} or {EXAMPLE}
         return units.pop() if len(units) == 1 else None
 
     @property
     def has_noise(self) -> bool:
-        """Whether all entries have noise and a common `unit`; otherwise epsilon is infinite."""
+        """Bool: whether all entries have noise and the same unit. If not, epsilon is infinite."""
         return self.unit is not None and all(e.noise_multiplier != 0 for e in self.entries)
 
     @property
     def is_seeded(self) -> bool:
-        """Whether the user chose the seed of any step; do not release such weights."""
+        """Bool: whether the user chose a seed in any entry. Do not publish such weights."""
         return any(entry.seeded for entry in self.entries)
 
     def of(self, plan: PrivacyPlan) -> Ledger:
-        """Returns the entries with the noise and sampling probability of `plan`.
+        """Returns a `Ledger` of the updates and releases that match a plan.
+
+        They have the noise multiplier, sampling probability and unit of the plan.
 
         Args:
             plan: A `PrivacyPlan`.
-
-        Returns:
-            A `Ledger`.
         """
 
         def is_of_plan(entry: Entry) -> bool:
@@ -339,20 +351,20 @@ class Ledger:
 
     @property
     def steps(self) -> int:
-        """Number of updates and releases; for a paid search, the number of one run."""
+        """Int, the number of all updates and releases. Only one run of a paid search counts."""
         return sum(entry.steps for entry in self.entries)
 
     @property
     def runs(self) -> tuple[accountants.Run, ...]:
-        """Tuples `(noise_multiplier, sampling_probability, steps)`, with equal steps joined.
+        """Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, for the accountants.
 
-        Entries without a common `unit` count as if they had no noise, because they protect no one.
-        So do paid searches and mechanisms, because their losses do not compose with others.
+        Paid searches and mechanisms count as entries without noise here, because they do not
+        compose as Gaussians. If entries differ in their unit, all count as entries without noise.
 
         Raises:
             ValueError: If a sampling probability is unknown.
         """
-        # Joined: a run resumed many times is composed in one step.
+        # Equal entries are added up, so that a run with many resumes composes as fast as one.
         alike: dict[tuple, int] = {}
         for entry in self.entries:
             if entry.sampling_probability is None:
@@ -367,26 +379,30 @@ class Ledger:
         return tuple((*key, steps) for key, steps in sorted(alike.items()))
 
     def epsilon(self, delta: float | None, accountant: str = "pld") -> float:
-        """Returns the epsilon of all entries, under adding or removing one example, or user.
+        """Returns the epsilon of all entries, for adding or removing one example (or user).
 
-        Paid searches and mechanisms add theirs to all updates and releases, so it holds at
-        `total_delta`.
-        A step that draws more than the plan's `capacity` raises an error. Its probability is paid
-        for at the plan's delta and above; a smaller delta does not cover this error.
+        Updates and releases have their epsilon at `delta`. Each paid search and each mechanism adds
+        its epsilon and its delta, so the result holds at `total_delta(delta)`.
+
+        Do not use a smaller delta than the plan's. A step that draws more examples than the plan's
+        `capacity` raises an error, and only the plan's delta covers the probability of this error.
 
         Args:
-            delta: Float in (0, 1), for updates and releases; None if there are none, or no noise.
-            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Searches use "rdp".
+            delta: Float in (0, 1), for updates and releases. It may be None if there are none, or
+                an entry has no noise.
+            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Paid searches always
+                use "rdp".
 
         Returns:
-            Float; 0.0 for an empty ledger, infinity if any step had no noise or entries have no
-            common `unit`. A lower bound unless `is_complete`.
+            Float. 0.0 for an empty ledger; infinity if an entry has no noise or entries differ in
+            their unit. It is a lower bound unless `is_complete`.
 
         Raises:
             ValueError: If an argument is out of range, or a sampling probability is unknown.
 
         Warns:
-            UserWarning: If the ledger `is_approximate`. The text tells if epsilon is no limit.
+            UserWarning: If the ledger `is_approximate`. The text tells whether epsilon is an
+                approximation or no upper bound at all.
         """
         if self.is_approximate:
             steps = sum(entry.steps for entry in self.entries if not entry.poisson_sampled)
@@ -414,15 +430,15 @@ class Ledger:
         return accountants.composed_epsilon(runs, delta, accountant) + spent
 
     def attack_bounds(self, delta: float | None = None) -> attack.AttackBounds:
-        """Returns bounds on finding out whether an example, or person, was in the data.
+        """Returns bounds on attacks that find out whether an example, or person, was in the data.
 
         Args:
-            delta: Float in (0, 1). A share is reserved for batches that overflow and for the
-                noise's tail. Defaults to the ledger's. As for `epsilon`, not below the plan's.
+            delta: Float in (0, 1), which must not be smaller than the plan's, as for `epsilon`.
+                Defaults to the ledger's. A part of it is reserved (`accountants.kept_back`).
 
         Returns:
-            `AttackBounds` for one `unit`. Paid searches and mechanisms count as the worst mechanism
-            with their epsilon and delta.
+            `AttackBounds` for one example, or one user. A paid search or mechanism counts as the
+            worst mechanism with its epsilon and delta.
 
         Raises:
             ValueError: If no bound is known, because the ledger is not complete, a batch was not
@@ -446,7 +462,12 @@ class Ledger:
         return attack.attack_bounds(runs, delta, self.unit or EXAMPLE, pairs)
 
     def parts(self) -> tuple[tuple[accountants.Run, ...], tuple[tuple[float, float], ...]]:
-        """Returns `runs` for updates and releases, and (epsilon, delta) for each other entry."""
+        """Returns the cost of all entries in the two forms that accountants need.
+
+        Returns:
+            A pair. First, `runs` of the updates and releases. Second, a tuple of pairs (epsilon,
+            delta), one for each paid search and each mechanism.
+        """
         pairs = [
             (selection.selection_epsilon(run, run[0].delta, run[0].mean_runs), run[0].delta)
             for run in self.selections
@@ -460,10 +481,15 @@ class Ledger:
         return [entry for entry in self.entries if entry.kind == MECHANISM]
 
     def total_delta(self, delta: float | None) -> float | None:
-        """Returns the delta of `epsilon(delta)`, with the delta of paid searches and mechanisms.
+        """Returns the delta at which `epsilon(delta)` holds.
+
+        It is `delta`, for updates and releases, plus the deltas of paid searches and mechanisms.
 
         Args:
-            delta: As for `epsilon`. If it is None and there is no other delta, the result is None.
+            delta: As for `epsilon`.
+
+        Returns:
+            Float, or None if `delta` is None and there is no search or mechanism.
         """
         deltas = [run[0].delta for run in self.selections]
         deltas += [entry.steps * entry.delta for entry in self._mechanisms]
@@ -480,22 +506,23 @@ class Ledger:
         dataset: str = "the training data",
         rows_per_user: int | None = None,
     ) -> str:
-        """Returns a text to cite: the guarantee, for whom it holds, how, and its assumptions.
+        """Returns a text that states the privacy guarantee, for example for a paper.
 
-        It is computed only from the ledger and is no signature, because only the owner of the data
-        can confirm it.
+        It tells what is protected, how epsilon was computed, and what is assumed. It is computed
+        only from the ledger, and only the owner of the data can confirm it.
 
         Args:
-            delta: Float in (0, 1). Defaults to the ledger's; with a plan the ledger of an optimizer
-                has the plan's.
-            num_examples: Optional int, of the private data set; public. Defaults to the ledger's.
+            delta: Float in (0, 1). Defaults to the ledger's. The ledger of an optimizer with a plan
+                has the plan's delta.
+            num_examples: Optional int, the number of private examples, which the text publishes.
+                Defaults to the ledger's.
             accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
             dataset: String, the name of the data.
-            rows_per_user: Optional int, the most examples of one person. Adds the epsilon for all
-                of them together (`tfdpx.accounting.group_epsilon`).
+            rows_per_user: Optional int, the largest number of examples of one person. The text then
+                has the epsilon for all of them together, too (`tfdpx.accounting.group_epsilon`).
 
         Returns:
-            String of lines of at most 88 characters. Epsilon is rounded up. The text also tells if
+            String of lines of at most 88 characters. Epsilon is rounded up. The text also says if
             there is no differential privacy, nothing was spent, or the ledger is incomplete.
 
         Raises:
@@ -510,18 +537,19 @@ class Ledger:
         return statement.words().of_ledger(self, *about, rows_per_user=rows_per_user)
 
     def to_json(self) -> str:
-        """Returns the ledger as a JSON string."""
+        """Returns the ledger as a string of JSON."""
         return json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
-        """Returns the ledger from a string of `to_json`, or of releases of other mechanisms.
+        """Returns the ledger that a string describes.
 
         Args:
-            text: String; of releases a line each, JSON with the arguments of `with_release`.
+            text: String that `to_json` returned. Or a list of releases by other mechanisms, with a
+                line for each: JSON with the arguments of `with_release`.
 
         Raises:
-            ValueError: If `text` is not a whole ledger.
+            ValueError: If `text` is not a complete ledger of this version.
         """
         if text and not text.startswith("{"):
             raise ValueError(
@@ -549,7 +577,14 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Ledger:
-        """Returns the ledger from a dict of its arguments, saved by this version."""
+        """Returns the ledger from a dict of its arguments, as `to_json` writes them.
+
+        Args:
+            saved: Dict. The value of "entries" is a list of dicts, the arguments of each `Entry`.
+
+        Raises:
+            ValueError: If an entry is invalid or of another version.
+        """
         listed = saved["entries"]
         require(isinstance(listed, list), "entries", listed, "be a list")
         names = {field.name for field in dataclasses.fields(Entry)}
@@ -562,26 +597,26 @@ class Ledger:
         return cls(**saved | {"entries": tuple(Entry(**entry) for entry in listed)})
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the ledger to a file, which holds either the old or the new ledger at any time.
+        """Writes the ledger to a file of JSON, as a whole or not at all.
 
         Args:
-            path: String or path-like.
+            path: String or path-like, the file to write or replace.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the file cannot be written.
         """
         files.write(pathlib.Path(path), self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Ledger:
-        """Returns the ledger from a file of `save`.
+        """Returns the ledger from a file that `save` has written, or a file of releases.
 
         Args:
-            path: String or path-like.
+            path: String or path-like. `from_json` describes the content of the file.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged; the message names it.
+            ValueError: If the file is damaged. The message has its path.
         """
         try:
             return cls.from_json(pathlib.Path(path).read_bytes().decode("utf-8"))

@@ -1,4 +1,4 @@
-"""A privacy budget and the training run that spends it."""
+"""The plan of a private training: computes the noise, steps or batch size for a privacy budget."""
 
 from __future__ import annotations
 
@@ -26,63 +26,70 @@ from tfdpx.accounting.ledger import EXAMPLE, UNITS, USER, Entry, Ledger
 
 SAMPLINGS = ("poisson", "shuffle")
 
-# Half of the accountants' reserve of delta; the other half is for the noise's tail.
+# The share of delta for steps that draw more examples than `capacity`. The other half of the
+# accountants' reserve is for the noise, which has a largest value.
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
-# Below it the noise hides all signal in the data.
+# With a smaller epsilon the noise hides all signal in the data.
 _LEAST_USEFUL_EPSILON = 0.01
-# Above it the guarantee is void in practice.
+# With a larger epsilon the guarantee means nothing in practice.
 _MOST_USEFUL_EPSILON = 100.0
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class PrivacyPlan:
-    """The number of noisy steps on a number of examples that a privacy budget pays for.
+    """The plan of a private training: how many updates, on which batches, with how much noise.
 
-    Leave out exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon`. It is
-    computed: the least noise, the most steps or the largest batch within `epsilon`, or the epsilon
-    itself. The solution never overshoots: `epsilon_at(steps) <= epsilon`. A plan is immutable.
+    Leave out exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon`. The plan
+    computes it: the least noise, the most steps or the largest batch for `epsilon`, or the epsilon
+    of the other three. Epsilon is never exceeded: `epsilon_at(steps) <= epsilon`. A plan is
+    immutable.
 
     Guarantee: `steps` updates of a tfdpx optimizer on `plan.batches(...)` are (epsilon, delta)-
-    differentially private under adding or removing one example; `tfdpx.accounting.epsilon` lists
-    the conditions. The plan is public, with `num_examples` and `batch_size`, because neighbours are
-    a data set of `num_examples` and the same without one example, both trained at
-    `batch_size / num_examples` and divided by `batch_size`. So the content of an example and its
-    presence are protected; the number of examples in the plan is not. (With a null example in
-    place of the one removed these are the "zero-out" neighbours.) Delta covers the overflow of
-    `capacity`. With `sampling="shuffle"` batches are cut from a permutation of the data, while
-    epsilon is computed for Poisson sampling: an approximation, as in De et al. 2022 ("Unlocking
-    High-Accuracy Differentially Private Image Classification through Scale").
+    differentially private for adding or removing one example; `tfdpx.accounting.epsilon` lists the
+    conditions. The plan itself is public, including `num_examples` and `batch_size`: a data set of
+    `num_examples` examples, and the same data without one example, are both trained with
+    probability `batch_size / num_examples`, and sums are divided by `batch_size`. So the presence
+    and the content of an example are protected, but the number of examples in the plan is not.
+    (This is the "zero-out" relation if the missing example is replaced by an empty one.) Delta
+    includes the probability that a step draws more examples than `capacity`.
 
-    With `unit="user"` neighbours differ in all examples of one person: each update draws people, up
-    to k examples of each, and clips the mean of a person's gradients. The guarantee is the same
-    with "person" for "example"; the number of people is public. `fit(x, y, user_ids=ids)` takes the
-    person of each example.
+    With `sampling="shuffle"`, batches are parts of a permutation of the data, but epsilon is
+    computed for Poisson sampling. It is then only an approximation, as in De et al. 2022
+    ("Unlocking High-Accuracy Differentially Private Image Classification through Scale").
 
-    With `spent`, epsilon covers the training and the earlier releases about the same data. Delta
-    covers the delta of paid searches and other mechanisms in it.
+    With `unit="user"`, all examples of one person are protected together. Each update draws people,
+    takes up to k examples of each, and clips the mean of the person's gradients. The guarantee is
+    the same, with "person" instead of "example", and the number of people is public. Pass the
+    person of each example to `fit(x, y, user_ids=ids)`.
 
-    With `right_guesses` in place of `epsilon`, the plan bounds attacks (`attack_bounds`): someone
-    who knows everything except whether one example was in the data, which a coin decided, is right
-    at most that often. Right guesses are an average, and a few sampled updates meet it with so
-    little noise that examples which are drawn are found out almost surely. So epsilon also does not
-    exceed the epsilon of full batches with the same right guesses, for example 2.02 for 0.6 and
-    3.25 for 0.65 at delta 1e-5. Where this binds, fewer guesses are right, and `summary` says so.
+    With `spent`, epsilon covers the training and the earlier entries of this ledger together. Delta
+    includes the deltas of paid searches and other mechanisms among these entries.
+
+    With `right_guesses` instead of `epsilon`, the plan limits attacks (`attack_bounds`). A fair
+    coin decides whether an example is in the data, and an attacker who knows everything else
+    guesses; the share of right guesses is at most `right_guesses`. This share is an average. A few
+    updates with a small sampling probability could reach it with so little noise that an attacker
+    almost surely recognises those examples that were drawn. To prevent this, epsilon is also at
+    most the epsilon of full batches with the same right guesses, for example 2.02 for 0.6 and 3.25
+    for 0.65 at delta 1e-5. If this second limit decides, fewer guesses are right, and `summary`
+    says so.
 
     Args:
-        num_examples: Int. Number of examples of the private data set, or of people; public.
+        num_examples: Int. Number of private examples, or of people for `unit="user"`; public.
         batch_size: Int. Expected number of examples, or people, per step, over all devices.
-        steps: Int. Number of model updates (never microbatches).
+        steps: Int. Number of model updates. An update of several microbatches counts once.
         noise_multiplier: Float >= 0. Standard deviation of the noise on the clipped sum, divided by
             `l2_norm_clip`. 0 trains without privacy: epsilon is infinite.
-        epsilon: Float > 0.
+        epsilon: Float > 0. The privacy budget.
         delta: Float in (0, 1), well below 1/num_examples.
-        sampling: "poisson" or "shuffle".
-        accountant: "pld" (the tighter) or "rdp"; for full batches also "gdp" or "zcdp".
-        epochs: Float > 0, instead of `steps`: the average number of passes over the data, which is
-            `ceil(epochs * num_examples / batch_size)` steps.
+        sampling: "poisson" draws each example independently; "shuffle" permutes the data.
+        accountant: "pld" (tighter) or "rdp"; for full batches also "gdp" or "zcdp".
+        epochs: Float > 0, instead of `steps`: the average number of times that each example is
+            drawn. The plan has `ceil(epochs * num_examples / batch_size)` steps.
         unit: "example" or "user", the unit that epsilon protects.
         spent: Optional `Ledger` of the same data, for example from `tfdpx.private_adapt`.
-        right_guesses: Float in (0.5, 1), instead of `epsilon`, for example 0.6; 0.5 is a coin.
+        right_guesses: Float in (0.5, 1), instead of `epsilon`, for example 0.6. A coin is right
+            with probability 0.5.
 
     Raises:
         ValueError: If an argument is out of range, if not exactly one of the four is left out, or
@@ -110,7 +117,7 @@ class PrivacyPlan:
     right_guesses: float | None = None
 
     def __new__(cls, *arguments: Any, **named: Any) -> PrivacyPlan:
-        """Refuses arguments that other libraries have."""
+        """Raises TypeError for arguments of other libraries, such as `target_epsilon`."""
         refuse_elsewhere(cls.__name__, named)
         return super().__new__(cls)
 
@@ -204,50 +211,52 @@ class PrivacyPlan:
 
     @property
     def sampling_probability(self) -> float:
-        """Probability that a step draws a given example: batch_size / num_examples."""
+        """Float: the probability that a step draws an example, batch_size / num_examples."""
         return self.batch_size / self.num_examples
 
     @property
     def epochs(self) -> float:
         """Float: how often an example is drawn on average, steps * batch_size / num_examples.
 
-        This is not the `epochs` of `fit`, which may be any number, because they only set reports.
+        The `epochs` of `fit` may differ: they decide only how often `fit` reports and validates.
         """
         return self.steps * self.sampling_probability
 
     @property
     def is_approximate(self) -> bool:
-        """Whether batches are drawn in another way than epsilon assumes."""
+        """Bool: whether batches are shuffled, while epsilon assumes Poisson sampling."""
         return self.sampling != "poisson"
 
     @functools.cached_property
     def capacity(self) -> int:
-        """Number of rows of every batch, an int.
+        """Int, the number of rows of each batch.
 
-        With Poisson sampling the number of examples drawn varies, and batches are padded. A step
-        that draws more examples than the batch has rows raises an error, which depends on the data.
-        Given the draws of all other examples, the example that neighbours differ in can influence
-        this only if the others fill the batch. The probability that any of the plan's steps draws
-        so many is at most delta * 5e-5 (binomial tail, union bound over the steps), which is
-        reserved from delta. This is the least such number of rows, at most `num_examples`.
+        With Poisson sampling the number of examples in a batch varies. Batches are padded to
+        `capacity` rows, and a step that draws more examples raises an error. This error reveals
+        something about the data: one example decides whether it is raised if the other examples
+        fill the batch. The capacity is therefore so large that the others fill a batch in any of
+        the plan's steps with a probability of at most `delta * 5e-5` (binomial tail, union bound
+        over the steps). This part of delta is reserved. The capacity is the smallest such number,
+        and at most `num_examples`.
         """
         if self.sampling == "shuffle":
             return self.batch_size
         num_others = scipy.stats.binom(self.num_examples - 1, self.sampling_probability)
         allowed = _OVERFLOW_SHARE * self.delta / self.steps
-        # Not scipy's quantile, which loses precision below 1e-16 and returns all rows.
+        # scipy's quantile function is not precise enough: below 1e-16 it returns all rows.
         return 1 + bisect.bisect_left(
             range(1, self.num_examples), True, key=lambda rows: num_others.sf(rows - 1) <= allowed
         )
 
     def epsilon_at(self, steps: int) -> float:
-        """Returns the epsilon spent by `steps` updates, at the plan's `delta`.
+        """Returns the epsilon of `steps` updates and of `spent`, at the plan's `delta`.
 
         Args:
-            steps: Int >= 0. May exceed the plan's steps.
+            steps: Int >= 0, which may exceed the plan's steps.
 
         Returns:
-            Float. 0.0 at step 0; later infinity if `noise_multiplier` is 0.
+            Float. Without `spent` it is 0.0 for 0 steps. Infinity if there are updates and
+            `noise_multiplier` is 0.
 
         Raises:
             ValueError: If `steps` is negative or no integer.
@@ -256,7 +265,7 @@ class PrivacyPlan:
         return self._epsilon_of(*run, self.delta, self.accountant)
 
     def _epsilon_of(self, noise_multiplier, sampling_probability, steps, delta, accountant):
-        """Returns the epsilon of such a run and of `spent`, within `delta` for both."""
+        """Returns the epsilon of a run and of `spent` together, at `delta` for both together."""
         runs, pairs = self.spent.parts()
         epsilons, deltas = (math.fsum(pair[i] for pair in pairs) for i in (0, 1))
         run = (noise_multiplier, sampling_probability, steps)
@@ -265,7 +274,14 @@ class PrivacyPlan:
         return accountants.composed_epsilon((*runs, run), delta - deltas, accountant) + epsilons
 
     def _cost_of(self, *run):
-        """Returns `_epsilon_of`, or the one of full batches with the right guesses if larger."""
+        """Returns the larger of two epsilons, which must both be within the plan's epsilon.
+
+        The first is `_epsilon_of` the run. The second belongs to full batches with the same right
+        guesses as the run.
+
+        Args:
+            *run: The arguments of `_epsilon_of`.
+        """
         epsilon = self._epsilon_of(*run)
         if self.right_guesses is None or epsilon > self.epsilon:
             return epsilon
@@ -289,62 +305,66 @@ class PrivacyPlan:
         pad_to_multiple_of: int = 1,
         input_context: Any = None,
     ) -> Any:
-        """Returns the data of the plan's steps, as a dataset for `model.fit`.
+        """Returns a dataset of randomly drawn batches, one for each step of the plan.
 
-        Epsilon is exact for training on this dataset itself, because `take`, `cache`, `map` and the
-        like make another one. `fit` uses each draw once, however often the dataset is iterated.
+        Pass the dataset to `model.fit` as it is. `take`, `cache`, `map` and other methods make a
+        different dataset, and epsilon is not exact for training on that one. `fit` uses each batch
+        once, even if it iterates over the dataset several times.
 
         Args:
-            x: Any input of `fit`: an array, a pandas object, a list of numbers, or a dict, tuple or
-                list of arrays, of shape `[num_examples, ...]`. Or a `tfdpx.RandomAccess`, for
-                examples that are read when they are drawn; it holds the targets too. So does a
-                `tf.data.Dataset` of known size, of examples or of batches. Draws need every example
-                at hand, so it is read into memory once, here, and its size is printed.
-            y: Like `x`, or None.
-            sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
-                weight 0 is absent.
-            class_weight: Optional dict from class (int) to weight, finite and >= 0, for one `y` of
-                class indices, `[num_examples]` or `[num_examples, 1]`, or one-hot,
-                `[num_examples, num_classes]`. Other classes weigh 1. A private optimizer multiplies
-                clipped gradients by the weights divided by the largest one; with `user_ids`,
-                or without such an optimizer, they multiply the `sample_weight`.
+            x: The private examples. An array, pandas object or list of numbers of shape
+                `[num_examples, ...]`, or a dict, tuple or list of such arrays. Or a
+                `tfdpx.RandomAccess`, which reads examples when they are drawn; it includes the
+                targets. Or a `tf.data.Dataset` of known size, of examples or batches; it includes
+                the targets, too. Since any example may be drawn at any time, this method reads the
+                whole dataset into memory and prints its size.
+            y: The targets, in the same forms as `x`, or None.
+            sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example
+                with weight 0 counts as absent.
+            class_weight: Optional dict from class (int) to weight, finite and >= 0. Other classes
+                have weight 1. Needs a single `y`, either class indices of shape `[num_examples]` or
+                `[num_examples, 1]`, or one-hot of shape `[num_examples, num_classes]`. A private
+                optimizer multiplies clipped gradients by these weights, divided by the largest one.
+                With `user_ids`, or without such an optimizer, `sample_weight` is multiplied
+                instead.
             user_ids: Array of `num_rows` ints or strings, the person of each example, for a plan
-                with `unit="user"`; its `num_examples` is the number of different ones.
-            examples_per_user: Int k, with `user_ids`; 4 if left out. Of a person with more, each
-                update draws k again. The update costs as much as k views of an example.
-            validation_split: Float in [0, 1). As in `fit`, the last part of the arrays is not
-                drawn, and `fit` validates on it. The plan's `num_examples` counts the others
-                alone. That part is private too, and no epsilon covers it: callbacks may act on its
-                metrics only if the optimizer has `public_validation=True`.
-            optimizer: Optional tfdpx optimizer, from which seed and first step are taken, so that a
-                run resumed by `tfdpx.callbacks.Checkpoint` gets the draws of an uninterrupted run.
-                The dataset ends after the steps that the plan has left. Without it, every
-                iteration over the dataset draws again.
-            seed: Optional int, for repeatable experiments: draws of a known seed give no privacy.
-                See `tfdpx.sampling.sampled_batches`.
+                with `unit="user"`. The plan's `num_examples` is the number of different ids.
+            examples_per_user: Int k, with `user_ids`. Defaults to 4. If a person has more than k
+                examples, each update draws k of them at random. An update takes as long as with k
+                views of each example.
+            validation_split: Float in [0, 1). As in `fit`, the last part of the arrays is used only
+                for validation, and the plan's `num_examples` does not count it. It is private as
+                well, but no epsilon covers it, so callbacks may act on its metrics only if the
+                optimizer has `public_validation=True`.
+            optimizer: Optional tfdpx optimizer. It gives the dataset its seed and first step, so a
+                run that `tfdpx.callbacks.Checkpoint` resumes gets the remaining batches, and the
+                dataset ends after the plan's last step. Without an optimizer, each iteration over
+                the dataset draws new batches.
+            seed: Optional int, for repeatable experiments. There is no privacy if the seed is
+                known. See `tfdpx.sampling.sampled_batches`.
             start: Int or scalar variable, the first step. Needed only with a `seed`.
-            pad_to_multiple_of: Int. Pads further: `tf.distribute` can then split a batch
-                evenly: a multiple of the number of replicas.
-            input_context: Optional `tf.distribute.InputContext` of one host of several, for
-                `tfdpx.distributed.fit`: the shares of this host's replicas, see
-                `tfdpx.sampling.sampled_batches.poisson_sampler`.
+            pad_to_multiple_of: Int. Batches are padded to a multiple of this number of rows. Pass
+                the number of replicas, so that `tf.distribute` can split a batch evenly.
+            input_context: Optional `tf.distribute.InputContext` of one of several hosts, for
+                `tfdpx.distributed.fit`. The batches then have only the rows of this host's
+                replicas; see `tfdpx.sampling.sampled_batches.poisson_sampler`.
 
         Returns:
-            A `tf.data.Dataset` of `(x, y, sample_weight)` of fixed shapes `[rows, ...]` that ends
-            after the plan's steps, with `rows` the `capacity` rounded up to `pad_to_multiple_of`.
-            Padding is zero, and its sample_weight (float32) is 0. With `user_ids` a row is a
-            person: `[rows, k, ...]`.
+            A `tf.data.Dataset` of batches `(x, y, sample_weight)` with fixed shapes `[rows, ...]`.
+            `rows` is `capacity`, rounded up to a multiple of `pad_to_multiple_of`. Padded rows are
+            zero, and their sample_weight (float32) is 0. With `user_ids` a row is a person, and the
+            shapes are `[rows, k, ...]`. The dataset ends after the plan's steps.
 
         Raises:
-            ValueError: If the arrays do not hold `num_examples` examples, a weight is invalid, or a
-                data set has no known size or is made by `repeat`.
+            ValueError: If `x` does not have `num_examples` examples, a weight is invalid, or a
+                `tf.data.Dataset` has no known size or was made by `repeat`.
 
         Warns:
-            UserWarning: If arrays hold equal rows, `x` with `y`, that chance does not explain, with
-                the largest number of them and its `group_epsilon`. Both numbers are computed from
-                private data without noise: they are for the user only, and no file holds them. Of
-                more than 100,000 rows, as many are drawn at random and compared. Rows of a plan of
-                people and of a `RandomAccess` are not compared.
+            UserWarning: If `x` and `y` have more equal rows than chance explains, because these may
+                belong to one person. The text has the largest number of equal rows and its
+                `group_epsilon`. Both are computed from private data without noise. They are only
+                for the user and are saved in no file. Of more than 100,000 rows, a random sample of
+                100,000 is compared. Nothing is compared for a plan of people or a `RandomAccess`.
 
         Example:
         >>> plan = PrivacyPlan(1000, batch_size=100, steps=20, epsilon=8.0, delta=1e-5)
@@ -355,7 +375,7 @@ class PrivacyPlan:
         >>> 0 < drawn < plan.capacity and not np.any(x[drawn:])
         True
         """
-        from tfdpx.sampling import sampled_batches  # On the call: accounting needs no TensorFlow.
+        from tfdpx.sampling import sampled_batches  # Here, so that accounting needs no TensorFlow.
 
         sampler = sampled_batches.plan_sampler(
             self,
@@ -375,7 +395,7 @@ class PrivacyPlan:
         return sampler.dataset()
 
     def ledger_at(self, steps: int) -> Ledger:
-        """Returns the `tfdpx.accounting.Ledger` after this number of updates of the plan.
+        """Returns the `tfdpx.accounting.Ledger` after `steps` updates of the plan.
 
         Args:
             steps: Int >= 0.
@@ -391,10 +411,10 @@ class PrivacyPlan:
         return self.spent + Ledger((entry,))
 
     def attack_bounds(self) -> AttackBounds:
-        """Returns bounds on finding out whether an example, or person, was in the data.
+        """Returns bounds on attacks that find out whether an example, or person, was in the data.
 
         Returns:
-            `tfdpx.accounting.AttackBounds` after all steps, including what was spent before.
+            `tfdpx.accounting.AttackBounds`, for all steps of the plan and `spent`.
 
         Raises:
             ValueError: If no bound is known, as for `Ledger.attack_bounds`.
@@ -408,9 +428,10 @@ class PrivacyPlan:
         dataset: str = "the training data",
         rows_per_user: int | None = None,
     ) -> str:
-        """Returns a text to cite: the guarantee of a training by this plan, and its conditions.
+        """Returns a text that states the guarantee of a training by this plan, and its conditions.
 
-        After a training, `model.optimizer.ledger.statement()` tells more.
+        After the training, use `model.optimizer.ledger.statement()`, which is about the updates
+        that were made.
 
         Args:
             steps: Optional int >= 0, the number of updates. Defaults to the plan's.
@@ -429,20 +450,22 @@ class PrivacyPlan:
         return statement.words().of_ledger(ledger, *about, **goals, is_planned=True)
 
     def summary(self) -> str:
-        """Returns the plan in a line of prose."""
+        """Returns a sentence about the plan, a string."""
         return statement.words().summary(self)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns all arguments, including the computed one."""
+        """Returns a dict of all arguments, including the one that was computed."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**config, "spent": self.spent.to_json()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
-        """Returns the plan from `get_config`; its epsilon is not below the one of its other values.
+        """Returns the plan from a dict that `get_config` returned.
+
+        The epsilon of the plan is at least the one that follows from the other values.
 
         Args:
-            config: Dict.
+            config: Dict of all arguments.
 
         Raises:
             ValueError: If a value is out of range.
@@ -455,17 +478,17 @@ class PrivacyPlan:
             value = Ledger.from_json(value) if field.name == "spent" else value
             object.__setattr__(plan, field.name, value)
         plan._check()
-        # Solved values are within epsilon, so only edited ones change it.
+        # Epsilon grows only if someone edited the config: computed values are within it.
         object.__setattr__(plan, "epsilon", max(plan.epsilon, plan.epsilon_at(plan.steps)))
         return plan
 
 
 def largest_epsilon(right_guesses: float, epsilon: float | None, delta: float | None) -> float:
-    """Returns the largest epsilon of a plan with these right guesses.
+    """Returns the largest epsilon that a plan with `right_guesses=` may have.
 
     Args:
         right_guesses: As for `PrivacyPlan`.
-        epsilon: Must be None, because it follows.
+        epsilon: Must be None, because it follows from `right_guesses`.
         delta: Float in (0, 1).
 
     Raises:
@@ -481,10 +504,10 @@ def largest_epsilon(right_guesses: float, epsilon: float | None, delta: float | 
 
 
 def _named(ledger):
-    """Returns the ledger with a run number for every entry: each counts once."""
+    """Returns the ledger with a run number in each entry, so that no entry counts twice."""
     if not isinstance(ledger, Ledger) or all(entry.run for entry in ledger.entries):
         return ledger
-    # A digest of the content: every host must compute the same number.
+    # The numbers come from a digest of the content, because all hosts must compute the same ones.
     digest = hashlib.sha256(ledger.to_json().encode()).hexdigest()
     first = int(digest[:12], 16)
     entries = enumerate(ledger.entries)
@@ -495,13 +518,16 @@ def _named(ledger):
 def plan_warnings(
     epsilon: float, delta: float, num_examples: int | None, noise_multiplier: float
 ) -> list[str]:
-    """Returns warnings about values that are valid but probably not intended, as sentences.
+    """Returns warnings about values of a plan that are valid but probably not intended.
 
     Args:
-        epsilon: Float.
+        epsilon: Float, as for `PrivacyPlan`.
         delta: Float.
         num_examples: Int, or None if unknown.
         noise_multiplier: Float.
+
+    Returns:
+        List of strings.
     """
     sentences = []
     if num_examples is not None and delta > 1 / num_examples:

@@ -1,8 +1,8 @@
-"""The record of a run: the data, the privacy spent on them, earlier trainings, and results.
+"""The record of a run: its data, the privacy spent on them, earlier trainings, and results.
 
-All readers use this one file. `model.keras` carries the same record inside, as an entry of the
-archive that Keras does not read, with a digest of the weights. A file that Keras has saved again
-has neither.
+The record is saved as `record.json` in the folder of the run. The archive `model.keras` contains
+the same record, together with a digest of the weights, in an entry that Keras ignores. If Keras
+loads this file and saves it again, the record is lost.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _PACKAGES = ("tfdpx", "tensorflow", "keras", "numpy", "dp-accounting", "pillow")
 
 @dataclasses.dataclass(frozen=True)
 class DatasetId:
-    """The name of the data set that was trained on, with nothing from the content of its examples.
+    """Identifies a data set without revealing anything about its examples.
 
     Args:
-        name: String, for people; no path.
-        num_examples: Optional int.
-        identifier: Random string that is kept with the data, or None if a public name identifies
-            them.
+        name: String, a name for people to read, not a path.
+        num_examples: Optional int, the number of examples.
+        identifier: Random string that is stored with the data. None if the data are public and
+            their name identifies them.
     """
 
     name: str
@@ -54,12 +54,13 @@ class DatasetId:
 
 @dataclasses.dataclass(frozen=True)
 class UpstreamTraining:
-    """An earlier training behind the weights or features that a run started from.
+    """An earlier training that made the weights or features with which a run started.
 
     Args:
-        data: `DatasetId` of its data.
-        ledger: `Ledger` of these data; an entry without noise if nothing was private.
-        delta: Float in (0, 1) from its own record, or None.
+        data: `DatasetId` of the data of the earlier training.
+        ledger: `Ledger` of these data. It has an entry without noise if the training was not
+            private.
+        delta: Float in (0, 1) from the record of the earlier training, or None.
     """
 
     data: DatasetId
@@ -68,41 +69,44 @@ class UpstreamTraining:
 
     @property
     def epsilon(self) -> float:
-        """Float, at `delta`."""
+        """Float, the epsilon of the earlier training at `delta`."""
         return self.ledger.composed_epsilon(self.delta)
 
     @property
     def limit(self) -> float | None:
-        """Float, epsilon; None if it is no limit to what was spent."""
+        """Float, epsilon. None if epsilon is finite but no upper bound on the privacy spent."""
         is_unknown = self.epsilon < math.inf and statement.is_unknown(self.ledger)
         return None if is_unknown else self.epsilon
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The program and settings of a run, the privacy that it spent on its data, and its results.
+    """The record of a run: its program and settings, the privacy spent on its data, its results.
 
     Args:
-        program: String, the program that wrote it, for example "classify".
+        program: String, the program that wrote the record, for example "classify".
         data: `DatasetId` of the training data, or None if unknown.
-        ledger: `Ledger` of these data, by this run and by all runs behind its weights.
-        delta: Float in (0, 1) for the ledger, or None.
+        ledger: `Ledger` of these data. It includes this run and all earlier runs on the same data
+            that led to its weights.
+        delta: Float in (0, 1) for the updates and releases of the ledger, or None.
         accountant: As for `Ledger.epsilon`.
-        sampling: String, the way of drawing batches: "poisson", "shuffle", "full_batch", or
-            "unknown" if no plan drew some of them.
-        seen: Tuple of `UpstreamTraining`, for the weights that the run started from.
-        initialized: Bool, whether all initial weights were seen being filled by an initializer, or
-            else came from the trainings in `seen`.
-        independence: String, how examples are kept apart, or None.
-        searched: String, how arguments were searched on the same data, or None. Paid for if
-            `ledger` has a selection.
+        sampling: String, how batches were drawn: "poisson", "shuffle", "full_batch", or "unknown"
+            if some batches were not drawn by a plan.
+        seen: Tuple of `UpstreamTraining`, the earlier trainings of the weights with which the run
+            started.
+        initialized: Bool, whether the origin of all initial weights is known: an initializer of
+            Keras filled them, or they come from the trainings in `seen`.
+        independence: String, how the gradients of different examples are computed separately, or
+            None.
+        searched: String, how hyperparameters were searched on the same data, or None. Epsilon
+            covers the search if `ledger` has entries of a paid search.
         inputs: Dict that describes the inputs of a saved model, or None.
-        unit: String, the word for an example, such as "image".
-        settings: Dict of JSON values, without seeds and paths.
-        results: Dict of JSON values.
-        date: String, ISO 8601.
-        versions: Dict from packages to strings.
-        weights: String, a digest of the model's weights; None outside of a `.keras` file.
+        unit: String, the word for an example in texts, for example "image".
+        settings: Dict of JSON values, the settings of the program without seeds and paths.
+        results: Dict of JSON values, for example accuracies.
+        date: String, the time of the run in ISO 8601.
+        versions: Dict from names of packages to versions, both strings.
+        weights: String, a digest of the model's weights. None outside of a `.keras` file.
     """
 
     program: str
@@ -125,37 +129,47 @@ class Record:
 
     @property
     def epsilon(self) -> float:
-        """Float, at `total_delta`. All batches count as Poisson samples."""
+        """Float, the epsilon of the ledger at `total_delta`.
+
+        All batches count as Poisson samples. `is_approximate` tells whether some were not.
+        """
         return self.ledger.composed_epsilon(self.delta, self.accountant)
 
     @property
     def is_private(self) -> bool:
-        """Whether epsilon is finite, though it may be no limit (`statement.is_unknown`)."""
+        """Bool: whether epsilon is finite. It may be no upper bound (`statement.is_unknown`)."""
         return self.epsilon < math.inf
 
     @property
     def total_delta(self) -> float | None:
-        """Float, or None if nothing has a delta."""
+        """Float, the delta at which `epsilon` holds; None if no part of the ledger has a delta."""
         return self.ledger.total_delta(self.delta)
 
     @property
     def neighbours(self) -> str:
-        """Description of the data sets that are neighbours."""
+        """String, the neighbouring relation: "add_or_remove_one" or "add_or_remove_user"."""
         return "add_or_remove_one" if self.ledger.unit == EXAMPLE else "add_or_remove_user"
 
     @property
     def is_approximate(self) -> bool:
-        """Whether batches were drawn in another way than the accountants assume."""
+        """Bool: whether some batches were not Poisson samples, as the accountants assume."""
         return self.sampling == "shuffle" or self.ledger.is_approximate
 
     @property
     def is_releasable(self) -> bool:
-        """Whether epsilon is finite and known, without a chosen seed or an unpaid search."""
+        """Bool: whether the weights may be published, because there are no `problems`."""
         return not self.problems
 
     @property
     def problems(self) -> list[str]:
-        """Reasons not to release the weights: "origin", "infinite", "unknown", "seed", "search"."""
+        """List of reasons not to publish the weights.
+
+        - "origin": the run spent nothing, but started from weights without a known finite epsilon.
+        - "infinite": epsilon is infinite.
+        - "unknown": epsilon is no upper bound, because a part of the privacy spent is unknown.
+        - "seed": the user chose a seed, with which the noise can be subtracted.
+        - "search": hyperparameters were searched on the same data, and epsilon does not cover this.
+        """
         without_account = any(training.limit in (None, math.inf) for training in self.seen)
         problems = {
             "origin": without_account and not self.ledger.steps,
@@ -168,16 +182,20 @@ class Record:
 
     @property
     def is_search_paid(self) -> bool:
-        """Whether epsilon covers the search of arguments, by an entry newer than the weights."""
+        """Bool: whether epsilon covers the search for hyperparameters, if there was one.
+
+        It does if the ledger has a paid search that is not part of the trainings in `seen`.
+        """
         earlier = {run for training in self.seen for run in training.ledger.selections}
         return self.searched is None or not earlier.issuperset(self.ledger.selections)
 
     def ledger_as_drawn(self) -> Ledger:
-        """Returns the ledger for an accountant of Poisson samples, with shuffled batches in full.
+        """Returns the ledger with shuffled batches replaced by an upper bound on their cost.
 
-        They get no amplification, because each example is in one batch per epoch. An entry covers
-        one `fit`, which may begin and end within an epoch, so it counts as one epoch more than its
-        length minus a step. Batches that no plan drew stay as they are: nothing is known of them.
+        In each epoch an example is in one shuffled batch, so an epoch costs at most as much as one
+        update on the full data. An entry of n steps belongs to one `fit`, which may begin within an
+        epoch. Its first step may be the last of an epoch, so it counts as one epoch, plus the
+        epochs, rounded up, of the other n - 1 steps. Batches that no plan drew remain unchanged.
         """
         entries = tuple(
             _as_shuffled(entry) if entry.shuffled else entry for entry in self.ledger.entries
@@ -185,30 +203,33 @@ class Record:
         return dataclasses.replace(self.ledger, entries=entries)
 
     def attack_bounds(self) -> AttackBounds | None:
-        """Returns bounds on attacks on one example, or person; None if no bound is known."""
+        """Returns the `AttackBounds` of the ledger; None if no bound is known."""
         ledger = self.ledger_as_drawn()
         if statement.is_unknown(ledger):
             return None
-        # Without a delta nothing is private.
+        # If nothing has a delta, nothing was private, and the bounds are 1 at any delta.
         return ledger.attack_bounds(self.delta or self.total_delta or 0.5)
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the whole record, the same in `record.json` and in the model file."""
+        """String, a digest of the record, which is the same in `record.json` and `model.keras`."""
         content = plain(dataclasses.asdict(dataclasses.replace(self, weights=None)))
         digits = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
         return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
     def counts(self, training: UpstreamTraining) -> bool:
-        """Returns whether `ledger` includes all that was spent on the weights in a training.
+        """Returns whether `ledger` includes all that an earlier training has spent.
 
         Args:
-            training: One of `self.seen`.
+            training: `UpstreamTraining`, one of `self.seen`.
         """
         return bool(training.ledger.steps) and self.ledger + training.ledger == self.ledger
 
     def view(self) -> dict[str, Any]:
-        """Returns results and the values derived from the record, for a program's last line."""
+        """Returns a dict of the results and of values computed from the record.
+
+        A program prints it as the last line of its output.
+        """
         counted = {name: self.results[name] for name in ("steps",) if name in self.results}
         return {**self.results, **self._derived(), **counted}
 
@@ -234,23 +255,27 @@ class Record:
         }
 
     def to_json(self) -> bytes:
-        """Returns the record as a file, with derived values and a digest that detects accidents."""
+        """Returns the record as the bytes of a JSON file.
+
+        The file also has values that are computed from the record, for readers, and a digest, which
+        detects accidental changes.
+        """
         content = {"format": _FORMAT, **plain(dataclasses.asdict(self))}
         return files.sealed(content | {"derived": plain(self._derived())}, indent=1)
 
     @classmethod
     def from_json(cls, content: bytes) -> Record:
-        """Returns the record from a file of `to_json`.
+        """Returns the record from the bytes that `to_json` returned.
 
         Args:
             content: Bytes.
 
         Raises:
-            ValueError: If it is no whole record, or was edited.
+            ValueError: If `content` is no complete record, or was changed.
         """
         try:
             saved = files.opened(content, _FORMAT)
-            del saved["format"], saved["derived"]  # Derived values are for people.
+            del saved["format"], saved["derived"]  # Computed values, which only people read.
             saved["seen"] = tuple(
                 UpstreamTraining(
                     DatasetId(**training.pop("data")),
@@ -268,10 +293,11 @@ class Record:
             ) from error
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the record, as a whole or not at all, to a JSON file or into a `.keras` archive.
+        """Writes the record to a JSON file, or into a `.keras` archive, as a whole or not at all.
 
         Args:
-            path: Path of an existing file that ends in ".keras", or of the file to write.
+            path: String or path-like: an existing archive that ends in ".keras", or the JSON file
+                to write or replace.
         """
         path = pathlib.Path(path)
         if path.suffix != ".keras":
@@ -288,15 +314,15 @@ class Record:
 
 
 def read(path: str | os.PathLike) -> Record | None:
-    """Returns the record in a JSON file or a `.keras` archive; None if an archive has none.
+    """Returns the `Record` in a JSON file or a `.keras` archive; None if an archive has none.
 
     Args:
-        path: Path of the file.
+        path: String or path-like, the file.
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is damaged, or the archive's weights were replaced after the record was
-            added; the message names the file. This detects accidents but no forgery.
+        ValueError: If the file is damaged, or the archive's weights were replaced after the record
+            was added. The message has the path. This detects accidents, but no forgery.
     """
     path = os.fspath(path)
     try:
@@ -319,10 +345,12 @@ def read(path: str | os.PathLike) -> Record | None:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value for strictly valid JSON: infinities are strings, NaN and None are null.
+    """Returns a value in a form that is strictly valid JSON.
+
+    Infinities become the strings "inf" and "-inf", and NaN becomes None.
 
     Args:
-        value: String, boolean, None, Python number, NumPy scalar, or lists and dicts of such.
+        value: String, bool, None, Python number, NumPy scalar, or lists and dicts of these.
     """
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
@@ -337,7 +365,7 @@ def plain(value: Any) -> Any:
 
 def _as_shuffled(entry):
     noise, probability = entry.noise_multiplier, entry.sampling_probability
-    # The first step may be the last of an epoch.
+    # The first step may be the last one of an epoch, so it counts as an epoch.
     later = Sampling("shuffle").run(noise, probability, entry.steps - 1)[-1]
     return dataclasses.replace(
         entry, sampling_probability=1.0, steps=1 + later, poisson_sampled=True
@@ -345,7 +373,13 @@ def _as_shuffled(entry):
 
 
 def _weights_digest(archive):
-    """Returns a digest of a `.keras` archive's weights without the optimizer's, or None."""
+    """Returns a digest of the model's weights in a `.keras` archive; None if it has no weights.
+
+    Variables of the optimizer are not included.
+
+    Args:
+        archive: `zipfile.ZipFile`.
+    """
     if _WEIGHTS not in archive.namelist():
         return None
     digest, names = hashlib.sha256(), []

@@ -1,4 +1,7 @@
-"""A ledger among the arrays that Keras saves with an optimizer, read without Keras."""
+"""Reads the ledger that Keras has saved with an optimizer, without importing Keras.
+
+The arrays of a saved optimizer include some that hold JSON as bytes; one of these is the ledger.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 
 from tfdpx.accounting.ledger import Ledger
 
-# Names of the arrays, which hold JSON as bytes. Version 0.2 wrote a table in place of the ledger.
+# The names of these arrays. tfdpx 0.2 wrote a table instead of the ledger.
 LEDGER, ADAPTED, TABLE = "ledger", "adapted", "ledger_facts"
 
 
@@ -23,13 +26,13 @@ def read(arrays: Mapping[str, np.ndarray] | None) -> Ledger | None:
     """Returns the ledger among the arrays of a saved optimizer.
 
     Args:
-        arrays: Dict of arrays by name, or None.
+        arrays: Dict from names to the arrays of the optimizer, or None.
 
     Returns:
         `tfdpx.accounting.Ledger`; None if there is none.
 
     Raises:
-        ValueError: If it is damaged, or of version 0.2.
+        ValueError: If the ledger is damaged, or was written by tfdpx 0.2.
     """
     if arrays is not None and LEDGER in arrays:
         return Ledger.from_json(_text(arrays[LEDGER]))
@@ -39,12 +42,15 @@ def read(arrays: Mapping[str, np.ndarray] | None) -> Ledger | None:
 
 
 def without_ledger(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a dict of the other arrays of a saved optimizer."""
+    """Returns a dict of the arrays of a saved optimizer except those of the ledger."""
     return {k: v for k, v in arrays.items() if k not in (LEDGER, ADAPTED)}
 
 
 def adapted(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Returns digests, by name, of layers with noisy statistics that the ledger includes."""
+    """Returns a dict from names of layers to digests of their noisy statistics.
+
+    These are the layers of `tfdpx.private_adapt`. The ledger includes the cost of their statistics.
+    """
     return json.loads(_text(arrays[ADAPTED])) if ADAPTED in arrays else {}
 
 

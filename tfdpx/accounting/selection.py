@@ -1,10 +1,11 @@
-"""The cost of training a random number of times and releasing only the best run.
+"""The privacy cost of a search: a random number of runs, of which only the best is released.
 
-Papernot and Steinke 2021 (arXiv:2110.03620), "Hyperparameter Tuning with Renyi Differential
-Privacy"; the mathematics comes from dp_accounting. It holds under three conditions: the number of
-runs is drawn by `draw_runs`; each run draws its hyperparameters from one distribution,
-independently of the other runs; and each run, with its score, has the privacy of the same
-Gaussians.
+The method is from Papernot and Steinke 2021 (arXiv:2110.03620), "Hyperparameter Tuning with Renyi
+Differential Privacy", and dp_accounting does the mathematics. There are three conditions:
+
+- `draw_runs` draws the number of runs.
+- All runs draw their hyperparameters independently from the same distribution.
+- Each run, including its noisy score, has the same entries in the ledger.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ _MOST_NOISE, _MOST_RUNS = 1e6, 1000
 
 
 def draw_runs(mean: float) -> int:
-    """Draws the number of runs: geometric with this mean, from the operating system's randomness.
+    """Draws the number of runs of a search from a geometric distribution.
+
+    The randomness comes from the operating system.
 
     Args:
-        mean: Float > 1 and <= 1000.
+        mean: Float > 1 and <= 1000, the mean number of runs.
 
     Raises:
         ValueError: If `mean` is out of range.
@@ -40,19 +43,21 @@ def draw_runs(mean: float) -> int:
 
 
 def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> float:
-    """Returns the epsilon of releasing the best of a geometric number of runs.
+    """Returns the epsilon of a search that releases only the best of its runs.
 
-    Guarantee: under adding or removing one example, by RDP (Papernot and Steinke 2021, Theorem 2
-    at shape 1), under the three conditions of this module.
+    Guarantee: the release is (epsilon, delta)-differentially private for adding or removing one
+    example, under the three conditions of this module. Computed by RDP (Papernot and Steinke 2021,
+    Theorem 2 with eta = 1).
 
     Args:
-        entries: `tfdpx.accounting.ledger.Entry` objects of all releases of a run, including its
-            score.
+        entries: Sequence of `tfdpx.accounting.ledger.Entry`: all updates and releases of one run,
+            including its noisy score.
         delta: Float in (0, 1).
-        mean: Float > 1 and <= 1000, mean number of runs.
+        mean: Float > 1 and <= 1000, the mean number of runs.
 
     Raises:
-        ValueError: If an argument is invalid, or an entry is not exactly sampled.
+        ValueError: If an argument is invalid, or an entry is not a Poisson sample with a known
+            sampling probability.
     """
     accountants.check_delta(delta)
     event = _event(entries, mean)
@@ -63,16 +68,20 @@ def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> fl
 
 
 def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean: float) -> float:
-    """Returns the least factor of all noise multipliers with `selection_epsilon` within `target`.
+    """Returns the factor by which the noise must grow to pay for a search.
+
+    It is the smallest factor of all noise multipliers for which `selection_epsilon` is at most
+    `target`.
 
     Args:
         entries: As for `selection_epsilon`.
-        target: Float > 0.
+        target: Float > 0, an epsilon.
         delta: Float in (0, 1).
-        mean: Float > 1 and <= 1000, mean number of runs.
+        mean: Float > 1 and <= 1000, the mean number of runs.
 
     Raises:
-        ValueError: If an argument is invalid, or an entry is not exactly sampled.
+        ValueError: If an argument is invalid, or an entry is not a Poisson sample with a known
+            sampling probability.
     """
     least = min(entry.noise_multiplier for entry in entries)
     return dp_accounting.calibrate_dp_mechanism(
@@ -86,19 +95,19 @@ def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean:
 
 
 def check_mean(mean: Any) -> None:
-    """Raises ValueError unless `mean`, the mean number of runs, is above 1 and at most 1,000."""
+    """Raises ValueError unless the mean number of runs is above 1 and at most 1,000."""
     is_valid = is_number(mean) and 1 < mean <= _MOST_RUNS
     must = f"be a number above 1, up to {_MOST_RUNS}"
     require(is_valid, "mean", mean, must, " It is the mean number of runs.")
 
 
 def _left_of(delta, mean):
-    """Returns the part of delta that is left after paying for the noise's tail in each run."""
+    """Returns delta without the part that each run reserves; see `accountants.RESERVED_SHARE`."""
     return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 
 def _event(entries, mean):
-    """Returns a function from a factor of all noise to the event of dp_accounting."""
+    """Returns a function from a factor of all noise multipliers to the search's `DpEvent`."""
     check_mean(mean)
     for entry in entries:
         is_valid = entry.poisson_sampled and entry.sampling_probability is not None

@@ -1,4 +1,4 @@
-"""The facts that all texts on a ledger need. Their sentences are in `tfdpx.report.words`."""
+"""Facts about a ledger that texts need. The sentences are in `tfdpx.report.words`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def words() -> types.ModuleType:
-    """Returns the module of the sentences. It is above this room, so it is imported on the call."""
+    """Returns the module `tfdpx.report.words`.
+
+    It is imported on the call, because it imports `tfdpx.accounting` itself.
+    """
     from tfdpx.report import words
 
     return words
@@ -21,15 +24,15 @@ def rounded_up(number: float, digits: int = 4) -> str:
     """Returns a number >= 0 as text, rounded up because a guarantee must not promise too much.
 
     Args:
-        number: Float.
-        digits: Int, significant digits.
+        number: Float >= 0.
+        digits: Int, the number of significant digits.
     """
     context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return f"{context.create_decimal(repr(float(number))):f}"
 
 
 def undrawn_updates(ledger: Ledger) -> int:
-    """Returns the number of updates with batches that no plan drew.
+    """Returns the number of updates with batches that were not drawn by a `PrivacyPlan`.
 
     Args:
         ledger: `Ledger`.
@@ -38,7 +41,7 @@ def undrawn_updates(ledger: Ledger) -> int:
 
 
 def is_unknown(ledger: Ledger) -> bool:
-    """Returns whether no limit to what was spent is known.
+    """Returns whether the epsilon of a ledger is not an upper bound on the privacy spent.
 
     Args:
         ledger: `Ledger`.
