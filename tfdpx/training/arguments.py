@@ -1,4 +1,4 @@
-"""The arguments of a private optimizer in addition to Keras's, and Keras's that it refuses."""
+"""The arguments that private optimizers add to Keras's, and those of Keras that they refuse."""
 
 import collections
 import copy
@@ -48,39 +48,39 @@ class KerasArguments(TypedDict, total=False):
 
 
 class PrivateArguments(KerasArguments, total=False):
-    """Arguments of every private optimizer: Keras's, and the arguments of privacy.
+    """The arguments that every private optimizer takes: some of Keras's, and those for privacy.
 
     Attributes:
         plan: Optional `tfdpx.PrivacyPlan`, which gives `batch_size` and `noise_multiplier`.
         batch_size: Int, the expected batch size B. Needed without a plan.
-        noise_multiplier: Float sigma, noise standard deviation in units of `l2_norm_clip`. Needed
-            without a plan. 0 clips without noise: epsilon is infinite.
+        noise_multiplier: Float sigma, the standard deviation of the noise in units of
+            `l2_norm_clip`. Needed without a plan. 0 clips without noise: epsilon is infinite.
         l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient. With
-            `noise_multiplier=0` it may be infinity: the same step then averages gradients, neither
-            clipped nor divided by C. That is training without privacy.
-            `"automatic"` divides each gradient by its norm plus 0.01, with C = 1, so that only
-            the learning rate needs tuning (`docs/choosing.md`). A `tfdpx.AdaptiveClip` follows the
-            norms. By default 1.0.
+            `noise_multiplier=0` it may be infinity, for training without privacy: gradients are
+            then averaged, but neither clipped nor divided by C. `"automatic"` divides each gradient
+            by its norm plus 0.01, with C = 1, so that only the learning rate needs tuning
+            (`docs/choosing.md`). A `tfdpx.AdaptiveClip` follows the norms. By default 1.0.
         microbatch_size: Optional int, the number of examples that are in memory at once. It changes
-            neither the update (except for rounding) nor its sensitivity. `None` chooses the size of
-            least predicted time, from shapes and the plan alone, and half of the batch at most if
-            activations are large.
-        augment: A `tfdpx.augment` object or a Keras augmentation layer, run on the device.
-        augmult: Int K, views of each example. 0, the default, means no augmentation. With
-            `augment=None`, K > 0 expects inputs of shape [batch, K, ...].
-        seed: Optional int, of noise, views and draws, for experiments. Private training needs
-            `None`, which takes seeds from the operating system, because noise with a known seed can
-            be subtracted.
-        individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
-            is clipped at its most recently measured norm, and its own epsilon is known. Needs
-            `fit(x, y)` or `fit(plan.batches(...))`.
+            neither the update (except for rounding) nor its sensitivity. `None` chooses the size
+            with the least predicted time, and at most half of the batch if activations are large.
+            The choice depends only on shapes and the plan.
+        augment: An augmentation that runs on the device: a `tfdpx.augment` object or a Keras
+            augmentation layer.
+        augmult: Int K, the number of augmented views of each example. 0, the default, means no
+            augmentation. With `augment=None`, K > 0 expects inputs of shape [batch, K, ...].
+        seed: Optional int, the seed of noise, views and draws, for experiments. Private training
+            needs `None`, which takes seeds from the operating system: anyone who knows the seed can
+            subtract the noise.
+        individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan, which
+            computes an epsilon for each example. Each example is then clipped at its most recently
+            measured norm. Needs `fit(x, y)` or `fit(plan.batches(...))`.
         public_validation: Bool. Declares that the examples that `fit` validates on are public.
             Without it, callbacks that act on `val_` metrics are refused, and
             `tfdpx.callbacks.TensorBoard` leaves these metrics out.
-        augment_targets: Bool, whether targets that are images of the size of the inputs (masks, for
-            example) move with them, by the same draw. An augmentation that interpolates blends
-            targets as it blends images, so give it classes as one-hot floats. None refuses such
-            targets with an `augment`. Boxes and points do not move.
+        augment_targets: Bool, whether targets that are images of the size of the inputs, for
+            example masks, are augmented by the same draw as the inputs. An augmentation that
+            interpolates blends targets too, so pass classes as one-hot floats. None refuses such
+            targets if there is an `augment`. Boxes and points are never augmented.
     """
 
     plan: PrivacyPlan | None
@@ -103,11 +103,11 @@ Settings = collections.namedtuple("Settings", [*NAMES, "policy"])  # type: ignor
 
 
 def refuse(optimizer_class, keras_arguments):
-    """Raises an error for an argument that `REFUSED` or `ELSEWHERE` lists, or for unknown data.
+    """Raises an error if an argument breaks the mechanism, is another library's, or holds data.
 
     Args:
         optimizer_class: The private optimizer class.
-        keras_arguments: Dict of its arguments for Keras.
+        keras_arguments: Dict of the arguments that the optimizer would pass to Keras.
     """
     refuse_elsewhere(optimizer_class.__name__, keras_arguments)
     for argument, remedy in REFUSED.items():
@@ -152,12 +152,12 @@ def _takes(optimizer_class, argument):
 
 
 def check_settings(arguments):
-    """Returns the `Settings` of a dict of arguments by `NAMES`.
+    """Checks a dict of arguments for privacy, and returns the complete `Settings`.
 
-    Warns if there is no noise.
+    Warns if there is no noise, or a seed.
 
     Raises:
-        ValueError: If one is out of range, or contradicts `plan`.
+        ValueError: If an argument is out of range, or contradicts `plan`.
     """
     settings = Settings(**{**dict.fromkeys([*NAMES, "policy"]), **_DEFAULTS, **arguments})
     plan, individual, policy = settings.plan, settings.individual, settings.l2_norm_clip
@@ -194,7 +194,7 @@ def check_settings(arguments):
         )
     size = settings.microbatch_size
     return settings._replace(
-        # NumPy's integers do not go into a config.
+        # A config cannot hold NumPy's numbers.
         batch_size=int(settings.batch_size),
         noise_multiplier=float(settings.noise_multiplier),
         l2_norm_clip=float(settings.l2_norm_clip),
@@ -205,7 +205,7 @@ def check_settings(arguments):
 
 
 def _check_ranges(settings):
-    """Raises ValueError if one of `Settings` is out of range by itself."""
+    """Raises ValueError if a value of `Settings` is out of range."""
     size, clip, sigma = settings.batch_size, settings.l2_norm_clip, settings.noise_multiplier
     require(is_integer(size, 1), "batch_size", size, "be an int >= 1")
     check_noise_multiplier(sigma)
@@ -221,14 +221,14 @@ def _check_ranges(settings):
             "noise_multiplier=0."
         )
     require(is_integer(augmult, 0), "augmult", augmult, "be an int >= 0 (0: no augmentation)")
-    noise.make_seed(settings.seed)  # Raises an error unless it fits.
+    noise.make_seed(settings.seed)  # Raises an error if it is out of range.
     is_public, moves = settings.public_validation, settings.augment_targets
     require(isinstance(is_public, bool), "public_validation", is_public, "be True or False")
     require(moves in (None, True, False), "augment_targets", moves, "be True, False or None")
 
 
 def clip_policy(settings, account):
-    """The `ClipPolicy` of an optimizer.
+    """Returns the `ClipPolicy` of an optimizer.
 
     Args:
         settings: `Settings`.

@@ -1,6 +1,6 @@
-"""The end of a privacy plan: the updates that it still pays for, and the callback that stops `fit`.
+"""The end of a privacy plan: how many updates are left, and the callback that stops `fit`.
 
-Everything spent on the weights counts, on any data.
+The ledger follows the weights, so all their updates count, on any data.
 """
 
 import bisect
@@ -20,15 +20,16 @@ class BudgetExceeded(RuntimeError):
 
 
 def updates_left(optimizer, plan, sampling_probability=None):
-    """Returns the number of updates that a plan still pays for, an int; may be negative.
+    """Returns how many more updates a plan allows, an int that may be negative.
 
-    Everything spent on the weights counts, except the plan's own `spent`. Updates with the plan's
-    noise and sampling count as its steps, all others by their epsilon.
+    All updates of the weights count, except those in `plan.spent`. Updates with the plan's noise
+    and sampling count as steps of the plan. All other updates use up part of the plan's epsilon.
 
     Args:
         optimizer: A tfdpx optimizer.
         plan: A `PrivacyPlan`.
-        sampling_probability: Optional float, of the updates to come if it is above the plan's.
+        sampling_probability: Optional float, the sampling probability of the coming updates. It is
+            ignored if it is below the plan's.
     """
     ledger = _ledger_without_spent(optimizer, plan)
     rate = max(sampling_probability or 0.0, plan.sampling_probability)
@@ -42,7 +43,11 @@ def updates_left(optimizer, plan, sampling_probability=None):
 
 @functools.lru_cache(maxsize=64)
 def _count_affordable(plan, spent, other_updates, left, rate):
-    """Int: how many of `left` updates at `rate` keep the epsilon of all within the plan's."""
+    """Returns how many of `left` updates, an int, keep the total epsilon within the plan's.
+
+    `spent` is the ledger so far, and `other_updates` counts its updates that are not the plan's.
+    `rate` is the sampling probability of the coming updates.
+    """
     if other_updates:
         warn(
             f"{other_updates} updates of the model's weights are not this plan's. They count: "
@@ -58,15 +63,15 @@ def _count_affordable(plan, spent, other_updates, left, rate):
         is_unknown = total.is_approximate  # No bound on attacks is known.
         return bool(most) and (is_unknown or total.attack_bounds(plan.delta).right_guesses > most)
 
-    # How many of 1, 2, ..., left steps do not exceed.
+    # Find the largest number of 1, 2, ..., left that does not exceed the budget.
     return bisect.bisect_left(range(1, left + 1), True, key=exceeds)
 
 
 def ledger_at_rates(optimizer, plan):
-    """Returns the `Ledger` of the weights without unknown sampling probabilities.
+    """Returns the `Ledger` of the weights, with unknown sampling probabilities filled in.
 
-    A rate belongs to the optimizer that took the updates: a plan tells it for its own optimizer and
-    for the entries of its `spent`. Updates of other optimizers count at 1.
+    Updates of this optimizer get the plan's probability, and entries that are in `plan.spent` get
+    the probability that they have there. Updates of other optimizers get 1, an upper bound.
 
     Args:
         optimizer: A tfdpx optimizer.
@@ -84,7 +89,8 @@ def ledger_at_rates(optimizer, plan):
             is_own = optimizer.account.has_made(entry.run)
             rate = plan.sampling_probability if is_own else 1.0
             others.append(dataclasses.replace(entry, sampling_probability=rate))
-    # `assuming` adds up equal entries. Those in `spent`, which the weights may have, are the same.
+    # `assuming` adds up entries that became equal. `+` counts entries only once that are also in
+    # `spent`.
     joined = Ledger(tuple(others)).assuming(1.0) + Ledger(tuple(of_spent))
     return dataclasses.replace(ledger, entries=joined.entries)
 
@@ -103,7 +109,7 @@ def steps_taken(optimizer, plan=None):
 
     Args:
         optimizer: A tfdpx optimizer.
-        plan: Optional `PrivacyPlan`: only its own updates, by their noise and sampling.
+        plan: Optional `PrivacyPlan`. Then only updates with its noise and sampling count.
     """
     return (
         optimizer.ledger.steps
@@ -113,7 +119,7 @@ def steps_taken(optimizer, plan=None):
 
 
 def make_budget_error(optimizer, plan):
-    """Returns the `BudgetExceeded` with a message that names how much of a plan was spent.
+    """Returns a `BudgetExceeded` error with a message that says how much of a plan was spent.
 
     Args:
         optimizer: A tfdpx optimizer.
@@ -133,27 +139,31 @@ def make_budget_error(optimizer, plan):
 
 
 def epsilon_log(plan, optimizer, before=EMPTY):
-    """Returns a dict of the epsilon spent on the optimizer's weights, by its name in the logs."""
+    """Returns the epsilon spent on an optimizer's weights, in a dict by its name in the logs."""
     approximate = plan.is_approximate or optimizer.epsilon_is_approximate
     name = "epsilon_approximate" if approximate else "epsilon"
     return {name: epsilon_spent(optimizer, plan, before)}
 
 
 def epsilon_spent(optimizer, plan, before=EMPTY):
-    """Float: the epsilon of all updates behind the weights that an optimizer trains.
+    """Returns the epsilon of all updates of the weights that an optimizer trains, a float.
 
     Args:
         optimizer: A tfdpx optimizer.
-        plan: A `PrivacyPlan`: gives delta, the accountant, and a sampling probability for the
-            optimizer's own updates if none is known. Updates of other optimizers count at 1.
-        before: `Ledger` of the same data that the optimizer's does not hold.
+        plan: A `PrivacyPlan` with the delta and the accountant. If sampling probabilities are
+            unknown, updates of this optimizer count at the plan's, and updates of other optimizers
+            at 1.
+        before: `Ledger` of earlier uses of the same data that are not in the optimizer's ledger.
     """
     ledger = before + plan.spent + ledger_at_rates(optimizer, plan)
     return _epsilon_within_delta(ledger, plan)
 
 
 def _epsilon_within_delta(ledger, plan):
-    """Float: the epsilon of a ledger at the plan's delta, which pays for all its deltas."""
+    """Returns the epsilon of a ledger at the plan's delta, a float.
+
+    Entries that have a delta are paid from the plan's delta first; the updates get the remainder.
+    """
     if not ledger.has_noise:
         return math.inf
     delta = plan.delta - math.fsum(delta for _, delta in ledger.parts()[1])
@@ -161,16 +171,17 @@ def _epsilon_within_delta(ledger, plan):
 
 
 class StopAtBudget(keras.callbacks.Callback):
-    """Stops `fit` at the end of the session's plan, and logs epsilon and a clip policy's releases.
+    """Stops `fit` at the end of the session's plan, and logs epsilon.
 
-    It comes before all other callbacks, and they find these numbers in the logs.
+    It also logs the numbers that a clip policy releases. It comes before all other callbacks, which
+    find these numbers in the logs.
     """
 
     def on_train_begin(self, logs=None):
         """Raises BudgetExceeded if the budget does not pay for one execution."""
         self._is_spent = False
         first = model_internals.initial_epoch(self.model) or 0
-        if first < self.params["epochs"]:  # Resumed after its last epoch, no step follows.
+        if first < self.params["epochs"]:  # A run that resumes after its last epoch makes no step.
             self.check()
 
     def check(self):
@@ -193,7 +204,7 @@ class StopAtBudget(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Stops the training when the next execution might exceed the budget."""
         if not self._session.has_room(self._execution()):
-            # The first to stop it says so.
+            # Only the callback that stops the training reports it.
             self._is_spent = not self.model.stop_training
             self.model.stop_training = True
 
@@ -222,11 +233,12 @@ class StopAtBudget(keras.callbacks.Callback):
         print(f"{text}: {name}={epsilon:.4g} at delta={session.plan.delta:g}.")
 
     def _execution(self):
-        """Int: the updates that must fit into the budget to continue."""
+        """Returns the number of updates that must fit into the budget to continue, an int."""
         execution, session = self.model.steps_per_execution, self._session
         if session.draws is None:
             return execution
-        # A plan's batches, and the last execution, end where the plan ended as `fit` began.
+        # A plan's batches end where the plan ended when `fit` began, so the last execution may be
+        # shorter.
         return max(1, min(execution, (session.draws.ends_at or 0) - session.number))
 
     @property

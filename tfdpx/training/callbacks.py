@@ -1,4 +1,4 @@
-"""Keras callbacks: stop at the end of the budget, and log the numbers that the guarantee covers."""
+"""Keras callbacks that end a training with its budget and log numbers that are private."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ __all__ = [
 class PrivacyBudget(keras.callbacks.Callback):
     """Keeps training within a smaller budget than the optimizer's plan, and logs its epsilon.
 
-    An optimizer's own plan ends its training, and logs epsilon, without a callback. The ledger of
-    the model's weights (`model.optimizer.ledger`) holds everything that was spent: the updates of
-    this optimizer, of earlier ones, and of the file that the weights came from. Training stops
-    before the step that would exceed the plan's steps, over any number of calls of `fit`, restarts
-    and new optimizers. Updates with other noise or another sampling probability than the plan's
-    are printed and compose with the plan's: training then stops before the common epsilon exceeds
-    the plan's. On data that no plan draws, with `steps_per_execution` above 1, Keras's `fit` stops
-    before the execution that might exceed it, so up to `steps_per_execution - 1` steps can remain
-    unused.
+    The optimizer's plan needs no callback: it ends the training and logs epsilon by itself. The
+    ledger of the model's weights (`model.optimizer.ledger`) holds everything that was spent: the
+    updates of this optimizer, of earlier ones, and of the file that the weights came from.
 
-    At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta. It is
-    called "epsilon_approximate" if the plan's sampling makes it an approximation, or if it is no
-    limit, because no plan drew some batches. Later callbacks, the progress bar and `History` see
+    Training stops before the step that would exceed the plan's steps, which add up over calls of
+    `fit`, restarts and new optimizers. If the weights had updates with other noise or another
+    sampling probability than the plan's, a warning says so. Training then stops before the epsilon
+    of all updates together exceeds the plan's. On data that no plan draws, with
+    `steps_per_execution` above 1, Keras's `fit` stops before the execution that might exceed the
+    budget, so up to `steps_per_execution - 1` steps can remain unused.
+
+    At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta. The
+    name is "epsilon_approximate" if the plan's sampling makes it an approximation, or if no plan
+    drew some batches, so it is no upper bound. Later callbacks, the progress bar and `History` see
     it.
 
     Args:
         plan: A `PrivacyPlan` with the delta of the optimizer's plan.
-        allow_approximate: Bool. Whether to train on batches that no plan draws, for example of a
-            generator. Their epsilon is as if they were Poisson samples, which is no limit: such
-            weights must not be released.
+        allow_approximate: Bool, whether to train on batches that no plan draws, for example from a
+            generator. Epsilon is computed as if they were Poisson samples, which is no upper bound:
+            the weights must not be released.
 
     Raises:
         TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
@@ -113,16 +114,16 @@ class PrivacyBudget(keras.callbacks.Callback):
 
 
 class TensorBoard(keras.callbacks.Callback):
-    """Writes the numbers of each epoch that the guarantee covers for TensorBoard, and no other.
+    """Writes numbers of each epoch for TensorBoard, but only those that the guarantee covers.
 
     Training loss and metrics are functions of the private data without noise, so they reveal more
-    than epsilon allows; `keras.callbacks.TensorBoard` writes them. This callback writes epsilon,
-    the noise multiplier, the learning rate and the norm of the privatized gradient
-    (`optimizer.privatized_gradient_norm`), and an adaptive clip. Validation metrics are written if
-    the optimizer was made with `public_validation=True`, which declares that their examples are
-    public. The x-axis shows model updates, not epochs. The chart of `epsilon` has a second line,
-    the run "budget", with the plan's epsilon. With a `tfdpx.callbacks.Checkpoint` the numbers of an
-    update are written once a save holds that update.
+    than epsilon allows. `keras.callbacks.TensorBoard` would write them. This callback writes
+    epsilon, the noise multiplier, the learning rate, the norm of the privatized gradient
+    (`optimizer.privatized_gradient_norm`), and the clip of `tfdpx.AdaptiveClip`. Validation metrics
+    are written if the optimizer was made with `public_validation=True`, which declares that their
+    examples are public. The x-axis shows model updates, not epochs. The chart of `epsilon` has a
+    second line, the run "budget", with the plan's epsilon. With a `tfdpx.callbacks.Checkpoint` the
+    numbers of an update are written once a save holds that update.
 
     Args:
         log_dir: String. Folder for the event files.
@@ -171,7 +172,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._writers = {}
 
     def _epsilons(self):
-        """Dict by run and name: epsilon and, as another run, its budget."""
+        """Returns epsilon and, as another run, its budget, in a dict by (run, name)."""
         optimizer = model_internals.innermost(self.model.optimizer)
         plan = self.plan or getattr(optimizer, "plan", None)
         if plan is None or not hasattr(optimizer, "ledger"):
@@ -180,7 +181,7 @@ class TensorBoard(keras.callbacks.Callback):
         return {("train", name): epsilon, ("budget", name): plan.epsilon}
 
     def _after_save(self, numbers):
-        """Writes a dict by run and name once a `Checkpoint` holds the updates; or now."""
+        """Writes a dict by (run, name) once a `Checkpoint` has saved the updates, or now."""
         optimizer = model_internals.innermost(self.model.optimizer)
         is_private = hasattr(optimizer, "ledger")
         step = steps_taken(optimizer) if is_private else _to_float(optimizer.iterations)
@@ -198,5 +199,5 @@ class TensorBoard(keras.callbacks.Callback):
 
 
 def _to_float(value):
-    # convert_to_numpy, since float() refuses the variables of a distribution strategy.
+    # float() refuses the variables of a distribution strategy.
     return float(keras.ops.convert_to_numpy(value))

@@ -1,8 +1,9 @@
 """Resumes an interrupted run from its last save, at the epsilon of an uninterrupted run.
 
-A resume is exact in law: it restores weights, slots, averages, ledger and epoch, and continues with
-fresh draws and fresh noise. So the file holds no secret and may be resumed any number of times, by
-any program, because every resume is a new run in the ledger.
+A resumed run has the same distribution as an uninterrupted one: it restores weights, the
+optimizer's state, moving averages, ledger and epoch, and continues with fresh draws and fresh
+noise. The file holds no secret. Any program may resume it, any number of times, and every resume is
+a new run in the ledger.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from tfdpx._keras import lora, model_internals, saving_internals
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS, _FACTORS = "callbacks.npz", "lora.npz"
-# The state of callbacks of Keras: each begins again in every `fit`.
+# Attributes that hold the state of Keras's callbacks. Keras resets them in every `fit`.
 _NUMBERS = ("best", "best_epoch", "wait", "stopped_epoch", "cooldown_counter")
 _ARRAYS = "best_weights"
-# These change within `on_epoch_end`, and write nothing.
+# Callbacks that change their state in `on_epoch_end`, and write no file.
 _COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
 class Checkpoint(keras.callbacks.Callback):
     """Saves the run as it trains, and resumes it when `fit` is called again.
 
-    Like `keras.callbacks.BackupAndRestore`, but it survives a kill or a full disk: with the same
+    It is like `keras.callbacks.BackupAndRestore`, but survives a kill or a full disk. With the same
     callback and the same plan, `fit` restores the saved run before its first step, prints at which
-    update it continues, and makes the remaining updates. Draws and noise are fresh from there on,
-    so epsilon is the same as without the interruption. With an optimizer's `seed`, a resumed run
+    update it continues, and makes the remaining updates. Their draws and noise are fresh, so
+    epsilon is the same as without the interruption. With an optimizer's `seed`, a resumed run
     equals the uninterrupted one bit by bit on the same machine.
 
     The folder holds one file: weights, the optimizer's state and its ledger, and the state of
@@ -50,14 +51,15 @@ class Checkpoint(keras.callbacks.Callback):
 
     Args:
         directory: Path of a folder for only this run, created if needed.
-        save_freq: `"epoch"`, or an int to save after every so many updates too. A resumed run
-            begins with a whole epoch, so with `steps_per_epoch` it may make up to one epoch of
-            updates more than `fit` was asked for; the ledger counts them, and the plan ends it.
-        write: Bool. On several hosts all restore, but only one may write.
+        save_freq: `"epoch"` saves after each epoch. An int n saves also after every n updates. A
+            resumed run begins with a whole epoch. With `steps_per_epoch` it may therefore make up
+            to one epoch of updates more than `fit` was asked for. The ledger counts them, and the
+            plan still ends the run.
+        write: Bool, whether to save. On several hosts, all restore but only one may save.
 
     Raises:
-        ValueError: By `fit`, if the folder holds a run of another plan, number of examples,
-            optimizer or model, or a damaged one; each by name.
+        ValueError: By `fit`, if the saved run is damaged, or has another plan, number of examples,
+            optimizer or model. The message names the difference.
         RuntimeError: By `fit`, if another training uses the folder.
     """
 
@@ -83,7 +85,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     @property
     def saved_updates(self) -> int:
-        """Int: the updates behind the weights that the folder holds; 0 if it holds none."""
+        """Int: the number of updates of the saved weights; 0 if the folder holds no run."""
         return self._read()[0]["updates"] if self.exists else 0
 
     @contextlib.contextmanager
@@ -95,7 +97,7 @@ class Checkpoint(keras.callbacks.Callback):
         Args:
             model: The compiled, built model.
             session: The `tfdpx.training.session.Session` of the `fit`.
-            num_examples: Int, that `fit` trains on, or None where unknown.
+            num_examples: Int, the number of training examples, or None if unknown.
             callbacks: List of the callbacks of the `fit`.
 
         Raises:
@@ -142,7 +144,7 @@ class Checkpoint(keras.callbacks.Callback):
                 )
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
         model_internals.set_initial_epoch(model, self._epoch)
-        # The run that wrote the file is in memory, at this update or a later one.
+        # If the run that wrote the file is still in memory, it is at this update or a later one.
         if optimizer.account.has_made(record["run"]):
             return
         with _unchanged_on_error(model):
@@ -169,7 +171,7 @@ class Checkpoint(keras.callbacks.Callback):
             optimizer.clip_policy.restore(_arrays(content[_NORMS]))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses other optimizers."""
+        """Refuses optimizers that are not tfdpx's."""
         if self._session is None:
             raise ValueError(
                 "`tfdpx.callbacks.Checkpoint` works with a tfdpx optimizer only. Received: an "
@@ -178,13 +180,13 @@ class Checkpoint(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Restores the callbacks, because Keras has reset each of them by then."""
+        """Restores the state of the callbacks, after Keras has reset it."""
         if self._states is not None:
             restore_states(self._callbacks, self._states)
             self._states = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves, if `save_freq` is a number and divides the updates."""
+        """Saves if `save_freq` is an int and so many updates followed the last save."""
         if self.save_freq != "epoch" and self._session.updates - self._saved >= self.save_freq:
             self.save()
 
@@ -205,10 +207,10 @@ class Checkpoint(keras.callbacks.Callback):
         return self.directory / "tfdpx-checkpoint.zip"
 
     def save(self) -> None:
-        """Saves the run as it is: called by a callback, between two updates of a `fit`.
+        """Saves the run as it is. Call it from a callback, between two updates of a `fit`.
 
         Raises:
-            OSError: If the folder cannot be written, as where the disk is full.
+            OSError: If the file cannot be written, for example if the disk is full.
         """
         self._saved = self._session.updates
         if self._write:
@@ -252,7 +254,7 @@ class Checkpoint(keras.callbacks.Callback):
         return buffer.getvalue()
 
     def _read(self):
-        """The record, and the other parts by name."""
+        """Returns the record of the file, and a dict of the other parts by name."""
         try:
             with zipfile.ZipFile(self._path) as archive:
                 record = files.opened(archive.read(_RECORD), _FORMAT)
@@ -288,11 +290,11 @@ def checkpointing(model, callbacks, session, num_examples, build):
         model: The compiled model.
         callbacks: List of the callbacks.
         session: The `tfdpx.training.session.Session` of the `fit`.
-        num_examples: Int, that it trains on, or None where unknown.
+        num_examples: Int, the number of training examples, or None if unknown.
         build: Function that builds model and optimizer.
 
     Raises:
-        ValueError: If there are several.
+        ValueError: If there are several checkpoints.
     """
     checkpoints = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
     if len(checkpoints) > 1:
@@ -310,7 +312,7 @@ def checkpointing(model, callbacks, session, num_examples, build):
 
 
 def place_checkpoint(callbacks):
-    """The callbacks, with a `Checkpoint` where `place_of_save` says.
+    """Returns the callbacks with a `Checkpoint` moved to a place that `place_of_save` allows.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
@@ -339,7 +341,7 @@ def _unchanged_on_error(model):
 
 
 def serialize_states(callbacks):
-    """The bytes of a file with the states of callbacks of Keras; None if none has any.
+    """Returns the states of Keras's callbacks as the bytes of an npz file; None without any.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
@@ -357,11 +359,11 @@ def serialize_states(callbacks):
 
 
 def restore_states(callbacks, content):
-    """Restores the states of callbacks of `serialize_states`, by type and order.
+    """Restores states from `serialize_states`; callbacks are matched by type and order.
 
     Args:
-        callbacks: As for `serialize_states`, after `on_train_begin`.
-        content: Bytes.
+        callbacks: List of `keras.callbacks.Callback`, after their `on_train_begin`.
+        content: Bytes, the result of `serialize_states`.
     """
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         arrays = dict(file)
@@ -378,10 +380,10 @@ def restore_states(callbacks, content):
 
 
 def place_of_save(callbacks):
-    """Returns the first and the last place of a save among callbacks, two ints.
+    """Returns the first and the last index where a callback that saves may be, two ints.
 
-    It comes after callbacks with a state, and holds their state of this epoch, and before
-    those that replace weights by averages.
+    It must come after callbacks with a state, to save their state of this epoch, and before
+    callbacks that replace weights by averages.
 
     Args:
         callbacks: List of callbacks, without the one that saves.
@@ -393,7 +395,7 @@ def place_of_save(callbacks):
 
 
 def _callbacks_by_name(callbacks):
-    """Returns a dict of the callbacks with a state, by type and number within the type."""
+    """Returns a dict of the callbacks with a state, by names such as "EarlyStopping-0"."""
     by_name = {}
     for callback in callbacks:
         if isinstance(callback, (*_COUNTING, keras.callbacks.ModelCheckpoint)):

@@ -1,4 +1,4 @@
-"""`fit` on many devices and many hosts, also where Keras's own cannot.
+"""`fit` on many devices and many hosts, also where Keras's `fit` fails.
 
 With TensorFlow 2.21 and Keras 3.15, `keras.Model.fit` works
 
@@ -12,8 +12,8 @@ It fails, with any optimizer,
 - under `MirroredStrategy` with `steps_per_execution` > 1: its loop loses the outputs' placeholders;
 - under `MultiWorkerMirroredStrategy`: `fit` and `evaluate` convert `PerReplica` values to tensors.
 
-`fit` of this module serves all of these, and one device. A model under a strategy is built and
-compiled within `strategy.scope()`, as Keras has it:
+The `fit` of this module works in all of these cases, and on one device. As for Keras's `fit`, build
+and compile the model within `strategy.scope()`:
 
     strategy = tf.distribute.MirroredStrategy()
     with strategy.scope():
@@ -74,12 +74,12 @@ def fit(
 
     On several hosts, each host runs the same program with the same arguments. Every host draws its
     share of one Poisson sample, which depends only on the seed and the step. An update makes one
-    all-reduce, of the clipped sums, and all replicas add the same noise. Training ends at the
-    plan's last step at the latest.
+    all-reduce of the clipped sums, and all replicas add the same noise. Training never goes beyond
+    the plan's last step.
 
-    Callbacks run on every host. Pass callbacks that only write to the chief only, and others that
-    stop the training to all hosts. In the `logs` of a batch, metrics are means over this host's
-    replicas, as in Keras; the means of an epoch are exact, over all replicas.
+    Callbacks run on every host. Pass a callback that only writes files to the chief only, and a
+    callback that may stop the training to all hosts. In the `logs` of a batch, metrics are means
+    over this host's replicas, as in Keras; the means of an epoch are exact, over all replicas.
 
     Args:
         model: A `keras.Model` compiled with a tfdpx optimizer. `jit_compile`,
@@ -91,15 +91,18 @@ def fit(
         class_weight: As for `plan.batches`.
         user_ids: As for `plan.batches`.
         examples_per_user: As for `plan.batches`.
-        seed: Int for the draws, for experiments; None for fresh ones, as private training needs. On
-            several hosts, the chief's count.
+        seed: Int, the seed of the draws, for experiments. None, as private training needs it, makes
+            fresh draws. On several hosts, the chief's seed counts.
         epochs: Int, the number of the last epoch.
-        steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
+        steps_per_epoch: Int, the number of updates in an epoch. None means all that the plan has
+            left.
         initial_epoch: Int, the number of the first epoch.
         validation_data: Optional `(x, y)` or `(x, y, sample_weight)` of arrays, or `(x,)` of a
-            `tfdpx.RandomAccess`, to measure on after each epoch. Callbacks may act on it only if
-            the optimizer has `public_validation=True`. It must not share memory with `x`.
-        validation_batch_size: Int. Examples a step of measuring, over all replicas.
+            `tfdpx.RandomAccess`, to evaluate after each epoch. Callbacks may act on its metrics
+            only if the optimizer has `public_validation=True`. The arrays must not share memory
+            with `x`.
+        validation_batch_size: Int, the number of examples in a step of evaluation, over all
+            replicas.
         callbacks: List of `keras.callbacks.Callback`.
         verbose: As for `keras.Model.fit`.
 
@@ -197,13 +200,13 @@ def fit(
 
 
 def _zeros(spec):
-    """Returns a tensor of one row for the spec of a batch; None for a spec of None."""
+    """Returns zeros of one row for the spec of a tensor in a batch; None for a spec of None."""
     is_spec = isinstance(spec, tf.TensorSpec)
     return tf.zeros([1, *spec.shape[1:]], spec.dtype) if is_spec else None
 
 
 def _epoch(model, execute, batches, session, steps, callbacks):
-    """Makes the updates of an epoch, `steps` or all that are left; returns the epoch's metrics."""
+    """Makes `steps` updates (None: all that are left), and returns the metrics of the epoch."""
     model.reset_metrics()
     steps = session.left if steps is None else min(steps, session.left)
     for step in range(0, steps, model.steps_per_execution):
@@ -218,13 +221,13 @@ def _epoch(model, execute, batches, session, steps, callbacks):
 
 
 def _to_numbers(logs):
-    """Returns metrics of all replicas as Python numbers or arrays; called on all hosts together."""
+    """Returns metrics of all replicas as Python numbers or arrays. Call it on all hosts."""
     arrays = {name: keras.ops.convert_to_numpy(value) for name, value in logs.items()}
     return {name: array if array.ndim else array.item() for name, array in arrays.items()}
 
 
 def _make_execute(model, strategy):
-    """Returns a function of (iterator, number of updates) that makes them and returns logs."""
+    """Returns a function `execute(iterator, count)` that makes `count` updates; it returns logs."""
 
     def execute(batches, count):
         if model.steps_per_execution == 1:
@@ -263,7 +266,7 @@ class _Evaluator:
         self._run = evaluate_step
 
     def __call__(self, callbacks):
-        """Returns a dict of Python floats by name."""
+        """Evaluates the model, and returns losses and metrics, a dict of Python floats by name."""
         steps = math.ceil(self._examples.count / self._capacity)
         batches = iter(
             self._strategy.distribute_datasets_from_function(
@@ -314,10 +317,10 @@ def agree(strategy, seed, parts):
         parts: Dict from a name (for the error) to arrays, a nest of variables or a JSON value.
 
     Returns:
-        The seed, an int: the chief's where the hosts' own differ.
+        The chief's seed, an int.
 
     Raises:
-        ValueError: On every host, if two differ in a part.
+        ValueError: On every host, if two hosts differ in a part.
     """
     if seed is None:
         seed = secrets.randbits(128)
@@ -350,10 +353,10 @@ def share_secret(strategy, session, seed, parts):
         parts: As for `agree`.
 
     Returns:
-        The seed for the draws, the chief's if it is an int; or None.
+        The chief's seed for the draws, or None if `seed` is None.
 
     Raises:
-        ValueError: On every host, if two differ in a part.
+        ValueError: On every host, if two hosts differ in a part.
     """
     if replicas.hosts(strategy) == 1:
         return seed
@@ -363,7 +366,7 @@ def share_secret(strategy, session, seed, parts):
 
 
 def _gather(strategy, vector):
-    """Returns the value of each replica's host, an array [replicas, ...], on every host."""
+    """Returns the `vector` of each replica's host, an array [replicas, ...], on every host."""
 
     def gather():
         context = tf.distribute.get_replica_context()

@@ -1,6 +1,6 @@
 """The norms of examples' gradients before they are clipped, for choosing `l2_norm_clip`.
 
-Not private, because a norm is a function of one example without noise.
+They are not private: a norm is a function of one example without noise.
 """
 
 import typing
@@ -32,18 +32,19 @@ def gradient_norms(
     choice depends on private data. Use norms of similar public examples, or a clip from a paper,
     and keep the result of this function as secret as the data.
 
-    The gradient is of the loss of one example, as the private step computes it: in training
-    mode, over all trainable variables, without weight regularisers, and for a tfdpx optimizer as
-    the mean over the `augmult` views. A norm is up to 1.0003 times the exact one, because it bounds
-    rounding. Random layers and augmentations draw the same numbers in every call. Weights, metrics
-    and Keras's random states do not change.
+    The gradient of an example's loss is computed as in the private step: in training mode, over all
+    trainable variables and without weight regularisers. With a tfdpx optimizer it is the mean over
+    the `augmult` views. A norm may be up to 1.0003 times the exact one, because it includes a bound
+    on rounding errors. Random layers and augmentations draw the same numbers in every call.
+    Weights, metrics and Keras's random states do not change.
 
     Args:
         model: A compiled `keras.Model`, with an optimizer of tfdpx or any other.
         x: Array, or nest of arrays, `[n, ...]`, or `tfdpx.RandomAccess`, as for `fit`.
         y: As `x`, the targets; None with a `RandomAccess`.
-        sample_weight: Optional array `[n]`, or with the axes of the losses that it multiplies.
-        batch_size: Int, the examples that are in memory at once.
+        sample_weight: Optional array `[n]`. It may have further axes of the loss, for example `[n,
+            time_steps]`.
+        batch_size: Int, the number of examples that are in memory at once.
 
     Returns:
         float32 array `[n]`. Infinite or NaN where a gradient is not finite: training counts such an
@@ -74,7 +75,7 @@ def gradient_norms(
         x, *targets = Rows(data).map(tf.convert_to_tensor)
         model_internals.build(model, (views.example_rows(x), *views.target_specs(x, *targets)))
         optimizer = model_internals.innermost(model.optimizer)
-        # A separate optimizer, and the preparation of the model's own stays as it is.
+        # Another optimizer, so the preparation of the model's optimizer does not change.
         stand_in = DPSGD(
             0.0,
             batch_size=batch_size,

@@ -8,23 +8,24 @@ from tfdpx._keras import model_internals
 from tfdpx.training.step import class_factors
 from tfdpx.training.views import Views
 
-# First words of the keys of views and of masks; the batch's number is the second.
+# First numbers of the keys for views and for random layers. The second is the number of the batch.
 _VIEWS, _MASKS = 0, 1
 
 
 class GradientNorms:
     """Measures gradient norms before clipping, at the current weights; not private.
 
-    It is traced once for all calls.
+    The measurement is traced once for all calls.
 
     Args:
         model: A compiled `keras.Model`.
         examples: `Examples` or `RandomAccess`.
-        batch_size: Int.
-        make_engine: Function of `Views` and of a batch `(x, y, sample_weight)` of the shapes to
-            come, that returns the per-example engine.
-        finish: Function of squared norms [n], targets and outputs of examples that makes the
-            result; by default the norms.
+        batch_size: Int, the number of examples that are in memory at once.
+        make_engine: Function `make_engine(views, batch)` that returns the per-example engine.
+            `views` is a `Views`, and `batch` an `(x, y, sample_weight)` with the shapes of later
+            batches.
+        finish: Optional function `finish(squared_norms, y, y_pred)` that computes the result of a
+            batch, [n]; by default the norms.
     """
 
     def __init__(self, model, examples, batch_size, make_engine, finish=None):
@@ -39,7 +40,7 @@ class GradientNorms:
         self._measure = tf.function(self._norms, autograph=False)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """The norms, float32 [n], of the examples `rows`, int [n]."""
+        """Returns the norms of the examples with the indices `rows`, int [n]; float32 [n]."""
         norms, size = [np.zeros([0], np.float32)], self._batch_size
         for number, first in enumerate(range(0, len(rows), size)):
             part = rows[first : first + size]
@@ -48,7 +49,7 @@ class GradientNorms:
         return np.concatenate(norms)
 
     def _batch(self, rows):
-        """`(x, y, sample_weight)`, tensors [batch_size, ...], padded with zeros."""
+        """Returns `(x, y, sample_weight)`, tensors [batch_size, ...], padded with zeros."""
         x, y, weights = self._examples.batch(tf.constant(rows, tf.int64), self._batch_size)
         return x, y, weights if self._examples.is_weighted else None
 
@@ -75,7 +76,7 @@ class Refresh(keras.callbacks.Callback):
         self._examples, self._norms = examples, None
 
     def on_train_batch_end(self, batch, logs=None):
-        """Measures, if a refresh is due."""
+        """Measures all norms, if a refresh is due."""
         optimizer = model_internals.innermost(self.model.optimizer)
         if not optimizer.clip_policy.refresh_is_due():
             return
@@ -94,7 +95,9 @@ class Refresh(keras.callbacks.Callback):
 
 
 def norm_refreshes(model, session):
-    """Returns a list with a `Refresh` if the optimizer asks for it; it comes before all callbacks.
+    """Returns a list with a `Refresh` callback, or an empty list if the optimizer needs none.
+
+    The callback must come before all others.
 
     Args:
         model: The `keras.Model`.
