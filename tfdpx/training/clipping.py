@@ -1,13 +1,13 @@
-"""Clip policies choose the norm at which each example's gradient is clipped.
+"""Clip policies, which choose the norm at which each example's gradient is clipped.
 
 In every update the private step calls the policy's methods in this order: `clips` before the
 gradients, `clip` for their factors, `measure` when all norms are known, and `update` after the
-noise. To use another policy, pass it as `l2_norm_clip=`. Norms and clips are those before class
-weights; only `before_weights` and `after_weights` use the weights.
+noise. To use another policy, pass it as `l2_norm_clip=`. Norms and clips refer to gradients before
+class weights; only `before_weights` and `after_weights` use the weights.
 
-Guarantee, which every policy must keep: the factor of `clip` times an example's gradient has at
-most the norm 1/B, and apart from the example's own norm the factor depends only on numbers that
-are noisy or accounted for. The noise of `gradient_noise_multiplier` pays for the gradients and
+Guarantee, which every policy must keep: after scaling by the factor of `clip`, an example's
+gradient has a norm of at most 1/B. The factor depends only on the example's norm and on numbers
+that are noisy or accounted for. Noise with `gradient_noise_multiplier` covers the gradients and
 `NormStatistics.noisy` together.
 """
 
@@ -30,20 +30,21 @@ AUTOMATIC = "automatic"
 # A root, a sum, two quotients and the product with a gradient are rounded, each by at most UNIT.
 _ROUNDED = 1.0 - 8 * UNIT
 _LARGEST_CLIP = _LARGEST_NOISE = 1e9
-# The noise of the adaptive clip's count: the share of a batch that the paper advises, and the
-# default minimum in units of sigma, which costs the gradients 3% more noise.
+# Noise on the count of the adaptive clip. The paper advises this share of the batch. By default it
+# is at least so many sigma, which gives the gradients 3% more noise.
 _OF_BATCH, _OF_SIGMA = 1 / 20, 2.0
-# The indicator falls from 1 to 0 over this part of the clip. With a step function, one more example
-# that moves the others to other rows, where they round differently, could flip many indicators.
+# The indicator falls from 1 to 0 over this fraction of the clip. With a step function, one more
+# example could flip many indicators: it moves other examples to other rows, where their norms round
+# differently.
 _RAMP = 0.1
 
 
 class NormStatistics(typing.NamedTuple):
-    """The output of a policy for one update, of this replica's examples.
+    """The statistics that a policy computes in one update from this replica's examples.
 
     Attributes:
-        noisy: List of float32 scalars, sums over examples, over B. They are added up over replicas
-            and get the noise of the gradients, drawn with it.
+        noisy: List of float32 scalars, each a sum over examples divided by B. They are added up
+            over replicas and get noise together with the gradients.
         exact: List of float32 tensors that are added up over replicas, without noise.
     """
 
@@ -56,52 +57,55 @@ class ClipPolicy:
     """Clips every example at the constant `l2_norm_clip`, C (De et al. 2022, Eq. 1).
 
     Args:
-        l2_norm_clip: Float, C; infinity without privacy.
+        l2_norm_clip: Float, C; infinity for training without privacy.
 
     Attributes:
-        gradient_noise_multiplier: Float, the noise multiplier of all that an update releases. With
-            it, gradients and `NormStatistics.noisy` together must cost what the optimizer's says.
+        gradient_noise_multiplier: Float, the noise multiplier for the gradients and
+            `NormStatistics.noisy`. With it, an update must cost no more than one Gaussian mechanism
+            with the optimizer's noise multiplier.
     """
 
     def __init__(self, l2_norm_clip: float) -> None:
         self.l2_norm_clip = l2_norm_clip
 
     def init(self, optimizer: Any) -> None:
-        """Adds variables to the optimizer as it is built: Keras's files hold them."""
+        """Prepares the policy for an optimizer; it may add variables, which Keras saves."""
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
-        """Returns the argument `clips` of the other methods, float32 [count], or None.
+        """Returns a number for each example, float32 [count], or None: `clips` of other methods.
 
         Args:
-            ids: int32 [count], the numbers of the examples; None where they are unknown or made up.
-            count: Int or scalar tensor, examples.
+            ids: int32 [count], the indices of the examples in the data set. None if they are
+                unknown, or the rows are made up.
+            count: Int or scalar tensor, the number of examples.
         """
         return None
 
     def before_weights(self, clips: Any, weights: tf.Tensor) -> Any:
-        """Returns `clips`, changed if its meaning would otherwise depend on class weights.
+        """Returns `clips`, adapted to class weights.
 
         Args:
-            clips: Of the method `clips`.
-            weights: float32 [count] in [0, 1], by which clipped gradients are multiplied; or NaN.
+            clips: The result of the method `clips`.
+            weights: float32 [count], in [0, 1] or NaN, which multiply the clipped gradients.
         """
         return clips
 
     def after_weights(self, squared_norms: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the squared norms for `measure`, float32 [n]; `weights` as `before_weights`."""
+        """Returns the squared norms for `measure`, float32 [n], adapted to class weights."""
         return squared_norms
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
-        """Returns the factors of gradients, float32 [n]; see `mechanism.clip_factors`.
+        """Returns the factor of each gradient, float32 [n]; see `mechanism.clip_factors`.
 
-        Absent rows and non-finite norms need no care, because `mechanism.zero_invalid` follows.
+        The factors of absent rows and of non-finite norms do not matter: `mechanism.zero_invalid`
+        sets them to zero afterwards.
 
         Args:
-            squared_norms: float32 [n].
-            present: bool [n].
+            squared_norms: float32 [n], the squared norm of each gradient.
+            present: bool [n], whether a row holds an example.
             batch_size: Int, B.
-            clips: The part of these examples of `clips`.
+            clips: The result of `clips` for these examples.
         """
         return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size)
 
@@ -109,24 +113,27 @@ class ClipPolicy:
         """Returns the statistics of a batch's norms for `update`, a `NormStatistics`.
 
         Arguments are as for `clip`, and `ids` as for `clips`. Rows that are not present must not
-        count, and norms may not be finite.
+        count. Some norms may be infinite or NaN.
         """
         return NormStatistics()
 
     def update(self, measured: NormStatistics) -> None:
-        """Adapts the policy, once an update, to the sums over all replicas, `noisy` with noise."""
+        """Adapts the policy once per update.
+
+        `measured` holds sums over all replicas, and `measured.noisy` has its noise.
+        """
 
     def released(self) -> dict[str, float]:
         """Returns a dict of numbers for the logs, which the guarantee must cover."""
         return {}
 
     def get_config(self) -> dict:
-        """Arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {"l2_norm_clip": self.l2_norm_clip}
 
     @classmethod
     def from_config(cls, config: dict) -> "ClipPolicy":
-        """The policy of `get_config`."""
+        """Returns the policy of a `get_config()`."""
         return cls(**config)
 
 
@@ -135,11 +142,10 @@ class AutomaticClip(ClipPolicy):
     """Normalizes every gradient: `l2_norm_clip="automatic"` (Bu et al. 2022, arXiv:2206.07136).
 
     An update is `1/B sum_i g_i / (|g_i| + stability) + sigma/B xi`. Long and short gradients have
-    nearly the same weight, so there is no clip to choose. `l2_norm_clip` is 1, the bound on an
-    example.
+    nearly the same weight, so there is no clip to choose. `l2_norm_clip` is 1.
 
-    Guarantee: the same as `tfdpx.mechanism`, because an example adds at most
-    `|g| / (|g| + stability) / B < 1/B`.
+    Guarantee: the same as for a constant clip of 1, because an example adds at most `|g| / (|g| +
+    stability) / B < 1/B`.
 
     Args:
         stability: Float >= 1e-9. Gradients much shorter than it keep their length; longer ones
@@ -156,11 +162,11 @@ class AutomaticClip(ClipPolicy):
         self.stability = float(stability)
 
     def clip(self, squared_norms, present, batch_size, clips):
-        """Returns `1 / (B (norm + stability))`, float32 [n], lowered by its own rounding."""
+        """Returns `1 / (B (norm + stability))`, float32 [n], minus a bound on rounding errors."""
         return _ROUNDED / (tf.sqrt(squared_norms) + self.stability) / float(batch_size)
 
     def get_config(self) -> dict:
-        """Arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {"stability": self.stability}
 
 
@@ -170,30 +176,31 @@ class AdaptiveClip(ClipPolicy):
 
     After each update the clip C becomes `C exp(-learning_rate (b - quantile))` (Andrew et al. 2019,
     arXiv:1905.03871), where b is a noisy share of the examples with a norm of at most C. The clip
-    is a variable of the optimizer, so that Keras's files, `Checkpoint` and copies keep it, and the
-    logs show it as `l2_norm_clip`. The learning rate needs no change, because the update is divided
-    by the clip.
+    is a variable of the optimizer: Keras's files, `Checkpoint` and copies keep it, and the logs
+    show it as `l2_norm_clip`. The optimizer's learning rate needs no change, because the update is
+    divided by the clip.
 
-    Guarantee: as for the optimizer's noise multiplier sigma, which the ledger counts. An update
-    releases the clipped sum with noise z and the sum of (indicator - 1/2) with noise sigma_b, where
-    1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2. Scaled by z/sigma_b the second has noise z too; one example
-    moves both together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma: one Gaussian mechanism.
+    Guarantee: an update costs the same as one Gaussian mechanism with the optimizer's noise
+    multiplier sigma, which the ledger counts. It releases two sums: the clipped gradients with
+    noise z, and (indicator - 1/2) with noise sigma_b, where 1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2.
+    Multiplied by z/sigma_b, the second sum has noise z too. One example then moves both sums
+    together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma.
 
     Args:
         initial: Float from 1e-9 to 1e9, the clip of the first update. It may be far off: at
-            `learning_rate=0.2` a clip moves by a factor of 10 in some 23 updates.
+            `learning_rate=0.2` a clip moves by a factor of 10 in about 23 updates.
         quantile: Float between 0 and 1, the target share of norms that are at most the clip.
-        learning_rate: Float > 0, of the logarithm of the clip.
-        noise_multiplier: Optional float, sigma_b: standard deviation of the noise on the count of
-            examples, which must exceed half of the optimizer's. None: a twentieth of the batch
-            size, but at least twice the optimizer's.
+        learning_rate: Float > 0, the step size for the logarithm of the clip.
+        noise_multiplier: Optional float sigma_b, the standard deviation of the noise on the count
+            of examples. It must exceed half of the optimizer's noise multiplier. None means a
+            twentieth of the batch size, but at least twice the optimizer's noise multiplier.
 
     Attributes:
-        l2_norm_clip: Float, the clip now.
+        l2_norm_clip: Float, the current clip.
 
     Raises:
-        ValueError: If an argument is out of range; by the optimizer, if `noise_multiplier` is too
-            small for its own.
+        ValueError: If an argument is out of range. The optimizer raises it if `noise_multiplier` is
+            too small compared with the optimizer's.
     """
 
     def __init__(
@@ -226,7 +233,7 @@ class AdaptiveClip(ClipPolicy):
         return min(max(clip, SMALLEST_CLIP), _LARGEST_CLIP)
 
     def init(self, optimizer: Any) -> None:
-        """Adds the clip to the optimizer's variables, and divides its noise between releases."""
+        """Adds the clip to the optimizer's variables, and computes the noise of both sums."""
         sigma, noise = optimizer.noise_multiplier, self.noise_multiplier
         if noise is None:
             noise = max(_OF_BATCH * optimizer.batch_size, _OF_SIGMA * sigma)
@@ -237,7 +244,7 @@ class AdaptiveClip(ClipPolicy):
                 f"{sigma / 2:.6g}: the count alone would reveal what both may. Received: "
                 f"noise_multiplier={noise}. Give {_OF_SIGMA * sigma:.3g} or more, or leave it out."
             )
-        # z of the guarantee. Without noise the count has none either, and any weight will do.
+        # This is z in the guarantee. Without noise, any weight of the count will do.
         self.gradient_noise_multiplier = sigma / math.sqrt(1 - ratio**2)
         self._weight = self.gradient_noise_multiplier / noise if sigma else 1.0
         self._batch_size = optimizer.batch_size
@@ -245,15 +252,15 @@ class AdaptiveClip(ClipPolicy):
         self._clip = optimizer.add_variable([], initializer, "float32", name="l2_norm_clip")
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
-        """The clip of the update, the same for each example."""
+        """Returns the clip of the update for each example, float32 [count], all equal."""
         return tf.fill([count], self._bounded_clip())
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
-        """`mechanism.clip_factors` at the clip of the update."""
+        """Returns `mechanism.clip_factors` for the clip of the update."""
         return mechanism.clip_factors(squared_norms, clips, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> NormStatistics:
-        """Returns the sum of (indicator - 1/2), scaled: the gradients' noise is sigma_b."""
+        """Returns the sum of (indicator - 1/2), scaled to need the same noise as the gradients."""
         excess = tf.sqrt(squared_norms) / clips - 1.0
         indicators = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
         # A norm that is not finite counts as above the clip.
@@ -262,18 +269,18 @@ class AdaptiveClip(ClipPolicy):
         return NormStatistics(noisy=[total * (self._weight / self._batch_size)])
 
     def update(self, measured: NormStatistics) -> None:
-        """The geometric update of the clip."""
+        """Multiplies the clip by a factor that moves it towards the quantile."""
         share = 0.5 + measured.noisy[0] / self._weight
         self._clip.assign(
             self._bounded_clip() * tf.exp(-self.learning_rate * (share - self.quantile))
         )
 
     def released(self) -> dict[str, float]:
-        """The clip now, by its name in the logs."""
+        """Returns the current clip by its name in the logs."""
         return {"l2_norm_clip": self.l2_norm_clip}
 
     def get_config(self) -> dict:
-        """Arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         names = ("initial", "quantile", "learning_rate", "noise_multiplier")
         return {name: getattr(self, name) for name in names}
 
@@ -286,14 +293,16 @@ class AdaptiveClip(ClipPolicy):
 class IndividualClip(ClipPolicy):
     """Clips each example at its most recently measured norm, for an `IndividualAccountant`.
 
-    A level n, from 1 on, is the n-th of the accountant's fractions of the clip. The steps at a
-    level are counted when the level may change; until then they follow from the first step at it.
+    Each example has a level. Level n, from 1 on, stands for the n-th of the accountant's fractions
+    of the clip. When an example's level may change, its steps at the old level are counted. Until
+    then, their number follows from the first step at that level.
 
-    The norms are functions of the private data. So no variable that Keras or `tf.train.Checkpoint`
-    saves holds them; only `tfdpx.callbacks.Checkpoint` writes them.
+    The norms are functions of the private data, so neither Keras nor `tf.train.Checkpoint` saves
+    them. Only `tfdpx.callbacks.Checkpoint` does.
 
     Args:
-        accountant: `tfdpx.accounting.IndividualAccountant`, which reads its account here.
+        accountant: `tfdpx.accounting.IndividualAccountant`, which reads each example's steps from
+            this policy.
         account: The optimizer's `tfdpx.account.Account`.
         l2_norm_clip: Float, C. Each clip is a fraction of it.
     """
@@ -304,7 +313,7 @@ class IndividualClip(ClipPolicy):
         self.refreshes_per_epoch = accountant.refreshes_per_epoch
         self.plan, self._account = accountant.plan, account
         self._fractions = accountant.fractions
-        # Not above the accounted one, and neither is the clip.
+        # Rounded down: in float32, a clip must not exceed the fraction that is accounted for.
         rounded = self._fractions.astype("float32")
         clips = np.where(rounded > self._fractions, np.nextafter(rounded, np.float32(0)), rounded)
         self._clips = tf.constant(clips)
@@ -338,7 +347,7 @@ class IndividualClip(ClipPolicy):
         return tf.gather(self._clips, tf.gather(self._variables["levels"], ids) - 1)
 
     def before_weights(self, clips, weights):
-        """Returns larger fractions for smaller weights, with products of at most `clips`."""
+        """Returns clips divided by weights, at most 1; float32 [count]."""
         fractions = tf.minimum(clips * _ROUNDED / weights, 1.0)
         return tf.where(weights < 1, fractions, clips)
 
@@ -349,11 +358,11 @@ class IndividualClip(ClipPolicy):
         return tf.where(is_reduced, tf.square(norms), squared_norms)
 
     def clip(self, squared_norms, present, batch_size, clips):
-        """`mechanism.clip_factors` at the fractions."""
+        """Returns `mechanism.clip_factors` for clips that are fractions of C."""
         return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size, clips)
 
     def over_clip(self, squared_norms):
-        """float32 [n]: norms over C, at most 1."""
+        """Returns the norms divided by C, at most 1, float32 [n]."""
         norms = tf.sqrt(squared_norms) / self.l2_norm_clip
         # A gradient that is not finite may be long.
         return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
@@ -373,7 +382,13 @@ class IndividualClip(ClipPolicy):
         self.count_update(tf.cast(ids, "int32"), present > 0, norms)
 
     def count_update(self, ids, present, norms):
-        """Updates by int32, bool and float32 tensors [n]; norms are finite, over the clip."""
+        """Counts an update and stores the norms of its examples.
+
+        Args:
+            ids: int32 [n], the indices of the examples in the data set.
+            present: bool [n], whether a row holds an example.
+            norms: float32 [n], the finite norms of gradients, divided by C.
+        """
         step = tf.convert_to_tensor(self._variables["steps"])
         self._store_norms(ids, present, norms, step + 1)
         self._variables["steps"].assign_add(1)
@@ -384,7 +399,7 @@ class IndividualClip(ClipPolicy):
         self._store_norms(ids, tf.fill([self._count], True), self.over_clip(norms**2), step)
 
     def _store_norms(self, ids, present, norms, until_step):
-        """Counts the steps before `until_step` at the levels so far, and changes these."""
+        """Counts the steps before `until_step` at the old levels, and sets levels by `norms`."""
         variables = self._variables
         entries = tf.where(present, tf.cast(ids, "int64"), self._count)
         levels = tf.gather(variables["levels"], entries)
@@ -412,18 +427,18 @@ class IndividualClip(ClipPolicy):
         return due_refreshes > refreshes
 
     def counts(self):
-        """int64 array [num_examples, levels], each example's steps at each level."""
+        """Returns each example's number of steps at each level, int64 [num_examples, levels]."""
         counts = self._array("counts")[: self._count].astype("int64")
         levels, since = (self._array(name)[: self._count] for name in ("levels", "since"))
         counts[np.arange(self._count), levels - 1] += int(self._array("steps")) - since
         return counts
 
     def fractions(self):
-        """float64 array [num_examples], each example's current clip as a fraction of C."""
+        """Returns each example's current clip as a fraction of C, float64 [num_examples]."""
         return self._fractions[self._array("levels")[: self._count] - 1]
 
     def ledger(self):
-        """The ledger of everything spent on the weights."""
+        """Returns the ledger of everything spent on the weights."""
         return self._account.ledger()
 
     def spend(self, ledger):
@@ -431,7 +446,7 @@ class IndividualClip(ClipPolicy):
         attach(ledger, self._account.variables())
 
     def state(self):
-        """The dict of arrays that `tfdpx.callbacks.Checkpoint` saves. Private."""
+        """Returns a dict of arrays that `tfdpx.callbacks.Checkpoint` saves. They are private."""
         arrays = {
             name: value_of(state_variable) for name, state_variable in self._variables.items()
         }
@@ -463,10 +478,10 @@ class IndividualClip(ClipPolicy):
 
 
 def split_ids(optimizer, data):
-    """Splits a batch into the batch that Keras knows and the ids of its rows, int32 [B] or None.
+    """Splits a batch into Keras's batch and the indices of its examples, int32 [B] or None.
 
     With individual accounting the batch must be `(x, y, sample_weight, ids)`, as `fit` makes it;
-    any other raises ValueError.
+    any other batch raises ValueError.
     """
     if optimizer.individual is None:
         return data, None
@@ -482,7 +497,7 @@ def split_ids(optimizer, data):
 
 
 def _scatter(target, kind, places, values):
-    """Adds `values` [n] to a variable at `places` [n, rank], or puts them there."""
+    """Writes `values` [n] into a variable at `places` [n, rank]; the kind "add" adds them."""
     if not isinstance(target, tf.distribute.DistributedValues):
         getattr(target, f"scatter_nd_{kind}")(places, values)
         return

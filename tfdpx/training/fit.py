@@ -1,16 +1,14 @@
 """The stages of a private `model.fit`, in order.
 
-1. `read_request` makes a frozen `Request` of the arguments;
-2. `draw_batches` turns arrays into the batches that the optimizer's plan draws;
-3. `check_request` refuses callbacks, data and batches that break the account's assumptions;
-4. `Session` begins one training;
-5. `checkpointing` lets a `Checkpoint` restore and save;
-6. `divide_into_epochs` divides the remaining updates into epochs, and builds the model;
-7. `add_callbacks` adds the callbacks that end and measure the training.
+1. `read_request` collects the arguments in a frozen `Request`; 2. `draw_batches` turns arrays into
+the batches that the optimizer's plan draws; 3. `check_request` refuses callbacks, data and batches
+that break the account's assumptions; 4. `Session` begins one training; 5. `checkpointing` lets a
+`Checkpoint` restore and save; 6. `divide_into_epochs` divides the remaining updates into epochs,
+and builds the model; 7. `add_callbacks` adds the callbacks that end and measure the training.
 
-Epsilon is exact for arrays and for an unchanged data set of `plan.batches`, because each draw is
-used once. Other data are refused under a plan unless the user does without a limit to epsilon, and
-the result is labelled so everywhere.
+Epsilon is exact for arrays and for an unchanged data set of `plan.batches`: each draw is used once.
+With a plan, other data are refused unless the user accepts an epsilon that is no upper bound. It is
+then called approximate everywhere.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ _OF_BATCHES = ("y", "sample_weight", "class_weight", "validation_split")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The arguments of one `fit`; `keras_arguments` are those that nothing here reads."""
+    """The arguments of one `fit`. `keras_arguments` holds the ones that only Keras reads."""
 
     x: Any = None
     y: Any = None
@@ -74,22 +72,22 @@ class Request:
     keras_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_(self, **changes):
-        """The request with other arguments."""
+        """Returns the request with some arguments changed."""
         return dataclasses.replace(self, **changes)
 
     def for_keras(self):
-        """Dict of arguments of `keras.Model.fit`."""
+        """Returns a dict of arguments for `keras.Model.fit`."""
         names = {field.name for field in dataclasses.fields(self)} - {"keras_arguments", *ARGUMENTS}
         return {**self.keras_arguments, **{name: getattr(self, name) for name in names}}
 
     def list_of_callbacks(self):
-        """List of the callbacks, whatever holds them."""
+        """Returns the callbacks as a list, also from a nest or a `CallbackList`."""
         callbacks = getattr(self.callbacks, "callbacks", self.callbacks)
         return [callback for callback in tf.nest.flatten(callbacks) if callback is not None]
 
 
 def read_request(arguments):
-    """The `Request` of a dict of arguments of `fit`."""
+    """Returns the `Request` for a dict of arguments of `fit`."""
     names = {field.name for field in dataclasses.fields(Request)} - {"keras_arguments"}
     keras_arguments = {name: value for name, value in arguments.items() if name not in names}
     return Request(
@@ -99,7 +97,7 @@ def read_request(arguments):
 
 @contextlib.contextmanager
 def fitting(optimizer, model, arguments):
-    """Context manager around `model.fit` that gives the arguments for Keras.
+    """Context manager around `model.fit` that yields the arguments for Keras.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -123,7 +121,9 @@ def fitting(optimizer, model, arguments):
 
 @contextlib.contextmanager
 def training(optimizer, model, request):
-    """Context manager of a `fit`'s `Session`; yields it, and the request divided into epochs.
+    """Context manager that runs a `fit` within a `Session`.
+
+    It yields the session, and the request with its updates divided into epochs.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -131,8 +131,8 @@ def training(optimizer, model, request):
         request: `Request`.
 
     Raises:
-        ValueError: If the batches are another plan's, another optimizer's or of another size.
-        BudgetExceeded: If all steps of their plan were taken.
+        ValueError: If the batches belong to another plan or optimizer, or have another size.
+        BudgetExceeded: If all steps of the plan were taken.
     """
     optimizer.account.follow(model)
     replicas.check_layout()
@@ -171,7 +171,8 @@ def weighing(optimizer, model, class_weight):
 
     Args:
         optimizer: The tfdpx optimizer.
-        model: The `keras.Model`. A step without weights is traced again for its first ones.
+        model: The `keras.Model`. Its step is traced again when it has class weights for the first
+            time.
         class_weight: `tfdpx.sampling.class_weights.ClassWeights`, or None.
     """
     if class_weight is not None and model not in optimizer.weighted_models:
@@ -182,12 +183,14 @@ def weighing(optimizer, model, class_weight):
 
 @contextlib.contextmanager
 def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
-    """Context manager around `train_on_batch`, also inside of a `fit`; no plan drew its batch.
+    """Context manager around `train_on_batch`, a step on a batch that no plan drew.
+
+    A callback may call `train_on_batch` inside of a `fit`.
 
     Args:
         optimizer: The tfdpx optimizer.
         model: The `keras.Model`.
-        rows: Int, examples of the batch, or None where unknown.
+        rows: Int, the number of examples in the batch, or None if unknown.
         sample_weight: The argument of `train_on_batch`, or None.
         class_weight: The argument of `train_on_batch`, or None.
     """
@@ -227,8 +230,8 @@ def draw_batches(optimizer, model, request):
     An epoch has as many updates as Keras would make on the same arrays.
 
     Raises:
-        ValueError: If they are not the plan's examples, `batch_size` is not the plan's, or ids of
-            people come without a plan that draws them.
+        ValueError: If the number of examples or `batch_size` is not the plan's, or ids of people
+            come without a plan of people.
     """
     plan, data = optimizer.plan, request.x
     is_in_memory = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
@@ -281,10 +284,11 @@ def check_request(optimizer, request, draws):
         draws: The `BatchSampler` of a plan's batches, or None.
 
     Returns:
-        The number of examples, and the probability that one is in a batch; each None if unknown.
+        Pair of the number of examples and the probability that an example is in a batch; each None
+        if unknown.
 
     Raises:
-        ValueError: If a batch breaks them; the message names the argument and the remedy.
+        ValueError: If a batch breaks an assumption; the message names the argument and the remedy.
     """
     if draws is None:
         count = _examples_of(request)
@@ -305,10 +309,10 @@ def divide_into_epochs(optimizer, model, session, request):
     elif first_epoch < request.epochs:
         if not session.left:
             raise make_budget_error(optimizer, session.plan)
-        # Keras would make one pass an epoch, and no draw may be used twice: the first epoch would
-        # have all of them.
+        # Keras makes a whole pass in each epoch, and no draw may be used twice. So the first epoch
+        # would use all draws.
         if request.steps_per_epoch is None:
-            # A resumed run has epochs as long as they were.
+            # Epochs of a resumed run are as long as before.
             epoch_steps = (
                 math.ceil(draws.plan.steps / request.epochs) if restored_epoch is not None else 0
             )
@@ -317,7 +321,7 @@ def divide_into_epochs(optimizer, model, session, request):
     # Keras's own build would mistake flags for weights, and ids for a part of the batch.
     build(model, request.with_(x=draws))
     per_user = getattr(draws.examples, "per_user", None)
-    if per_user != optimizer.per_user:  # TensorFlow would trace a step for any number.
+    if per_user != optimizer.per_user:  # Or TensorFlow traces for any number.
         optimizer.per_user, model.train_function = per_user, None
     has_held_out = request.validation_data is None and draws.held_out is not None
     return request.with_(
@@ -328,7 +332,7 @@ def divide_into_epochs(optimizer, model, session, request):
 
 
 def add_callbacks(model, session, request):
-    """Returns the request with the callbacks of a private training; Keras's bar comes last."""
+    """Returns the request with the callbacks that a private training needs before the user's."""
     callbacks, refreshes = request.list_of_callbacks(), norm_refreshes(model, session)
     if not isinstance(request.callbacks, keras.callbacks.CallbackList):
         callbacks = checkpoint.place_checkpoint(callbacks)
@@ -394,7 +398,7 @@ def check_draws(optimizer, draws):
         plan_value = getattr(draws.plan, name)
         is_of_optimizer = name in ("batch_size", "noise_multiplier")
         value = getattr(optimizer if is_of_optimizer else plan, name)
-        # A checkpoint or a config may have kept float32.
+        # A checkpoint or a config may have stored float32.
         if plan_value != value and not (
             isinstance(value, float) and math.isclose(plan_value, value, rel_tol=1e-6)
         ):
@@ -424,7 +428,7 @@ def check_unplanned(optimizer, request):
     if isinstance(data, tf.data.Dataset):
         leaves = tf.nest.flatten(data.element_spec)
         has_weights = isinstance(data.element_spec, tuple) and len(data.element_spec) > 2
-        is_batched = all(leaf.shape.rank for leaf in leaves)  # If not, the step says so.
+        is_batched = all(leaf.shape.rank for leaf in leaves)  # If not, the step refuses it.
         rows = None if has_weights or not is_batched else leaves[0].shape[0]
     elif count := _examples_of(request):
         rows = min(request.batch_size or _KERAS_BATCH_SIZE, count)
@@ -477,11 +481,13 @@ def _check_size(optimizer, rows, exactly=True):
 
 
 def _guess_probability(optimizer, count):
-    """Returns an example's probability of being in a batch; None if the examples are not counted.
+    """Returns the probability that an example is in a batch, a float; None if unknown.
+
+    It is the plan's probability, or batch size over number of examples if that is larger.
 
     Args:
         optimizer: The tfdpx optimizer.
-        count: Int, the examples that are trained on, or None.
+        count: Int, the number of training examples, or None if unknown.
     """
     plan_probability = optimizer.plan and optimizer.plan.sampling_probability
     data_probability = min(1.0, optimizer.batch_size / count) if count else None
@@ -496,13 +502,13 @@ def _guess_probability(optimizer, count):
 
 
 def _examples_of(request):
-    """Int: the examples that `fit` would train on, if its arguments are arrays; else None."""
+    """Returns the number of examples that `fit` would train on, or None if `x` is no array."""
     count = _length(request.x)
     return count and math.floor(count * (1 - (request.validation_split or 0)))
 
 
 def _length(data):
-    """The number of examples of arrays; None for anything else."""
+    """Returns the number of examples in a nest of arrays; None for anything else."""
     leaves = [t for t in tf.nest.flatten(data) if t is not None]
     if not leaves or not all(hasattr(t, "shape") and len(t.shape) for t in leaves):
         return None

@@ -1,13 +1,13 @@
-"""The microbatches of an update: how many examples each takes, the traced one, and their sums.
+"""The microbatches of an update: their size, the traced function of one, and sums over all.
 
-A Poisson batch is padded to a capacity that is almost never reached. Padding is at its end and adds
-nothing, so microbatches end with the last row that is present, a number that is known when the step
-runs. The last microbatch takes the remaining rows; under XLA all microbatches have one size. No row
-changes its place, because random layers draw by place, and a row that is absent must not change the
-draws of the others.
+A Poisson batch is padded to a capacity that it almost never reaches. Padding comes last and adds
+nothing, so the loop over microbatches ends with the last row that holds an example. The number of
+this row is known when the step runs. The last microbatch takes the remaining rows; under XLA all
+microbatches have the same size. Rows keep their places, because random layers draw by place, and an
+absent row must not change the draws of the others.
 
-The size of a microbatch changes the memory and time of an update and nothing else: neither its
-examples nor their clipping, so not its sensitivity.
+The size of microbatches changes only the memory and the time of an update. It changes neither the
+examples of an update nor their clipping, so it does not change the sensitivity.
 """
 
 import copy
@@ -25,15 +25,16 @@ from tfdpx.per_example.cost_model import Cost, device_kind
 from tfdpx.per_example.rows import Outputs, Rows, along
 
 _FLOAT = 4  # Bytes.
-# Work of a row relative to its forward pass, and bytes moved for each number in outputs and
-# weights, fitted to steps on two CPU cores. Kernel launches a layer: the accelerator's is the
-# number in the graph, not measured.
+# Work of a row relative to its forward pass, and how often each number in outputs and in weights is
+# moved, fitted to steps on two CPU cores. Kernel launches per layer: for an accelerator they were
+# counted in the graph, not measured.
 _BACKWARD, _TRAFFIC, _WEIGHT_TRAFFIC = 3.5, 12, 10
 _CALLS = {"cpu": 4, "accelerator": 60}
-# Bytes of outputs and their gradients beyond which a microbatch takes half of a batch at most.
+# If outputs and their gradients have more bytes than this, a microbatch takes at most half of a
+# batch.
 _LARGE = 64 * 2**20
-# The last microbatch takes a multiple of this fraction of a full one: kernels are compiled
-# for each length.
+# The last microbatch is filled up to a multiple of this fraction of a full one, because kernels are
+# compiled for each length.
 _PARTS_OF_PASS = 16
 
 
@@ -41,9 +42,9 @@ class MicrobatchSize(typing.NamedTuple):
     """How many examples the microbatches of an update take.
 
     Attributes:
-        examples: Int, of a full microbatch.
-        multiple: Int. The last microbatch takes what is left, filled up to a multiple of this; one
-            as large as `examples` makes all microbatches alike, which XLA needs.
+        examples: Int, the number of examples in a full microbatch.
+        multiple: Int. The last microbatch takes the remaining examples, filled up to a multiple of
+            this number. If it equals `examples`, all microbatches have one size, as XLA needs.
     """
 
     examples: int
@@ -51,27 +52,30 @@ class MicrobatchSize(typing.NamedTuple):
 
     @property
     def varies(self):
-        """Whether the last microbatch may be smaller than the others."""
+        """Bool, whether the last microbatch may be smaller than the others."""
         return self.multiple < self.examples
 
     def holds_exactly(self, count):
-        """Whether microbatches hold `count` rows, an int or a tensor, without any padding."""
+        """Returns whether microbatches hold `count` rows, an int or a tensor, without padding."""
         is_constant = isinstance(count, int) and not self.varies
         return is_constant and (0 < count <= self.examples or count % self.examples == 0)
 
     def rows(self, count):
-        """The rows of all microbatches for `count` examples, padding included; ints or arrays."""
+        """Returns how many rows all microbatches have for `count` examples, an int or an array.
+
+        Padding in the last microbatch counts too.
+        """
         rest = count % self.examples
         return count - rest + np.minimum(-(-rest // self.multiple) * self.multiple, self.examples)
 
 
 def make_size(examples, varies):
-    """The `MicrobatchSize` for an int, the examples of a full microbatch."""
+    """Returns the `MicrobatchSize` for a number of examples in a full microbatch."""
     return MicrobatchSize(examples, -(-examples // _PARTS_OF_PASS) if varies else examples)
 
 
 def choose_size(optimizer, work, num_views, count, has_padding, varies=False):
-    """Returns the `MicrobatchSize` that the user gave, or the one of least expected time.
+    """Returns the `MicrobatchSize` that the user chose, or the one with the least expected time.
 
     Small microbatches are less efficient, large ones have more padding. If activations are large, a
     microbatch takes half of the batch at most, because it also holds the output gradients of all
@@ -79,9 +83,9 @@ def choose_size(optimizer, work, num_views, count, has_padding, varies=False):
 
     Args:
         optimizer: The tfdpx optimizer.
-        work: `tfdpx.per_example.cost_model.Work` of a row.
-        num_views: Int K, rows an example.
-        count: Int, rows of a replica's batch, or None if unknown.
+        work: `tfdpx.per_example.cost_model.Work`, the work of a row.
+        num_views: Int K, the number of rows of an example.
+        count: Int, the number of places for examples in a replica's batch, or None if unknown.
         has_padding: Bool, whether the batch may hold padding.
         varies: Bool, whether the last microbatch may take fewer examples than the others.
 
@@ -119,7 +123,7 @@ def _choose_examples(optimizer, work, num_views, count, has_padding, varies):
 
 
 def chosen_sizes(model):
-    """The `MicrobatchSize`s of a model's private steps so far, a list."""
+    """Returns the `MicrobatchSize`s that a model's private steps have used so far, a list."""
     caches = model_internals.innermost(model.optimizer).prepared
     return list(caches[model].sizes.values()) if model in caches else []
 
@@ -130,18 +134,19 @@ def least_time(
     """Returns the microbatch size, an int up to `largest`, with the least expected time.
 
     Args:
-        seconds_per_example: Float, seconds of an example.
-        seconds_per_microbatch: Float, further seconds of a microbatch.
-        mean: Float, expected examples of an update, normally distributed.
-        deviation: Float, their standard deviation.
-        largest: Int.
-        max_count: Int, the most examples that an update can have.
+        seconds_per_example: Float, the seconds that each example adds.
+        seconds_per_microbatch: Float, the further seconds that each microbatch adds.
+        mean: Float, the mean number of examples in an update; it is normally distributed.
+        deviation: Float, the standard deviation of this number.
+        largest: Int, the largest size to choose.
+        max_count: Int, the largest number of examples that an update can have.
         varies: Bool, whether the last microbatch may take fewer examples than the others.
     """
     counts = np.clip(
         mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0, max_count
     )
-    # Odd sizes divide badly among threads; the largest may save a microbatch, a divisor padding.
+    # Most odd sizes are left out, because they divide badly among threads. The largest size may
+    # save a microbatch, and a divisor of the mean saves padding.
     sizes = np.arange(1, largest + 1)
     sizes = sizes[(sizes < 16) | (sizes % 4 == 0) | (sizes == largest) | (mean % sizes == 0)]
     counts = np.ceil(counts)
@@ -154,7 +159,7 @@ def least_time(
 
 
 def _predict_seconds(work, num_views):
-    """Predicted seconds of an example, and further ones of a microbatch."""
+    """Returns the predicted seconds of an example, and the further seconds of a microbatch."""
     device = device_kind()
     row_cost = Cost(_BACKWARD * work.flops, _FLOAT * _TRAFFIC * work.elements)
     microbatch = Cost(
@@ -164,18 +169,18 @@ def _predict_seconds(work, num_views):
 
 
 class Batch(typing.NamedTuple):
-    """The examples of a batch, or the ones that a microbatch takes.
+    """The examples of a batch, or of one microbatch.
 
     Attributes:
         data: `(x, y, sample_weight)`, nests of tensors [B, ...].
-        present: bool [B], which examples count; None where all do.
+        present: bool [B], whether a row holds an example; None if all do.
         number: int32 [B], the example's place in the whole batch.
-        ids: int32 [B], the number of each example in the data set, for a clip policy; or None.
-        choices: Nest of tensors [B, ...], the random choices of its views; or None.
-        clips: float32 [B], of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
-        present_of_users: bool [B, k], the examples of each person that are there; or None.
+        ids: int32 [B], the index of each example in the data set, for a clip policy; or None.
+        choices: Nest of tensors [B, ...], the random choices of each example's views; or None.
+        clips: float32 [B], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
+        present_of_users: bool [B, k], whether each of a person's examples is present; or None.
         class_weights: float32 [B], for the losses and metrics that Keras shows; or None.
-        factors: float32 [B] in [0, 1], by which its clipped gradient is multiplied.
+        factors: float32 [B] in [0, 1], which multiply the clipped gradients.
     """
 
     data: tuple
@@ -190,17 +195,18 @@ class Batch(typing.NamedTuple):
 
 
 class Inputs(typing.NamedTuple):
-    """The arguments of the function of a microbatch of n examples with K views.
+    """The arguments of the function that computes a microbatch of n examples with K views.
 
     Attributes:
         rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...] and None.
-        present: bool [n], which examples count; None where all do.
-        key: int64 [2], from which random layers draw; no other microbatch has it.
+        present: bool [n], whether a row holds an example; None if all do.
+        key: int64 [2], the key that random layers draw with; no other microbatch has it.
         weights: float32 [n] in [0, 1], which multiply clipped gradients. NaN marks an example as
             one without a finite gradient.
-        clips: float32 [n], of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
+        clips: float32 [n], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
         shared: List of the tensors of a `tfdpx.per_example.engine.Update`.
-        row_weights: float32 [n * K], of each row in its example's gradient; None: 1 / K.
+        row_weights: float32 [n * K], the weight of a row in its example's gradient; None means
+            1 / K.
     """
 
     rows: tuple
@@ -213,14 +219,15 @@ class Inputs(typing.NamedTuple):
 
 
 class Outcome(typing.NamedTuple):
-    """The output of the function of a microbatch.
+    """The output of the function that computes a microbatch of n examples with K views.
 
     Attributes:
-        losses: float32 [n * K].
+        losses: float32 [n * K], the loss of each row.
         tracked: List of float32 [n * K], as in `RowLosses`.
         y_pred: The model's output, a nest of tensors [n * K, ...].
-        squared_norms: float32 [n].
-        sums: List of float32 tensors, one a trained variable: clipped gradients over B, added up.
+        squared_norms: float32 [n], the squared norm of each example's gradient.
+        sums: List of float32 tensors, one for each trained variable: the sum of clipped gradients,
+            divided by B.
     """
 
     losses: tf.Tensor
@@ -252,21 +259,21 @@ def compute(optimizer, engine, update, inputs):
 
 
 class Microbatch:
-    """`compute`, traced.
+    """The function `compute`, traced for one size of microbatches.
 
     Args:
         optimizer: The tfdpx optimizer.
         engine: The per-example engine.
-        specs: `Inputs` of `tf.TensorSpec`s, but for `shared`.
+        specs: `Inputs` of `tf.TensorSpec`s in place of tensors, without `shared`.
         size: The `MicrobatchSize` that it is traced for.
 
     Attributes:
         size: The argument.
         engine: The per-example engine.
-        update: The `Update` that the microbatches of the update at hand share.
+        update: The `Update` that the microbatches of the current update share.
         graph: The `tf.Graph`.
         inputs: `Inputs` of tensors of `graph`.
-        output: The `EngineOutput` there.
+        output: The `EngineOutput` of tensors of `graph`.
     """
 
     def __init__(self, optimizer, engine, specs, size):
@@ -294,12 +301,12 @@ class Microbatch:
     def renew(self):
         """Returns the same function for another update, with the current weights."""
         twin = copy.copy(self)
-        # Not the engine's, which may have left a layer to the map in a later trace.
+        # Not from `engine`: a later trace may have changed how it computes a layer.
         twin.update = self.update.with_tensors(self.update.again().tensors)
         return twin
 
     def __call__(self, inputs):
-        """The `Outcome` for `Inputs` like those that were traced."""
+        """Returns the `Outcome` for `Inputs` with the traced shapes and dtypes."""
         losses, tracked, tensors, norms, sums = self._function(*_flatten(inputs))
         return Outcome(losses, tracked, self._predictions.rebuild(tensors), norms, sums)
 
@@ -343,12 +350,13 @@ class Totals(typing.NamedTuple):
     """Sums over the examples of a microbatch, of a batch, or of all replicas.
 
     Attributes:
-        sums: List of float32 tensors, one a trained variable: clipped sums over B.
+        sums: List of float32 tensors, one for each trained variable: sums of clipped gradients,
+            divided by B.
         examples: float32 scalar, the number of present examples.
         nonfinite: float32 scalar, the number of present examples without a finite gradient.
-        measured: `tfdpx.training.clipping.NormStatistics`, once all norms are known.
-        loss: float32 scalar, of the present rows.
-        tracked: List of float32 scalars, such sums of `RowLosses.tracked`.
+        measured: `tfdpx.training.clipping.NormStatistics`; empty until all norms are known.
+        loss: float32 scalar, the sum of the losses of present examples.
+        tracked: List of float32 scalars, the same sums of `RowLosses.tracked`.
         squared_norms: float32 [B], each at the place of its example; 0 for absent ones.
     """
 
@@ -365,11 +373,11 @@ def run(one_microbatch, batch, size, zero):
     """Returns the `Totals` of all microbatches, and Keras's logs if there is just one.
 
     Args:
-        one_microbatch: Function of the `Batch` of some examples, and of the number of the
-            microbatch, to their `Totals` and logs.
+        one_microbatch: Function `one_microbatch(part, number)` of a `Batch` of some examples and
+            the number of the microbatch. It returns their `Totals` and Keras's logs.
         batch: `Batch`.
         size: `MicrobatchSize`.
-        zero: The zero element of `Totals`, for summing over microbatches.
+        zero: `Totals` of zeros, to begin the sum over microbatches.
     """
     count, present = Rows(batch.data).count, batch.present
     # If all microbatches are full, no row is left out. Microbatches of any number of rows are not

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Python has it from 3.11 on.
     from typing_extensions import Unpack
 
 _register = keras.saving.register_keras_serializable(package="tfdpx")
-_register(PrivacyPlan)  # Here, since accounting needs no Keras.
+_register(PrivacyPlan)  # Here: accounting needs no Keras.
 _register(IndividualAccountant)
 
 
@@ -41,8 +41,8 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
     The arguments of privacy are `plan`, `batch_size`, `noise_multiplier`, `l2_norm_clip`,
     `microbatch_size`, `augment`, `augmult`, `augment_targets`, `seed`, `individual` and
     `public_validation`; `help(tfdpx.training.arguments.PrivateArguments)` describes them. They are
-    read-only attributes. With Keras's `use_ema=True` the average warms up, decay =
-    min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
+    read-only attributes. With Keras's `use_ema=True`, the decay of the average warms up: at update
+    t it is min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
     Args:
         learning_rate: Float, a schedule of Keras, or a callable without arguments, as for SGD.
@@ -82,10 +82,10 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
 
 
 class OneKernelAdam(PrivateOptimizer):
-    """Adam's update in one kernel; it comes before `keras.optimizers.Adam` in the bases."""
+    """A mixin for `keras.optimizers.Adam`, which makes Adam's update in one kernel."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update; with `amsgrad` or other weights than float32 by Keras's code."""
+        """Makes Adam's update; Keras's code does for `amsgrad` and weights that are not float32."""
         if self.amsgrad or variable.dtype != tf.float32:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -111,8 +111,8 @@ class OneKernelAdam(PrivateOptimizer):
 class DPAdam(OneKernelAdam, keras.optimizers.Adam):
     """Adam on privatized gradients.
 
-    Adam's moments are computed from the clipped and noisy gradient that `DPSGD` describes, so the
-    guarantee is the same, because computations after the noise cost nothing. The arguments of
+    Adam's moments are computed from the clipped and noisy gradient that `DPSGD` describes, and
+    computations after the noise cost no privacy, so the guarantee is the same. The arguments of
     privacy are those that `DPSGD` takes.
 
     Args:
@@ -121,7 +121,7 @@ class DPAdam(OneKernelAdam, keras.optimizers.Adam):
         beta_2: Float, the decay of the second moment.
         epsilon: Float, the small constant in Adam's denominator. A privacy budget is an argument of
             the plan.
-        amsgrad: Bool. Whether the largest second moment is taken.
+        amsgrad: Bool, whether to divide by the largest second moment so far (AMSGrad).
         weight_decay: Optional float, as for Adam. It reads no data.
 
     Raises:
@@ -202,10 +202,11 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
 
     Returns:
         A subclass named `DP<name>`, registered with Keras as `tfdpx>DP<name>`, that takes the
-        optimizer's arguments and the arguments of `tfdpx.DPSGD`. The same class on every call.
+        optimizer's arguments and the arguments of `tfdpx.DPSGD`. Every call returns the same class.
 
     Raises:
-        TypeError: If `optimizer_class` is no such class, wraps other optimizers, or is private.
+        TypeError: If `optimizer_class` is not a Keras optimizer class, wraps other optimizers, or
+            is private already.
 
     Example:
     >>> make_private(keras.optimizers.Lion)(1e-3, batch_size=256, noise_multiplier=1.0).name

@@ -1,4 +1,4 @@
-"""Decides, when a step is traced, how examples are kept apart, and checks the traced graph."""
+"""Prepares a step when it is traced: decides how examples are separated, checks the graph."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from tfdpx.training.microbatches import Inputs, Microbatch, choose_size
 
 # Relative tolerance of factors, in float32.
 _ROUNDING = 1e-5
-# Random numbers for a trial run of an engine, where they may decide which operations run.
+# Number of keys that a trial run uses: random numbers may decide which operations run.
 _KEYS = 6
 
 
@@ -42,11 +42,11 @@ class ModelCache:
     """The results of the preflight for a model and the shapes of its batches.
 
     Attributes:
-        key: Tuple, of the model and the shapes.
+        key: Tuple that identifies the compiled model and the shapes.
         engine: The per-example engine.
-        sizes: The `MicrobatchSize` for each `_Kind` of batch.
-        checked: Set of the kinds of batches that were compared with batches of one.
-        eager: A `Microbatch` for each `_Kind`, in eager mode.
+        sizes: Dict from a `_Kind` of batch to its `MicrobatchSize`.
+        checked: Set of the kinds of batches that were already compared with batches of one.
+        eager: Dict from a `_Kind` of batch to its `Microbatch`, in eager mode.
     """
 
     key: tuple
@@ -57,10 +57,10 @@ class ModelCache:
 
 
 def prepare(optimizer, model, views, batch):
-    """Returns the `Microbatch` of this step.
+    """Returns the traced `Microbatch` of this step, after checks that raise an error.
 
-    It is traced again for each trace of the step; everything else is checked once for a model and
-    the shapes of its batches.
+    Each trace of the step traces the microbatch and checks its graph. All other checks run once for
+    a model and the shapes of its batches.
 
     Args:
         optimizer: The tfdpx optimizer that `model` is compiled with.
@@ -111,12 +111,12 @@ class _Preparation:
         self._kind = _Kind(count, _specs(sample_weight) or absence, mode)
 
     def reuse_trace(self):
-        """Returns the `Microbatch` of the last eager step with such batches; or None."""
+        """Returns the `Microbatch` of the last eager step with this kind of batch, or None."""
         microbatch = self._cache.eager.get(self._kind)
         return microbatch and microbatch.renew()
 
     def trace(self):
-        """The `Microbatch`, for any number of rows where that can be traced."""
+        """Returns the `Microbatch`, for any number of rows if the model can be traced so."""
         for size in self._sizes():
             try:
                 return self._trace(size)
@@ -127,7 +127,7 @@ class _Preparation:
         raise AssertionError("The last size does not vary.")
 
     def check(self, microbatch):
-        """Raises UnfitForPrivacy for state or errors of a microbatch, or marks it as checked."""
+        """Raises UnfitForPrivacy if checks find a problem; otherwise marks the kind as checked."""
         cache, model, size = self._cache, self._model, microbatch.size
         with refusing() as problems:
             name = f"The training pass of '{model.name}'"
@@ -145,7 +145,7 @@ class _Preparation:
             cache.eager[self._kind] = microbatch
 
     def _compare(self, microbatch):
-        """Texts of how the microbatch differs from batches of one example, a list."""
+        """Returns a list of texts: how the microbatch differs from batches of one example."""
         model, num_views, specs = self._model, self._views.count, microbatch.inputs
         size = microbatch.size
         policy, draws = self._optimizer.clip_policy, microbatch.draws
@@ -153,7 +153,7 @@ class _Preparation:
         examples = None if size.varies else self._rows(size) // num_views
         freezing = step_context.freeze_rng() if draws else contextlib.nullcontext()
         with preserving_state(model), freezing:
-            # Random layers hold still for the comparison, as batches of one cannot draw.
+            # Random layers are frozen for the comparison, because batches of one would draw others.
             still = self._trace(size) if draws else microbatch
 
             def run(rows, added, still=still):
@@ -169,7 +169,7 @@ class _Preparation:
                     if specs.row_weights is None
                     else tf.fill([count * num_views], 1.0 / num_views),
                 )
-                while keys:  # Which branches run in vectorization is drawn.
+                while keys:  # Random numbers may choose branches.
                     others = microbatch.update.again().tensors
                     microbatch(inputs._replace(key=keys.pop(), shared=others))
                 output = still(inputs)
@@ -190,7 +190,7 @@ class _Preparation:
             return list(problems_of_microbatch(model, run, lowest_norms, factors_of, *rows))
 
     def _trace(self, size):
-        """The `Microbatch` of a `MicrobatchSize`."""
+        """Returns the `Microbatch` traced for a `MicrobatchSize`."""
         views, (x, y, sample_weight) = self._views, self._batch.data
         rows = self._rows(size)
         examples = None if rows is None else rows // views.count
@@ -210,7 +210,7 @@ class _Preparation:
         return self._batch.present is None and size.holds_exactly(self._kind.num_rows)
 
     def _rows(self, size):
-        """The rows of a microbatch, an int; None for any number."""
+        """Returns the number of rows of a microbatch, an int; None if it can be any number."""
         if size.varies:
             return None
         count = self._kind.num_rows
@@ -220,8 +220,8 @@ class _Preparation:
     def _sizes(self):
         """Yields `MicrobatchSize`s to try, the best first; the last does not vary."""
         optimizer, kind, cache = self._optimizer, self._kind, self._cache
-        # XLA needs microbatches that are alike; and where no example can be missing, nothing is
-        # gained.
+        # XLA needs microbatches of one size. Without absent examples, a smaller last one gains
+        # nothing.
         may_vary = (bool(kind.weights) or kind.num_rows is None) and kind.mode != "compiled"
         for varies in [True, False] if may_vary and cache.engine.suits_any_number else [False]:
             num_views, has_padding = self._views.count, bool(kind.weights)
@@ -235,7 +235,7 @@ def factors_of_policy(optimizer, squared_norms):
 
     Args:
         optimizer: The tfdpx optimizer.
-        squared_norms: float32 array [n].
+        squared_norms: float32 array [n], of made-up examples.
     """
     policy, batch_size = optimizer.clip_policy, optimizer.batch_size
 
@@ -245,7 +245,7 @@ def factors_of_policy(optimizer, squared_norms):
         return tf.broadcast_to(policy.clip(norms, present, batch_size, clips), [count])
 
     count, clip = len(squared_norms), policy.l2_norm_clip
-    # The norms of made-up rows may all be below the clip.
+    # Norms below and above the clip are added: those of made-up rows may all be below.
     others = np.square(np.multiply([1e-3, 1.0, 1e3], clip if clip < math.inf else 1.0))
     squared_norms = np.concatenate([squared_norms, others.astype("float32")])
     factors = factors_of(tf.constant(squared_norms))
@@ -255,7 +255,7 @@ def factors_of_policy(optimizer, squared_norms):
             f"The clip policy {type(policy).__name__} decides on an example by the norms of others "
             "too, so one example changes what the others add. Let `clip` decide by each norm alone."
         )
-    # Others are left out of the update.
+    # Examples with other norms are left out of the update.
     finite = {"where": np.isfinite(squared_norms), "initial": 0.0}
     longest_norm = np.max(np.abs(factors) * np.sqrt(squared_norms), **finite) * batch_size
     if clip < math.inf and not longest_norm <= 1 + _ROUNDING:
@@ -267,13 +267,13 @@ def factors_of_policy(optimizer, squared_norms):
 
 
 def _find_cache(optimizer, model, views, batch):
-    """The `ModelCache` for a model and the shapes of its batches."""
+    """Returns the `ModelCache` for a model and the shapes of its batches; a new one at first."""
     x, y, _ = batch.data
     # A model may be compiled again with the same optimizer, and another loss or other metrics.
     key = (
         model_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
-        # The data's too: a dimension with another length in each batch becomes one.
+        # The specs of x too: in example rows, an axis of unknown length has length one.
         _specs((views.example_rows(x), x, y)),
     )
     cache = optimizer.prepared.get(model)
@@ -287,7 +287,7 @@ def _find_cache(optimizer, model, views, batch):
 
 
 def _specs(nest):
-    """Shapes of rows, and dtypes, of the tensors in `nest`."""
+    """Returns the shape of a row and the dtype of each tensor in `nest`, a tuple of pairs."""
     tensors = [t for t in tf.nest.flatten(nest) if t is not None]
     return tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
 

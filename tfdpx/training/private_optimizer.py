@@ -46,7 +46,7 @@ def _read_only(name):
 
 
 class PrivateOptimizer(model_internals.OptimizerOverrides):
-    """Makes a Keras optimizer private; it comes before the Keras class in the bases."""
+    """A mixin that makes a Keras optimizer private; it comes before Keras's class in the bases."""
 
     plan = _read_only("plan")
     batch_size = _read_only("batch_size")
@@ -70,14 +70,14 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         arguments.refuse_epsilon(type(self), vars(self))
         self._settings = arguments.check_settings(private)
         self.prepared = weakref.WeakKeyDictionary()
-        self.session = None  # The `tfdpx.training.session.Session` under way.
+        self.session = None  # The current `tfdpx.training.session.Session`.
         self.per_user = None  # Examples of a person that the step was traced for.
         self.weighted_models = weakref.WeakSet()  # Their steps read class weights.
         self.state = StepState()
         plan = self.plan
         unit = EXAMPLE if plan is None else plan.unit
         self.account = account.Account(self.state, self.noise_multiplier, unit)
-        # An attribute: `tf.train.Checkpoint` saves it; `save_own_variables` does for Keras.
+        # `tf.train.Checkpoint` saves it as an attribute; `save_own_variables` saves it for Keras.
         self._saved_ledger = account.SavedLedger(self)
         self._ledger_facts = self._saved_ledger  # The name in version 0.2: it is refused.
         probability = plan and plan.sampling_probability
@@ -88,37 +88,37 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.clip_policy.init(self)
 
     def unplanned_step(self, model: keras.Model, rows: int | None, *weights: Any) -> Any:
-        """A context around `model.train_on_batch`; see `fit.unplanned_step`."""
+        """Returns a context manager around `model.train_on_batch`; see `fit.unplanned_step`."""
         return fit.unplanned_step(self, model, rows, *weights)
 
     def compiled(self, model: keras.Model) -> None:
-        """Takes over, after `model.compile`, everything that was spent on the model's weights."""
+        """Takes over the ledger of the model's weights, after `model.compile`."""
         self.account.follow(model)
         if self.session is None:
             reset_between_fits(self)
 
     def private_train_step(self, model: keras.Model, data: Any) -> dict[str, Any]:
-        """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
+        """Makes one update of `model` on one batch, in place of Keras's `train_step`."""
         return private_train_step(self, model, data)
 
     def fitting(self, model: keras.Model, arguments: dict[str, Any]) -> Any:
-        """A context around `model.fit`; see `fit.fitting`."""
+        """Returns a context manager around `model.fit`; see `fit.fitting`."""
         return fit.fitting(self, model, arguments)
 
     fit_arguments = fit.ARGUMENTS
 
     def updates_left(self, plan: PrivacyPlan) -> int:
-        """The number of updates that a plan still pays for; may be negative."""
+        """Returns how many more updates a plan allows, an int that may be negative."""
         check_optimizer(self, plan)
         return updates_left(self, plan)
 
     @property
     def of_users(self) -> bool:
-        """Whether the plan is of people, so that each row of a batch is a person's examples."""
+        """Bool, whether the plan is of people. A row of a batch is then a person's examples."""
         return self.plan is not None and self.plan.unit == USER
 
     def step_key(self) -> Any:
-        """int64 tensor [2]: the secret key of the next update, used by no other."""
+        """Returns the secret key of the next update, int64 tensor [2]; no other update has it."""
         return self.state.key()
 
     def trains(self, model: keras.Model) -> None:
@@ -130,21 +130,21 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def privatized_gradient_norm(self) -> float:
-        """Float: l2 norm of the last noisy gradient, which the guarantee covers."""
+        """Float: the l2 norm of the last noisy gradient, which the guarantee covers."""
         return float(keras.ops.convert_to_numpy(self._gradient_norm))
 
     @property
     def nonfinite_examples(self) -> int:
-        """Int, examples so far that counted as zero for a non-finite gradient. Not private."""
+        """Int, how many examples counted as zero, as their gradient was not finite. Not private."""
         return self.state.nonfinite
 
     @property
     def ledger(self) -> Ledger:
         """The `tfdpx.accounting.Ledger` of everything spent on the weights that are trained.
 
-        It holds updates of earlier optimizers, and the updates of a file that the weights came
-        from. Assigning weights never lowers it. If values came from a source without a
-        ledger, `ledger.is_complete` is False.
+        It includes the updates of earlier optimizers, and of a file that the weights came from.
+        Assigning weights never lowers it. If values came from a source without a ledger,
+        `ledger.is_complete` is False.
         """
         ledger, plan = self.account.ledger(), self.plan
         facts = {"delta": float(plan.delta), "num_examples": plan.num_examples} if plan else {}
@@ -157,10 +157,10 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def independence(self) -> tuple:
-        """Tuple of strings, how examples are kept apart in each model that was trained so far.
+        """Tuple of strings, one for each trained model: how its examples are computed separately.
 
-        "mapped" if each example is computed by a function of only that example, "batched" if
-        every layer is known to treat each example by itself; with the reason.
+        It begins with "mapped" if each example is computed by a function of only that example, or
+        with "batched" if every layer is known to treat each example by itself. The reason follows.
         """
         return tuple(dict.fromkeys(cache.engine.mode for cache in self.prepared.values()))
 
@@ -218,7 +218,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return super().update_step(self.check_gradient(gradient).tensor, variable, learning_rate)
 
     def check_gradient(self, gradient: Any) -> Any:
-        """A `PrivateGradient` that nothing but the private step has touched; raises for others."""
+        """Returns a `PrivateGradient` that comes unchanged from the private step, or raises."""
         check_private([gradient])
         if not gradient.all_reduce_passed:
             raise RuntimeError(
@@ -228,16 +228,16 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return gradient
 
     def all_reduce_sums(self, grads_and_vars: list) -> list:
-        """Does nothing, because the private step has reduced the sums before the noise."""
+        """Returns the pairs: the private step has already reduced the sums, before the noise."""
         for gradient, _ in grads_and_vars:
             gradient.all_reduce_passed = True
         return grads_and_vars
 
     def average_weights(self, pairs: Any) -> None:
-        """The warm-up of the weights' moving average; `pairs` are of a weight and its average."""
+        """Updates the moving averages of weights, with warm-up; `pairs` are (weight, average)."""
         step = tf.cast(self.iterations.value, "float32")
         decay = tf.minimum(float(self.ema_momentum), (1.0 + step) / (10.0 + step))
-        # Keras' averages start from zero: the first update must not count that.
+        # Keras's averages start from zero, so the first update replaces them.
         decay = tf.where(step == 0, 0.0, decay)
         for variable, average in pairs:
             share = tf.cast(decay, average.dtype)

@@ -1,4 +1,4 @@
-"""How replicas of `tf.distribute` share a batch, for the private step and `fit`.
+"""How the replicas of `tf.distribute` share a batch in the private step and in `fit`.
 
 The guarantee needs each example in the rows of one replica, once in an update. Keras's `fit` splits
 a batch like this on one host, and `tfdpx.distributed.fit` on many. Other calls of the step on
@@ -23,12 +23,12 @@ _STRATEGIES = (
 
 
 def is_tpu(strategy):
-    """Returns whether `strategy` compiles everything that it runs."""
+    """Returns whether `strategy` is for TPUs, so XLA compiles everything that it runs."""
     return isinstance(strategy, tf.distribute.TPUStrategy)
 
 
 def hosts(strategy):
-    """The number of hosts that feed their replicas, an int."""
+    """Returns the number of hosts that feed their replicas, an int."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         cluster = strategy.cluster_resolver.cluster_spec()
         return max(sum(cluster.num_tasks(job) for job in cluster.jobs), 1)
@@ -43,8 +43,8 @@ def check_keras_fit(model, data):
         data: The argument `x` of `fit`.
 
     Raises:
-        UnfitForPrivacy: With the fix.
-        ValueError: If the replicas do not divide the rows of a batch.
+        UnfitForPrivacy: If `fit` would be wrong or fail. The message says how to fix it.
+        ValueError: If the number of replicas does not divide the rows of a batch.
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1 and hosts(strategy) == 1:
@@ -78,7 +78,7 @@ def check_layout():
     """Refuses the data and model parallelism of `keras.distribution`, which needs JAX.
 
     Raises:
-        UnfitForPrivacy: With the fix.
+        UnfitForPrivacy: If a distribution is set. The message says how to fix it.
     """
     distribution = keras.distribution.distribution()
     if distribution is not None:
@@ -92,7 +92,7 @@ def check_layout():
 
 
 def check_context(model):
-    """The replica context of a private step, if the step may run in it.
+    """Returns the replica context of a private step, after checking that it may run there.
 
     Args:
         model: The `keras.Model`.
@@ -123,16 +123,17 @@ def check_context(model):
 
 
 def compile_per_replica(model):
-    """Whether the step itself compiles each replica's part by XLA.
+    """Returns whether the step itself compiles each replica's part with XLA.
 
-    Keras's `fit` compiles the whole step, and a TPU compiles everything.
+    It need not under Keras's `fit`, which compiles the whole step, or on a TPU, which compiles
+    everything.
     """
     strategy = tf.distribute.get_strategy()
     return step_context.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
 def interleave_batches(model, session, batches):
-    """Reorders a plan's batches: Keras's split then gives all replicas equally many examples.
+    """Reorders a plan's batches, so Keras's split gives all replicas equally many examples.
 
     Args:
         model: The `keras.Model`.
@@ -152,7 +153,7 @@ def interleave_batches(model, session, batches):
 
 
 def is_interleaved(model, session):
-    """Whether replicas have rows by `shards.interleave_shards`, and not by Keras's split."""
+    """Returns whether rows are split by `shards.interleave_shards`, and not in Keras's order."""
     is_drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or is_drawn
 
@@ -162,7 +163,7 @@ def select_replica_rows(nest, count, context, in_shards):
 
     Args:
         nest: Nest of tensors in the order of the draw, or None.
-        count: Int or scalar tensor, rows of a replica.
+        count: Int or scalar tensor, the number of rows of a replica.
         context: `tf.distribute.ReplicaContext`.
         in_shards: The result of `is_interleaved`.
     """
@@ -180,9 +181,9 @@ def select_replica_rows(nest, count, context, in_shards):
 
 
 def scatter_to_replica_slot(tensor):
-    """Returns [..., replicas * n], a tensor [..., n] at this replica's place and zeros elsewhere.
+    """Returns zeros [..., replicas * n] with a tensor [..., n] at this replica's place.
 
-    The sum over replicas then holds the tensors of all.
+    The sum over replicas then holds the tensors of all replicas, one after the other.
     """
     context = tf.distribute.get_replica_context()
     slot = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)

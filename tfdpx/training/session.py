@@ -1,12 +1,12 @@
 """The session of one training: its secret, its draws, and the end of its budget.
 
 Each call of `fit`, `tfdpx.distributed.fit` or `train_on_batch` is a session. Its secret is 128
-fresh bits of the operating system, only in memory. Draws, views, masks and noise are derived from
-it and the number of the update, so no two trainings share any of them, even after copies, loads or
-forks.
+fresh bits from the operating system, held only in memory. Draws, views, the numbers of random
+layers, and noise are derived from the secret and the number of the update. So no two trainings
+share any of them, even after copies, loads or forks.
 
-The end of a plan is enforced twice: by a mask in the graph, for every call of the step, and before
-that by `StopAtBudget`, which stops `fit` politely.
+The end of a plan is enforced twice. First, `StopAtBudget` stops `fit` in time. If a step is called
+nevertheless, its graph removes the data from the update.
 """
 
 import math
@@ -35,23 +35,23 @@ _NEVER = 2**62
 class StepState:
     """The numbers of a training that the traced step reads: its secret, its updates and its end.
 
-    They are variables, because a step that was traced once serves every session. Neither Keras nor
-    `tf.train.Checkpoint` tracks them, because no file may hold the secret.
+    They are variables, so a step that was traced once serves every session. Neither Keras nor
+    `tf.train.Checkpoint` tracks them: no file may hold the secret.
     """
 
     def __init__(self):
         self._secret = variable(noise.make_seed(), "int64")
-        self._before = variable(0, "int64")  # The updates made before those that are counted here.
+        self._before = variable(0, "int64")  # Updates made before those counted here.
         self._updates = variable(0, "int64")
         self._end = variable(_NEVER, "int64")
         self._most = variable(_NEVER, "int64")
         self._nonfinite = variable(0, "int64")
         self.class_weights = WeightTable()
-        self.lock = threading.RLock()  # Held by an update outside of any `fit`, and as one begins.
+        self.lock = threading.RLock()  # For updates outside of `fit`, and its begin.
 
     @property
     def updates(self):
-        """Int, the updates of this optimizer; assigning `iterations` does not change it."""
+        """Int, the number of updates so far; assigning `iterations` does not change it."""
         return int(value_of(self._updates))
 
     @property
@@ -61,21 +61,21 @@ class StepState:
 
     @property
     def nonfinite(self):
-        """Int, examples so far without a finite gradient. Not private."""
+        """Int, the number of examples so far without a finite gradient. Not private."""
         return int(value_of(self._nonfinite))
 
     @property
     def end(self):
-        """Int: the updates after which nothing is left; 2**62 without a plan."""
+        """Int: the number of updates at which the plan is used up; 2**62 without a plan."""
         return int(value_of(self._end))
 
     def begin(self, secret, number, most=None):
-        """Derives the keys of the next updates from another secret.
+        """Uses another secret for the keys of the next updates.
 
         Args:
-            secret: Two ints, int64.
-            number: Int, of the next update.
-            most: Int, the examples that an update may have; None where a plan draws them.
+            secret: Two ints that fit into int64.
+            number: Int, the number of the next update.
+            most: Int, how many examples an update may have; None if a plan draws them.
         """
         self._secret.assign(np.array(secret, "int64"))
         self._before.assign(number - self.updates)
@@ -86,7 +86,7 @@ class StepState:
         self._end.assign(_NEVER if left is None else self.updates + left)
 
     def key(self):
-        """int64 tensor [2], the key of the next update's noise, views and masks."""
+        """Returns the key for the next update's noise, views and random layers, int64 [2]."""
         return noise.fold_in(self._secret, self._before + self._updates)
 
     def mask_after_budget(self, sums, examples, most=None):
@@ -97,12 +97,12 @@ class StepState:
         privacy.
 
         Args:
-            sums: Nest of tensors, computed from the data.
-            examples: Scalar tensor, the examples of the update.
-            most: Int, how many it may have; None for the number of the session.
+            sums: Nest of tensors that are computed from the data.
+            examples: Scalar tensor, the number of examples in the update.
+            most: Int, how many examples the update may have; None means the `most` of `begin`.
 
         Returns:
-            Nest of tensors.
+            `sums`, or zeros of the same shapes.
         """
         is_paid = self._updates < self._end
         is_small_enough = tf.cast(examples, "int64") <= (self._most if most is None else most)
@@ -117,7 +117,7 @@ class StepState:
         ]
         is_counted = is_paid & is_small_enough
         with tf.control_dependencies([check for check in checks if check is not None]):
-            # No copy of the sums, unlike a choice value by value.
+            # Unlike `tf.where`, this does not copy the sums.
             return tf.cond(
                 is_counted, lambda: sums, lambda: tf.nest.map_structure(tf.zeros_like, sums)
             )
@@ -133,21 +133,21 @@ class StepState:
 
 
 class Session:
-    """Context manager that makes the updates of one optimizer one training.
+    """Context manager in which the updates of one optimizer are one training.
 
     Args:
         optimizer: The tfdpx optimizer.
-        draws: The `BatchSampler` of the data set, or None where no plan drew it.
-        sampling_probability: Float, or None where unknown.
-        is_seeded: Bool, whether a seed of the data set's draws was given.
+        draws: The `BatchSampler` of the data set, or None if no plan drew it.
+        sampling_probability: Float, or None if unknown.
+        is_seeded: Bool, whether the user chose the seed of the data set's draws.
         callbacks: List of the callbacks of a `fit`.
-        data: The examples of a `fit`, its `x`.
+        data: The argument `x` of a `fit`.
 
     Attributes:
         draws: The argument.
         data: The argument.
         plan: The `PrivacyPlan` that ends the training, or None.
-        thread: Int, the thread that it was made in.
+        thread: Int, the thread in which the session was made.
 
     Raises:
         RuntimeError: On entering, if the optimizer or the data set is in a session already.
@@ -165,7 +165,7 @@ class Session:
         plans = [optimizer.plan if optimizer.noise_multiplier else None, draws and draws.plan]
         self._plans = [plan for plan in plans if plan is not None]
         self._entropy, self._renewals = secrets.randbits(128), 0
-        self._saved, self._unsaved = None, []  # The updates in the save, and the waiting calls.
+        self._saved, self._unsaved = None, []  # Updates in the last save; waiting calls.
 
     def __enter__(self):
         optimizer, draws = self._optimizer, self.draws
@@ -204,7 +204,7 @@ class Session:
         reset_between_fits(self._optimizer)
 
     def renew(self):
-        """Draws a fresh secret and computes the end, at the start and for restored weights."""
+        """Draws a fresh secret and computes the end, at the start and when weights are restored."""
         self._renewals += 1
         self.begin()
         self.find_end()
@@ -215,17 +215,17 @@ class Session:
         self._state.begin(self._secret("step"), self._optimizer.ledger.steps, most)
 
     def share(self, entropy):
-        """Takes the chief's secret: all hosts make one training.
+        """Takes the chief's secret, so all hosts take part in one training.
 
         Args:
-            entropy: Int of 128 random bits that all hosts share.
+            entropy: Int of 128 random bits, the same on all hosts.
         """
         self._entropy, self._renewals = entropy, 0
         self._optimizer.account.renew(secret_of(entropy, "run")[0])
         self.renew()
 
     def draw_seed(self):
-        """Two ints: the seed of the draws."""
+        """Returns the seed of the draws, two ints."""
         return self._secret("draws")
 
     def _secret(self, purpose):
@@ -234,7 +234,7 @@ class Session:
         return secret_of(entropy, purpose)
 
     def best_weights(self):
-        """Lists of arrays that Keras's `EarlyStopping` took from the model in this training."""
+        """Returns the lists of arrays that Keras's `EarlyStopping` has taken from the model."""
         stopping = [c for c in self._callbacks if type(c) is keras.callbacks.EarlyStopping]
         return [callback.best_weights for callback in stopping if callback.best_weights]
 
@@ -245,12 +245,12 @@ class Session:
 
     @property
     def updates(self):
-        """Int: the updates that the optimizer has made, in this session and before it."""
+        """Int: the number of updates of the optimizer, in this session and before it."""
         return self._state.updates
 
     @property
     def left(self):
-        """Int: the updates that may still be made; None without a plan."""
+        """Int: the number of updates that may still be made; None without a plan."""
         return None if self.plan is None else max(0, self._state.end - self._state.updates)
 
     def add_budget(self, plan):
@@ -265,7 +265,7 @@ class Session:
         for other in self._plans:
             check_delta(plan, other)
         self._plans.append(plan)
-        if self._probability is None:  # The user says by the plan how often an example is drawn.
+        if self._probability is None:  # The plan tells how often an example is drawn.
             self._probability = plan.sampling_probability
             seeded = self._seed is not None or self._is_seeded
             self._optimizer.account.open(self._probability, poisson_sampled=False, seeded=seeded)
@@ -280,7 +280,7 @@ class Session:
         self._state.end_after(least)
 
     def has_room(self, updates):
-        """Whether the budget pays for so many updates."""
+        """Returns whether the budget pays for this number of updates."""
         return self.left is None or self.left >= updates
 
     def after_save(self, write):
@@ -320,7 +320,7 @@ def start_unmanaged_step(optimizer):
 
 
 def most_examples(optimizer):
-    """Int: the examples that an update on data that no plan draws may have; None for any number."""
+    """Returns how many examples an update may have if no plan draws the data; None: no limit."""
     if not optimizer.noise_multiplier:
         return None
     # A Poisson sample varies around its size: up to a plan's capacity, or six deviations and a few.
@@ -330,7 +330,7 @@ def most_examples(optimizer):
 
 
 def after_save(model, write):
-    """`Session.after_save` of the training of a model; at once where there is none.
+    """Calls `write()` after the next save of a model's training; at once if nothing trains it.
 
     Args:
         model: `keras.Model`.
@@ -344,10 +344,10 @@ def after_save(model, write):
 
 
 def secret_of(entropy, purpose):
-    """Returns two ints, int64: 128 bits derived from an int or a tuple, different for each use.
+    """Returns 128 bits derived from a secret, two ints that fit into int64.
 
     Args:
-        entropy: Int or tuple of ints.
-        purpose: Str.
+        entropy: Int or tuple of ints, the secret.
+        purpose: Str, the name of the use; each name gives other bits.
     """
     return noise.make_seed(int.from_bytes(f"{purpose} {entropy}".encode(), "big"))

@@ -1,10 +1,11 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
-`_step` reads as the algorithm. A `Batch` goes in, with the random choices of its views (`views`).
-Its microbatch was traced and checked (`preflight`, `checks`): the gradients of its examples
-(`per_example`), clipped (`clipping`, `mechanism`). Their `Totals` are added up over microbatches
-(`microbatches`) and reduced over replicas (`replicas`). Noise is added once (`mechanism`, `noise`),
-keyed and counted (`session`), and the Keras optimizer applies the result.
+`_step` reads like the algorithm. In the following, names in parentheses are modules. A `Batch` gets
+the random choices of its views (`views`). A traced and checked function (`preflight`, `checks`)
+computes the gradients of the examples of a microbatch (`per_example`) and clips them (`clipping`,
+`mechanism`). Their `Totals` are added up over microbatches (`microbatches`) and over replicas
+(`replicas`). Noise is added once (`mechanism`, `noise`), with the key of the update, which is then
+counted (`session`). The Keras optimizer applies the result.
 """
 
 import keras
@@ -23,7 +24,7 @@ from tfdpx.training.microbatches import Batch, Inputs, Totals
 from tfdpx.training.preflight import prepare
 from tfdpx.training.views import Views
 
-# Independent streams of one step's seed.
+# Folded into the key of a step, for independent random numbers.
 _NOISE, _VIEWS, _MASKS = 0, 1, 2
 
 
@@ -34,8 +35,8 @@ def private_train_step(optimizer, model, data):
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled `keras.Model`.
         data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
-            sample weight is zero is absent: it contributes exactly zero. Weights of type bool, [B],
-            and `inputs.FLAGS` of a plan's draws mark absent examples and have no other effect.
+            sample weight is zero is absent: it contributes exactly zero. Weights of dtype bool,
+            [B], and the flags of a plan's draws (`inputs.FLAGS`) only mark absent examples.
 
     Returns:
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
@@ -46,7 +47,7 @@ def private_train_step(optimizer, model, data):
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
     data = inputs.same_rows(data)
-    # Batches may be keyed by `iterations`: it must not advance before the batch was read.
+    # Draws may depend on `iterations`, which must not advance before the batch was read.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
         try:
             return _step(optimizer, model, data, ids)
@@ -94,7 +95,7 @@ def _draw_views(optimizer, model, views, batch, key, context):
     """Returns the `Batch` with the random choices of its views."""
     if views.augment is None:
         return batch
-    # For the rows of all replicas: an example's views do not depend on its replica.
+    # Choices are drawn for all replicas, so an example's views do not depend on its replica.
     count = Rows(batch.data).count
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(key, _VIEWS))
     in_shards = replicas.is_interleaved(model, optimizer.session)
@@ -102,7 +103,7 @@ def _draw_views(optimizer, model, views, batch, key, context):
 
 
 def _weigh_classes(optimizer, model, batch, y_pred):
-    """Returns the `Batch` with its class weights; `y_pred` is read for its shape."""
+    """Returns the `Batch` with its class weights; only the shape of `y_pred` is read."""
     weights, factors = class_factors(optimizer, model, batch.data[1], y_pred)
     if weights is None:
         factors = tf.ones([Rows(batch.data).count])
@@ -120,7 +121,7 @@ def class_factors(optimizer, model, y, y_pred):
         y_pred: The model's output; only shapes are read.
 
     Returns:
-        Pair of float32 tensors [B]; or of None if the model has never had class weights.
+        Pair of float32 tensors [B]; (None, None) if the model has never had class weights.
     """
     if model not in optimizer.weighted_models:
         return None, None
@@ -142,7 +143,7 @@ def _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key):
     )
     masks = tf.zeros([2], tf.int64)
     if microbatch.draws:
-        # Microbatches are counted over all replicas: no two have the same masks.
+        # The key depends on the replica, so no two microbatches have the same masks.
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         masks = noise.fold_in(key, _MASKS, replica)
 
@@ -167,7 +168,8 @@ def _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key):
         return totals._replace(sums=sums), logs
 
     if replicas.compile_per_replica(model):
-        # Not the whole step: XLA cannot compile the communication of replicas on CPUs.
+        # The whole step is not compiled, because XLA cannot compile the communication of replicas
+        # on CPUs.
         sum_microbatches = tf.function(sum_microbatches, jit_compile=True, autograph=False)
     return sum_microbatches(batch)
 
@@ -193,7 +195,7 @@ def _add_up(model, views, part, rows, result, count):
         part: `Batch` of the examples of the microbatch.
         rows: `(x, y, sample_weight)` of their views.
         result: `tfdpx.training.microbatches.Outcome`.
-        count: Int or scalar tensor, the examples of the whole batch.
+        count: Int or scalar tensor, the number of examples in the whole batch.
     """
     (x, y, sample_weight), losses, norms = rows, result.losses, result.squared_norms
     # If every row is present, Keras's metrics see the whole batch.
@@ -226,9 +228,9 @@ def _add_up(model, views, part, rows, result, count):
 
 
 def _reduce(optimizer, batch, totals, context):
-    """Returns the `Totals` of all replicas, without data where the account allows no update."""
+    """Returns the `Totals` of all replicas, or zeros if the account does not allow the update."""
     policy, present = optimizer.clip_policy, batch.present
-    # Without weights every row is an example, and their number is the declared one.
+    # Without weights every row is an example, and there may be no more than declared.
     most = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
     if present is None:
         present = tf.ones([Rows(batch.data).count], tf.bool)
@@ -240,7 +242,7 @@ def _reduce(optimizer, batch, totals, context):
 
 
 def _add_noise(optimizer, reduced, key):
-    """Returns the private gradients, one a trained variable, and counts the update."""
+    """Returns the private gradients, one for each trained variable, and counts the update."""
     policy, count = optimizer.clip_policy, len(reduced.sums)
     sums, sigma = [*reduced.sums, *reduced.measured.noisy], policy.gradient_noise_multiplier
     noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, noise.fold_in(key, _NOISE))
@@ -266,7 +268,7 @@ def _apply(optimizer, model, gradients):
 
 
 def _show(optimizer, model, totals, penalty, logs):
-    """Returns Keras's logs of an update, and checks what the whole step reads."""
+    """Returns Keras's logs of an update, and checks the variables that the step reads."""
     show_losses(model, totals.loss, totals.tracked, totals.examples, penalty)
     logs = {**(logs or {}), **model.get_metrics_result()}
     if not tf.executing_eagerly():
@@ -280,10 +282,10 @@ def show_losses(model, loss, tracked, examples, penalty):
 
     Args:
         model: A compiled, built `keras.Model`.
-        loss: Float32 scalar, the sum over the examples that are present.
-        tracked: List of float32 scalars, such sums of `RowLosses.tracked`.
-        examples: Float32 scalar, how many are present.
-        penalty: Float32 scalar, of the weight regularisers.
+        loss: Float32 scalar, the sum of the losses of present examples.
+        tracked: List of float32 scalars, the same sums of `RowLosses.tracked`.
+        examples: Float32 scalar, the number of present examples.
+        penalty: Float32 scalar, the penalty of weight regularisers.
     """
     count = tf.maximum(examples, 1.0)
     model_internals.update_loss_tracker(model, loss / count + penalty, examples)
@@ -316,7 +318,7 @@ def build_model(model, x, y, sample_weight):
 
 
 def regularization(variables):
-    """Returns the weight regularisers' penalty and its gradients, which need no noise."""
+    """Returns the penalty of weight regularisers and its gradients, which need no noise."""
     regularized = [v for v in variables if v.regularizer is not None]
     if not regularized:
         return 0.0, [None] * len(variables)

@@ -9,26 +9,28 @@ from tfdpx.per_example.rows import Rows, merge_views, split_views
 
 
 class Views:
-    """Makes the K rows of each example: by augmentation, from data [B, K, ...], or one unchanged.
+    """Makes the K rows of each example of a batch, one for each view.
 
-    If a plan is of people, an "example" is a person with k examples of K views each.
+    Views come from an augmentation, or from data of shape [B, K, ...]. With neither, the only view
+    is the example itself. In a plan of people, B counts people with k examples each, and a person
+    has k * K rows.
 
     Args:
         augment: An augmentation, or None.
-        augmult: Int. 0: the examples as they are.
-        x: Nest of tensors [B, ...], of people [B, k, ...]; only shapes are read.
-        of_users: Whether each of B is a person.
-        moves_targets: Whether targets with the size of the images take part in the augmentation;
-            None refuses them.
+        augmult: Int K. 0 means that examples stay as they are.
+        x: Nest of tensors [B, ...], or [B, k, ...] for people; only shapes are read.
+        of_users: Bool, whether a batch consists of people.
+        moves_targets: Bool, whether targets with the size of the images are augmented too. None
+            refuses such targets.
 
     Attributes:
-        augment: The augmentation, None if there is none to do. A user's makes the views
-            of each example by themselves.
-        count: Int, rows an example.
-        per_user: Int k, examples of a person; None where there are no people.
+        augment: The augmentation, or None. A user's augmentation is wrapped, so it sees one example
+            at a time.
+        count: Int, the number of rows of an example or a person.
+        per_user: Int k, the number of examples of a person; None without people.
 
     Raises:
-        ValueError: If `x` has not the shape that the first two need.
+        ValueError: If `augment` or `augmult` needs another shape of `x`.
     """
 
     def __init__(self, augment, augmult, x, of_users=False, moves_targets=None):
@@ -36,7 +38,7 @@ class Views:
         self.per_user = tf.nest.flatten(x)[0].shape[1] if of_users else None
         self._row_axis = 1 if self.per_user is None else 2
         shape = tf.nest.flatten(x)[0].shape[self._row_axis :]
-        self._size = list(shape[:2]) if len(shape) == 3 else None  # Of images.
+        self._size = list(shape[:2]) if len(shape) == 3 else None  # Height and width.
         self.augment = augment if augmult else None
         if self.augment is not None and not is_built_in(augment):
             self.augment = CustomViews(augment, augmult)
@@ -60,7 +62,7 @@ class Views:
                 )
 
     def draw(self, batch_size, seed):
-        """The random choices for the whole batch, or None."""
+        """Returns the random choices for the whole batch, or None without an augmentation."""
         if self.augment is None:
             return None
         k = self.per_user
@@ -70,7 +72,7 @@ class Views:
         return tf.nest.map_structure(lambda t: split_views(t, k), choices)
 
     def rows(self, x, choices):
-        """`x` [B, ...] or [B, K, ...] as rows [B * K, ...]; of people, all of theirs."""
+        """Returns `x` [B, ...] or [B, K, ...] as rows [B * K, ...]; for people [B * k * K, ...]."""
         if self.per_user:
             x, choices = self.examples(x), self.examples(choices)
         if self.augment is not None:
@@ -80,7 +82,7 @@ class Views:
         return tf.nest.map_structure(merge_views, x)
 
     def targets(self, y, choices):
-        """Targets [B, ...] as rows [B * K, ...]; images among them move with `rows` if asked."""
+        """Returns targets [B, ...] as rows [B * K, ...], and augments images if asked to."""
         choices = self.examples(choices)
 
         def rows(t):
@@ -97,10 +99,11 @@ class Views:
         return Rows(y).map(rows)
 
     def target_specs(self, x, y, sample_weight):
-        """Pair of `tf.TensorSpec`s [None, ...] of the rows of targets and weights; reads shapes.
+        """Returns the `tf.TensorSpec`s [None, ...] of rows of targets and weights, a pair.
 
         Raises:
-            ValueError: If targets are images, and `augment_targets` does not say where they are.
+            ValueError: If targets are images but `augment_targets` is None, or it is True and they
+                are not.
         """
         axis, leaves = self._row_axis, [t for t in tf.nest.flatten(y) if t is not None]
         has_images = any(map(self._has_size, leaves))
@@ -136,7 +139,7 @@ class Views:
         return bool(self._moves_targets) and self._has_size(t)
 
     def examples(self, nest):
-        """`nest` [B, ...] as it is, of people [B, k, ...] as [B * k, ...]."""
+        """Returns a nest [B, ...] as it is, or for people a nest [B, k, ...] as [B * k, ...]."""
         if not self.per_user:
             return nest
         return Rows(nest).map(merge_views)
@@ -149,7 +152,7 @@ class Views:
         return self._rows_of_one(probe_batch(None, x, rows=1))
 
     def row_specs(self, x):
-        """`tf.TensorSpec`s [None, ...] of the rows; an axis of unknown length stays unknown."""
+        """Returns the `tf.TensorSpec`s [None, ...] of rows; unknown lengths stay unknown."""
         if all(t.shape[1:].is_fully_defined() for t in tf.nest.flatten(x)):
             rows = self.example_rows(x)
         else:
@@ -163,7 +166,7 @@ class Views:
         return self.rows(x, self.draw(1, tf.zeros([2], tf.int64)))
 
     def repeat(self, nest):
-        """`nest` [B, ...], of people [B, k, ...], repeated for each view: a row each."""
+        """Returns a nest [B, ...], or [B, k, ...] for people, with a row for each view."""
         nest = self.examples(nest)
         if self._augmult == 1:
             return nest
@@ -173,11 +176,11 @@ class Views:
         """Returns the weight of each row in its person's mean gradient, float32 [B * k * K].
 
         Args:
-            present: bool [B, k], which examples of each person are there; None where there are no
-                people, and each row weighs 1 / K.
+            present: bool [B, k], whether each of a person's examples is present; None without
+                people.
 
         Returns:
-            The weights, None without people.
+            The weights, or None without people, where each row weighs 1 / K.
         """
         if present is None:
             return None
