@@ -5,7 +5,8 @@
 
 A library runs in a separate environment and in separate processes, on the same two cores. The parts
 are the digits, trained to one budget in each library's documented way, and three models. Their
-ordinary and private updates take turns. A peer's mode is the fastest one here. Written to
+ordinary and private updates take turns, on two cores and then on one, where seconds of the CPU are
+counted: these do not depend on other programs. A peer's mode is the fastest one here. Written to
 `--output`: results.json, which later parts join, comparison.md and comparison.png. The last line of
 the standard output is one JSON object.
 """
@@ -72,6 +73,7 @@ def main():
             else:
                 tried = results.get("modes", {}).get(part, {})
                 figures = times(part, pythons, tried, *(3, 1) if flags.quick else (7, 3))
+                cpu_seconds(part, pythons, figures, 3 if flags.quick else 7)
             results[part] = {**results.get(part, {}), **figures}
         results.setdefault("load", {})[part] = [began, os.getloadavg()[0]]
         file.write_text(json.dumps(results, indent=1) + "\n")
@@ -179,6 +181,28 @@ def times(case, pythons, tried, repeats, epochs):
     return figures
 
 
+def cpu_seconds(case, pythons, figures, repeats):
+    """Adds CPU seconds of the first step and of a step by one thread to the figures of `times`."""
+    for name, of_library in figures.items():
+        if "failure" in of_library:
+            continue
+        _say(f"{case}, one thread: {name}")
+        kinds, workers = ("private", "ordinary"), {}
+        for kind in kinds:
+            mode = of_library["mode"] if kind == "private" else kind
+            workers[kind] = Worker(name, pythons[name], {"case": case, "mode": mode}, cores=1)
+            of_library[kind]["cpu_first"] = workers[kind].answer()["cpu_seconds"]
+            of_library[kind]["cpu_step"] = []
+        is_slow = of_library["private"]["step"][0] > SLOW
+        for turn in range(1 if is_slow else repeats + 1):
+            for kind in kinds:
+                answer = workers[kind].ask("step")
+                if turn or is_slow:
+                    of_library[kind]["cpu_step"].append(answer["cpu_seconds"])
+        for worker in workers.values():
+            worker.end()
+
+
 class Failed(Exception):
     """A short description of a library's failure."""
 
@@ -186,14 +210,14 @@ class Failed(Exception):
 class Worker:
     """A process of a library, which answers lines with JSON."""
 
-    def __init__(self, library, python, task):
+    def __init__(self, library, python, task, cores=2):
         module = f"experiments.comparison.of_{library.replace('-', '_')}"
         self._process = subprocess.Popen(
             [python, "-m", module, json.dumps(task)],
             cwd=ROOT,
             env={**os.environ, **ENVIRONMENT},
             # Every library uses as many threads as it has cores.
-            preexec_fn=lambda: os.sched_setaffinity(0, _cores()),
+            preexec_fn=lambda: os.sched_setaffinity(0, _cores()[-cores:]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -15,7 +15,11 @@ CASES = {
     "transformer": "transformer, 4 blocks of width 256 on 64 tokens",
     "transformer_lora": "its LoRA of rank 8 and its head",
     "wrn_16_4": "WRN-16-4 on 32x32 images",
+    "depthwise": "depthwise convolutions on 32x32 images",
 }
+# Channels and strides of the blocks of "depthwise", after a convolution of 32 channels: a depthwise
+# 3x3 and a 1x1 convolution, each with a GroupNorm of 16 groups and a ReLU.
+DEPTHWISE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1))
 
 
 def digits():
@@ -31,5 +35,5 @@ def digits():
 def examples(case, rows=EXAMPLES):
     """Returns generated float32 inputs [rows, ...] and ten-class labels, the same on each call."""
     generator = np.random.default_rng(0)
-    shape = (32, 32, 3) if case == "wrn_16_4" else (TOKENS, WIDTH)
+    shape = (32, 32, 3) if case in ("wrn_16_4", "depthwise") else (TOKENS, WIDTH)
     return generator.normal(size=(rows, *shape)).astype("float32"), generator.integers(0, 10, rows)

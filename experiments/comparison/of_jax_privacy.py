@@ -60,6 +60,24 @@ class WRN(nn.Module):
         return nn.Dense(10)(norm(x).mean((1, 2)))
 
 
+class Depthwise(nn.Module):
+    """The network of depthwise convolutions."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Returns the logits of x [batch, 32, 32, 3]."""
+
+        def block(x, channels, size, stride=1, groups=1):
+            arguments = dict(use_bias=False, feature_group_count=groups)
+            x = nn.Conv(channels, (size, size), stride, **arguments)(x)
+            return nn.relu(nn.GroupNorm(16, epsilon=1e-3)(x))
+
+        x = block(x, 32, 3)
+        for channels, stride in cases.DEPTHWISE:
+            x = block(block(x, x.shape[-1], 3, stride, x.shape[-1]), channels, 1)
+        return nn.Dense(10)(x.mean((1, 2)))
+
+
 class Transformer(nn.Module):
     """Four pre-norm encoder blocks and the mean of the tokens."""
 
@@ -94,7 +112,7 @@ class Transformer(nn.Module):
 
 def build(case, x, seed=0):
     """Returns its module; trainable weights, by their paths; frozen ones."""
-    modules = {"digits": Digits, "wrn_16_4": WRN}
+    modules = {"digits": Digits, "wrn_16_4": WRN, "depthwise": Depthwise}
     module = modules[case]() if case in modules else Transformer(case == "transformer_lora")
     weights = nn.FrozenDict(module.init(jax.random.key(seed), x[:1])["params"])
     flat = {"/".join(path): v for path, v in _flat(weights)}

@@ -38,6 +38,18 @@ class Block(nn.Module):
         return self.skip(x) + self.conv2(functional.relu(self.norm2(y)))
 
 
+class Depthwise(nn.Sequential):
+    """A depthwise convolution and one of single pixels."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__(
+            nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False),
+            *(nn.GroupNorm(16, inputs, eps=1e-3), nn.ReLU()),
+            nn.Conv2d(inputs, outputs, 1, bias=False),
+            *(nn.GroupNorm(16, outputs, eps=1e-3), nn.ReLU()),
+        )
+
+
 class LoRALinear(nn.Module):
     """A frozen kernel and two factors that train."""
 
@@ -107,6 +119,13 @@ def build(case):
             *(Block(*size) for size in sizes),
             *(nn.GroupNorm(16, 256, eps=1e-3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             nn.Linear(256, 10),
+        )
+    if case == "depthwise":
+        inputs = [32, *(channels for channels, _ in cases.DEPTHWISE[:-1])]
+        return nn.Sequential(
+            *(nn.Conv2d(3, 32, 3, 1, 1, bias=False), nn.GroupNorm(16, 32, eps=1e-3), nn.ReLU()),
+            *(Depthwise(size, *block) for size, block in zip(inputs, cases.DEPTHWISE, strict=True)),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)),
         )
     lora = case == "transformer_lora"
     blocks = [Encoder(cases.WIDTH, lora) for _ in range(cases.BLOCKS)]

@@ -48,16 +48,15 @@ def _of_case(measured):
     if "failure" in measured:
         return {"failure": measured["failure"]}
     figures = {"mode": measured["mode"]}
-    for what in ("first", "step", "epoch", "process_memory"):
-        values = []
-        for kind in ("private", "ordinary"):
-            of = measured[kind]
-            if what == "process_memory":
-                values.append(of["peak_mib"])
-            else:
-                # The fastest of few epochs: disturbances by the machine only add time.
-                of_turns = {"step": statistics.median, "epoch": min}.get(what, float)
-                values.append(of_turns(of[what]))
+    # The fastest of few epochs: disturbances by the machine only add time.
+    of_turns = {"step": statistics.median, "cpu_step": statistics.median, "epoch": min}
+    memory = {
+        "process_memory": lambda of: of["peak_mib"],
+        "memory_beyond_imports": lambda of: of["peak_mib"] - of["imported_mib"],
+    }
+    for what in ("first", "step", "epoch", "cpu_first", "cpu_step", *memory):
+        get = memory.get(what) or (lambda of, what=what: of_turns.get(what, float)(of[what]))
+        values = [get(measured[kind]) for kind in ("private", "ordinary")]
         figures[what], figures[f"ordinary_{what}"] = values
         figures[f"{what}_ratio"] = values[0] / values[1]
     return figures
@@ -86,6 +85,7 @@ def summary(results):
                 ("wrn_16_4", "WRN-16-4"),
                 ("transformer", "transformer"),
                 ("transformer_lora", "its LoRA"),
+                ("depthwise", "depthwise convolutions"),
             )
         ),
         _row("WRN-16-4: peak memory", parts["wrn_16_4"], memory),
@@ -138,16 +138,26 @@ _DIGITS = {
 _CASE = {
     "mode": "{mode}",
     "private step / ordinary": "**{step_ratio:.2f}** ({step:.3f} s / {ordinary_step:.3f} s)",
+    "CPU seconds by one thread": (
+        "**{cpu_step_ratio:.2f}** ({cpu_step:.3f} s / {ordinary_cpu_step:.3f} s)"
+    ),
     "private epoch / ordinary": "**{epoch_ratio:.2f}** ({epoch:.2f} s / {ordinary_epoch:.2f} s)",
     "first step, private / ordinary": (
         "**{first_ratio:.2f}** ({first:.1f} s / {ordinary_first:.1f} s)"
+    ),
+    "first step, CPU seconds by one thread": (
+        "**{cpu_first_ratio:.2f}** ({cpu_first:.1f} s / {ordinary_cpu_first:.1f} s)"
     ),
     "peak memory, private / ordinary": (
         "**{process_memory_ratio:.2f}** "
         "({process_memory:.0f} MiB / {ordinary_process_memory:.0f} MiB)"
     ),
 }
-_SHORT = "{accuracy:.1%}", "{step_ratio:.1f} times, {step:.2f} s", "{process_memory:.0f} MiB"
+_SHORT = (
+    "{accuracy:.1%}",
+    "{cpu_step_ratio:.1f} times, {cpu_step:.2f} s",
+    "{process_memory:.0f} MiB",
+)
 
 
 def _table(title, columns, rows):

@@ -21,18 +21,30 @@ def main(library):
         run = library.digits(**task)
         print(json.dumps({**run, "versions": library.versions()}), file=answers)
         return
-    imported, began = resident_mib("VmRSS"), time.perf_counter()
+    imported, began = resident_mib("VmRSS"), clocks()
     training = library.training(**task)
     training.step()
-    print(json.dumps({"seconds": time.perf_counter() - began}), file=answers)
+    print(json.dumps(since(began)), file=answers)
     for line in sys.stdin:
         if line.strip() == "memory":
             answer = {"imported_mib": imported, "peak_mib": resident_mib("VmHWM")}
         else:
-            began = time.perf_counter()
+            began = clocks()
             seconds = getattr(training, line.strip())()
-            answer = {"seconds": seconds or time.perf_counter() - began}
+            answer = since(began)
+            answer["seconds"] = seconds or answer["seconds"]
         print(json.dumps(answer), file=answers)
+
+
+def clocks():
+    """Returns seconds of time, and of the CPU in all threads of this process."""
+    return time.perf_counter(), time.process_time()
+
+
+def since(began):
+    """Returns both since `began`, an earlier result of `clocks`."""
+    seconds, of_cpu = (now - then for now, then in zip(clocks(), began, strict=True))
+    return {"seconds": seconds, "cpu_seconds": of_cpu}
 
 
 def stopwatch(keras):
