@@ -4,7 +4,7 @@ One error lists every problem with its layer, if known, and the remedy. Checks r
 problems, and only `errors.refusing` raises. No private example is read.
 """
 
-from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx import _keras as _keras  # Refuses other backends of Keras first.
 from tfdpx.checks.adapted import mark_public
 from tfdpx.checks.adapted import mark_public as public
 from tfdpx.checks.errors import UnfitForPrivacy

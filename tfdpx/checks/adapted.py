@@ -59,7 +59,7 @@ def mark_public(layer: keras.Layer) -> None:
 
 
 def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
-    """Notes the cost of a layer's statistics, which models with the layer then count.
+    """Records the privacy cost of a layer's statistics, which models with the layer then count.
 
     Args:
         layer: A `keras.Layer` that holds noisy statistics.
@@ -70,13 +70,13 @@ def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
 
 
 def problems_of_adapted(model):
-    """Returns texts of the layers of a model and its augmentation that were adapted to data.
+    """Returns texts about layers of a model, or of its augmentation, that were adapted to data.
 
     Args:
         model: A compiled, built `keras.Model`.
     """
     optimizer = model_internals.innermost(model.optimizer)
-    if not getattr(optimizer, "noise_multiplier", 0.0):  # Also of an optimizer of Keras.
+    if not getattr(optimizer, "noise_multiplier", 0.0):  # As with Keras's optimizers.
         return
     ids_inside = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
@@ -95,7 +95,7 @@ def problems_of_adapted(model):
 
 
 def _layers_in(augment):
-    """The layers in an augmentation, and in those that it holds."""
+    """Returns the layers in an augmentation, and in the augmentations that it holds."""
     if isinstance(augment, keras.Layer):
         return layer_internals.flatten_layers(augment)
     attributes = list(getattr(augment, "__dict__", {}).values())

@@ -1,4 +1,4 @@
-"""Checks of an augmentation, which may do no more than make the views of one example."""
+"""Checks of an augmentation, which may only make views of one example at a time."""
 
 from tfdpx._keras import layer_internals
 from tfdpx.augment import LayerViews
@@ -6,10 +6,10 @@ from tfdpx.checks.state import problems_of_graph
 
 
 def problems_of_augment(augment):
-    """Returns texts of state that an augmentation keeps, hidden random draws, and mixing of images.
+    """Returns texts of an augmentation's problems: state, hidden draws, or mixing of examples.
 
     Args:
-        augment: The augmentation of `tfdpx.training.views.Views`, which has made views; or None.
+        augment: The augmentation of `tfdpx.training.views.Views`, after it has made views; or None.
     """
     inner = getattr(augment, "augment", augment)
     layers = layer_internals.flatten_layers(inner.layer) if isinstance(inner, LayerViews) else []

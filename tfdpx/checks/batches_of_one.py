@@ -1,9 +1,10 @@
 """Compares a microbatch with batches of one example, once, on dummy data.
 
-The construction of the engine says nothing about kernels, rules and hardware; for example, a oneDNN
-product was once wrong from five rows on. So the traced microbatch runs on dummy rows of two
-examples, and the norms and the clipped sum of one are compared with its ordinary gradient. In a
-second run the examples are exchanged, and every place is compared.
+The engine computes each example separately by construction, but kernels, rules and hardware can
+still be wrong: for example, a oneDNN product was once wrong for five rows or more. So the traced
+microbatch runs on dummy rows of two different examples. The norm and the clipped sum of one example
+are compared with its ordinary gradient. A second run exchanges the examples, so every place in the
+microbatch is compared.
 """
 
 import concurrent.futures
@@ -18,13 +19,13 @@ from tfdpx._warnings import warn
 from tfdpx.per_example.layout import probe_batch, probe_targets, restoring
 from tfdpx.per_example.rows import Rows
 
-# The rows in all, for products were wrong from five rows on; and the examples in them that differ.
+# The number of rows, as products were wrong from five rows on, and of different examples in them.
 _ROWS, _EXAMPLES = 8, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
-# Norms are raised by the loss of rounding; more than this is measured.
+# Norms include a bound on rounding errors. If it seems to exceed this share, it is measured.
 _MOST_RAISED = 1e-2
-# Rounding leaves an example without a gradient less than this share of the gradient of all rows,
-# which is worth its time only where a gradient is small.
+# An example without a gradient has, by rounding, less than this share of the gradient of all rows.
+# That gradient is computed only if the example's is smaller than `_SMALL`.
 _NO_GRADIENT, _SMALL = 1e-6, 1e-3
 _MORE_PADDING = 16
 _WRONG = (
@@ -41,16 +42,18 @@ def problems_of_microbatch(
 
     Args:
         model: A compiled, built `keras.Model`.
-        run: Function of `(x, y, sample_weight)`, nests of eager tensors [examples * views, ...],
-            and bool [examples], which examples to add up, to the squared norms, float32 [examples],
-            and the clipped sums.
-        lowest_norms: As `run`, to squared norms that are never too large.
-        factors_of: Function of squared norms to the factors of the clipped sums.
+        run: Function `run(rows, added)`. `rows` is `(x, y, sample_weight)`, nests of eager tensors
+            [examples * views, ...], and `added` is bool [examples], whether to add up an example.
+            Returns the squared norms, float32 [examples], and a list of clipped sums.
+        lowest_norms: Function like `run` that returns only squared norms, which are never too
+            large.
+        factors_of: Function of squared norms that returns the factors of the clipped sums.
         specs: `(x, y, sample_weight)`, nests; only shapes and dtypes are read.
-        num_views: Int, rows an example.
-        examples: Int, that `run` takes; None for any number.
-        trace: Whether to trace batches of one: pays where an example takes many operations.
-        padding: As `padding_of` returns it.
+        num_views: Int, the number of rows of an example.
+        examples: Int, the number of examples that `run` takes; None for any number.
+        trace: Bool, whether to trace batches of one, which pays if an example takes many
+            operations.
+        padding: The result of `padding_of`.
     """
     if examples == 0:
         return
@@ -69,7 +72,7 @@ def problems_of_microbatch(
             inputs.append((_take(batch, rows), order == compared))
         one = Rows(_take(batch, compared * num_views + np.arange(num_views)))
         with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-            # Its kernels run and leave Python to the batches of one.
+            # While its kernels run, Python is free for the batches of one.
             outputs = thread.map(run, *zip(*inputs, strict=True))
             gradients = _mean_gradient(model, one, trace)
         norm = _norm(gradients)
@@ -99,9 +102,9 @@ def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
 
     Args:
         model: The `keras.Model`.
-        outputs: Iterable of pairs: the rows and which of them are the example, and the squared
-            norms and clipped sums.
-        wanted: Pair of its norm and the list of its gradients, by a batch of one.
+        outputs: Iterable of pairs of arguments of `run`, `(rows, added)`, and its result,
+            `(squared_norms, sums)`. `added` marks the places of the example.
+        wanted: Pair of the example's norm and the list of its gradients, from a batch of one.
         lowest_norms: As for `problems_of_microbatch`.
         factors_of: As for `problems_of_microbatch`.
     """
@@ -132,17 +135,17 @@ def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
 
 
 def padding_of(data, session):
-    """Returns how the user's own batches are padded; None where nothing is.
+    """Returns how to pad an example as the user's batches are padded; None if they are not.
 
-    It is a list of pairs, one a tensor: how much further to pad each axis but the first, and the
-    value, or None for zero.
+    The result is a list with a pair for each tensor: how far to pad each axis but the first, a list
+    of ints, and the value of the padding, None for zero.
 
     Args:
         data: `(x, y, sample_weight)`, nests; only shapes are read.
         session: The `tfdpx.training.session.Session`, or None.
     """
     dataset, leaves = session and session.data, Rows(data).tensors
-    # Later versions of Keras trace the lengths of the batch at hand.
+    # Later versions of Keras trace with the lengths of the current batch, so the data set is asked.
     spec = tf.nest.flatten(getattr(dataset, "element_spec", data))
     is_known = len(spec) == len(leaves) and all(leaf.shape.rank for leaf in spec)
     shapes = [leaf.shape for leaf in (spec if is_known else leaves)]
@@ -155,7 +158,7 @@ def padding_of(data, session):
 
 
 def _problems_without_gradient(model, all_rows, norm_of_all):
-    """Returns texts, or warns, where no single example has a gradient."""
+    """Returns texts, or warns, if no single example has a gradient."""
     rows = (Rows(_take(all_rows, [row])) for row in range(_ROWS))
     least = max(_NO_GRADIENT * norm_of_all, np.finfo("float32").eps)
     if least < norm_of_all and not any(least < _norm(_gradient(model, r)) < np.inf for r in rows):
@@ -181,7 +184,7 @@ def _tolerance(model):
 
 
 def _make_up(model, specs, rows):
-    """Returns `Rows` of made-up data; all weigh something."""
+    """Returns `Rows` of made-up data, with sample weights that are not zero."""
     x, (y, weights) = probe_batch(model, specs[0], rows), probe_targets(specs[1:], rows)
     return Rows((x, y, Rows(weights).map(lambda t: t if t.dtype.is_floating else tf.ones_like(t))))
 
@@ -191,7 +194,7 @@ def _take(batch, rows):
 
 
 def _pad(batch, padding):
-    """Returns `Rows` without padding inside, and padded along the axes that have no length."""
+    """Returns the batch without padding, and padded along axes of unknown length, two `Rows`."""
     tensors, longer_tensors = [], []
     for tensor, (more, value) in zip(batch.tensors, padding, strict=True):
         value = tf.zeros([], tensor.dtype) if value is None else tf.cast(value, tensor.dtype)
@@ -244,7 +247,7 @@ def _gradient(model, batch):
 
 @contextlib.contextmanager
 def preserving_state(model):
-    """Within it graphs run as they are, because optimizing does not pay; state is given back."""
+    """Context manager that restores the model's state, and runs graphs without optimizing them."""
     option = "disable_meta_optimizer"
     previous = tf.config.optimizer.get_experimental_options().get(option, False)
     tf.config.optimizer.set_experimental_options({option: True})

@@ -19,17 +19,18 @@ import numpy as np
 from tfdpx._warnings import warn
 from tfdpx.checks.errors import refusing
 
-# These write every number of the logs.
+# Callbacks that write every number of the logs.
 _WRITING = (
     keras.callbacks.CSVLogger,
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-# So do the callbacks of these packages.
+# Packages with callbacks that do the same.
 _TRACKERS = ("comet_ml", "dvclive", "mlflow", "neptune", "wandb")
-# Where callbacks of Keras, Optuna and KerasTuner keep the name of a metric that they act on.
+# Attributes in which callbacks of Keras, Optuna and KerasTuner keep the metric that they act on.
 _MONITORS = ("monitor", "_monitor", "objective")
-# Where callbacks keep the paths that they write to, and the fields that those may have.
+# Attributes in which callbacks keep the paths that they write to, and the fields that a path may
+# have.
 _PATHS = ("filepath", "filename", "directory", "backup_dir", "log_dir")
 _COUNTERS = ("epoch", "batch")
 _COVERED = ("epsilon", "epsilon_approximate", "learning_rate", "l2_norm_clip")
@@ -39,10 +40,10 @@ IF_PUBLIC = (
 
 
 def is_covered(name, optimizer):
-    """Returns True if the guarantee covers a number of the logs, or it is of public data.
+    """Returns whether the guarantee covers a number of the logs, or it comes from public data.
 
     Args:
-        name: String.
+        name: String, the number's name in the logs.
         optimizer: The innermost optimizer of the model, private or not.
     """
     if name.startswith("val_"):
@@ -80,7 +81,7 @@ def check_callbacks(callbacks, optimizer):
         optimizer: The tfdpx optimizer; without noise nothing is refused.
 
     Raises:
-        ValueError: If there is one; the message names its metric or the path that it writes to.
+        ValueError: If a callback does; the message names its metric or the path that it writes to.
     """
     if not optimizer.noise_multiplier:
         return
@@ -107,7 +108,7 @@ def check_log_names(logs, optimizer):
         optimizer: As for `check_callbacks`.
 
     Raises:
-        ValueError: If there is one; the message names each.
+        ValueError: If a metric has such a name; the message names each.
     """
     with refusing(ValueError) as problems:
         for name in logs if optimizer.noise_multiplier else ():
@@ -120,7 +121,7 @@ def check_log_names(logs, optimizer):
 
 
 def _objects_in(data):
-    """The arrays and data sets in a nest, without plain values."""
+    """Returns the arrays and data sets in a nest, without plain values."""
     plain_types = str | bytes | numbers.Number | None
     return [leaf for leaf in keras.tree.flatten(data) if not isinstance(leaf, plain_types)]
 
@@ -153,7 +154,7 @@ def _problems_of_acting(callback, optimizer):
             "example whose gradient is not finite contributes zero, and is counted in "
             "`optimizer.nonfinite_examples`."
         )
-    # A checkpoint has a name to monitor also where it saves regardless of it.
+    # A checkpoint that saves every epoch has a `monitor` too, but ignores it.
     for attribute in _MONITORS if getattr(callback, "save_best_only", True) else ():
         monitor = getattr(callback, attribute, None)
         monitor = getattr(monitor, "name", monitor)
@@ -196,7 +197,7 @@ def _problems_of_paths(callback, optimizer):
 
 
 def _fields(template):
-    """The names of the replacement fields of a format string, also of those within formats."""
+    """Yields the names of the fields of a format string, also of fields within formats."""
     for _, field, specification, _ in string.Formatter().parse(template):
         if field is not None:
             yield re.split(r"[.\[]", field)[0]

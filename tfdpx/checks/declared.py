@@ -1,4 +1,4 @@
-"""Checks of a model's declarations: overridden methods, precision, layers known to be unfit."""
+"""Checks of a model without running it: overridden methods, precision, unfit layers."""
 
 import keras
 
@@ -9,13 +9,15 @@ from tfdpx.mechanism import INSTEAD_OF_TRAIN_STEP
 
 
 def check_declared(model):
-    """Raises if `model` is unfit by its declarations, without running it.
+    """Raises an error if a model is unfit for private training, as far as its parts tell.
+
+    The model is not run.
 
     Args:
         model: A compiled, built `keras.Model`.
 
     Raises:
-        UnfitForPrivacy: With every reason and its remedy.
+        UnfitForPrivacy: If the model is unfit. The message has every reason and its remedy.
     """
     with refusing() as problems:
         problems += declared_problems(model)
@@ -55,7 +57,7 @@ def declared_problems(model):
 
 
 def _problems_of_methods(model):
-    """Returns texts of overridden methods, which may mix the batch before Keras's step sees it."""
+    """Returns texts about overridden methods, which may mix examples before Keras's step."""
     for method in model_internals.own_training_methods(model):
         yield (
             f"Model '{model.name}' (of type {type(model).__name__}) overrides `{method}`. Its "
@@ -65,7 +67,7 @@ def _problems_of_methods(model):
 
 
 def _problems_of_layer(layer):
-    """Returns texts of layers that couple examples, or that change weights without noise."""
+    """Returns texts about a layer that mixes examples, or changes weights without noise."""
     if isinstance(layer, keras.layers.SpectralNormalization):
         yield (
             f"Layer '{layer.name}' is a SpectralNormalization, which overwrites the kernel of "

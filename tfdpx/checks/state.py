@@ -25,7 +25,8 @@ _HARMLESS = frozenset(
     "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
     "CudnnRNNParamsSize CudnnRNNCanonicalToParamsV2".split()
 )
-# Where the inputs of a called function start among the operation's; others are not followed.
+# Operations that call a function, and which of their inputs is the function's first. Resources are
+# not followed into functions of other operations.
 _CALLS = {
     **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"], 0),
     **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], 1),
@@ -85,15 +86,15 @@ _PROBLEMS = {
 
 
 def problems_of_graph(graph, layer, subject, unread=(), metrics=None):
-    """Yields texts of operations that keep something, draw random numbers, run Python, or raise.
+    """Yields texts about operations that keep state, draw random numbers, run Python, or raise.
 
     Args:
         graph: A `tf.Graph` of a function.
-        layer: The `keras.Layer` whose variables are named, or None.
-        subject: Str, the name of the graph.
-        unread: List of `keras.Variable`s that it may not read.
+        layer: The `keras.Layer` that gives the texts the names of variables, or None.
+        subject: Str, the name of the graph in the texts.
+        unread: List of `keras.Variable`s that the graph may not read.
         metrics: For a graph that only computes metrics: the list of `keras.Variable`s that it may
-            write. It may also raise, and add up over hosts.
+            write. Such a graph may also raise errors, and add up over hosts.
     """
     paths = {} if layer is None else _paths([*layer.variables, *layer.metrics_variables])
     unread, written = _paths(unread), _paths(metrics or ())
@@ -125,21 +126,22 @@ def _keeps_state(operation, resources):
 
 
 def _paths(variables):
-    """`{id of a resource: path}` of `keras.Variable`s."""
+    """Returns a dict from the id of each resource of `keras.Variable`s to the variable's path."""
     return {id(handle): v.path for v in variables for handle in layer_internals.handles(v)}
 
 
 def _operations(graph, outer=None, path="", caller=None):
     """Yields the operations of a graph and of all functions that it calls, but not the calls.
 
-    Each comes with its name, its resource inputs, and the operation of the outermost graph that it
-    belongs to: `(name, operation, resources, outermost)`.
+    An item is `(name, operation, resources, outermost)`. The name includes the names of calling
+    operations. `resources` are the operation's resource inputs, and `outermost` is the operation of
+    the outermost graph that contains it.
 
     Args:
         graph: A `tf.Graph` of a function.
-        outer: `{id of an input: resource}`; by default the captures of the graph.
+        outer: Dict from the id of an input of the graph to a resource; by default the captures.
         path: The names of the operations that call the function.
-        caller: The outermost of them.
+        caller: The outermost of these operations.
     """
     if outer is None:
         outermost = _Outermost()
@@ -160,14 +162,14 @@ def _operations(graph, outer=None, path="", caller=None):
 
 
 def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
-    """Texts of how metrics, computed and shown, change state that is not their own.
+    """Returns texts about state, other than metrics, that computing the metrics changes.
 
     Args:
         model: A compiled, built `keras.Model`.
         data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; shapes and dtypes are read.
         y_pred: The model's output, a nest of symbolic tensors [rows, ...].
-        rows: Int, or None for any number.
-        may_be_absent: Bool, whether some of them may be.
+        rows: Int, the number of rows, or None for any number.
+        may_be_absent: Bool, whether some rows may be absent.
     """
     inputs, predictions = Rows(data), Outputs(y_pred)
 
@@ -187,7 +189,7 @@ def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
 
 
 def metric_variables(model):
-    """The variables that a step assigns without noise, a list."""
+    """Returns the variables of metrics, which a step assigns without noise, a list."""
     # A metric may have a weight as an attribute, which Keras then counts among its variables.
     other_ids = {id(v) for v in [*model.weights, *model.optimizer.variables]}
     return [v for v in model.metrics_variables if id(v) not in other_ids]
@@ -203,13 +205,15 @@ def _check_metrics_unread(operations, model, subject):
 
 
 def call_without_metrics(model, subject, function, subjects):
-    """`function()`, which must not read a metric; in eager mode it is traced once, to see that.
+    """Calls a function, which must not read a metric, and returns its result.
+
+    In eager mode, the function is traced once for this check.
 
     Args:
         model: The compiled `keras.Model`.
-        subject: Str, the task of the function.
+        subject: Str, the task of the function, for the message.
         function: Python function without arguments.
-        subjects: Set, to which `subject` is added.
+        subjects: Set of subjects that were checked in eager mode; `subject` is added.
 
     Raises:
         UnfitForPrivacy: If its operations read a metric.
@@ -232,11 +236,11 @@ def call_without_metrics(model, subject, function, subjects):
 
 
 def check_update(graph, model):
-    """Raises UnfitForPrivacy if weights get another value than by private gradients.
+    """Raises UnfitForPrivacy if the update of the weights reads data or metrics.
 
-    Values that are assigned to weights, and to variables of the optimizer, follow from private
-    gradients, from variables other than metrics and from constants. So no regulariser,
-    constraint, schedule or optimizer reads the batch, nor a metric of former batches.
+    Values that are assigned to weights, and to variables of the optimizer, may be computed only
+    from private gradients, constants, and variables that are not metrics. So no regulariser,
+    constraint, schedule or optimizer reads the batch, or a metric of earlier batches.
 
     Args:
         graph: `tf.Graph` of a whole step.
@@ -264,14 +268,15 @@ def check_update(graph, model):
 
 
 _UPDATE = "The update of the weights, with regularisers, constraints and schedule,"
-# Types of operations that give examples.
+# Prefixes of the types of operations that yield examples.
 _OF_DATA = ("Iterator", "Optional", "Placeholder")
 
 
 class _Outermost:
-    """Follows captured tensors to the graph in which each was captured first.
+    """Returns the tensor of an outer graph that a captured tensor stands for.
 
-    The captures of a graph are listed once: no graph may capture more while this is in use.
+    A function's graph captures tensors of the graph around it, and this follows them outwards. The
+    captures of a graph are listed once, so no graph may capture more tensors in the meantime.
     """
 
     def __init__(self):
