@@ -79,11 +79,11 @@ def find(folder):
     """
     images, other_files, visited = [], [], set()
     for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
-        place = os.path.realpath(parent)
-        if place in visited:  # A link to a folder above.
+        target = os.path.realpath(parent)
+        if target in visited:  # A link to a folder above.
             folders.clear()
             continue
-        visited.add(place)
+        visited.add(target)
         folders[:] = sorted(filter(_is_shown, folders))
         for name in filter(_is_shown, names):
             kind = images if name.lower().endswith(SUFFIXES) else other_files
@@ -108,15 +108,9 @@ def check(files, folder, named, skip_broken=False):
     """
     screen = console.Console(stderr=True)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-        looks = progress.track(
-            threads.map(_look, files),
-            "Checking images",
-            len(files),
-            console=screen,
-            transient=True,
-            disable=not screen.is_terminal,
-        )
-        looks = dict(zip(files, looks, strict=True))
+        about = threads.map(_look, files), "Checking images", len(files)
+        looks = list(progress.track(*about, console=screen, transient=True))
+    looks = dict(zip(files, looks, strict=True))
     broken = {file: look for file, look in looks.items() if isinstance(look, str)}
     if broken and not skip_broken:
         names = [f"{printable(f.relative_to(folder))} ({why})" for f, why in broken.items()]
@@ -215,8 +209,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
     held_out = tested + (1 - tested) * validation
     splits = {"train": {}, "validation": {}, "test": test}
     for file, name in train.items():
-        place = _place(units[file], test_seed)
-        split = "test" if place < tested else "validation" if place < held_out else "train"
+        share = place(units[file], test_seed)
+        split = "test" if share < tested else "validation" if share < held_out else "train"
         splits[split][file] = name
     train, held, test = splits.values()
     if alone := sorted(set(names) - set(train.values())):
@@ -252,6 +246,17 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
         *passed_over,
     ]
     return Source(_shape(readable), names, records, tuple(filter(None, notes)), len(broken))
+
+
+def place(unit, seed):
+    """Returns a float in [0, 1], which decides the split of an example: no other one moves it.
+
+    Args:
+        unit: Bytes of an image, a row or the name of a person.
+        seed: Int in [0, 2**63), the key of the hash.
+    """
+    digest = hashlib.blake2b(unit, key=seed.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
 
 
 def people_of(files, path, user):
@@ -386,12 +391,6 @@ def _in_classes(files, folder):
         for file in files
         if folder in file.parents[1:]
     }
-
-
-def _place(unit, seed):
-    """Returns a float in [0, 1], a keyed hash of the bytes of an image or a person."""
-    digest = hashlib.blake2b(unit, key=seed.to_bytes(8, "little"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 def _shape(readable):

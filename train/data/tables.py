@@ -6,7 +6,6 @@ imported when a table is read: runs on images do not need it.
 
 import collections
 import dataclasses
-import hashlib
 import pathlib
 import re
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from tfdpx.sampling.users import numbered
 from tfdpx.tables.estimators import input_name
+from tfdpx.train.data.folder import place
 from tfdpx.train.errors import UserError, did_you_mean
 
 NUMBER, BOOLEAN, CATEGORY = "number", "boolean", "category"
@@ -132,8 +132,8 @@ def load(settings):
     else:
         people, units = None, _numbered_rows([*columns.values(), values])
     rows = Rows(columns, target, people)
-    hashes = np.array([_hash(unit, settings.test_seed) for unit in units], "uint64")
-    is_test = hashes < settings.test_fraction * 2**64
+    places = np.array([place(unit.encode(), settings.test_seed) for unit in units])
+    is_test = places < settings.test_fraction
     train, test = rows[~is_test], rows[is_test]
     if not len(train) or (settings.test_fraction and not len(test)):
         raise UserError(
@@ -389,9 +389,3 @@ def _numbered_rows(columns):
         counts[row] += 1
         texts.append(f"{row}{counts[row]}")
     return texts
-
-
-def _hash(unit, seed):
-    """Returns a keyed hash of a row or person, 64 bits: none moves another between the splits."""
-    digest = hashlib.blake2b(unit.encode(), salt=seed.to_bytes(16, "little"), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
