@@ -109,8 +109,8 @@ def check(files, folder, named, skip_broken=False):
     screen = console.Console(stderr=True)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
         about = threads.map(_look, files), "Checking images", len(files)
-        looks = list(progress.track(*about, console=screen, transient=True))
-    looks = dict(zip(files, looks, strict=True))
+        shown = dict(console=screen, transient=True, disable=not screen.is_terminal)
+        looks = dict(zip(files, progress.track(*about, **shown), strict=True))
     broken = {file: look for file, look in looks.items() if isinstance(look, str)}
     if broken and not skip_broken:
         names = [f"{printable(f.relative_to(folder))} ({why})" for f, why in broken.items()]

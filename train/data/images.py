@@ -209,7 +209,7 @@ def load(
     train, train_rows = measured, rows = rows_of("train")
     if validation and not name.path:
         train_rows, rows = _hold_out(train, train_rows, validation, math.prod(shape))
-    if name.path or eval_split == "test":
+    if name.path or eval_split == "test" or not validation:
         measured, rows = rows_of(eval_split)
     train_x, train_y = examples(train, train_rows, large)
     eval_x, eval_y = examples(measured, rows, shape)
