@@ -93,15 +93,6 @@ def test_other_batches_are_approximate_on_an_explicit_word(approximate, how):
     assert taken_steps(model) == taken + collections.Counter({True: 2, False: 4})
 
 
-def test_a_loop_of_ones_own_is_approximate():
-    model = make()
-    for batch in PLAN.batches(X, Y).take(2):
-        model.train_on_batch(*batch)
-    assert [(entry.steps, entry.poisson_sampled) for entry in model.optimizer.ledger.entries] == [
-        (2, False)
-    ]
-
-
 def approximately(model, data):
     model.fit(
         data, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)], verbose=0
