@@ -98,13 +98,18 @@ class OwnsAVariable(keras.Model):
 class Positions(keras.Model):
     """Adds an embedding of constant positions to every example, without a batch axis."""
 
-    def __init__(self):
+    def __init__(self, count=4):
         super().__init__()
-        self.positions = layers.Embedding(4, 1)
+        self.positions, self.count = layers.Embedding(4, 1), count
         self.dense = layers.Dense(2)
 
     def call(self, x, training=None):
-        return self.dense(x + self.positions(tf.range(4))[:, 0])
+        return self.dense(x[:, : self.count] + self.positions(tf.range(self.count))[:, 0])
+
+
+def two_positions():
+    """As many as the rows of a first trial run."""
+    return Positions(2)
 
 
 class FineTunes(keras.Model):
@@ -151,8 +156,8 @@ def with_a_loss_that_calls_it():
 @pytest.mark.parametrize(
     "make",
     [
-        nested_and_frozen, regularized, OwnsAVariable, Positions, FineTunes, called_in_a_loop,
-        with_a_loss_that_calls_it,
+        nested_and_frozen, regularized, OwnsAVariable, Positions, two_positions, FineTunes,
+        called_in_a_loop, with_a_loss_that_calls_it,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip
