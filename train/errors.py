@@ -5,6 +5,7 @@ import difflib
 import pathlib
 import re
 import sys
+import warnings
 
 from absl import flags, logging
 
@@ -39,6 +40,7 @@ def in_one_line(program, argv=()):
     # `absl.app` sets the level INFO, and then TensorFlow Datasets prints each file that it opens.
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     try:
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")

@@ -126,7 +126,7 @@ def _check_count(plan, count, user_ids, validation_split):
     raise ValueError(
         "Arguments `x` and `y` must hold the plan's `num_examples`, because epsilon depends on it. "
         f"Received: {count} examples{split}, num_examples={plan.num_examples}. Make the plan for "
-        f"them: `tfdpx.PrivacyPlan({count}, ...)`."
+        f"them: `num_examples={count}`."
     )
 
 

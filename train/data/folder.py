@@ -42,8 +42,9 @@ _MOST_NAMES = 20  # Number of paths in an error.
 PARENT_FOLDER, NONE = "parent_folder", "none"
 # In deeper folders than CLASS/PERSON/NAME it is unknown which folder is the person.
 _IN_A_FOLDER = r"^[^/]+/([^/]+)/[^/]+$"
-# Match the names of files up to their first separator, and up to their last one.
-_PREFIXES = (r"([^-_. /]+)[-_. ][^/]*\.[^./]*$", r"([^/]+)[-_. ][^-_. /]*\.[^./]*$")
+# Match the names of files up to their first separator, and up to their last one. No `$`, which
+# `make train ARGS=...` would drop.
+_PREFIXES = (r"([^-_. /]+)[-_. ][^/]*\.[^./]*\Z", r"([^/]+)[-_. ][^-_. /]*\.[^./]*\Z")
 
 
 @dataclasses.dataclass(frozen=True)

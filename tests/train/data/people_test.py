@@ -87,8 +87,8 @@ def test_names_in_two_cases_are_refused(tmp_path):
     "name, user",
     [
         ("{person}/{i}.png", "parent_folder"),
-        ("{person}_{i}.png", r"'([^-_. /]+)[-_. ][^/]*\.[^./]*$'"),
-        ("scan of {person} {i}.png", r"'([^/]+)[-_. ][^-_. /]*\.[^./]*$'"),
+        ("{person}_{i}.png", r"'([^-_. /]+)[-_. ][^/]*\.[^./]*\Z'"),
+        ("scan of {person} {i}.png", r"'([^/]+)[-_. ][^-_. /]*\.[^./]*\Z'"),
         ("{i}{person}.png", None),
     ],
 )
