@@ -295,7 +295,7 @@ def people_of(files, path, user):
 
 
 def _persons(files, path, user):
-    """Returns a dict from files to the names that a value of --user finds, None for nobody."""
+    """Returns a dict from files to the persons that a value of --user finds, or to None."""
     pattern = re.compile(_IN_A_FOLDER if user == PARENT_FOLDER else user)
     if pattern.groups > 1:
         raise IndexError(f"it has {pattern.groups} groups")

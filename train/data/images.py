@@ -256,7 +256,7 @@ def load_for(settings, data_dir, download, takes=None, in_memory=tfds.IN_MEMORY_
         takes: See `load`; None for any images.
         in_memory: See `load`.
     """
-    # Without privacy nobody has to be told apart.
+    # Without privacy no person has to be found.
     is_private = settings.private and settings.epsilon != math.inf
     return load(
         settings.dataset,
