@@ -26,7 +26,6 @@ from tfdpx.training.session import after_save
 
 # The features of all images are kept in memory up to this size.
 MOST_BYTES = 2**30
-_THRESHOLDS_OF_AUC = 2000
 
 
 def private_optimizer(
@@ -297,7 +296,7 @@ class AUC(keras.metrics.AUC):
     """
 
     def __init__(self, name="auc", **kwargs):
-        super().__init__(_THRESHOLDS_OF_AUC, name=name, **kwargs)
+        super().__init__(num_thresholds=2000, name=name, **kwargs)
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         """Adds labels `[batch]` and logits `[batch, 2]`."""

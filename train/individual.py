@@ -85,12 +85,12 @@ def write(epsilons, worst, norms, model, data, workdir):
     losses, labels = losses_and_labels(model, (data.train_x, data.train_y))
     held_out_losses, held_out_labels = losses_and_labels(model, data.eval_examples)
     class_names = np.array(data.class_names)
-    arrays = dict(
-        notice=_NOTICE, names=data.names_of("train"), labels=class_names[labels],
-        epsilons=epsilons, norms=norms, losses=losses, held_out_names=data.names_of("eval"),
-        held_out_labels=class_names[held_out_labels], held_out_losses=held_out_losses,
+    np.savez(
+        folder / "arrays.npz", notice=_NOTICE, names=data.names_of("train"),
+        labels=class_names[labels], epsilons=epsilons, norms=norms, losses=losses,
+        held_out_names=data.names_of("eval"), held_out_labels=class_names[held_out_labels],
+        held_out_losses=held_out_losses,
     )  # fmt: skip
-    np.savez(folder / "arrays.npz", **arrays)
     means = [
         {"name": name, "mean_epsilon": np.mean(epsilons[labels == label])}
         for label, name in enumerate(data.class_names)

@@ -216,15 +216,12 @@ def facts(data, identity, paths):
         identity: `DatasetId` of the account.
         paths: Paths of files.
     """
-    return {
+    hashes = {f"file {p} (a hash)": files.digest_of(pathlib.Path(p).read_bytes()) for p in paths}
+    return hashes | {
         "data": identity.identifier or identity.name,  # A folder may be renamed.
         "num_examples": data.num_train,
         "class_names": list(data.class_names),
         "image_shape": list(data.image_shape),
-        **{
-            f"file {path} (a hash)": files.digest_of(pathlib.Path(path).read_bytes())
-            for path in paths
-        },
     }
 
 

@@ -221,15 +221,7 @@ def describe(settings):
     plan = settings.privacy_plan(num_examples)
     fitting.check(settings, plan, shape)
     of_settings = ("model", "pretrained_on", "trainable", "head_steps", "private", "augmult")
-    of_plan = (
-        "batch_size",
-        "noise_multiplier",
-        "steps",
-        "epochs",
-        "delta",
-        "accountant",
-        "epsilon",
-    )
+    of_plan = "batch_size noise_multiplier steps epochs delta accountant epsilon".split()
     return {
         "dataset": entry.source,
         "num_examples": num_examples,
@@ -264,12 +256,12 @@ def _run_on_table(settings, workdir):
         accountant=plan.accountant,
         model=estimator.model_,
         measured=measure.Measured(table.test.target, outputs, names, settings.threshold),
-        inputs={
-            "columns": table.kinds,
-            "target": settings.target,
-            "class_names": list(names),
-            "preparation": _PREPARATION,
-        },
+        inputs=dict(
+            columns=table.kinds,
+            target=settings.target,
+            class_names=list(names),
+            preparation=_PREPARATION,
+        ),  # fmt: skip
         unit="row",
         settings=without_secrets(settings),
         results={
@@ -315,14 +307,9 @@ def fit_table(table, settings):
         try:
             return estimator.fit(rows.columns, rows.target, **people)
         except TooFewRows as error:
-            num_rows, columns, enough, epsilon = error.args
             first = next(column for column, pair in ranges.items() if not pair)
-            raise UserError(
-                f"{num_rows} rows are too few to find the ranges of {columns} columns at "
-                f"--epsilon={settings.budget:.3g}, which takes some {enough} rows, or "
-                f"--epsilon={epsilon:g}. Give what is publicly known, even roughly: "
-                f"--bounds={first}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
-            ) from error
+            bounds = f"--bounds={first}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER"
+            raise UserError(f"{error} As a flag: {bounds}.") from error
 
 
 def _warm_start(folder, model):

@@ -46,14 +46,6 @@ BELOW_ONE = Check(lambda v: 0 <= v < 1, "lie in [0, 1)")
 SHARE = Check(lambda v: 0 < v < 1, "lie strictly between 0 and 1")
 
 
-class Conflict(NamedTuple):
-    """A conflict between settings: its condition, their names, and the sentence of the error."""
-
-    holds: Callable[[Any], Any]
-    names: str
-    sentence: str
-
-
 def setting(
     flag_help, check=None, *, default=None, choices=None, objects=None, of=(IMAGES,), needs=None
 ):
@@ -217,43 +209,44 @@ class Settings:
         f"on features of --init_from. One of: {', '.join(objects.HEADS.names)}, with arguments as "
         "in adamix:shots=2,quantile=0.9.", objects=objects.HEADS, of=(HEADS,))
 
-    conflicts: typing.ClassVar[tuple[Conflict, ...]] = (
-        Conflict(lambda s: (s.center_crop or 0) > (s.image_size or s.center_crop or 0),
+    # A condition on the settings, their names, and the sentence of the error.
+    conflicts: typing.ClassVar[tuple] = (
+        (lambda s: (s.center_crop or 0) > (s.image_size or s.center_crop or 0),
             "center_crop image_size", "Flag --center_crop must be at most --image_size."),
-        Conflict(lambda s: s.eval_split == "validation" and not s.validation, "validation",
+        (lambda s: s.eval_split == "validation" and not s.validation, "validation",
             "Flag --eval_split=validation measures on the images that --validation holds out."),
-        Conflict(lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on
+        (lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on
             or s.warm_start), "trainable", "Flag --trainable keeps all other weights as they are "
             "and needs a trained model: give --init_from."),
-        Conflict(lambda s: s.kind == IMAGES and math.inf in (s.epsilon, s.private and
+        (lambda s: s.kind == IMAGES and math.inf in (s.epsilon, s.private and
             s.l2_norm_clip), "epsilon l2_norm_clip", "Flags --epsilon and --l2_norm_clip must be "
             "finite; for a run without privacy use --private=false."),
-        Conflict(lambda s: s.epsilon and s.right_guesses, "epsilon right_guesses",
+        (lambda s: s.epsilon and s.right_guesses, "epsilon right_guesses",
             "Give one of --epsilon and --right_guesses."),
-        Conflict(lambda s: not s.private
+        (lambda s: not s.private
             and (s.noise_multiplier, s.budget, s.l2_norm_clip) != (0, None, math.inf),
             "noise_multiplier l2_norm_clip epsilon", "Flag --private=false means no noise, no "
             "clipping and no epsilon: leave out --noise_multiplier, --l2_norm_clip and --epsilon."),
-        Conflict(lambda s: s.head_steps and s.trainable == "last", "head_steps trainable", "Flag "
+        (lambda s: s.head_steps and s.trainable == "last", "head_steps trainable", "Flag "
             "--head_steps trains the last layer before all layers: leave out --trainable=last."),
-        Conflict(lambda s: s.features is not None
+        (lambda s: s.features is not None
             and (s.model not in (AUTO, LINEAR_ON_FEATURES) or s.init_from or s.head_steps),
             "features model init_from head_steps", "Flag --features takes the place of --model and "
             f"--init_from, and trains only the last layer: give --model={AUTO}, without them."),
-        Conflict(lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
+        (lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
             f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter."),
-        Conflict(lambda s: s.warm_start and (s.init_from or s.model in (None, AUTO,
+        (lambda s: s.warm_start and (s.init_from or s.model in (None, AUTO,
             "scatter_linear", "scatter_cnn", LINEAR_ON_FEATURES)), "warm_start model init_from",
             "Flag --warm_start is for a network from random weights: give its --model."),
-        Conflict(lambda s: s.individual and (not s.private or s.sampling != "poisson"
+        (lambda s: s.individual and (not s.private or s.sampling != "poisson"
             or s.head_steps), "private sampling head_steps",
             "Flag --individual needs a private run, Poisson sampling and no --head_steps."),
-        Conflict(lambda s: s.has_people and (s.individual or s.validation
+        (lambda s: s.has_people and (s.individual or s.validation
             or s.sampling != "poisson"), "user individual validation sampling",
             "Flag --user needs Poisson sampling, and no --individual or --validation."),
-        Conflict(lambda s: s.kind == HEADS and s.has_people, "user head", "Heads protect single "
+        (lambda s: s.kind == HEADS and s.has_people, "user head", "Heads protect single "
             "images: leave out --head, or give --user=none if every person has one image."),
-        Conflict(lambda s: s.kind == TABLES and not s.target, "dataset target",
+        (lambda s: s.kind == TABLES and not s.target, "dataset target",
             "Name the column to predict: --target=COLUMN."),
     )
 
@@ -274,10 +267,10 @@ class Settings:
                     f"Received: --{field.name}={value}."
                 )
         # Conditions assume that all values are in range.
-        for conflict in () if problems else self.conflicts:
-            if conflict.holds(self):
-                values = [f"--{name}={getattr(self, name)}" for name in conflict.names.split()]
-                problems.append(f"{conflict.sentence} Received: {' '.join(values)}.")
+        for holds, names, sentence in () if problems else self.conflicts:
+            if holds(self):
+                values = [f"--{name}={getattr(self, name)}" for name in names.split()]
+                problems.append(f"{sentence} Received: {' '.join(values)}.")
         if problems:
             raise UserError(" ".join(problems))
         self.ranges  # noqa: B018 - refuses invalid --bounds.

@@ -113,7 +113,7 @@ REFUSALS = [
     (GOOD, dict(bounds=["x:2:1"]), "lower < upper"),
     (GOOD, dict(bounds=["x:2"]), "COLUMN:LOWER:UPPER"),
     (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
-    (GOOD, dict(epsilon=1.0), "too few to find the ranges.* rows, or --epsilon=.*--bounds=x"),
+    (GOOD, dict(epsilon=1.0), "too few to find the ranges.* rows, or epsilon=.*--bounds=x"),
     (GOOD, dict(augmult=4), "--augmult belongs to images"),
     (GOOD, dict(resume=True), "--resume belongs to images"),
     (GOOD | {"day": ["2024-01-02"] * 40}, {}, "'day' is of type date.*--drop=day"),
