@@ -1,5 +1,7 @@
 """The hook: idempotent, removable, and without effect on models that are not private."""
 
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -64,3 +66,19 @@ def test_graphs_are_optimized_as_before_after_the_context():
         assert rounds()[1] == config.OFF  # What a user sets meanwhile stays.
     finally:
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
+
+
+MESSAGE = "5 out of the last 5 calls to {} triggered tf.function retracing. Tracing is expensive"
+
+
+@pytest.mark.parametrize(
+    "function, is_shown",
+    [
+        ("<function pfor.<locals>.f at 0x7f099a48d080>", False),
+        ("<function my_step at 0x7f099a48d080>", True),
+        ("<function TensorFlowTrainer._make_function.<locals>.multi_step_on_iterator>", True),
+    ],
+)
+def test_only_what_the_user_can_change_is_shown(function, is_shown):
+    record = logging.makeLogRecord({"msg": MESSAGE.format(function), "levelno": logging.WARNING})
+    assert bool(tf.get_logger().filter(record)) is is_shown

@@ -4,14 +4,17 @@ import pathlib
 import warnings
 
 import absl.logging
+import dp_accounting
 import numpy as np
 import pytest
 import rdp_precision
 import scipy.optimize
 import scipy.stats
+from dp_accounting import pld
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from tfdpx.accounting import accountants, epsilon, gaussian
+from tfdpx.accounting import Ledger, accountants, epsilon, gaussian
+from tfdpx.accounting.ledger import Entry
 
 GOLDENS = pathlib.Path(__file__).parent / "accounting_goldens.csv"
 TOLERANCE = {"rdp": 1e-4, "pld": 2e-3}
@@ -159,3 +162,28 @@ def test_the_largest_value_of_the_noise_is_taken_off_delta(accountant):
     assert epsilon(*run, 1e-5, accountant) == pytest.approx(wanted, rel=1e-9)
     assert epsilon(0.19, 0.01, 1000, 1e-5, accountant) == math.inf
     assert epsilon(1.0, 0.001, 100_000, 1e-16, accountant) == math.inf
+
+
+DELTA = 1e-5
+RUNS = [(1.0, 0.05, 300), (4.0, 0.3, 100), (2.0, 1.0, 3), (0.7, 0.01, 50)]
+
+
+def composed(runs, accountant):
+    """Composes the events one after another, only by dp_accounting."""
+    for sigma, probability, steps in runs:
+        event = dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(sigma)
+        )
+        accountant.compose(event, steps)
+    return accountant.get_epsilon(DELTA)
+
+
+@pytest.mark.slow
+def test_a_ledger_of_unlike_entries_is_their_composition():
+    ledger = Ledger(tuple(Entry(*run) for run in RUNS))
+    wanted = composed(RUNS, pld.PLDAccountant())
+    assert ledger.epsilon(DELTA) == pytest.approx(wanted, rel=3e-3)
+    wanted = composed(RUNS, dp_accounting.rdp.RdpAccountant())
+    assert ledger.epsilon(DELTA, "rdp") == pytest.approx(wanted, rel=0.02)
+    halves = [Entry(s, q, part) for s, q, n in RUNS for part in (n // 2, n - n // 2)]
+    assert Ledger(tuple(halves)).epsilon(DELTA) == ledger.epsilon(DELTA)

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import small
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tfdpx import audit
 from tfdpx.audit import membership
 from tfdpx.audit.one_run import one_run_report
 
@@ -51,3 +53,12 @@ def test_the_lower_bound_of_the_advantage_is_below_it_and_near_for_many_scores()
     report = membership.membership_report(rng.normal(1.0, size=100_000), rng.normal(size=100_000))
     exact = 2 * stats.norm.cdf(0.5) - 1
     assert exact - 0.02 < report.advantage_lower_bound < exact
+
+
+def test_losses_of_examples_are_those_of_batches_of_one():
+    x, y = small.data()
+    model = small.model(noise_multiplier=1.0, compile_arguments={"jit_compile": False})
+    model(x)
+    losses = audit.example_losses(model, x, y, batch_size=5)
+    alone = [model.evaluate(x[i : i + 1], y[i : i + 1], verbose=0) for i in range(len(x))]
+    np.testing.assert_allclose(losses, alone, rtol=1e-5)
