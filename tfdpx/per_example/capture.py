@@ -1,9 +1,9 @@
 """Records the calls of layers that a model makes, with their inputs.
 
 A *unit* is an outermost layer with a rule for its class, together with all layers in it. An active
-`Recorder` keeps each call of a unit with its inputs, and its tape watches the outputs. One backward
-pass over activations then gives the gradient at every unit's output. Variables that are read
-outside of captured calls get their whole gradient from the same tape.
+`Recorder` *captures* each call of a unit: it keeps the inputs, and its tape watches the outputs.
+One backward pass over activations then gives the gradient at every unit's output. Variables that
+are read outside of captured calls get their whole gradient from the same tape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ReadOutside(Exception):
 
     Args:
         variables: List of `keras.Variable`.
-        reason: Str, a clause.
+        reason: Str, a clause that says why, for messages.
     """
 
     def __init__(self, variables, reason):
@@ -37,7 +37,8 @@ class UnitRecorder:
 
     Args:
         variables: The model's trainable variables.
-        call_unit: Function of a layer, its rule class, args and kwargs that calls the layer.
+        call_unit: Function `call_unit(layer, rule, args, kwargs)` that calls the layer; `rule` is
+            its rule class.
     """
 
     def __init__(self, variables, call_unit):
@@ -60,7 +61,7 @@ class UnitRecorder:
             self._inside = False
 
     def _rule(self, operation, args, kwargs):
-        """Returns the rule class of a unit, else None; symbolic calls are never captured."""
+        """Returns the rule class for a call of a unit; None for other calls and symbolic ones."""
         if not isinstance(operation, keras.Layer) or any(
             isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
         ):
@@ -76,9 +77,9 @@ class Recorder(UnitRecorder):
     """Captures the calls of units in one training-mode run of a model.
 
     Args:
-        layout: `tfdpx.per_example.layout.Layout`, the expected calls.
+        layout: `tfdpx.per_example.layout.Layout`, which lists the expected calls.
         update: The `tfdpx.per_example.engine.Update`.
-        jit_compile: Whether the step is compiled by XLA.
+        jit_compile: Bool, whether XLA compiles the step.
 
     Attributes:
         calls: List of `Call`, in order.
@@ -110,7 +111,7 @@ class Recorder(UnitRecorder):
             self.outside.add(self._layout.variables)
         if call_layout is None or not call_layout.is_captured:
             return layer_internals.call_operation(layer, args, kwargs)
-        if _graph() is not self._graph:  # In a loop or a function, which keeps its tensors.
+        if _graph() is not self._graph:  # Tensors cannot leave a loop or a function.
             self.outside.add(layer.trainable_variables)
             return layer_internals.call_operation(layer, args, kwargs)
         call = Call(call_layout, args, kwargs, self._update.shared(layer), self._jit_compile)
@@ -119,7 +120,7 @@ class Recorder(UnitRecorder):
             return call.forward(self._tape, self.outside.watching)
 
     def check_shapes(self, data):
-        """Counts variables as read outside where the inputs of a call may differ in shape.
+        """Counts variables as read outside if the inputs of a call may differ in shape by example.
 
         Args:
             data: Nest of the tensors of one example.
@@ -131,14 +132,15 @@ class Recorder(UnitRecorder):
                 self.outside.add(call.layer.trainable_variables)
 
     def gradients(self, targets, cotangents):
-        """Returns the gradients at the outputs of each call, and at the variables of the map.
+        """Returns the gradients at the outputs of each call, and at variables that no rule covers.
 
         Args:
             targets: List of tensors, the outputs of the model.
             cotangents: List of tensors, the gradients at `targets`.
 
         Returns:
-            Pair of a list of lists of tensors, and a list of tensors.
+            Pair of a list with a list of tensors for each call, and a list of tensors, the
+            gradients at `layout.whole`.
 
         Raises:
             ReadOutside: If another trainable variable was read outside of every captured call.
@@ -154,7 +156,7 @@ class Recorder(UnitRecorder):
         )
         for gradients, tensors in zip(at_outputs, outputs, strict=True):
             for gradient, tensor in zip(gradients, tensors, strict=True):
-                gradient.set_shape(tensor.shape)  # A slice's gradient forgets it.
+                gradient.set_shape(tensor.shape)  # The gradient of a slice loses it.
         return at_outputs, [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
 
     def _next_layout(self, layer):
@@ -181,7 +183,7 @@ class OutsideReads:
 
     @contextlib.contextmanager
     def watching(self, explained=()):
-        """A context in which reads are noticed, except reads of the variables in `explained`."""
+        """Context manager in which reads of variables count, except of those in `explained`."""
         former = self._stop()
         self._start({id(v) for v in explained})
         try:
@@ -196,7 +198,7 @@ class OutsideReads:
         self._read.update((id(v), v) for v in variables)
 
     def _start(self, explained):
-        # No tape: a loop that two tapes record becomes too complex for TensorFlow to vectorize.
+        # A second tape would not do: TensorFlow cannot vectorize a loop that two tapes record.
         self._watcher, self._explained = tensorflow_internals.VariableWatcher(), explained
         self._watcher.__enter__()
 

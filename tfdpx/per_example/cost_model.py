@@ -20,8 +20,8 @@ class Cost:
 
     Attributes:
         flops: Floating point operations, two for each multiplication with addition.
-        bytes: Bytes read and written, where memory, not arithmetic, is the bottleneck.
-        calls: Separate kernel launches.
+        bytes: Bytes read and written, if memory, not arithmetic, is the bottleneck.
+        calls: Number of separate kernel launches.
     """
 
     flops: float = 0.0
@@ -32,14 +32,14 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes, self.calls + other.calls)
 
     def seconds(self, device):
-        """Predicted time on `device`, "cpu" or "accelerator"."""
+        """Returns the predicted seconds on `device`, "cpu" or "accelerator"."""
         flops, bytes_per_second, call = _RATES[device]
         return self.flops / flops + self.bytes / bytes_per_second + self.calls * call
 
 
-# Flops a second, bytes a second, seconds a call. Only ratios matter: the model compares
-# arithmetic with traffic and launches. Measured on two CPU cores; the other row is a GPU of a data
-# centre.
+# Floating point operations per second, bytes per second, and seconds per kernel launch. Only ratios
+# matter, because the model compares arithmetic with traffic and launches. The first row was
+# measured on two CPU cores; the second is for a GPU of a data centre.
 _RATES = {"cpu": (2e11, 1.5e10, 1e-4), "accelerator": (4e13, 1e12, 1e-5)}
 
 
@@ -49,7 +49,7 @@ class Work:
 
     Attributes:
         flops: Floating point operations of the forward pass, for one row.
-        elements: Elements of the layers' outputs, for one row.
+        elements: Number of elements in the layers' outputs, for one row.
         weights: Number of trained weights.
         calls: Number of calls of layers.
     """
@@ -72,7 +72,7 @@ class LayerChoice:
             weight gradient of the rescaled output gradients).
         flops: Predicted floating point operations of norm and sum, for the whole batch.
         bytes: Predicted bytes of memory traffic.
-        alternatives: `{"norm/sum": predicted seconds}` of everything that the rule can do.
+        alternatives: Dict from "norm/sum" to predicted seconds, for each pair that the rule can do.
     """
 
     layer: str
@@ -102,9 +102,9 @@ class Choices(list):
 
 @contextlib.contextmanager
 def forced_norms(norm):
-    """Context manager in which steps are traced with one kind of norm, wherever a rule has it.
+    """Context manager in which steps are traced with one kind of norm, if a rule has it.
 
-    For tests and benchmarks, as results depend on it only by rounding.
+    It serves tests and benchmarks. Results differ only by rounding.
 
     Args:
         norm: "instantiate", "ghost", or "auto" for the cheaper one by prediction.
@@ -130,8 +130,9 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
     Args:
         layer: Name of the layer.
         rule: Name of the rule's class.
-        costs: `{method: Cost}` of the rule's ways among the names of `NORMS` and `SUMS`.
-        allows_ordinary_sum: Bool, whether instantiated norms allow for the rounding of that sum.
+        costs: Dict from names in `NORMS` and `SUMS` to the `Cost` of each way that the rule has.
+        allows_ordinary_sum: Bool, whether instantiated norms allow for the rounding errors of an
+            "ordinary" sum.
     """
     device = device_kind()
     total_costs = {
@@ -155,14 +156,17 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
 
 
 def _sums_after(norm, costs, allows_ordinary_sum):
-    """Returns the sums that a norm allows: of the same arrays, or others within its allowance."""
+    """Returns the names of the sums that may follow a norm.
+
+    A sum must add the arrays that were normed, or the norm must allow for its rounding errors.
+    """
     if norm == "ghost" or "contract" not in costs:
         return ["ordinary"]
     return SUMS if allows_ordinary_sum else ["contract"]
 
 
 def cheapest(*costs):
-    """Returns the key in `costs` with the least predicted time on this device."""
+    """Returns the `Cost` with the least predicted time on this device."""
     device = device_kind()
     return min(costs, key=lambda cost: cost.seconds(device))
 

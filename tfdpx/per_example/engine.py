@@ -1,13 +1,14 @@
-"""Per-example gradients: one function of one example, mapped, and rules outside of the map.
+"""Per-example gradients, from a function of one example that is mapped over a batch.
 
-The model's forward pass, the loss and the backward pass over activations are a function of the K
-rows of one example. No other example is in its reach, so no example can influence another's
-gradient, whatever the model and the loss do. Inputs and output gradients of the layers that have a
-rule come out of the map, stacked; the rules form norms and clipped sums. The gradients of all other
-variables are formed whole, inside the map.
+The function runs the model's forward pass, the loss and the backward pass over activations on the K
+rows of one example. *The map* applies it to all examples with `tf.vectorized_map`. The function
+cannot reach another example, so no example can influence another's gradient, whatever the model and
+the loss do. For layers with a rule, the map returns their inputs and output gradients, and the rule
+forms norms and clipped sums from these. For all other variables, the map returns the whole gradient
+of each example.
 
-Where `rowwise` knows that a model treats each row separately, the same function runs on all rows at
-once, because that is traced in a third of the time.
+If `rowwise` knows that a model treats each row by itself, the function runs on all rows at once,
+which takes a third of the time to trace.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class EngineOutput:
         y_pred: The model's output, a nest of tensors [B * K, ...].
         squared_norms: float32 [B], the squared l2 norm of each example's mean gradient over its
             views and over all trainable variables.
-        clipped_sums: Function of factors, float32 [B], that gives the sum over examples of factor
+        clipped_sums: Function of factors, float32 [B], that returns the sum over examples of factor
             times gradient, a list of float32 tensors in the order of `model.trainable_variables`.
             An example of factor zero contributes exactly zero.
     """
@@ -69,14 +70,14 @@ class Engine:
 
     Args:
         model: A compiled, built `keras.Model`.
-        x: Nest of tensors [rows, ...] like those to come; only shapes and dtypes are read.
-        num_views: Int K, rows of the batch per example.
+        x: Nest of tensors [rows, ...] like later inputs; only shapes and dtypes are read.
+        num_views: Int K, the number of rows of an example.
 
     Attributes:
         choices: The `LayerChoice` of each layer, from the last call.
-        work: The `Work` of one row. Whole gradients count among the elements.
-        loops: Whether one example is computed after the other, because TensorFlow cannot vectorize
-            the model.
+        work: The `Work` of one row. Elements of whole gradients count too.
+        loops: Bool, whether examples are computed one after the other, because TensorFlow cannot
+            vectorize the model.
     """
 
     def __init__(self, model, x, num_views):
@@ -84,7 +85,7 @@ class Engine:
         self._not_rowwise = rowwise.find_obstacle(model)
         self._layout, self.work = find_layout(model, x, is_rowwise=self._not_rowwise is None)
         num_whole = sum(math.prod(v.shape) for v in self._layout.whole)
-        # Each row counts its share of the example's.
+        # A row has its share of its example's whole gradients.
         elements = self.work.elements + num_whole / num_views
         self.work = dataclasses.replace(self.work, elements=elements)
         self.choices: list[LayerChoice] = []
@@ -92,33 +93,39 @@ class Engine:
 
     @property
     def obstacle(self):
-        """Str, why examples are mapped; None where they are batched."""
+        """Str, why examples are mapped; None if all rows run at once ("batched")."""
         return self._not_rowwise or self._layout.reason
 
     @property
     def mode(self):
-        """Str, "mapped" or "batched", and why."""
+        """Str, "mapped" or "batched", and the reason."""
         if self.obstacle is None:
             return "batched: every layer treats each example by itself"
         return f"mapped: each example is computed by itself, because {self.obstacle}"
 
     @property
     def suits_any_number(self):
-        """Whether all rules are tfdpx's own, because a user's may depend on the number of rows."""
+        """Bool, whether all rules are tfdpx's. A user's rule may depend on the number of rows."""
         calls = (call for call in self._layout.calls if call.is_captured)
         return all(call.rule.__module__.split(".")[0] == "tfdpx" for call in calls)
 
     def update(self):
-        """Returns the `Update` that the passes of one update share."""
+        """Returns the `Update` that all microbatches of one update share."""
         return Update((call.layer, call.rule) for call in self._layout.calls if call.is_captured)
 
     def __call__(self, x, y, sample_weight, update=None, key=None, shares=None):
         """Returns an `EngineOutput` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
 
-        With an `Update`, the caller applies its `apply_transforms` to the sums, once for all
-        passes. Random layers draw by `key`, int64 [2], which no other pass has. The gradient of an
-        example belongs to the sum of its rows' losses times `shares`, float32 [B * K], by default
-        of their mean.
+        Args:
+            x: Nest of tensors [B * K, ...].
+            y: As `x`, or None.
+            sample_weight: As `x`, or None.
+            update: Optional `Update`. The caller then applies its `apply_transforms` to the sums,
+                once for all microbatches.
+            key: Optional int64 tensor [2], which random layers draw with. No other call may get
+                the same key.
+            shares: Optional float32 [B * K], the weight of each row's loss in the loss of its
+                example; by default 1 / K.
         """
         shared_update = update or self.update()
         pass_ = self.differentiate((x, y, sample_weight), shared_update, key, shares)
@@ -163,7 +170,7 @@ class Engine:
         self._groups(pass_)
 
     def _groups(self, pass_):
-        """Returns the rules of a pass, joined where they share a variable."""
+        """Returns the rules of the calls in a pass; rules that share a variable are joined."""
         rules = [
             call.rule(call, output_gradients, self._num_views, self._layout.trained_by(call))
             for call, output_gradients in zip(pass_.calls, pass_.output_gradients, strict=True)
@@ -177,7 +184,7 @@ class Engine:
         return groups
 
     def differentiate(self, data, update, key, shares, has_loss=True):
-        """Returns the `_Pass` of `data`, `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
+        """Returns the `_Pass` over `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
         # The model may have changed after the layout was made.
         self._not_rowwise = self._not_rowwise or rowwise.find_obstacle(self._model)
         batch, num_views = Rows(data), self._num_views
@@ -252,15 +259,16 @@ class Engine:
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    """The results of the forward and the backward pass, of rows [n, ...].
+    """The results of a forward and a backward pass over n rows.
 
     Attributes:
-        losses: float32 [n].
-        tracked: List of float32 [n].
+        losses: float32 [n], the loss of each row.
+        tracked: List of float32 [n], as in `RowLosses`.
         outputs: `Outputs` of the model.
-        calls: List of `Call`.
-        output_gradients: List, for each call, of lists of tensors.
-        whole: List of float32 tensors [*variable.shape], or mapped [B, *variable.shape].
+        calls: List of the captured `Call`s.
+        output_gradients: List with a list of tensors [n, ...] for each call.
+        whole: List of float32 tensors, the whole gradients that no rule forms: [*variable.shape] in
+            the function of one example, [B, *variable.shape] after the map.
     """
 
     losses: tf.Tensor
@@ -292,13 +300,14 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
 
     Args:
         model: A built, compiled `keras.Model`.
-        x: Nest of arrays or tensors [B * K, ...] like one pass; only shapes and dtypes matter.
-        views: Int, K, rows of the batch per example.
+        x: Nest of arrays or tensors [B * K, ...], like one microbatch; only shapes and dtypes
+            matter.
+        views: Int K, the number of rows of an example.
 
     Returns:
-        List of `LayerChoice`, which prints as a table: one for each call of a trainable layer with
-        a rule (for each of two kernels of a recurrent cell), and one for each layer that is left to
-        the map, with the bytes of its whole gradients.
+        List of `LayerChoice`, which prints as a table. It has one for each call of a trainable
+        layer with a rule (for recurrent cells, one for each kernel). It also has one for each layer
+        without a rule, with the bytes of its whole gradients.
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     engine = Engine(model, x, views)
@@ -319,7 +328,7 @@ class _Joint:
 
     @property
     def choices(self):
-        """A list with one `LayerChoice` a call; all are instantiated."""
+        """List with a `LayerChoice` for each call; all are instantiated."""
         costs = {"instantiate": Cost(), "contract": Cost()}
         return [choose(rule.layer.name, type(rule).__name__, costs) for rule in self._rules]
 
@@ -341,7 +350,7 @@ class _Joint:
 
 
 def _join_shared(rules):
-    """Returns the rules, joined where they share a variable."""
+    """Returns the rules as a list, in which rules that share a variable are joined."""
     groups = []
     for rule in rules:
         variable_ids = {id(v) for v in rule.variables}
@@ -363,7 +372,7 @@ class Update:
     Otherwise each microbatch would compute them again.
 
     Args:
-        units: Pairs of a layer and the rule class that serves it.
+        units: Pairs of a layer and its rule class.
     """
 
     def __init__(self, units=()):
@@ -393,7 +402,7 @@ class Update:
         return self._shared[id(layer)]
 
     def add_post_sum_transforms(self, layer, transforms):
-        """Keeps functions of `Rule.post_sum_transforms`, the same from every microbatch."""
+        """Keeps functions of `Rule.post_sum_transforms`; every microbatch has the same ones."""
         for key, function in transforms.items():
             self._post_sum_transforms[key] = layer, function
 
@@ -402,7 +411,7 @@ class Update:
 
         Args:
             variables: The trained `keras.Variable`s.
-            sums: List of float32 tensors, one a variable, added up over microbatches.
+            sums: List of float32 tensors, one for each variable, added up over microbatches.
         """
         results = list(sums)
         for place, variable in enumerate(variables):

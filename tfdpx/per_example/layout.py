@@ -1,9 +1,9 @@
-"""Runs a model on dummy batches of two and three rows to find out which tensors have a batch axis.
+"""Runs a model on dummy rows to find out which calls of its layers can be captured.
 
-Where a model is known to treat each row by itself, all of them have one, so two rows will do.
-
-No data are read, because `probe_batch` and `probe_targets` make rows in the ranges of the model's
-inputs.
+The model runs on batches of two and of three rows, which shows which tensors have a batch axis. If
+the model is known to treat each row by itself, all of them have one, and a run on two rows is
+enough. No data are read: `probe_batch` and `probe_targets` make rows in the ranges of the model's
+inputs. See `capture` for units and captured calls, and `engine` for the map.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ class Layout:
     def without(self, variables, reason):
         """Returns the same layout with more variables left to the map.
 
-        A layer keeps its rule if the map forms none of its gradients. So calls that share a
-        variable agree, and no gradient is split into parts with separate norms.
+        A layer keeps its rule only if the map forms none of its gradients. So all calls that share
+        a variable agree, and no gradient is split into parts with separate norms.
 
         Args:
             variables: List of `keras.Variable`.
-            reason: Str, a clause, used if there was no such variable before.
+            reason: Str, a clause that says why; used if the layout has no reason yet.
         """
         whole_ids = {id(v) for v in [*self.whole, *variables]}
         size = -1
@@ -67,12 +67,12 @@ class Layout:
         return Layout(self.variables, calls, whole, self.reason or (reason if whole else None))
 
     def trained_by(self, call):
-        """List of the trainable variables of the layer of a captured call."""
+        """Returns the trainable variables of a captured call's layer, a list."""
         ids_of_layer = {id(v) for v in call.layer.trainable_variables}
         return [v for v in self.variables if id(v) in ids_of_layer]
 
     def choices_of_whole(self, model, gradients):
-        """Returns a list of a `LayerChoice` for each layer that is left to the map.
+        """Returns a list with a `LayerChoice` for each layer that is left to the map.
 
         Args:
             model: The `keras.Model`.
@@ -97,20 +97,20 @@ class Layout:
 def find_layout(model, x, is_rowwise=False):
     """Returns the `Layout` of a model, and the `Work` of one row.
 
-    The model is run, outside of any graph, on two and on three rows, because an axis of the same
-    length as the batch looks like a batch axis within one run.
+    The model runs outside of any graph. Two runs are needed because in one run any axis of the same
+    length as the batch looks like a batch axis.
 
     Args:
         model: A built `keras.Model`.
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
-        is_rowwise: Whether the model is known to treat each row by itself: all tensors
-            that its layers are called with have a batch axis, and one run shows them.
+        is_rowwise: Bool, whether the model is known to treat each row by itself. Then all tensors
+            that its layers are called with have a batch axis, and one run is enough.
     """
     variables = model.trainable_variables
     empty = Layout(variables, [], [], None)
     try:
         runs = step_context.eagerly(_run_on_rows, model, x, (2,) if is_rowwise else (2, 3))
-    except tf.errors.OpError as error:  # Not for made-up inputs.
+    except tf.errors.OpError as error:  # Made-up inputs do not fit.
         weights = model.count_params()
         work = Work(2.0 * weights, weights, weights, len(model.layers))
         reason = f"the model raises {type(error).__name__} for made-up inputs"
@@ -145,7 +145,7 @@ def restoring(variables):
 
 
 class _Sighting(typing.NamedTuple):
-    """One unit call. It holds only shapes: the tensors of all calls would need memory."""
+    """A unit's call in a run. Only shapes are kept, because tensors would need memory."""
 
     layer: keras.layers.Layer
     rule: type
@@ -157,7 +157,7 @@ class _Sighting(typing.NamedTuple):
 
 
 def _record(model, x):
-    """Pair of the `_Sighting`s of a run, and the variables that were read outside of them."""
+    """Returns the `_Sighting`s of a run, and the variables that were read outside of them."""
     sightings, outside = [], OutsideReads(model.trainable_variables)
 
     def record_call(layer, rule, args, kwargs):
@@ -191,19 +191,19 @@ def _record(model, x):
 
 
 def _compare(sightings):
-    """The `CallLayout` of a call that was seen with two rows, and with three where it need be."""
+    """Returns the `CallLayout` of a call from its `_Sighting` in each run."""
     first, draws = sightings[0], any(sighting.draws for sighting in sightings)
     batched = tuple(map(_grows, zip(*(sighting.arguments for sighting in sightings), strict=True)))
     grows = [_grows(shapes) for shapes in zip(*(s.outputs for s in sightings), strict=True)]
-    # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
-    # random numbers draws others when it is run again.
+    # A rule reads each row's inputs and output gradients. If it runs a layer with random numbers
+    # again, the layer draws other numbers.
     is_captured = not issubclass(first.rule, GenericRule) and all(grows) and batched[:1] == (True,)
     is_captured = is_captured and first.is_plain and (first.rule.keeps_draws or not draws)
     return CallLayout(first.layer, first.rule, batched, is_captured)
 
 
 def _work(calls):
-    """The `Work` of the calls of a run on two rows."""
+    """Returns the `Work` of the calls of a run on two rows."""
     flops = elements = 0
     for call in calls:
         if has_plain_cells(call.layer):  # Its kernels multiply at each time step.
@@ -227,7 +227,7 @@ def _shapes(nest):
 
 
 def _grows(shapes):
-    """Whether tensors of two rows, and of three, have as many in front."""
+    """Returns whether the first axis is 2 in the first run, and 3 in the second if there is one."""
     return all(shape and shape[0] == rows for shape, rows in zip(shapes, (2, 3), strict=False))
 
 
@@ -241,8 +241,8 @@ def probe_batch(model, specs, rows, seed=0):
     Args:
         model: A built `keras.Model`, or None.
         specs: Nest of tensors or specs; only shapes and dtypes are read.
-        rows: Int.
-        seed: Int.
+        rows: Int, the number of rows.
+        seed: Int, the seed of the values.
     """
     generator = np.random.default_rng(seed)
     layers = [] if model is None else layer_internals.flatten_layers(model)

@@ -18,13 +18,14 @@ class RowLosses:
 
     Attributes:
         losses: float32 [rows].
-        tracked: List of float32 [rows]: the unweighted loss of each output for the trackers of
-            `model_internals.output_loss_trackers(model)`, then for each of `own_trackers(model)`
-            the addends of `compute_loss` to its total and to its count.
-        predictions: List of the tensors [rows, ...] of the model's output that a loss can be
-            differentiated by; among them the logits that Keras' cross-entropies reach for.
-        cotangents: List of tensors, the gradient of the sum of `losses` at each of `predictions`.
-        direct: List of float32 tensors [rows, *variable.shape], the gradient of each loss at
+        tracked: List of float32 [rows]. First comes the unweighted loss of each output, for the
+            metrics of `model_internals.output_loss_trackers(model)`. Then, for each metric of
+            `own_trackers(model)`, the numbers that `compute_loss` adds to its total and to its
+            count.
+        predictions: List of the tensors [rows, ...] in the model's output at which a loss can have
+            a gradient. They include the logits that Keras's cross-entropies read.
+        cotangents: List of tensors, the gradients of the sum of `losses` at `predictions`.
+        direct: List of float32 tensors [rows, *variable.shape], the gradients of each row's loss at
             variables that the loss itself reads.
     """
 
@@ -38,12 +39,12 @@ class RowLosses:
 def row_losses(
     model, x, y, y_pred, sample_weight, states=None, variables=(), shared=(), is_rowwise=False
 ):
-    """Returns the losses of `model.compute_loss`, vectorized over batches of one row.
+    """Returns the loss of each row: `model.compute_loss` on batches of one row, vectorized.
 
-    So any loss, weighting and reduction has its Keras meaning. The batch loss times the batch size
-    would not do, because it is wrong for `sum` and `mean_with_sample_weight`. Weight regularisers
-    read no data and are left out. A loss that `rowwise` knows is called on all rows at once,
-    because it is traced in a quarter of the time.
+    So any loss, weighting and reduction means the same as in Keras. (The loss of a batch times its
+    size would be wrong for the reductions `sum` and `mean_with_sample_weight`.) Weight regularisers
+    read no data and are left out. A loss that `rowwise` knows is called on all rows at once, which
+    takes a quarter of the time to trace.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -51,11 +52,11 @@ def row_losses(
         y: As `x`, or None.
         y_pred: The model's output, a nest of tensors [rows, ...].
         sample_weight: As `x`, or None.
-        states: int64 tensor [rows, generators, 2], the start of the model's seed generators if a
-            loss calls the model again. None for states that are no secret.
+        states: int64 tensor [rows, generators, 2], the states from which the model's seed
+            generators start if a loss calls the model again. None means states that are not secret.
         variables: List of `keras.Variable` for `RowLosses.direct`.
         shared: List of other tensors that the loss may read.
-        is_rowwise: Whether `rowwise` knows the model.
+        is_rowwise: Bool, whether `rowwise` knows the model.
 
     Returns:
         `RowLosses`.
@@ -72,12 +73,13 @@ def row_losses(
 
     def differentiate(row):
         inputs, outputs, states = row
-        # The tape stands inside: differentiating across the function that `vectorized_map` makes
-        # under XLA would turn every input of the step into a compile-time constant.
+        # The tape is inside of the mapped function: differentiating across the function that
+        # `vectorized_map` makes under XLA would turn every input of the step into a compile-time
+        # constant.
         differentiable = predictions.select(outputs)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([differentiable, values])
-            # Not by an index: its gradient would be a copy.
+            # An index would do the same, but its gradient would be a copy.
             inputs = targets.pack([tf.expand_dims(t, 0) for t in inputs])
             y_pred = predictions.rebuild([tf.expand_dims(t, 0) for t in outputs])
             losses = _losses_of_one(model, *inputs, y_pred, states)
@@ -120,7 +122,7 @@ def _losses_by_row(loss, y, y_pred):
 
 
 def sum_of_outputs(y_pred, variables):
-    """Returns the `RowLosses` of the sum of all outputs, which has the shapes of a loss.
+    """Returns the `RowLosses` of the sum of all outputs, a stand-in with the shapes of a loss.
 
     Args:
         y_pred: Nest of tensors [rows, ...].
@@ -137,7 +139,7 @@ def _losses_of_one(model, x, y, sample_weight, y_pred, states):
     """Returns the loss of a batch of one row and its sums for each tracker, a list of scalars."""
     output_trackers = model_internals.output_loss_trackers(model)
     other_trackers = model_internals.own_trackers(model)
-    # They are to count once, later: here their updates go into the scope.
+    # Trackers count once, later; here, their updates stay in the scope.
     variables = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
     zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
     generators = layer_internals.seed_generators(model)
@@ -151,7 +153,7 @@ def _losses_of_one(model, x, y, sample_weight, y_pred, states):
         sums += [v for tracker in other_trackers for v in (tracker.total, tracker.count)]
         sums = [scope.get_current_value(v) for v in sums]
     _check_unread([value for _, value in zeros], loss)
-    # They may have been made just now.
+    # The loss may just have made them.
     output_trackers = model_internals.output_loss_trackers(model)
     assignable = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
     check_assigned(scope, [*assignable, *(g.state for g in generators)], "The loss", model)

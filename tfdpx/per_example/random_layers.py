@@ -1,13 +1,13 @@
-"""Runs the seed generators of Keras's random layers from secret keys, not from their own states.
+"""Makes Keras's random layers draw from secret keys instead of their seed generators' states.
 
-A layer draws by the states of its `keras.random.SeedGenerator`s. They are no secret, because
-`keras.utils.set_random_seed` sets them and Keras saves them. In the private step these states are
-replaced (`keras.StatelessScope`): neither read, nor advanced, nor saved. Masks that are drawn under
-a secret for each row are independent and identically distributed, so the order of rows changes no
-distribution (`docs/proofs/private_step.md`).
+A layer draws from the states of its `keras.random.SeedGenerator`s. These states are not secret:
+`keras.utils.set_random_seed` sets them, and Keras saves them. In the private step, states from a
+secret key take their place (`keras.StatelessScope`). Keras's states are then neither read, nor
+advanced, nor saved. With states from a key, the masks of rows are independent and identically
+distributed, so the order of rows changes no distribution (`docs/proofs/private_step.md`).
 
-In the function of one example, a draw becomes one draw for all examples (see `vectorizing_by`), in
-which each example has its place.
+A draw in the function of one example is vectorized as one draw for all examples (see
+`vectorizing_by`), and each example gets its part.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdpx._keras import layer_internals
 from tfdpx._keras.tensorflow_internals import mark_states
 
-# Keras takes the words of a seed modulo this.
+# Keras takes the two numbers of a state modulo this.
 _WORDS = 2**31 - 2
 
 
@@ -27,7 +27,7 @@ class UnmappedState(ValueError):
 
 
 def seeds(key, shape):
-    """Returns independent uniform states of seed generators, with both words filled.
+    """Returns independent, uniformly distributed states of seed generators.
 
     Args:
         key: int64 tensor [2].
@@ -46,14 +46,14 @@ def seeds(key, shape):
 
 @contextlib.contextmanager
 def drawing_from_key(layer, key):
-    """Context manager in which all seed generators of a layer and its sublayers run from `key`.
+    """Context manager in which all seed generators of a layer and its sublayers follow from `key`.
 
     Args:
         layer: `keras.Layer`.
         key: int64 tensor [2].
 
     Raises:
-        UnmappedState: If anything else was assigned to: that would be lost.
+        UnmappedState: If another variable was assigned to, because that would be lost.
     """
     count = len(layer_internals.seed_generators(layer))
     with starting_from(layer, seeds(key, [count]) if count else None):
@@ -66,10 +66,10 @@ def starting_from(layer, states):
 
     Args:
         layer: `keras.Layer`.
-        states: int64 tensor [generators, 2]; not read where there are none.
+        states: int64 tensor [generators, 2]; not read if there are no generators.
 
     Raises:
-        UnmappedState: If anything else was assigned to: that would be lost.
+        UnmappedState: If another variable was assigned to, because that would be lost.
     """
     generators = layer_internals.seed_generators(layer)
     graph = tf.compat.v1.get_default_graph()
@@ -87,7 +87,7 @@ def starting_from(layer, states):
         )
     check_assigned(scope, [g.state for g in generators], f"Layer '{layer.name}'", layer)
     for generator in generators:
-        # Within a loop, every round would begin with the same state.
+        # In a loop, every round would begin with the same state.
         if getattr(scope.get_current_value(generator.state), "graph", graph) is not graph:
             owners = [
                 part.name
@@ -105,7 +105,7 @@ def starting_from(layer, states):
 
 
 def state_mapping(generators, states):
-    """Pairs of the state of each seed generator and a value for it.
+    """Returns pairs of the state of each seed generator and a value for it.
 
     Args:
         generators: List of `keras.random.SeedGenerator`.
@@ -118,14 +118,14 @@ def state_mapping(generators, states):
 
 
 def check_assigned(scope, allowed, name, layer=None):
-    """Raises UnmappedState if more was assigned to within a scope than some variables.
+    """Raises UnmappedState if code in a scope assigned to variables that are not allowed.
 
     Keras drops such an assignment, and no graph shows it.
 
     Args:
         scope: `keras.StatelessScope` that has ended.
-        allowed: List of `keras.Variable`.
-        name: Str, the name of the code within it.
+        allowed: List of the `keras.Variable`s that may be assigned to.
+        name: Str, the name of the code in the scope, for the message.
         layer: Optional `keras.Layer`; the message names its variables.
     """
     allowed_ids = {id(variable) for variable in allowed}

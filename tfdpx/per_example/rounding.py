@@ -1,22 +1,24 @@
 """Norms that allow for the rounding of gradients and sums.
 
 An example is clipped by a norm, but it adds the result of float32 arithmetic to the released sum.
-With u = 2^-24, a sum of n terms errs by at most n u times the sum of their sizes, in any order
-(Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). If gradients cancel, this
-error is larger than the gradient itself. So if the clipped sum is formed from inputs a_t and output
-gradients g_t (for example after every ghost norm), an example is clipped by
+With u = 2^-24, a sum of n terms errs by at most n u times the sum of their absolute values, in any
+order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). If gradients cancel,
+this error is larger than the gradient itself. If the clipped sum is formed from inputs a_t and
+output gradients g_t of T positions (for example after every ghost norm), an example is clipped by
 
     max(|sum_t a_t g_t^T| + (T + 8) u M, M / L),    M = sum_t |a_t| |g_t|,
 
 with L = max(32, 4 sqrt(T)).
 
-The first term bounds the sum of the example's own rows, rounding included. The second bounds their
-effect on other rows, because a partial sum with a large term absorbs small ones. It keeps the terms
-of a sum below L C, and n rows in one sum change by at most L n u C. It does not touch ordinary
-examples, because their M is near sqrt(T) times their norm.
+The first argument of the maximum bounds the sum of the example's terms, rounding included. The
+second bounds the example's effect on the rounding of others, because a partial sum with a large
+term absorbs small ones. It keeps the terms of a sum below L C, so n terms in one sum change by at
+most L n u C. It does not change ordinary examples, because their M is near sqrt(T) times their
+norm.
 
-If gradients are formed one by one and kept, the sum adds exactly these arrays, and only the sum of
-squares can err. It is done one axis at a time: no partial sum absorbs many terms.
+If the gradients of all examples are formed and kept, the clipped sum adds exactly these arrays, and
+only the sum of their squares can err. This sum runs over one axis at a time, so no partial sum
+absorbs many terms.
 """
 
 import contextlib
@@ -32,17 +34,18 @@ from tfdpx._keras.tensorflow_internals import call_cached_trace
 UNIT = 2.0**-24
 # Roundings of a sum in addition to its terms: products, factors, roots.
 EXTRA = 8
-# Terms of a matrix product or convolution of long rows that kernels add one after the other.
+# How many terms of a long matrix product or convolution a kernel adds one after the other.
 _BLOCK = 512
-# Inner products of more terms are formed in parts: their allowance would be visible.
+# Inner products of more than `_LONG` terms are formed in parts of `PART`, or their allowance for
+# rounding would be visible.
 _LONG, PART = 4096, 1024
 # The smallest l2 norm that clips. Its square is far above the underflow of float32.
 SMALLEST_CLIP = 1e-9
 _LARGEST_CANCELLATION = 32.0
-# Beyond so many positions the allowance would be visible in the norms of ordinary examples.
+# With more positions than this, the allowance would be visible in the norms of ordinary examples.
 MOST_POSITIONS_ALLOWED_FOR = 256
 _TINY = 2.0**-126
-# Its product with the error of any inner product is above that product's underflow.
+# Times the relative error of an inner product, this is above the underflow of that product.
 _SMALL = 2.0**-100
 
 
@@ -51,9 +54,9 @@ _active = threading.local()
 
 @contextlib.contextmanager
 def from_below():
-    """Within it norms are never too large instead of never too small, in this thread.
+    """Context manager in which norms are never too large, instead of never too small.
 
-    An exact norm lies between both, however much of its sum cancels.
+    It acts in this thread. The exact norm lies between both, however much of its sum cancels.
     """
     _active.is_below = True
     try:
@@ -63,14 +66,14 @@ def from_below():
 
 
 def _sign():
-    """Returns 1.0, or -1.0 within `from_below`: how often an error is added to the value."""
+    """Returns the sign of allowances for rounding: 1.0, or -1.0 within `from_below`."""
     return -1.0 if getattr(_active, "is_below", False) else 1.0
 
 
 def product_error():
     """Returns the relative error of one product in a matrix product on this machine, a float.
 
-    GPUs round inputs to TF32 where TensorFlow allows it (its default), TPUs to bfloat16.
+    GPUs round inputs to TF32 if TensorFlow allows it (its default), TPUs to bfloat16.
     """
     if tf.config.list_logical_devices("TPU"):
         return 2.0**-7
@@ -81,10 +84,10 @@ def product_error():
 
 
 def dot_error(terms):
-    """Returns the error of an inner product of `terms` products, relative to the sum of sizes.
+    """Returns a bound on the error of an inner product, relative to the sum of its terms' sizes.
 
     Args:
-        terms: Int, or float32 scalar tensor.
+        terms: Int or float32 scalar tensor, the number of terms.
     """
     return (terms + EXTRA) * UNIT + product_error()
 
@@ -108,23 +111,25 @@ def split_long(vectors):
 
 
 def terms_in_line(vectors):
-    """Returns the number of terms that an inner product of two vectors [..., d] adds in line."""
+    """Returns how many terms an inner product of vectors [..., d] adds one after the other."""
     length = vectors.shape[-1]
     return PART - (-length // PART) if is_long(vectors) else length
 
 
 def sum_by_axis(tensor, axes, keepdims=False):
-    """Sums over the last of `axes` first, which errs by the sum of their sizes, not the product.
+    """Sums over one axis after the other, the last of `axes` first.
+
+    The rounding error grows with the sum of the axes' lengths, not with their product.
 
     Args:
         tensor: float32.
-        axes: List of ints, or of lists of axes that are summed over at once, in rising order, all
-            negative or none.
+        axes: List of axes in rising order, all negative or none. An entry may be a list of axes,
+            which are summed over at once.
         keepdims: See `tf.reduce_sum`.
     """
     rank = tensor.shape.rank
     for place, axis in enumerate(reversed(axes)):
-        if place:  # Changes nothing, but XLA would make one long sum of two without it.
+        if place:  # This changes nothing, but without it XLA would join two sums to a long one.
             tensor = tf.maximum(tensor, tf.float32.min)
         axis = np.mod(axis, rank)
         tensor = tf.reduce_sum(tensor, axis, keepdims=keepdims)
@@ -132,9 +137,10 @@ def sum_by_axis(tensor, axes, keepdims=False):
 
 
 def squared_norms(gradients):
-    """Returns squared l2 norms over a list of float32 tensors [B, ...]: [B], never too small.
+    """Returns the squared l2 norm of each example's gradients, float32 [B], never too small.
 
-    An overflow is infinite. A square that underflows counts as the smallest number.
+    `gradients` is a list of float32 tensors [B, ...]. An overflow is infinite. A square that
+    underflows counts as the smallest number.
     """
     _, vectors, other_gradients = join_vectors(gradients)
     norms = []
@@ -186,12 +192,12 @@ def size_of(tensor, axis):
 
 
 def join_vectors(gradients):
-    """Joins all vectors in a list of float32 [B, ...], because each tensor costs graph nodes.
+    """Joins all vectors in a list of float32 tensors [B, ...], because each costs graph nodes.
 
     Returns:
-        Triple of a list of bool, which of `gradients` are vectors [B, length] of static length, or
-        scalars [B]; a tensor [B, lengths] of all of these one after the other, or None if there is
-        none; and a list of the others.
+        Triple. The first part is a list of bools, whether each of `gradients` is a vector [B,
+        length] of static length or a scalar [B]. The second is a tensor [B, total length] that
+        joins them, or None without any. The third is a list of the others.
     """
     small = [g.shape.rank < 3 and g.shape[1:].is_fully_defined() for g in gradients]
     vectors = [
@@ -204,7 +210,7 @@ def join_vectors(gradients):
 
 
 def _split_rows(vectors):
-    """Splits vectors [B, length] into [B, n, m], padded, n near m, because such sums err less."""
+    """Splits padded vectors [B, length] into [B, n, m] with n near m, so sums err less."""
     length = vectors.shape[1]
     width = math.isqrt(length)
     if not width:
@@ -216,18 +222,18 @@ def _split_rows(vectors):
 class Measured(typing.NamedTuple):
     """Squared norms of the gradients at one kernel, without an allowance for rounding.
 
-    The engine allows for the rounding of all kernels at once, by the tensors and numbers here.
+    The engine computes the allowances of all kernels at once, from the tensors and numbers here.
 
     Attributes:
-        squares: float32 [B, 1]; or [B, 3], with the squares of two inner products, part of the
-            first column, that do not belong to the norm.
-        terms: How many terms are added up: int, or float32 scalar.
-        magnitudes: float32 [B, 1], M, the sum of the sizes of the terms. None, for the root of
-            `squares`, if the gradients themselves are kept and added.
+        squares: float32 [B, 1], the squared norms. Or [B, 3]: the other two columns are squares of
+            inner products, which must be subtracted from the first.
+        terms: Int or float32 scalar, how many terms are added up.
+        magnitudes: float32 [B, 1], M, the sum of the sizes of the terms. None means the root of
+            `squares`, for gradients that are kept and added themselves.
         relative: Float or float32 scalar, the relative rounding error of `squares`.
-        absolute: Float or float32 scalar, their error by underflow.
+        absolute: Float or float32 scalar, the absolute error of `squares` by underflow.
         removed_errors: Two floats, the error of each inner product as a share of M.
-        removed_relative: Float, the error of their subtraction as a share of `squares`.
+        removed_relative: Float, the error of the subtraction as a share of `squares`.
     """
 
     squares: tf.Tensor
@@ -243,7 +249,8 @@ def add_up(norms):
     """Returns the sum of squared norms with an allowance for rounding, float32 [B].
 
     Args:
-        norms: List of float32 [B] and of `Measured`. `Measured`s of one kind are handled together.
+        norms: List of squared norms, each float32 [B] or a `Measured`. `Measured`s of one kind are
+            handled together.
     """
     total, kinds = [], {}
     for norm in norms:
@@ -256,7 +263,7 @@ def add_up(norms):
 
 
 def _allow_together(measured):
-    """Returns the sum over `Measured`s of one kind, float32 [B]."""
+    """Returns the sum over `Measured`s of one kind with their allowances, float32 [B]."""
     squares, inner_squares = tf.stack([norm.squares for norm in measured]), None
     if squares.shape[2] > 1:
         squares, inner_squares = tf.split(squares, [1, 2], axis=2)  # [kernels, B, 1 or 2].
@@ -278,7 +285,7 @@ def _allow_together(measured):
 
 
 def _column(numbers):
-    """Stacks numbers to [length, 1, 1], a NumPy array if none is a tensor."""
+    """Stacks numbers or scalar tensors to [length, 1, 1]; numbers alone to a NumPy array."""
     if any(tf.is_tensor(number) for number in numbers):
         numbers = tf.stack([tf.cast(number, "float32") for number in numbers])
         return tf.reshape(numbers, [-1, 1, 1])
@@ -291,7 +298,8 @@ def allow(squares, magnitudes, terms):
     Args:
         squares: float32 [...], squared norms, not too small.
         magnitudes: float32 [...], M, the sum of the sizes of the terms.
-        terms: Number of terms: int, or float32 or NumPy's array broadcast to `squares`.
+        terms: Number of terms: an int, or a float32 tensor or NumPy array that broadcasts to
+            `squares`.
     """
     if _sign() < 0:
         return tf.maximum(squares, 0.0)
@@ -309,21 +317,21 @@ def allow(squares, magnitudes, terms):
 def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
     """Returns |A^T G|^2 from inner products of positions, and its M.
 
-    Each inner product of inputs errs by e_in |a_s| |a_t|, each of gradients by e_out |g_s| |g_t|,
-    and the sum of their T^2 products by 2 T u of each. These errors are added. The squared lengths
-    are raised until e |a_s| |a_t| also covers underflow.
+    An inner product of inputs errs by e_in |a_s| |a_t|, one of gradients by e_out |g_s| |g_t|, and
+    the sum of the T^2 products by 2 T u times each product. These errors are added. The squared
+    lengths are raised until e |a_s| |a_t| also covers underflow.
 
     Args:
         inputs: A A^T, float32 [B, groups, T, T].
-        output_gradients: G G^T, likewise.
-        fan_in: Int, terms in an inner product of inputs.
-        fan_out: Int, of output gradients.
+        output_gradients: G G^T, float32 [B, groups, T, T].
+        fan_in: Int, the number of terms in an inner product of inputs.
+        fan_out: Int, the number of terms in an inner product of output gradients.
 
     Returns:
         Two tensors [B, groups]: the squared norm, never too small, and M.
     """
     count = size_of(inputs, 2)
-    # Five products underflow for each pair.
+    # For each pair of positions, five products may underflow.
     product_errors = (2 * count + EXTRA) * UNIT, 5 * count**2 * _TINY
     numbers = [n for fan in (fan_in, fan_out) for n in (fan * _SMALL, dot_error(fan))]
     return call_cached_trace(

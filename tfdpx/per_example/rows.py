@@ -9,11 +9,12 @@ from tfdpx.per_example import rounding
 
 
 class Rows:
-    """The tensors of a nest that have a batch axis, and the way back to the nest.
+    """The tensors of a nest that have a batch axis; other tensors can take their place.
 
     Args:
         nest: Any nest of tensors, `None` and other values.
-        batched: Optional flags, one a leaf of `tf.nest.flatten(nest)`; by default every tensor is.
+        batched: Optional list of bools, one for each leaf of `tf.nest.flatten(nest)`: whether it
+            has a batch axis. By default every tensor has one.
     """
 
     def __init__(self, nest, batched=None):
@@ -65,9 +66,9 @@ def sum_rows(tensor, num_views, axes=()):
     """Sums [B * K, ...] over an example's views and over `axes` of a row: [B, ...].
 
     Args:
-        tensor: Of any type that adds.
+        tensor: Tensor [B * K, ...] of numbers.
         num_views: Int, K.
-        axes: Ints above zero, axes of `tensor`.
+        axes: Sequence of ints above zero, further axes of `tensor` to sum over.
     """
     if num_views == 1:
         return tf.reduce_sum(tensor, list(axes)) if axes else tensor
@@ -75,7 +76,7 @@ def sum_rows(tensor, num_views, axes=()):
 
 
 def repeat_views(tensor, num_views):
-    """Repeats each of [B] for the views of its example: [B * K]."""
+    """Repeats each entry of a tensor [B] for the K views of an example: [B * K]."""
     return tensor if num_views == 1 else tf.repeat(tensor, num_views)
 
 
@@ -90,14 +91,15 @@ def merge_views(tensor):
 
 
 class Outputs:
-    """Splits a nest of outputs into plain tensors and rebuilds it around others.
+    """Splits a nest of outputs into plain tensors, and rebuilds the nest with other tensors.
 
-    Keras' cross-entropies read `_keras_logits` of a prediction and so bypass its last activation.
-    So a tape must watch that tensor too for all gradients of a loss.
+    Keras's cross-entropies read an attribute `_keras_logits` of a prediction, and so bypass its
+    last activation. A tape must watch these logits too, or it misses gradients of the loss.
 
     Attributes:
         tensors: Every tensor of the nest, each followed by its mask and its logits, if any.
-        differentiable: A flag for each of `tensors`: floating point, and no mask.
+        differentiable: List of bools, one for each of `tensors`: whether it is floating point and
+            no mask.
     """
 
     def __init__(self, nest):
@@ -113,11 +115,11 @@ class Outputs:
 
     @property
     def has_masks(self):
-        """Whether an output has a mask."""
+        """Bool, whether an output has a mask."""
         return any(has_mask for _, has_mask, _ in self._attached)
 
     def rebuild(self, tensors):
-        """The nest around `tensors`, which stand for `self.tensors` in order."""
+        """Returns the nest with `tensors` in place of `self.tensors`, in the same order."""
         replacements, leaves = iter(tensors), []
         for leaf, (is_tensor, has_mask, has_logits) in zip(
             tf.nest.flatten(self._nest), self._attached, strict=True
@@ -131,7 +133,7 @@ class Outputs:
         return tf.nest.pack_sequence_as(self._nest, leaves)
 
     def select(self, tensors):
-        """The `tensors` (ordered as `self.tensors`) that a gradient can reach."""
+        """Returns those of `tensors`, in the order of `self.tensors`, that a gradient can reach."""
         return [
             t
             for t, is_differentiable in zip(tensors, self.differentiable, strict=True)
@@ -163,7 +165,7 @@ def sum_examples(tensor, factors):
 
 
 def sum_each(tensors, factors):
-    """`sum_examples` of each of a list of tensors: a list."""
+    """Returns `sum_examples` of each tensor in a list, a list."""
     small, vectors, other_tensors = rounding.join_vectors(tensors)
     sums = iter([sum_examples(tensor, factors) for tensor in other_tensors])
     if vectors is None:
@@ -186,8 +188,8 @@ def zero_excluded(tensors, factors, finite=None):
     Args:
         tensors: List of float32 tensors; the n rows of an example stand one after the other.
         factors: float32 [B].
-        finite: Scalar bool tensor: whether everything is finite and nothing need be done. None
-            where that is not known, which only costs time.
+        finite: Scalar bool tensor, whether everything is finite, so nothing need be done. None
+            means unknown, which only costs time.
     """
 
     def mask_tensors():

@@ -1,4 +1,4 @@
-"""The models and losses that treat each row by itself: their examples need not be mapped.
+"""The layers, operations and losses that treat each row by itself, so need not be mapped.
 
 The list fails closed: a model with an unlisted layer, operation or argument is mapped. Classes are
 compared by identity, never by name, and no method may be replaced on the object.
@@ -33,19 +33,20 @@ _LOSSES = {
 }  # fmt: skip
 
 
-# By class: a function of a layer and of the rank of its input to a problem, a clause; or None.
+# Dict from a layer class to None, or to a function `problem_of(layer, rank)` that returns a
+# problem, a clause, or None.
 _layers = {}
 
 
 def register_rowwise(*layer_classes, problem_of=None):
-    """Registers layers that treat each row by itself, with the arguments that Keras gives them.
+    """Registers layer classes that treat each row by itself, in calls as Keras makes them.
 
-    The guarantee rests on it: a layer that is registered and mixes rows is not mapped.
+    The guarantee depends on this: a registered layer is not mapped, even if it mixes rows.
 
     Args:
         *layer_classes: Classes of `keras.layers.Layer`; a subclass is not registered with one.
-        problem_of: Function of a layer and of the rank of its input to the reason why this one
-            does not, a str; or to None.
+        problem_of: Optional function `problem_of(layer, rank)` of a layer and the rank of its
+            input. It returns why this layer may mix rows, a str, or None.
     """
     _layers.update(dict.fromkeys(layer_classes, problem_of))
 
@@ -57,7 +58,7 @@ def find_obstacle(model):
         model: A built `keras.Model`.
 
     Returns:
-        Str, a clause; None if all of the model is known.
+        Str, a clause; None if all parts of the model are known.
     """
     graph = model_internals.plain_graph(model)
     if graph is None:
@@ -88,7 +89,7 @@ def find_loss(model, y, y_pred):
     Args:
         model: A compiled `keras.Model` in which `find_obstacle` finds none, with its losses built.
         y: Nest of tensors [rows, ...], or None.
-        y_pred: The model's output, likewise.
+        y_pred: The model's output, a nest of tensors [rows, ...].
     """
     loss, function, arguments = model_internals.single_loss(model) or (None, None, {})
     if type(loss) not in _LOSS_CLASSES or id(function) not in _LOSSES:
@@ -105,7 +106,7 @@ def find_loss(model, y, y_pred):
     is_sparse = function is keras.losses.sparse_categorical_crossentropy
     if is_sparse and y_pred.shape.rank > 2:
         return None  # TensorFlow asserts shapes that are not static.
-    # Operands of other ranks would be aligned from behind, with one's rows next to another axis.
+    # Operands of other ranks are aligned at their last axes, so rows would meet another axis.
     lacks_axis = is_sparse or y_pred.shape[-1] == 1
     ranks = {y_pred.shape.rank, y_pred.shape.rank - 1 if lacks_axis else y_pred.shape.rank}
     return loss if y.shape.rank in ranks else None
@@ -131,7 +132,7 @@ def has_plain_cells(layer):
 
 
 def cells_of(layer):
-    """List of the cells of a recurrent layer, one or several."""
+    """Returns the cells of a recurrent layer, a list of one or several."""
     return list(getattr(layer.cell, "cells", [layer.cell]))
 
 
@@ -156,7 +157,7 @@ def _masked_by_row(layer, rank):
 
 
 def over_rows(layer, rank):
-    """Returns the problem of a layer with an `axis` that is the batch's; or None."""
+    """Returns a problem if the `axis` of a layer is the axis of the batch; otherwise None."""
     axes = np.atleast_1d([] if layer.axis is None else layer.axis)
     return "works along the axis of the batch" if any(axis % rank == 0 for axis in axes) else None
 
@@ -174,7 +175,7 @@ def _shared_noise(layer, rank):
 
 
 def _scaled_by_row(layer, rank):
-    # Of channels first, Keras makes an array of three axes of a scale that has any.
+    # With channels first, Keras gives a scale that has axes three of them.
     is_padded = np.ndim(layer.scale) > 0 and keras.config.image_data_format() == "channels_first"
     num_axes = max(np.ndim(layer.scale), np.ndim(layer.offset), 3 if is_padded else 0)
     return None if num_axes < rank else "may scale each row in another way"
@@ -198,7 +199,7 @@ def _attends_otherwise(layer, rank):
 
 
 def _problem_of_part(layer):
-    """Returns the problem of a layer, whatever it is called with: str, a clause; or None."""
+    """Returns a problem of a layer that does not depend on its calls, a clause; or None."""
     methods = layer_internals.replaced_methods(layer)
     if methods:
         return f"overrides `{methods[0]}`"
@@ -208,12 +209,12 @@ def _problem_of_part(layer):
         return "has a regulariser of its output"
     if getattr(layer, "quantization_mode", None):
         return "is quantized"
-    # Which may have an axis for the batch.
+    # An array may have an axis for the batch.
     return "keeps an array" if _keeps_array(layer) else None
 
 
 def _problem_of_layer(layer, check):
-    """Str, a clause, or None."""
+    """Returns a problem of a layer or its calls, a clause; or None."""
     problem = _problem_of_part(layer)
     for args, kwargs in _calls(layer):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
@@ -223,7 +224,7 @@ def _problem_of_layer(layer, check):
 
 
 def _problem_of_arguments(layer):
-    """Str, a clause, or None."""
+    """Returns a problem of the arguments in a layer's calls, a clause; or None."""
     for args, kwargs in _calls(layer):
         inputs = keras.tree.flatten(args[:1])
         arguments = [value for value in keras.tree.flatten((args[1:], kwargs)) if value is not None]
@@ -235,25 +236,26 @@ def _problem_of_arguments(layer):
 
 
 def _calls(layer):
-    """Yields (args, kwargs) of the calls of a layer, without masks that each row has for itself."""
+    """Yields (args, kwargs) of a layer's calls, without masks that act on each row by itself."""
     for args, kwargs in model_internals.symbolic_calls(layer):
         mask, inputs = kwargs.get("mask"), keras.tree.flatten(args[:1])
         if type(layer) in _MASKED and _is_tensor(mask) and all(map(_is_tensor, inputs)):
-            # [rows, time steps], of inputs [rows, time steps, features].
+            # The mask is [rows, time steps], and the inputs are [rows, time steps, features].
             if (len(mask.shape), *(len(t.shape) for t in inputs)) == (2, 3):
                 kwargs = {**kwargs, "mask": None}
         if type(layer) in layer_internals.ATTENTION:
             arguments = inspect.signature(layer.call).bind(*args, **kwargs).arguments
             names = "query", "value", "key", "attention_mask"
-            # Keras expands a mask of fewer axes in front, where each row of it would be a position.
-            # A mask that comes with the inputs, [rows, positions], it expands behind.
+            # To an attention mask with fewer axes, Keras adds axes in front, so its rows would
+            # become positions. To a mask [rows, positions] that comes with the inputs, it adds axes
+            # behind.
             args = ([arguments.pop(n) for n in names if arguments.get(n) is not None],)
             kwargs = arguments
         yield args, kwargs
 
 
 def _problem_of_operands(operation, check):
-    """Str, a clause, or None."""
+    """Returns a problem of the operands in an operation's calls, a clause; or None."""
     problem = None
     for args, kwargs in model_internals.symbolic_calls(operation):
         values = keras.tree.flatten((args, kwargs))
@@ -274,7 +276,7 @@ def _problem_of_shapes(tensors):
 
 
 def _keeps_array(layer):
-    """Whether a layer keeps an array, or something else where its constructors have a number."""
+    """Returns whether a layer keeps an array, or some object in place of a number argument."""
     kinds = tf.Tensor, tf.Variable, np.ndarray
     arrays = (value for value in vars(layer).values() if isinstance(value, kinds))
     numbers = (getattr(layer, name, 0.0) for name in _names_of_numbers(type(layer)))
@@ -322,7 +324,7 @@ register_rowwise(_keras.Masking, problem_of=_masked_by_row)
 register_rowwise(_keras.Rescaling, problem_of=_scaled_by_row)
 register_rowwise(_keras.Resizing, problem_of=_not_images)
 
-# Arithmetic and operations on masks, likewise.
+# The same for operations: arithmetic, and operations on masks.
 _operations = {
     **dict.fromkeys((*model_internals.ARITHMETIC, model_internals.NOT_EQUAL)),
     model_internals.ANY: _over_all,

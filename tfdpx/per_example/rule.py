@@ -1,4 +1,4 @@
-"""The interface of per-example rules of layers, and their register by layer class.
+"""The interface of per-example rules of layers, and the registry of rules by layer class.
 
 A rule gets one captured `Call` of a layer and the gradients at its outputs, and forms norms and
 clipped sums of the gradients of the layer's weights.
@@ -28,7 +28,7 @@ def register(*layer_classes: type) -> Callable[[type], type]:
     """Registers the decorated rule for the per-example gradients of `layer_classes`.
 
     A layer of a registered class is captured as a whole, with its sublayers. For example,
-    `register(MyLayer)(tfdpx.per_example.GenericRule)` forms whole gradients of each example.
+    `register(MyLayer)(tfdpx.per_example.GenericRule)` forms the whole gradient of each example.
 
     Args:
         *layer_classes: Subclasses of `keras.Layer`. A subclass of a registered class uses the same
@@ -61,7 +61,7 @@ def register(*layer_classes: type) -> Callable[[type], type]:
 
 
 def variant_of(layer_class):
-    """Registers the decorated rule for layers of a class that its first rule does not handle.
+    """Registers the decorated rule for layers of a class that `register`'s rule does not handle.
 
     Args:
         layer_class: Subclass of `keras.Layer`.
@@ -75,7 +75,10 @@ def variant_of(layer_class):
 
 
 def find_rules(layer):
-    """Returns the rules registered nearest to the class of `layer`, and that class or None."""
+    """Returns the rules of the nearest registered ancestor of a layer's class, and that ancestor.
+
+    Without one, these are an empty list and None.
+    """
     for ancestor in type(layer).__mro__:
         if ancestor in _RULES:
             return [_RULES[ancestor], *_VARIANTS.get(ancestor, ())], ancestor
@@ -89,8 +92,9 @@ class CallLayout:
     Attributes:
         layer: The `keras.Layer`.
         rule: The `Rule` class that serves it.
-        batched: A flag for each leaf of the call's (args, kwargs), whether it has a batch axis.
-        is_captured: Whether the rule forms the gradients. Otherwise the map does.
+        batched: Tuple of bools, for each leaf of the call's (args, kwargs), whether it has a batch
+            axis.
+        is_captured: Bool, whether the rule forms the gradients. Otherwise the map of `engine` does.
     """
 
     layer: keras.Layer
@@ -109,8 +113,8 @@ class Call:
             forward pass, because they belong to one example.
         kept: Dict in which a rule's `forward` may save tensors [B * K, ...].
         shared: The result of `Rule.shared`.
-        jit_compile: Whether the step is compiled by XLA.
-        outputs: List of the watched tensors.
+        jit_compile: Bool, whether XLA compiles the step.
+        outputs: List of the output tensors that the tape watches.
     """
 
     def __init__(self, layout, args, kwargs, shared, jit_compile=False):
@@ -126,14 +130,14 @@ class Call:
 
         Args:
             tape: `tf.GradientTape`.
-            watching_reads: Function to a context in which variables that are read, of this layer
-                too, are left to the map.
+            watching_reads: Function that returns a context manager. Variables that are read within
+                it, even this layer's, are left to the map.
         """
         self._watching_reads = watching_reads
 
         def watch(nest):
             outputs = Outputs(nest)
-            # An identity separates the effect of the loss on a tensor from the layer's own.
+            # With an identity, the gradient counts only uses of the tensor after the layer.
             tensors = [tf.identity(t) for t in outputs.tensors]
             differentiable = outputs.select(tensors)
             for tensor in differentiable:
@@ -144,7 +148,11 @@ class Call:
         return self.rule.forward(self, watch)
 
     def activate(self, outputs):
-        """Returns the layer's activation of `outputs`, which no rule knows to read variables."""
+        """Returns the layer's activation of `outputs`.
+
+        Variables that the activation reads are left to the map, because no rule forms their
+        gradients.
+        """
         if self.layer.activation is None:
             return outputs
         with self._watching_reads():
@@ -171,12 +179,12 @@ class Rule:
     """Per-example gradients of one call of one layer.
 
     The batch of a layer holds K consecutive rows for each example, one for each view. The gradient
-    of an example is the sum over its rows and positions, because the output gradients contain the
-    factor 1/K of augmentation multiplicity (De et al. 2022, Eq. 4) already.
+    of an example is the sum over its rows and positions: the output gradients already contain the
+    factor 1/K of augmentation multiplicity (De et al. 2022, Eq. 4).
 
     A subclass must define `per_example_gradients`. It may add `ghost_squared_norms` and
-    `ordinary_clipped_sum`, which need no array with one gradient an example, and `costs`, for
-    choosing the cheaper way. All arithmetic is float32.
+    `ordinary_clipped_sum`, which need no array of per-example gradients, and `costs`, for choosing
+    the cheaper way. All arithmetic is float32.
 
     Attributes:
         call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
@@ -184,7 +192,7 @@ class Rule:
         output_gradients: Gradients at the tensors that `forward` watched, a list of float32 tensors
             [B * K, ...]. One is zero where the loss does not depend on that tensor.
         num_views: Int, K.
-        variables: The trainable `keras.Variable`s that this call explains.
+        variables: The trainable `keras.Variable`s that this call forms gradients of.
     """
 
     # Names that a subclass of the registered layer must not override, or the rule does not hold.
@@ -196,8 +204,9 @@ class Rule:
     def handles(cls, layer: keras.Layer, registered_class: type) -> bool:
         """Returns whether this rule is right for `layer`, of a subclass of `registered_class`.
 
-        It is if the subclass overrides nothing that `assumes` lists, and has neither LoRA nor
-        quantization, nor a sublayer with weights (for example, a `PReLU` as its activation).
+        The default is True if the subclass overrides nothing that `assumes` lists, and the layer
+        has neither LoRA nor quantization, nor a sublayer with weights (for example, a `PReLU` as
+        its activation).
 
         Args:
             layer: The `keras.Layer`.
@@ -220,8 +229,9 @@ class Rule:
 
         Args:
             call: The `Call`.
-            watch: Function from a nest of outputs to an equal nest. Its differentiable tensors are
-                added to `call.outputs`, and the rule gets the gradients at these.
+            watch: Function that takes a nest of outputs and returns an equal nest. The
+                differentiable tensors of the result are added to `call.outputs`, and the rule gets
+                the gradients at these.
 
         Returns:
             The outputs of the layer.
@@ -232,7 +242,7 @@ class Rule:
     def shared(cls, layer: keras.Layer) -> Any:
         """Returns tensors that depend only on the weights, computed once for all passes.
 
-        `forward` and the rule find them as `call.shared`. None if there are none.
+        `forward` and the rule find them in `call.shared`. The default is None, for no tensors.
 
         Args:
             layer: The `keras.Layer`.
@@ -278,10 +288,10 @@ class Rule:
 
     @property
     def post_sum_transforms(self) -> dict[int, Callable]:
-        """`{id(variable): function}`, transforms of `clipped_sum` after it is added up.
+        """Dict from ids of variables to functions that transform the sums of `clipped_sum`.
 
-        A function takes the sum over all microbatches and `shared` tensors. It is linear in the
-        sum, and reads no tensor of a microbatch.
+        A function takes the sum over all microbatches and `shared` tensors. The function is linear
+        in the sum, and reads no tensor of a microbatch.
         """
         return {}
 
@@ -290,19 +300,25 @@ class Rule:
         raise NotImplementedError
 
     def ghost_squared_norms(self) -> Any:
-        """Returns `squared_norms` without any per-example gradient, if `costs` has "ghost"."""
+        """Returns `squared_norms`, without forming per-example gradients.
+
+        The method is needed if `costs` has "ghost".
+        """
         raise NotImplementedError
 
     @property
     def inputs_to_mask(self) -> list[tf.Tensor]:
         """List of float32 [B * n, ...] that `clipped_sum` multiplies with scaled tensors.
 
-        The engine returns them with zeros for examples of factor zero, because 0 * inf is not zero.
+        The engine passes them back as `masked`, with zeros for examples of factor zero, because 0 *
+        inf is not zero.
         """
         return []
 
     def ordinary_clipped_sum(self, factors: tf.Tensor, masked: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns `clipped_sum` without any per-example gradient, if `costs` has "ordinary".
+        """Returns `clipped_sum`, without forming per-example gradients.
+
+        The method is needed if `costs` has "ordinary".
 
         Args:
             factors: As for `clipped_sum`.
@@ -311,14 +327,15 @@ class Rule:
         raise NotImplementedError
 
     def costs(self) -> dict[str, Cost]:
-        """Returns `{method: Cost}` for the rule's methods in `cost_model.NORMS` and `SUMS`.
+        """Returns a dict from the names in `cost_model.NORMS` and `SUMS` to the rule's `Cost`s.
 
-        Only ratios matter, and only if there is a choice.
+        It lacks the names of ways that the rule does not have. Only ratios of costs matter, and
+        only if there is a choice.
         """
         return {"instantiate": Cost(), "contract": Cost()}
 
     def allows_ordinary_sum(self) -> bool:
-        """Returns whether instantiated norms allow for the rounding of `ordinary_clipped_sum`.
+        """Returns whether instantiated norms allow for rounding errors of `ordinary_clipped_sum`.
 
         See `tfdpx.per_example.rounding`.
         """
@@ -339,11 +356,12 @@ class Rule:
     def squared_norms(self) -> Any:
         """Returns the squared l2 norm of each example's gradient over all of `large_variables`.
 
-        Never less than the norm of the addend in `clipped_sum` at factor one, with rounding: see
-        `tfdpx.per_example.rounding`.
+        It is never less than the squared norm of the array that `clipped_sum` adds for this example
+        at factor one, with rounding errors: see `tfdpx.per_example.rounding`.
 
         Returns:
-            float32 [B], or `rounding.Measured`, for which the engine allows with other layers'.
+            float32 [B], or a `rounding.Measured`, to which the engine adds the allowance for
+            rounding.
         """
         if self.choice.norm == "ghost":
             return self.ghost_squared_norms()
@@ -410,7 +428,7 @@ class Rule:
 
 
 class BeforeActivation(Rule):
-    """A rule that needs the gradient before the layer's `activation`, which is applied outside."""
+    """A base class for rules that need the gradient before the layer's `activation`."""
 
     @classmethod
     def forward(cls, call, watch):
@@ -419,12 +437,12 @@ class BeforeActivation(Rule):
         return call.activate(watch(layer_internals.call_operation(linear, call.args, call.kwargs)))
 
 
-# It calls its sublayer inside a loop, where inputs cannot be captured one by one.
+# `TimeDistributed` calls its sublayer in a loop, where inputs cannot be captured one by one.
 @register(keras.layers.TimeDistributed)
 class GenericRule(Rule):
     """Leaves a layer, with its sublayers, to the function of one example that the engine maps.
 
-    It is right for any layer, and costs the memory of one whole gradient an example.
+    The rule is right for any layer, and needs memory for a whole gradient of each example.
     """
 
     @classmethod

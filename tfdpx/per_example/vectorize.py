@@ -1,7 +1,7 @@
-"""`tf.vectorized_map`, restricted to converters that the tests hold right.
+"""`tf.vectorized_map`, restricted to converters that our tests found to be right.
 
-TensorFlow has a converter for each type of operation, and some are wrong: the one of `PadV2` pads
-with zeros whatever the value is. `SAFE_TO_VECTORIZE` lists the types that
+TensorFlow has a converter for each type of operation, and some are wrong: for example, the
+converter of `PadV2` always pads with zeros. `SAFE_TO_VECTORIZE` lists the types that
 `tests/tfdpx/per_example/converters_test.py` compares, with their gradients, with the operation on
 each example separately. Any other type runs as it is, in a loop over the examples.
 
@@ -10,7 +10,7 @@ matrix `[1, 1, b, c]` wrongly from n = 5 on, and write beyond their memory. Vect
 a product of an example's `[1, a, b]` times a layer's weights, so products get a single batch axis
 first.
 
-XLA cannot compile a vectorized loop, which is found while tracing, before any step.
+XLA cannot compile a vectorized loop. This error shows during tracing, before any step.
 """
 
 import tensorflow as tf
@@ -18,7 +18,8 @@ import tensorflow as tf
 from tfdpx._keras import tensorflow_internals
 
 _LOOPS = ("While", "StatelessWhile")
-# Of examples of one shape they make tensors of several, which no tensor holds together.
+# For inputs of one shape, the results of these types can have several shapes, so they cannot be
+# stacked.
 _ANY_LENGTH = frozenset(
     "DynamicPartition ListDiff NonMaxSuppressionV3 NonMaxSuppressionV4 NonMaxSuppressionV5 "
     "StringNGrams StringSplit StringSplitV2 UnicodeDecode UnicodeDecodeWithOffsets Unique "
@@ -30,8 +31,8 @@ def _is_of_the_user(record):
     """Returns whether a log message concerns the user.
 
     Outside of a graph `tf.vectorized_map` makes a new function on each call, and TensorFlow warns
-    of retracing it. It writes graphs of hundreds of lines where it cannot vectorize them, although
-    the error says so, or a loop takes their place.
+    of retracing it. If it cannot vectorize a graph, it logs hundreds of lines, although the error
+    says so, or a loop takes the place of the map.
     """
     message = record.getMessage()
     is_retracing = "retracing" in message and "<function pfor." in message
@@ -49,18 +50,18 @@ class TakesBatch(ValueError):
 def vectorized_map(
     function, elements, name="The function", jit_compile=False, loop=False, shared=()
 ):
-    """Does `tf.vectorized_map` for functions of one example that read nothing else of the batch.
+    """Maps a function of one example over a batch, and checks that it reads nothing else of it.
 
-    Operations of the types in `SAFE_TO_VECTORIZE` are vectorized. Any other runs as it is, in a
-    loop over the examples; so can the whole function.
+    Operations of the types in `SAFE_TO_VECTORIZE` are vectorized. Other operations run in a loop
+    over the examples. If TensorFlow fails to vectorize the function, all of it runs in such a loop.
 
     Args:
         function: As in `tf.vectorized_map`. It may also read variables and constants.
         elements: Nest of tensors [n, ...].
-        name: String for the error: whose function it is.
-        jit_compile: Whether XLA is to compile it later, where it does not already.
-        loop: Whether to run the whole function for one example after the other. By default only
-            where TensorFlow fails to vectorize it.
+        name: String that begins error messages, for example "The loss".
+        jit_compile: Bool, whether XLA will compile the result; not needed if it already traces for
+            XLA.
+        loop: Bool, whether to run the whole function in a loop from the start.
         shared: List of further tensors that `function` may read.
 
     Returns:
@@ -89,7 +90,7 @@ def vectorized_map(
                 "with `unroll=True`, which compiles slowly for long sequences."
             )
         for outer_tensor, _ in graph.captures:
-            # Under XLA also the mapped part.
+            # Under XLA, the arguments of the map are captures too.
             if id(outer_tensor) not in argument_ids and _source(outer_tensor, allowed) is not None:
                 names.append(outer_tensor.name)
         traces.append(True)
@@ -102,7 +103,7 @@ def vectorized_map(
     def map_examples(*tensors):
         argument_ids.update(map(id, tensors))
         example_elements = tf.nest.pack_sequence_as(elements, tensors)
-        # In a scope: TensorFlow mixes up the names of one map inside another.
+        # Without a name scope, TensorFlow mixes up the names of nested maps.
         with (
             tensorflow_internals.vectorizing_by(SAFE_TO_VECTORIZE, _multiply),
             tf.name_scope("map"),
@@ -132,7 +133,7 @@ def vectorized_map(
 
 
 def _make_loop(run_one, elements):
-    """As `map_examples` of `vectorized_map`, by a loop over the examples."""
+    """Returns a function like `map_examples` of `vectorized_map` that loops over the examples."""
 
     def map_examples(*tensors):
         specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in tensors]
@@ -177,14 +178,17 @@ def _source(tensor, allowed):
 
 
 def _has_loop(graph):
-    """Whether a loop is among the operations of `graph` and of the functions that it calls."""
+    """Returns whether a graph, or a function in it, has a loop."""
     definition = graph.as_graph_def()
     nodes = [definition.node, *(function.node_def for function in definition.library.function)]
     return any(node.op in _LOOPS for part in nodes for node in part)
 
 
 def _operation_types(tensors):
-    """Set of the types of operations that tensors are computed with, in functions and loops too."""
+    """Returns the types of the operations that tensors are computed with, a set.
+
+    Operations in functions and loops count too.
+    """
     visited, waiting, types = set(), [t.op for t in tensors], set()
     while waiting:
         operation = waiting.pop()
@@ -201,7 +205,7 @@ def _operation_types(tensors):
 
 
 def _multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b):
-    """The op `BatchMatMulV2` of one example, for all; a stacked operand has their axis in front."""
+    """Does `BatchMatMulV2` for all examples; a stacked operand has their axis in front."""
     adjoint = {"adjoint_a": adjoint_a, "adjoint_b": adjoint_b}
     if x_stacked and y_stacked:
         return tf.matmul(x, y, **adjoint)
@@ -217,7 +221,7 @@ def _multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b):
 
 
 SAFE_TO_VECTORIZE = frozenset(
-    # Entry by entry.
+    # Element-wise.
     "Abs Acos Add AddN AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BitwiseAnd "
     "BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj "
     "Cos Cosh Digamma Div DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor "

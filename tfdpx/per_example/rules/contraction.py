@@ -14,16 +14,17 @@ from tfdpx.per_example.rows import positions, scale_examples, split_views, sum_e
 from tfdpx.per_example.rule import BeforeActivation, register
 
 FLOAT = 4  # Bytes.
-# Time of an operation in products of T x T against one in large products.
+# How much longer an operation takes in products of size T x T than in large products.
 _SMALL_PRODUCTS = 1.75
 
 
 class ProductRule(BeforeActivation):
-    """Gradients A^T G of inputs A [T, in] and output gradients G [T, out], for each group.
+    """A rule for a kernel with the gradient A^T G, of inputs A and output gradients G.
 
-    The squared norm of A^T G is `<A A^T, G G^T>` (Goodfellow 2015, arXiv:1510.01799; Li et al.
-    2021, arXiv:2110.05679), the "ghost" norm. It is cheaper if the T positions are few compared
-    with the kernel. The sum over examples is one product over all positions of the batch.
+    For each example and group, A is [T, in] and G is [T, out], where T counts positions. The
+    squared norm of A^T G is `<A A^T, G G^T>` (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021,
+    arXiv:2110.05679), the "ghost" norm. It is cheaper if the T positions are few compared with the
+    kernel. The sum over examples is one product over all positions of the batch.
 
     A subclass defines `inputs_by_position`, `output_gradients_by_position`, `to_kernel` and
     `bias_gradients`.
@@ -46,7 +47,7 @@ class ProductRule(BeforeActivation):
         raise NotImplementedError
 
     def bias_gradients(self):
-        """float32 [B, *bias shape]."""
+        """Returns the gradients at the bias, float32 [B, *bias shape]."""
         raise NotImplementedError
 
     def per_example_gradients(self):
@@ -93,7 +94,7 @@ class ProductRule(BeforeActivation):
         """See `Rule.costs`."""
         examples, groups, count, fan_in = self.inputs_by_position.shape
         fan_out = self.output_gradients_by_position.shape[-1]
-        # Nominal, where they are not known.
+        # Nominal numbers, if they are not known.
         examples, count = examples or 32, count or 1024
         multiply = 2.0 * examples * groups * count * fan_in * fan_out
         instances = FLOAT * examples * groups * fan_in * fan_out
@@ -120,7 +121,7 @@ class ProductRule(BeforeActivation):
 
     @functools.cached_property
     def _kernel_instances(self):
-        """float32 [B, *kernel shape]."""
+        """The gradients at the kernel, float32 [B, *kernel shape]."""
         return self.to_kernel(tf.matmul(*self._matrices, transpose_a=True))
 
 
@@ -146,14 +147,14 @@ def ghost_product_norms(inputs, output_gradients):
 
 
 def length(magnitudes):
-    """Returns the l2 norm over groups of [B, groups]: float32 [B, 1]."""
+    """Returns the l2 norm of `magnitudes` [B, groups] over groups, float32 [B, 1]."""
     if magnitudes.shape[1] == 1:
         return magnitudes
     return tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1, keepdims=True))
 
 
 def gram(vectors):
-    """Returns inner products of positions [..., T, d], [..., T, T]; long ones part by part."""
+    """Returns inner products [..., T, T] of vectors [..., T, d]; long ones are formed in parts."""
 
     def product(start, size):
         shape = tf.concat([tf.shape(vectors)[:-1], [size]], axis=0)
@@ -186,11 +187,11 @@ def sum_of_products(inputs, output_gradients):
 
 @register(keras.layers.Dense)
 class DenseRule(ProductRule):
-    """Kernel gradient A^T G and bias gradient 1^T G."""
+    """The rule of `Dense`; the gradient at the bias is the sum of G over positions."""
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: the calls' positions in line."""
+        """See `Rule.joined`: the positions of all calls, one after the other."""
         joined_rule = copy.copy(rules[0])
         joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         joined_rule.inputs_by_position = tf.concat([r.inputs_by_position for r in rules], axis=2)
@@ -220,10 +221,11 @@ class DenseRule(ProductRule):
 
 @register(keras.layers.EinsumDense)
 class EinsumDenseRule(ProductRule):
-    """The equation as products of matrices, with axes of positions and of the kernel joined.
+    """The rule of `EinsumDense`, with the equation written as products of matrices.
 
-    An axis of inputs and kernel is summed over (in), one of kernel and outputs is new (out), one
-    of all three is a group, and one of only inputs and outputs is a position.
+    There are four kinds of axes. An axis of inputs and kernel is summed over (in). An axis of
+    kernel and outputs is new (out). An axis of all three is a group. An axis of only inputs and
+    outputs is a position.
     """
 
     @classmethod
@@ -268,7 +270,7 @@ class EinsumDenseRule(ProductRule):
         return bias_gradients(self.output_gradients[0], self.layer.bias.shape, self.num_views)
 
     def _axes(self):
-        """The letters of positions, groups, in and out."""
+        """Returns the letters of positions, groups, in and out, four strings."""
         inputs, kernel, outputs = letters(self.layer)
         return (
             "".join(a for a in inputs[1:] if a not in kernel),
@@ -296,7 +298,7 @@ class EinsumDenseRule(ProductRule):
 
 def bias_gradients(output_gradients, shape, num_views):
     """Returns gradients [B, *shape] of a broadcast bias from output gradients [B * K, ...]."""
-    # Views are one more axis to sum over, next to those along which the bias was broadcast.
+    # Sum over views, and over the axes along which the bias was broadcast.
     gradients = tf.reduce_sum(split_views(output_gradients, num_views), axis=1)
     num_extra = gradients.shape.rank - 1 - len(shape)
     if num_extra:

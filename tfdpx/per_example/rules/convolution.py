@@ -21,31 +21,32 @@ from tfdpx.per_example.rule import BeforeActivation, register
 from tfdpx.per_example.rules.contraction import FLOAT, gram, length
 from tfdpx.per_example.rules.window import Window
 
-# Time of a copy of a channel of a pixel into strided patches, for the first three, in bytes of
-# traffic; more channels are copied at once.
+# Time to copy a channel of a pixel into strided patches, in bytes of traffic. It is counted for up
+# to three channels, because more are copied at once.
 _BYTES_OF_COPY = 60
 
 
 @register(keras.layers.Conv2D)
 class Conv2DRule(BeforeActivation):
-    """The rule for any stride, padding, dilation, groups and data format.
+    """The rule of `Conv2D` for any stride, padding, dilation, groups and data format.
 
     With the patches A [T, fan_in] and output gradients G [T, out] of an example's T positions, the
-    kernel gradient is A^T G. It is formed as a product of patches and output gradients for all
-    examples at once, or by one ordinary kernel gradient an example, of only its images. Its norm
-    needs only `<A A^T, G G^T>`, which is cheaper if positions are few, for example in late layers.
+    kernel gradient is A^T G. It is formed in one of two ways: as a product of patches and output
+    gradients for all examples at once, or by a call for each example that computes the ordinary
+    kernel gradient of its images. The norm needs only `<A A^T, G G^T>`, which is cheaper if
+    positions are few, for example in late layers.
 
-    A subclass for a convolution with a function of the trained kernel, for example weight
-    standardization, sets `filter_scale`, `weights` and `unit`, and replaces `to_kernel`, `to_sum`,
-    `measured` and `small_gradients`.
+    In a subclass, the convolution's kernel may be a function of the trained kernel, for example
+    with weight standardization. Such a subclass sets `filter_scale`, `weights` and `unit`, and
+    replaces `to_kernel`, `to_sum`, `measured` and `small_gradients`.
 
     Attributes:
         inputs: float32 [B * K, H, W, C], channels last in any data format of the layer.
         convolved_gradients: float32 [B * K, H', W', out], gradients at the convolution's outputs.
         window: The `Window`.
-        groups: Int.
-        filter_scale: float32 [out], or None for ones: the factor of each filter's gradient, which
-            is cheaper to apply to gradients of kernels than to gradients of outputs.
+        groups: Int, the number of groups.
+        filter_scale: float32 [out], or None for ones: the factor of each filter's gradient. It is
+            applied to gradients of kernels, which is cheaper than to gradients of outputs.
         weights: float32 [n, out], or None for ones: the factors of `statistics`.
         unit: float32 [*kernel_shape] for inner products in `statistics`, or None.
     """
@@ -92,16 +93,20 @@ class Conv2DRule(BeforeActivation):
 
     @property
     def statistics(self):
-        """float32 [B, 1 or 3, out]: sums of squares of each filter of `kernel_instances`.
+        """float32 [B, 1 or 3, out]: the sum of squares of each filter of `kernel_instances`.
 
-        With `unit`, also the squares of sums, and of inner products with it.
+        With `unit`, there are two more rows: the square of a filter's sum, and of its inner product
+        with `unit`.
         """
         if self._by_calls:
             return self._loop_results[1]
         return _statistics(self.kernel_instances, self.unit)
 
     def instance_costs(self):
-        """Returns costs of a kernel gradient an example, and of one product of patches for all."""
+        """Returns the costs of the two ways to form `kernel_instances`, a pair of `Cost`.
+
+        The first way is a call for each example, the second a product of patches for all examples.
+        """
         count, positions, fan_in, fan_out = self.sizes()
         multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
         patches = FLOAT * count * positions * self.groups * fan_in
@@ -126,14 +131,14 @@ class Conv2DRule(BeforeActivation):
 
     @functools.cached_property
     def _loop_results(self):
-        """`kernel_instances` and `statistics`, example by example."""
+        """`kernel_instances` and `statistics`, computed in a loop over examples."""
         tensors = self.inputs, self.convolved_gradients, self.unit
         tensors = [t for t in tensors if t is not None]
         kind = self.window, tuple(self.kernel_shape), self.num_views
         return call_cached_trace(_loop_over_examples, kind, *tensors)
 
     def _multiply_patches(self):
-        # Slices put together are the fastest patches, but not with strides outside of XLA.
+        # Joining slices is the fastest way to form patches, but not with strides without XLA.
         contiguous = self.call.jit_compile or max(self.window.strides) == 1
         patches = self.window.patches(self.inputs, contiguous)
         # Channels run over (tap, group, channel in the group).
@@ -155,7 +160,9 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(pixels, [shape[0], self.groups, shape[1], channels])
 
     def to_kernel(self, gradients):
-        """Carries gradients at the convolution's kernel to the trained kernel; linear.
+        """Returns gradients at the trained kernel from gradients at the convolution's kernel.
+
+        The function is linear.
 
         Args:
             gradients: float32 [..., *kernel_shape].
@@ -163,7 +170,7 @@ class Conv2DRule(BeforeActivation):
         return gradients
 
     def scaled(self, gradients):
-        """`gradients` [..., out] times `filter_scale`."""
+        """Returns `gradients` [..., out] times `filter_scale`."""
         return gradients if self.filter_scale is None else gradients * self.filter_scale
 
     @functools.cached_property
@@ -172,11 +179,11 @@ class Conv2DRule(BeforeActivation):
         return self.scaled(self.convolved_gradients)
 
     def to_sum(self, total):
-        """Carries a sum over examples at the convolution's kernel to the sum of `clipped_sum`."""
+        """Returns the sum at the trained kernel from the sum at the convolution's kernel."""
         return self.to_kernel(total)
 
     def measured(self, norms):
-        """Returns the `rounding.Measured` at the trained kernel from that at the convolution's.
+        """Returns `norms`, measured at the convolution's kernel, for the trained kernel.
 
         Args:
             norms: `rounding.Measured`, of gradients times `filter_scale`. Its `squares` are the
@@ -266,7 +273,7 @@ class Conv2DRule(BeforeActivation):
         )
 
     def _magnitudes(self):
-        """float32 [B, 1]: the M of `rounding`, from the lengths of patches and output gradients."""
+        """Returns M of `rounding`, float32 [B, 1], from lengths of patches and output gradients."""
         pixels = tf.reduce_sum(tf.square(self.inputs), axis=-1, keepdims=True)
         patches = self.window.convolve(pixels, tf.ones([*self.window.size, 1, 1]))
         gradients = tf.square(self.scaled_gradients)
@@ -295,10 +302,11 @@ class Conv2DRule(BeforeActivation):
 
 @register(keras.layers.DepthwiseConv2D)
 class DepthwiseConv2DRule(Conv2DRule):
-    """A convolution with a group for each channel.
+    """The rule of `DepthwiseConv2D`, a convolution with a group for each channel.
 
-    Images are put side by side as channels, because no channel sees another. One ordinary weight
-    gradient, or one convolution of images with output gradients, then contains every example's.
+    No channel sees another, so the images of all examples can be joined as channels of one image.
+    One ordinary weight gradient, or one convolution of images with output gradients, then contains
+    the gradients of all examples.
     """
 
     assumes = ("call", "kernel")
@@ -335,7 +343,7 @@ class DepthwiseConv2DRule(Conv2DRule):
         if None in sizes:
             return self._multiply_patches()
         images, gradients = map(_join_as_channels, (self.inputs, self.convolved_gradients))
-        # oneDNN has a kernel for it; TensorFlow's own is up to 400 times slower.
+        # oneDNN has a kernel for this case; TensorFlow's kernel is up to 400 times slower.
         is_plain = max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
         if is_plain and max(self.window.size) <= 3 <= min(sizes):
             gradients = self.kernel_gradient(images, gradients)
@@ -359,17 +367,18 @@ def _join_as_channels(images):
 
 
 def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):
-    """Returns kernel gradients and statistics, from one call an example."""
+    """Returns kernel gradients and statistics, from one call for each example."""
     count = Rows(inputs).count // num_views
 
     def compute_next(index, instances, statistics):
         rows = slice(index * num_views, (index + 1) * num_views)
         gradient = window.kernel_gradient(inputs[rows], output_gradients[rows], kernel_shape)
-        # Here: products and squares never need memory for all examples at once.
+        # Computed here, products and squares never need memory for all examples at once.
         values = _statistics(gradient[tf.newaxis], unit)[0]
         return index + 1, instances.write(index, gradient), statistics.write(index, values)
 
-    # A graph with a node for each example would be slow to make, and all for one number.
+    # A graph with nodes for each example would be slow to make, and serve one number of examples
+    # only.
     arrays = [tf.TensorArray("float32", count) for _ in range(2)]
     _, *values = tf.while_loop(
         lambda index, *_: index < count,
@@ -381,7 +390,7 @@ def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradient
 
 
 def _statistics(gradients, unit):
-    """float32 [n, 1 or 3, out] of `gradients` [n, *kernel_shape]; see `Conv2DRule.unit`."""
+    """Returns `Conv2DRule.statistics` of gradients [n, *kernel_shape]."""
     filters = [1, 2, 3]
     squares = [tf.reduce_sum(tf.square(gradients), filters)]
     if unit is not None:

@@ -1,4 +1,4 @@
-"""Rules of `keras.layers.Embedding` and `ReversibleEmbedding`, a table that also makes logits."""
+"""Rules of `keras.layers.Embedding`, and of `ReversibleEmbedding`, which also makes logits."""
 
 import copy
 
@@ -15,17 +15,17 @@ from tfdpx.per_example.rules.contraction import FLOAT, ghost_product_norms, gram
 
 @register(keras.layers.Embedding)
 class EmbeddingRule(Rule):
-    """A sparse rule, without a [B, vocabulary, d] array.
+    """A sparse rule, which never forms an array [B, vocabulary, d].
 
-    Norms come from the entries of the table that an example reads, one for each distinct token, or
-    from pairs of positions with equal tokens. Sums are formed by scattering.
+    Instantiated norms use the entries of the table that an example reads, one for each distinct
+    token. Ghost norms use pairs of positions with equal tokens. Sums are formed by scattering.
     """
 
     assumes: tuple[str, ...] = ("call", "embeddings")
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: the calls' tokens in line."""
+        """See `Rule.joined`: the tokens of all calls, one after the other."""
         joined_rule = copy.copy(rules[0])
         joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         joined_rule._gradients = tf.concat([rule._gradients for rule in rules], axis=1)
@@ -39,7 +39,7 @@ class EmbeddingRule(Rule):
         tokens = call.args[0]
         if tokens.dtype not in ("int32", "int64"):
             tokens = tf.cast(tokens, "int32")  # As the layer does.
-        # Token by token as the outputs are, position by position.
+        # Reshaped like the outputs, position by position.
         tokens = tf.reshape(tokens, tf.shape(self._gradients)[:2])
         # Like the layer: a negative token counts from the end of the table, and a token outside of
         # the table leaves an example without a gradient.
@@ -61,7 +61,7 @@ class EmbeddingRule(Rule):
         is_new = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
         entries = tf.pad(tf.cumsum(is_new, axis=1), [[1, 0], [1, 0]])[1:]
         entries = tf.add(entries, length * tf.range(count)[:, tf.newaxis])
-        # Next to each gradient, the sum of the sizes of its terms, and their number.
+        # Two more columns, for the sum of the sizes of the added gradients, and for their number.
         sizes = tf.sqrt(rounding.squared_lengths(self._gradients))[:, :, tf.newaxis]
         columns = tf.concat([self._gradients, sizes, tf.ones_like(sizes)], axis=-1)
         sums = tf.math.unsorted_segment_sum(
@@ -69,7 +69,7 @@ class EmbeddingRule(Rule):
         )
         width = self._gradients.shape[-1]
         squares = rounding.squared_lengths(sums[:, :width])
-        # Once for this sum, once for the one that is released.
+        # Terms count twice: for the rounding of this sum, and of the released sum.
         squared_norms = rounding.allow(squares, sums[:, width], 2.0 * sums[:, width + 1])
         return tf.reduce_sum(tf.reshape(squared_norms, [count, length]), axis=1)
 
@@ -112,10 +112,11 @@ class EmbeddingRule(Rule):
 
 @variant_of(keras.layers.Embedding)
 class ReversibleEmbeddingRule(EmbeddingRule):
-    """A rule without a [B, vocabulary, d] array, also if both calls share the table.
+    """A rule for a table that embeds tokens and makes logits, without a [B, vocabulary, d] array.
 
-    Tokens O (one-hot) with output gradients G have the gradient O^T G; hidden states H with
-    gradients L at the logits have L^T H. Of tied weights that is one product of all positions.
+    A call that embeds one-hot tokens O, with output gradients G, has the gradient O^T G. A call
+    that makes logits of hidden states H, with gradients L at the logits, has the gradient L^T H.
+    With tied weights, the sum of both is one product over all positions.
     """
 
     @classmethod
@@ -136,12 +137,12 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: the calls' positions in line."""
+        """See `Rule.joined`: the positions of all calls, one after the other."""
         joined_rule = copy.copy(rules[0])
         joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         for name in ("_tokens", "_gradients", "_hidden", "_logits"):
             tensors = [getattr(rule, name) for rule in rules]
-            # Most are empty, and to join one with them would copy it.
+            # Most are empty, and joining a tensor with empty ones would copy it.
             tensors = [t for t in tensors if t.shape[1] != 0] or tensors[:1]
             setattr(joined_rule, name, tf.concat(tensors, axis=1))
         return joined_rule
@@ -231,7 +232,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self._logits.shape[1] == 0
 
     def _by_variable(self, of_tokens, of_logits):
-        """Gradients [..., vocabulary, d] of the two kinds of calls, by variable."""
+        """Returns the gradients of variables from gradients [..., vocabulary, d] of both calls."""
         layer = self.layer
         if layer.tie_weights:
             return [of_tokens + of_logits]
@@ -240,7 +241,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self.in_order(pairs)
 
     def _rows_in_pairs(self):
-        """Inner products of the rows of O and L: float32 [B, 1, T + S, T + S]."""
+        """Returns inner products of the rows of O and L, float32 [B, 1, T + S, T + S]."""
         is_same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
         across = tf.gather(self._logits, self._tokens, axis=2, batch_dims=1)  # [B, S, T].
         upper = [tf.cast(is_same, "float32"), tf.transpose(across, [0, 2, 1])]
@@ -250,7 +251,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
 
 def _is_reversible(layer_class):
-    """Returns whether it is the class of Keras, or KerasHub's, which came before Keras's."""
+    """Returns whether a class is Keras's `ReversibleEmbedding`, or the older one of KerasHub."""
     keras_class = getattr(keras.layers, "ReversibleEmbedding", None)
     name = keras.saving.get_registered_name(layer_class)
     return layer_class is keras_class or name == "keras_hub>ReversibleEmbedding"

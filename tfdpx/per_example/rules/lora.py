@@ -1,8 +1,9 @@
-"""Rules of layers with LoRA, kernel + s A B, where only the thin A and B train (Hu et al. 2021).
+"""Rules of layers with LoRA: kernel + s A B, where only the thin A and B train (Hu et al. 2021).
 
-B has the gradient of a layer that sees s x A, and A the gradient of a layer whose
-outputs have the gradients s G B^T: no array of the kernel's size is formed. A and B are so thin
-that a gradient an example takes less memory and time than pairs of positions.
+The gradient at B is the kernel gradient of a layer with inputs s x A. The gradient at A is the
+kernel gradient of a layer with output gradients s G B^T. So no array of the kernel's size is
+formed. A and B are so thin that per-example gradients take less memory and time than inner products
+of positions.
 """
 
 import string
@@ -16,7 +17,8 @@ from tfdpx.per_example.rule import BeforeActivation, variant_of
 from tfdpx.per_example.rules.contraction import bias_gradients, letters
 from tfdpx.per_example.rules.embedding import EmbeddingRule
 
-# Layers that add the product of A and B in floating point to the frozen kernel's output.
+# Quantization modes in which a layer adds the product of A and B in floating point to the frozen
+# kernel's output.
 _QUANTIZED = (None, "int8", "int4")
 
 
@@ -37,7 +39,7 @@ def _scale(layer):
 
 
 class _Thin(BeforeActivation):
-    """The common base of rules for A and B: both gradients of an example, and the bias."""
+    """The base class of rules for A, B and the bias."""
 
     assumes = ("call", "kernel", "quantized_call", "enable_lora")
 
@@ -67,7 +69,7 @@ class _Thin(BeforeActivation):
 
 @variant_of(keras.layers.Dense)
 class LoraDenseRule(_Thin):
-    """A [in, r] and B [r, out] of a `Dense`."""
+    """The rule of a `Dense` layer with A [in, r] and B [r, out]."""
 
     def compute_gradients(self, a, b):
         """See `_Thin.compute_gradients`."""
@@ -89,7 +91,10 @@ class LoraDenseRule(_Thin):
 
 @variant_of(keras.layers.EinsumDense)
 class LoraEinsumDenseRule(_Thin):
-    """A [..., r] and B [r, last] of an `EinsumDense` whose kernel ends with an axis of outputs."""
+    """The rule of an `EinsumDense` layer with A [..., r] and B [r, last].
+
+    The last axis of the kernel must be one of the outputs and not of the inputs.
+    """
 
     @classmethod
     def handles(cls, layer, registered_class):
@@ -132,7 +137,10 @@ class LoraEinsumDenseRule(_Thin):
 
 @variant_of(keras.layers.Embedding)
 class LoraEmbeddingRule(EmbeddingRule):
-    """A [vocabulary, r] by its rows that were read, as a table; B [r, d] as a `Dense` kernel."""
+    """The rule of an `Embedding` layer with A [vocabulary, r] and B [r, d].
+
+    A is treated as the table of an embedding, and B as the kernel of a `Dense` layer.
+    """
 
     assumes = ("call", "embeddings", "quantized_call", "enable_lora")
 
@@ -143,7 +151,7 @@ class LoraEmbeddingRule(EmbeddingRule):
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: nothing is."""
+        """See `Rule.joined`: calls are never joined."""
         return None
 
     def __init__(self, call, output_gradients, num_views, variables):

@@ -1,4 +1,4 @@
-"""Rules for scale and offset of layer, RMS and group normalization."""
+"""Rules for the scale and the offset of layer, RMS and group normalization."""
 
 import functools
 import math
@@ -14,14 +14,18 @@ from tfdpx.per_example.rule import Rule, register
 
 
 class ScaleAndOffsetRule(Rule):
-    """For y = gamma * z + beta, gradients sum(G * z) and sum(G) over all but the feature axes."""
+    """A rule for outputs y = gamma * z + beta, with a scale gamma and an offset beta.
+
+    With output gradients G, the gradients are sum(G * z) and sum(G), over all axes but the
+    features.
+    """
 
     def scale_gradients(self):
-        """float32 [B, *features]: sum(G * z)."""
+        """Returns sum(G * z), float32 [B, *features]."""
         raise NotImplementedError
 
     def offset_gradients(self):
-        """float32 [B, *features]: sum(G)."""
+        """Returns sum(G), float32 [B, *features]."""
         raise NotImplementedError
 
     @functools.cached_property
@@ -38,7 +42,7 @@ class ScaleAndOffsetRule(Rule):
 
 @register(keras.layers.LayerNormalization)
 class LayerNormalizationRule(ScaleAndOffsetRule):
-    """Layer normalization, RMS scaling included."""
+    """The rule of layer normalization, with or without RMS scaling."""
 
     @classmethod
     def handles(cls, layer, registered_class):
@@ -57,8 +61,8 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         return self._sum_positions(self.output_gradients[0])
 
     def _sum_normalized(self, **without):
-        """sum(G * z), with z the output of the layer `without` its weights."""
-        # In float32, also where the layer computes in bfloat16.
+        """Returns sum(G * z), where z is the output of the layer `without` its weights."""
+        # In float32, even if the layer computes in bfloat16.
         plain = layer_internals.in_float32(self.layer, **without)
         normalized = plain.call(tf.cast(self.call.args[0], "float32"))
         return self._sum_positions(self.output_gradients[0] * normalized)
@@ -74,7 +78,7 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
 
 @register(keras.layers.RMSNormalization)
 class RMSNormalizationRule(LayerNormalizationRule):
-    """Only a scale."""
+    """The rule of RMS normalization, which has only a scale."""
 
     @functools.cached_property
     def small_gradients(self):
@@ -88,7 +92,7 @@ class RMSNormalizationRule(LayerNormalizationRule):
 
 @register(keras.layers.GroupNormalization)
 class GroupNormalizationRule(ScaleAndOffsetRule):
-    """The gradients of scale and offset, and at the layer's input, from the same two sums.
+    """The rule of group normalization: all gradients come from the same two sums.
 
     For the n numbers x in a group of an image, let m be their mean, r = 1/sqrt(variance + epsilon)
     and z = r (x - m). With output gradients G, the sums over positions are sum(G), the gradient of
@@ -97,7 +101,7 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
         gamma r G - a - r z b,
 
     with a and b the sums over a group's channels of gamma r times either sum, divided by n.
-    TensorFlow would derive it in three times the operations, and needs the two sums again.
+    TensorFlow's derivation takes three times as many operations, and computes the two sums again.
     """
 
     assumes = ("call", *layer_internals.GROUP_NORMALIZATION_STEPS)
@@ -148,19 +152,19 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
 
 
 class _Kind(typing.NamedTuple):
-    """The properties of layers and inputs that share one trace.
+    """The properties that layers and inputs must share to use one trace.
 
-    Arrays are [N, before, groups, channels of a group, after], with the positions before and after
-    the axis of channels; in float32, or in float64 where the inputs are. Each row is computed from
-    that row alone.
+    Arrays are [N, before, groups, channels of a group, after], where `before` and `after` count the
+    positions before and after the axis of channels. They are float32, or float64 if the inputs are.
+    Each row is computed only from that row.
 
     Attributes:
-        axis: Int, of the channels.
-        groups: Int.
-        channels: Int, of a group.
+        axis: Int, the axis of the channels.
+        groups: Int, the number of groups.
+        channels: Int, the number of channels in a group.
         epsilon: Float.
         has_gamma, has_beta: Bools, which weights the layer has.
-        output_dtype: Str.
+        output_dtype: Str, the dtype of the outputs.
     """
 
     axis: int
@@ -180,7 +184,7 @@ class _Kind(typing.NamedTuple):
         return cls(axis, layer.groups, channels, *settings)
 
     def split(self, tensor):
-        """A tensor like the inputs as an array."""
+        """Returns a tensor with the shape of the inputs as such an array."""
 
         def product(axes):
             sizes = tensor.shape[axes]
@@ -194,7 +198,8 @@ class _Kind(typing.NamedTuple):
 def _forward(kind, inputs, *weights):
     """Returns the output, computed like Keras's; m, r and gamma r, [N, 1, groups, channels, 1]."""
     images = kind.split(inputs)
-    # One number a channel: arithmetic with one a group takes twice the time.
+    # The arrays hold a number for each channel: with one for each group, arithmetic takes twice the
+    # time.
     by_channel = [kind.groups, kind.channels, 1]
     ones = tf.ones(by_channel, images.dtype)
     weights = [tf.reshape(tf.cast(w, images.dtype), by_channel) for w in weights]

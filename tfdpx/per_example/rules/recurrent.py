@@ -1,4 +1,4 @@
-"""Rules of `LSTM`, `GRU`, `SimpleRNN`, and `RNN` of their cells.
+"""The rule of `LSTM`, `GRU`, `SimpleRNN`, and of `RNN` with their cells.
 
 A cell multiplies an input x_t and a state h_t by two kernels at each of T time steps, and adds both
 products up in its gates. With the gradients g_t at the gates of all time steps, the gradients of
@@ -24,7 +24,7 @@ from tfdpx.per_example.rules.contraction import ProductRule
 
 @register(keras.layers.RNN)
 class RecurrentRule(Rule):
-    """Two products for each cell: its inputs and its states times the gates' gradients."""
+    """A rule with two products for each cell: inputs, and states, times the gates' gradients."""
 
     keeps_draws = True
 
@@ -74,7 +74,7 @@ class RecurrentRule(Rule):
 
     @property
     def choices(self):
-        """See `Rule.choices`: one a kernel."""
+        """See `Rule.choices`: one for each kernel."""
         name = type(self).__name__
         return [dataclasses.replace(kernel.choice, rule=name) for kernel in self._kernels]
 
@@ -109,7 +109,8 @@ class _KernelRule(ProductRule):
         rule: The `RecurrentRule`.
         kernel: The `keras.Variable`, [in, gates * units].
         operands: Dict of arguments of `_gate_operands`.
-        gradients: Gradients of the layers after it, float32 [B * K, T, gates * units].
+        gradients: float32 [B * K, T, gates * units], the gradients after the product with the
+            kernel.
     """
 
     small_gradients = ()
@@ -146,7 +147,8 @@ def _gate_operands(vectors, masks, last=None):
 
     Args:
         vectors: [N, ..., d].
-        masks: List of dropout masks [N, d], for each gate or for all; empty where there is none.
+        masks: List of dropout masks [N, d], one for each gate or one for all; empty without
+            dropout.
         last: Optional [N, ..., d], by which the last gate's operand is multiplied.
     """
     if vectors.shape.rank > 2:
@@ -171,12 +173,12 @@ def _multiply_by_kernel(kernel, vectors, masks):
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A time step of a `SimpleRNNCell`, in two parts: a product, which is kept, and the rest.
+    """A time step of a `SimpleRNNCell` in two parts: the product with the kernel, and the rest.
 
     Attributes:
         cell: The cell.
         kernel: Its recurrent kernel, a tensor.
-        bias: The bias of that, a tensor, or None.
+        bias: The bias that is added to this kernel's product, a tensor, or None.
         masks: List of dropout masks [N, units] of the states.
     """
 
@@ -186,17 +188,17 @@ class _Step:
     masks: list
 
     def multiply(self, state):
-        """The product of the first state [N, units] and the kernel."""
+        """Returns the product of the first state [N, units] and the kernel."""
         product = _multiply_by_kernel(self.kernel, state, self.masks)
         return product if self.bias is None else product + self.bias
 
     def advance(self, x, product, states):
-        """The states behind the step, a list.
+        """Returns the states after the step, a list.
 
         Args:
             x: The product of the inputs and their kernel, [N, gates * units].
             product: The result of `multiply`.
-            states: List of [N, units] before the step.
+            states: List of the states [N, units] before the step.
         """
         del states
         return [self.cell.activation(x + product)]
@@ -219,7 +221,7 @@ class _GRUStep(_Step):
         return [z * states[0] + (1 - z) * candidate]
 
     def gates(self, x, product):
-        """The gates of update and reset, [N, ..., 2 * units]."""
+        """Returns the gates of update and reset, [N, ..., 2 * units]."""
         size = 2 * self.cell.units
         return self.cell.recurrent_activation(x[..., :size] + product[..., :size])
 
@@ -246,7 +248,7 @@ def _step_class(cell):
 
 
 def _run_layer(call, watch, sequences, initial_state, mask, training):
-    """Does `inner_loop` of a `keras.layers.RNN`: last outputs, all outputs, and states."""
+    """Replaces `keras.layers.RNN.inner_loop`: returns last outputs, all outputs, and states."""
     layer, cells = call.layer, cells_of(call.layer)
     is_stacked = cells[0] is not layer.cell
     flags = tf.nest.flatten(mask)[0]
@@ -266,7 +268,7 @@ def _run_layer(call, watch, sequences, initial_state, mask, training):
             sequences = tf.concat([before[:, 1:], last[:, tf.newaxis]], axis=1)
     outputs = sequences if layer.return_sequences else last[:, tf.newaxis]
     if flags is not None:
-        if not layer.zero_output_for_mask:  # Keras gives zeros before the first that counts.
+        if not layer.zero_output_for_mask:  # Zeros before the first step that counts.
             flags = tf.cumsum(tf.cast(flags, "int32"), axis=1) > 0
         flags = flags if layer.return_sequences else flags[:, -1:]
         outputs = tf.where(flags[:, :, tf.newaxis], outputs, tf.zeros_like(outputs))
@@ -282,8 +284,8 @@ def _run_cell(cell, watch, sequences, states, flags, training, unroll):
         sequences: [N, T, in].
         states: List of [N, units], at the start.
         flags: Optional bool [N, T], whether a time step counts.
-        training: Whether there is dropout.
-        unroll: Whether the loop over time steps is one of Python.
+        training: Bool, whether there is dropout.
+        unroll: Bool, whether the loop over time steps is a Python loop.
     """
     dtype = cell.compute_dtype
     sequences, states = tf.cast(sequences, dtype), [tf.cast(s, dtype) for s in states]
@@ -302,7 +304,8 @@ def _run_cell(cell, watch, sequences, states, flags, training, unroll):
     step = _step_class(cell)(cell, recurrent_kernel, recurrent_bias, masks[1])
     x = _multiply_by_kernel(kernel, sequences, masks[0])
     x = watch(x if bias is None else x + bias)
-    # The gradients after both kernels are the same, except where one product is multiplied by more.
+    # The gradients after both kernels are the same, except in `_GRUStep`, which multiplies a part
+    # of one product by a gate.
     probes = [watch(tf.zeros_like(x))] if type(step) is _GRUStep else []
     before, *ends = _recurrence(step, flags, x, probes, states, unroll)
     operands = {"vectors": before, "masks": masks[1]}
@@ -317,9 +320,9 @@ def _recurrence(step, flags, x, probes, states, unroll):
     Args:
         step: The `_Step`.
         flags: Optional bool [N, T].
-        x: [N, T, gates * units], the gates without the states.
-        probes: List of zeros [N, T, gates * units], whose gradients are those behind the recurrent
-            kernel; empty where these are the gradients at `x`.
+        x: [N, T, gates * units], the part of the gates that comes from the inputs.
+        probes: List of one tensor of zeros [N, T, gates * units]. Its gradient is the gradient
+            after the recurrent kernel. The list is empty if this equals the gradient at `x`.
         states: List of [N, units], at the start.
         unroll: As for `_run_cell`.
     """
@@ -344,7 +347,7 @@ def _recurrence(step, flags, x, probes, states, unroll):
             values, rows = body(t, values)
             return count + 1, values, [a.write(t, r) for a, r in zip(arrays, rows, strict=True)]
 
-        if unroll:  # XLA compiles no loop that is mapped.
+        if unroll:  # XLA cannot compile a mapped loop.
             for count in range(length):
                 count, values, arrays = run_step(count, values, arrays)
             return values, arrays

@@ -1,4 +1,4 @@
-"""The patches of images under a convolution's kernel, and their inner products."""
+"""The patches of images that a convolution's kernel sees, and their inner products."""
 
 import dataclasses
 import itertools
@@ -10,12 +10,15 @@ from tfdpx.per_example.rows import positions
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The window of a kernel, and its movement.
+    """The window of a convolution's kernel, and how it moves over an image.
+
+    A *tap* is a place in the kernel, and a *patch* holds the pixels that the kernel sees at a
+    position.
 
     Attributes:
-        size: Pair of ints, like `strides` and `dilation`.
-        strides: Rows and columns from one position to the next.
-        dilation: Rows and columns from one tap to the next.
+        size: Pair of ints, the rows and columns of the kernel.
+        strides: Pair of ints, the rows and columns from one position to the next.
+        dilation: Pair of ints, the rows and columns from one tap to the next.
         padding: "same" or "valid".
     """
 
@@ -31,7 +34,7 @@ class Window:
 
     @property
     def taps(self):
-        """Int: kernel height times kernel width."""
+        """Int: the number of taps, kernel height times kernel width."""
         return self.size[0] * self.size[1]
 
     def patches(self, images, contiguous):
@@ -39,8 +42,8 @@ class Window:
 
         Args:
             images: float32.
-            contiguous: Whether to join slices, which is fastest at stride one and under XLA. H and
-                W must be known.
+            contiguous: Bool, whether to join slices, which is fastest at stride one and under XLA.
+                It needs known H and W.
         """
         if self.taps == 1 and max(self.strides) == 1:
             return images
@@ -68,7 +71,7 @@ class Window:
         )
 
     def kernel_gradient(self, inputs, output_gradients, kernel_shape):
-        """The gradient at the kernel, summed over all images: [*kernel_shape].
+        """Returns the gradient at the kernel, summed over all images, [*kernel_shape].
 
         Args:
             inputs: float32 [N, H, W, C].
@@ -95,7 +98,7 @@ class Window:
         return group_gradients[0] if groups == 1 else tf.concat(group_gradients, axis=-1)
 
     def correlate(self, images, gradients):
-        """The kernel gradient of each channel, as a convolution of images with gradients.
+        """Returns the kernel gradient of each channel, by a convolution of images with gradients.
 
         Args:
             images: float32 [1, H, W, C], with known H and W.
@@ -105,7 +108,7 @@ class Window:
             float32 [1, kh, kw, C * multiplier].
         """
         edges = self._edges(images.shape[1:3])
-        # A movement of the kernel is one of the gradients here, and the other way round.
+        # Here the gradients act as the kernel, so strides and dilation change places.
         extents = [
             (size - 1) * rate + (count - 1) * stride + 1
             for size, rate, count, stride in zip(
@@ -118,9 +121,9 @@ class Window:
         )
 
     def split_phases(self, images, gradients):
-        """Splits both into the phases of the dilation; each phase needs none.
+        """Splits images and gradients into the phases of a dilation.
 
-        A kernel without dilation or padding that sees the phases has the same gradient.
+        The gradient at a kernel without dilation or padding is the same for the phases.
 
         Args:
             images: float32 [N, H, W, C].
@@ -132,7 +135,7 @@ class Window:
         sizes = gradients.shape[1:3]
         if None in sizes:
             sizes = tf.unstack(tf.shape(gradients)[1:3])
-        # The padding of the last phases meets gradients of zero.
+        # Padding at the end is multiplied by gradients of zero.
         ends = [-size % rate for size, rate in zip(sizes, self.dilation, strict=True)]
         # Dilation excludes strides, and without strides the edges are the same for any size.
         edges = zip(self._edges((1, 1)), ends, strict=True)
@@ -174,12 +177,12 @@ class Window:
         return tf.reshape(products, [-1, count, count])
 
     def gram_terms(self, channels):
-        """Returns the number of terms that `gram` adds in line for a product of two patches."""
+        """Returns how many terms `gram` adds one after the other for a product of two patches."""
         # Products of pixels, then as many sums as the window has rows and columns.
         return self.taps * channels if self._is_strided else channels + sum(self.size)
 
     def gram_sizes(self, height, width, num_views):
-        """Returns the number of products that `gram` forms first, and their terms for a channel."""
+        """Returns how many products `gram` forms first, and their number of terms per channel."""
         if self._is_strided:
             count = num_views * self._count(0, height) * self._count(1, width)
             return count**2, self.taps
@@ -221,7 +224,7 @@ class Window:
 
 
 def _sum_of_shifts(products, axes, taps, length):
-    """Sums parts of [..., T, ..., T, ...], shifted by each tap along both `axes`."""
+    """Returns the sum of parts of [..., T, ..., T, ...], shifted by each tap along `axes`."""
     rank = products.shape.rank
     size = tf.constant([length if axis in axes else -1 for axis in range(rank)])
     starts = [[tap.start if axis in axes else 0 for axis in range(rank)] for tap in taps]
