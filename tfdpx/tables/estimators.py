@@ -438,9 +438,11 @@ def cross_validate(
     require(is_share or (is_integer(cv, 2) and cv <= rows), "cv", cv, must)
     if isinstance(private, PrivateClassifier) and private.classes is None:
         private.set_params(classes=np.unique(y))  # A fold may lack a label.
-    order = np.random.default_rng(seed).permutation(rows)
-    parts = [order[: math.ceil(cv * rows)]] if is_share else np.array_split(order, cv)
-    splits = [(np.setdiff1d(order, part), np.sort(part)) for part in parts]
+    if is_share:
+        folds = model_selection.ShuffleSplit(1, test_size=cv, random_state=seed)
+    else:
+        folds = model_selection.KFold(cv, shuffle=True, random_state=seed)
+    splits = list(folds.split(range(rows)))
     fits = max(1, len(splits) - 1)
     shared_rows.copies_of(private).role = "silent"  # Its ledger has all folds.
     print(

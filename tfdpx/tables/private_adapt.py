@@ -125,8 +125,8 @@ def private_adapt(
 def releasing(releases, noise_multiplier):
     """Returns a function that the functions below take as `released`.
 
-    It takes a function that returns the exact array, and the sensitivity of this array. It returns
-    the noisy array, and the standard deviation of its noise.
+    It takes an exact array and its sensitivity. It returns the noisy array, and the standard
+    deviation of its noise.
 
     Args:
         releases: `Releases` in which `STATISTICS` are planned.
@@ -134,8 +134,8 @@ def releasing(releases, noise_multiplier):
     """
 
     def released(exact, sensitivity):
-        value = releases.gaussian(STATISTICS, exact(), sensitivity)
-        return value, noise_multiplier * sensitivity
+        noisy = releases.gaussian(STATISTICS, exact, sensitivity)
+        return noisy, noise_multiplier * sensitivity
 
     return released
 
@@ -200,7 +200,10 @@ def _numbers(layer, x):
 
 
 def adapt_lookup(layer, x, released):
-    """Gives a lookup the frequent categories of a column.
+    """Gives a lookup the frequent categories of a column, the most frequent first.
+
+    Counts change by one with a row. A value is published if its noisy count is eight deviations of
+    the noise above one. For a value that only one row has, the probability is below 1e-15.
 
     Args:
         layer: `StringLookup` or `IntegerLookup` without a vocabulary.
@@ -217,11 +220,16 @@ def adapt_lookup(layer, x, released):
             f"{layer.name!r}. Received: dtype {x.dtype}, shape {x.shape}. Use a layer per column."
         )
     x = np.array([text_of(v) for v in x.tolist()]) if texts else x.astype("int64")
-    special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
-    most = None if layer.max_tokens is None else layer.max_tokens - special
-    vocabulary = categories(
-        x, most, released, lambda v: v not in (layer.oov_token, layer.mask_token) and _is_line(v)
-    )
+    values, counts = np.unique(x, return_counts=True)
+    noisy, deviation = released(counts.astype("float64"), 1.0)
+    order = np.argsort(-noisy, kind="stable")
+    frequent = [values[i].item() for i in order if noisy[i] > 1 + _RARE * deviation]
+    tokens = layer.oov_token, layer.mask_token
+    # A line each in the vocabulary's file.
+    vocabulary = [v for v in frequent if v not in tokens and str(v).splitlines() == [str(v)]]
+    if layer.max_tokens is not None:
+        special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
+        vocabulary = vocabulary[: layer.max_tokens - special]
     if not vocabulary:  # No error: it would reveal this without an entry in a ledger.
         warn(
             f"No category of {layer.name!r} has enough rows for so much noise, so all its values "
@@ -238,11 +246,6 @@ def text_of(value):
     if value is None or type(value).__name__ == "NAType" or value != value:
         return ""
     return str(value)
-
-
-def _is_line(value):
-    """Returns whether a category can be a line of the vocabulary's file."""
-    return not isinstance(value, str) or value.splitlines() == [value]
 
 
 # The powers of two that are searched for the magnitudes of a column.
@@ -268,7 +271,7 @@ def bounds(x, released, lower=np.nan, upper=np.nan):
     """
     powers = 2.0 ** np.arange(_LEAST, _MOST + 2)
     edges = np.concatenate([-powers[::-1], powers])
-    noisy, deviation = released(lambda: _counts(x, edges[1:-1]), math.sqrt(x.shape[1]))
+    noisy, deviation = released(_counts(x, edges[1:-1]), math.sqrt(x.shape[1]))
     # Noise exceeds it somewhere in one of fifty cases or fewer.
     limit = deviation * math.sqrt(2 * math.log(10 * noisy[:-1].size)) + 0.5
     starts, ends = edges[:-1].copy(), edges[1:].copy()
@@ -316,7 +319,7 @@ def narrow(x, lower, upper, released):
     powers = _CELL_RATIO ** -np.arange(1.0, _CELLS + 1)[:, np.newaxis]
     inner = zero + np.maximum(upper - zero, zero - lower) * np.vstack([-powers, powers[::-1]])
     clipped = np.clip(x, lower, np.nextafter(upper, lower))
-    noisy, _ = released(lambda: _counts(clipped, inner), math.sqrt(columns))
+    noisy, _ = released(_counts(clipped, inner), math.sqrt(columns))
     edges = np.vstack([lower, np.clip(inner, lower, upper), upper])
     inside = np.where(np.diff(edges, axis=0) > 0, noisy[:-1], 0.0)  # No row is out of the bounds.
     below = np.vstack([np.zeros(columns), np.cumsum(inside, axis=0)])
@@ -342,11 +345,8 @@ def moments(x, lower, upper, released):
     """
     rows, columns = x.shape
     middle, half = (lower + upper) / 2, (upper - lower) / 2
-
-    def sums():
-        u = np.nan_to_num(np.clip((x - middle) / half, -1, 1))
-        return np.sum([u, u**2 - 0.5], axis=1)
-
+    u = np.nan_to_num(np.clip((x - middle) / half, -1, 1))
+    sums = np.sum([u, u**2 - 0.5], axis=1)
     (first, second), deviation = released(sums, math.sqrt(1.25 * columns))
     mean = np.clip(first / rows, -1, 1)
     # A variance below its noise is meaningless, and would blow up the column.
@@ -368,33 +368,10 @@ def quantiles(x, lower, upper, num_bins, released):
         released: As for `bounds`.
     """
     edges = np.linspace(lower, upper, _HISTOGRAM + 1)
-
-    def counts():
-        inside = np.clip(x[~np.isnan(x)], lower, upper)
-        return np.histogram(inside, edges)[0].astype("float64")
-
-    noisy, deviation = released(counts, 1.0)
+    counts, _ = np.histogram(np.clip(x[~np.isnan(x)], lower, upper), edges)
+    noisy, deviation = released(counts.astype("float64"), 1.0)
     total = np.cumsum(np.where(noisy > 2 * deviation, noisy, 0.0))
     wanted = total[-1] * np.arange(1, num_bins) / num_bins
     if not total[-1]:
         return np.linspace(lower, upper, num_bins + 1)[1:-1]
     return np.unique(np.interp(wanted, [0.0, *total], edges))
-
-
-def categories(x, most, released, may_be_named=lambda value: True):
-    """Returns the frequent values of a column, the most frequent first, by noisy counts; a list.
-
-    Counts change by one with a row. A value is published if its noisy count is eight deviations of
-    the noise above one. For a value that only one row has, the probability is below 1e-15.
-
-    Args:
-        x: Array [rows] of strings or ints.
-        most: Int, or None for all.
-        released: As for `bounds`.
-        may_be_named: Function of a value, whether it may be published. It reads no other value.
-    """
-    values, counts = np.unique(x, return_counts=True)
-    noisy, deviation = released(lambda: counts.astype("float64"), 1.0)
-    order = np.argsort(-noisy, kind="stable")
-    named = [values[i].item() for i in order if noisy[i] > 1 + _RARE * deviation]
-    return [value for value in named if may_be_named(value)][:most]

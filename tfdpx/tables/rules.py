@@ -188,7 +188,7 @@ class Preprocessing:
         if numbers := [inputs[name] for name in self._columns.numbers]:
             layers.append(keras.layers.Normalization())
             private_adapt.set_moments(layers[-1], *self._moments())
-            scaled = layers[-1](_joined(numbers))
+            scaled = layers[-1](ops.concatenate(numbers, axis=-1))
             scaled = ops.where(ops.isnan(scaled), 0.0, scaled)
             parts.append(ops.clip(scaled, -_LARGEST, _LARGEST))
         for name in self._columns.texts:
@@ -200,7 +200,9 @@ class Preprocessing:
         for layer in layers:
             account.declare_statistics(layer, ledger)
         name = "tfdpx.preprocessing"
-        return keras.Model(list(inputs.values()), _joined(parts), name=name), ledger
+        return keras.Model(
+            list(inputs.values()), ops.concatenate(parts, axis=-1), name=name
+        ), ledger
 
     def _moments(self):
         """Returns the mean and the variance by which numbers are scaled, float64 `[numbers]`."""
@@ -219,10 +221,6 @@ class Preprocessing:
             part = x[:, taken], lower[taken], upper[taken]
             mean[taken], variance[taken] = private_adapt.moments(*part, self._released)
         return mean, variance
-
-
-def _joined(tensors):
-    return tensors[0] if len(tensors) == 1 else ops.concatenate(tensors, axis=-1)
 
 
 class Training(NamedTuple):

@@ -27,7 +27,7 @@ def exact(compute):
     releases = []
 
     def released(value, sensitivity):
-        releases.append((value(), sensitivity))
+        releases.append((value, sensitivity))
         return releases[-1][0], TINY
 
     return compute(released), releases
