@@ -18,7 +18,6 @@ from scipy.special import logsumexp, softmax
 
 from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
 from tfdpx.accounting import calibration
-from tfdpx.accounting.statement import rounded_up
 from tfdpx.heads.features import FeatureSet
 from tfdpx.heads.gradients import gradient_sum
 from tfdpx.heads.head import Head, norm_bound, optional, positive
@@ -221,34 +220,6 @@ class AdaMix(Head):
         """Returns the next weights; `slope` is a sum over `count` examples."""
         slope += self.l2_regularization * (kernel - reference)
         return kernel - self.learning_rate / count * slope
-
-    def statement(self, num_examples: int, num_public: int = 0) -> str:
-        """Returns a paragraph that states which examples have which guarantee.
-
-        Args:
-            num_examples: Int, number of private examples.
-            num_public: Int, number of public examples.
-
-        Returns:
-            String of whole sentences.
-
-        Raises:
-            ValueError: If `num_examples` is not a positive integer.
-        """
-        text = (
-            f"The weights are ({rounded_up(self.plan(num_examples).epsilon)}, {self.delta:g})-"
-            f"differentially private for the {num_examples} private examples, under adding or "
-            f"removing one: {self.steps} Gaussian releases of all of them at noise multiplier "
-            f"{self.noise_multiplier:g}, accountant {self.accountant}."
-        )
-        if num_public:
-            text += (
-                f" The {num_public} public examples get no guarantee: the weights may reveal all "
-                "of them."
-            )
-        if self.seed is not None:
-            text += " This holds only while the seed is secret; do not release the weights."
-        return text
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

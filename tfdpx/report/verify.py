@@ -37,6 +37,7 @@ class Verdict:
         problems: List of reasons for NO.
         unchecked: List of sentences about omitted checks.
         is_folder: Bool, whether a whole folder was checked.
+        against: String, the name of the file that `record` is from.
     """
 
     record: Record | None = None
@@ -44,6 +45,7 @@ class Verdict:
     problems: list[str] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
     is_folder: bool = True
+    against: str = ""
 
     @property
     def other_words(self) -> list[str]:
@@ -84,21 +86,13 @@ def check(path: pathlib.Path) -> Verdict:
         ValueError: If there is nothing to check, or the folder has several runs.
     """
     files, left_over = _files(path)
-    verdict, read = Verdict(is_folder=path.is_dir()), {}
+    verdict = Verdict(is_folder=path.is_dir())
     for name, file in files.items():
         try:
-            read[name] = _read(file)
+            verdict.files[name] = _answer(name, file, verdict)
         except Exception as error:  # The file may have any content.
             reason = " ".join(str(error).split())[:300].rstrip(".")
             verdict.files[name] = f"is damaged, edited, or no file of a run: {reason}"
-    whole = {name: record for name, record in read.items() if record and record.data}
-    against = next((name for name in (records.FILE, MODEL, *whole) if name in whole), None)
-    verdict.record = whole.get(against)
-    for name, record in read.items():
-        try:
-            verdict.files[name] = _answer(name, files[name], record, against, verdict)
-        except Exception as error:
-            verdict.files[name] = f"cannot be compared: {error}"
     verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in _FINE]
     verdict.problems += [f"{name} is left of unfinished work" for name in left_over]
     if path.is_dir():
@@ -129,50 +123,53 @@ def _files(path):
         raise ValueError(f"The runs lie in folders of {path}. Give one: {', '.join(runs)}.")
     if not files and not left_over:
         raise ValueError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
-    names = sorted(str(file.relative_to(path)) for file in files)
-    return {name: path / name for name in names}, [str(f.relative_to(path)) for f in left_over]
+    # All files are compared with the first whole record.
+    first = [path / name for name in (records.FILE, MODEL, page.FILE)]
+    files.sort(key=lambda file: (first.index(file) if file in first else len(first), file))
+    names = ([str(file.relative_to(path)) for file in paths] for paths in (files, left_over))
+    return {name: path / name for name in next(names)}, next(names)
 
 
-def _read(file):
-    """Returns the `Record` in a file; None for a text. A damaged file may raise any exception."""
+def _answer(name, file, verdict):
+    """Compares a file with the record of the run; returns "agrees" or another text.
+
+    The first whole record is the one of the run. A damaged file may raise any exception.
+    """
+    held = verdict.record
     if file.name in _TEXTS:
-        return None
-    record = page.record_in(file.read_bytes()) if file.suffix == ".html" else record_in(file)
+        if held is None:
+            return "is a text alone, so that nothing can be checked: ask for the folder of its run"
+        text = _TEXTS[file.name](held).encode("utf-8", "backslashreplace")
+        return _compared(text, file.read_bytes(), held)
+    is_page = file.suffix == ".html"
+    record = page.record_in(file.read_bytes()) if is_page else record_in(file)
     if file.suffix == ".keras":
         with zipfile.ZipFile(file) as archive:
             if (entry := archive.testzip()) is not None:
                 raise ValueError(f"Its entry {entry} is not what was saved.")
-    if record.data is not None:
-        page.page(record, {})  # Raises an error if a value has the wrong type for its words.
-    return record
-
-
-def _answer(name, file, record, against, verdict):
-    """Compares a file with the record of `against`; returns "agrees" or another text."""
-    held = verdict.record
-    if held is None:
-        what = "is a text alone" if record is None else "has a ledger alone, without data and delta"
-        return f"{what}, so that nothing can be checked: ask for the folder of its run"
-    if record is None:
-        text = _TEXTS[file.name](held).encode("utf-8", "backslashreplace")
-        return _compared(text, file.read_bytes(), held)
     if record.data is None:
+        if held is None:
+            return "has a ledger alone, without data and delta: ask for the folder of its run"
         if record.ledger == held.ledger:
             return _AGREES
-        return f"has another ledger than {against}: it is of another run, or was trained on"
+        return f"has another ledger than {verdict.against}: it is of another run, or was trained on"
+    page.page(record, {})  # Raises an error if a value has the wrong type for its words.
+    if held is None:
+        held = verdict.record = record
+        verdict.against = name
     if record.fingerprint != held.fingerprint:
         ours, theirs = dataclasses.asdict(held), dataclasses.asdict(record)
         differing = [key for key in ours if ours[key] != theirs[key] and key != "weights"]
         return (
-            f"and {against} are of different runs, or one was edited: they differ in "
+            f"and {verdict.against} are of different runs, or one was edited: they differ in "
             f"{', '.join(differing)}"
         )
     if file.suffix == ".json":
         return _misstated(file.read_bytes(), held) or _AGREES
-    if file.suffix != ".html":
+    if not is_page:
         return _AGREES
     recorded, shown, text = page.take_apart(file.read_bytes())
-    beside = {} if against == name else page.pictures_of(file.parent)
+    beside = page.pictures_of(file.parent) if verdict.is_folder else {}
     if changed := [key for key in beside if beside[key] != shown.get(key)]:
         return f"does not show the pictures beside it: {', '.join(changed)}"
     if alone := ", ".join(sorted(shown.keys() - beside.keys())):

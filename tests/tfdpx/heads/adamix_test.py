@@ -106,15 +106,6 @@ def test_datasets_and_rows_of_labels_give_what_arrays_of_integers_give():
     np.testing.assert_array_equal(head.kernel, expected)
 
 
-def test_the_statement_says_whom_it_leaves_out():
-    statement = AdaMix(CLASSES, 1.0).statement(60, 8)
-    assert "(0.9858, 1e-05)-differentially private for the 60 private examples" in statement
-    assert "The 8 public examples get no guarantee" in statement
-    private = AdaMix(CLASSES, 1.0, seed=3, l2_norm_clip=1.0).statement(68)
-    assert "68 private examples" in private and "public" not in private
-    assert "do not release the weights" in private
-
-
 UNFIT = PUBLIC[0].copy()
 UNFIT[3, 2] = np.nan
 
