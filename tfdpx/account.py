@@ -163,15 +163,15 @@ class Account(_PrivacySpend):
     def follow(self, model):
         """Includes all that any optimizer has spent, or will spend, on the weights of `model`."""
         self._models.add(model)
+        for mark in map(mark_of, model.weights):
+            mark.followers.add(self)
+            self._followed.add(mark)
         for layer in layer_internals.flatten_layers(model):
             uncounted.discard(layer)
             ledger = ledger_of_statistics(layer)
             if ledger is not None and ledger.entries:
-                attach(ledger, model.weights)
+                attach(ledger, model.weights)  # Asks for the ledger, of weights followed by now.
                 self._adapted.add(layer)
-        for mark in map(mark_of, model.weights):
-            mark.followers.add(self)
-            self._followed.add(mark)
 
     def variables(self):
         """Returns a list of the `keras.Variable`s of models passed to `follow` that still exist."""
