@@ -228,7 +228,7 @@ def test_a_training_on_data_of_a_free_name_is_counted(file, tmp_path):
     path, folder = file("places365_small"), tmp_path / "ward"
     for name in ("a", "b"):
         (folder / name).mkdir(parents=True)
-    # As of `tfdpx.report(model, ..., data="ward 7")`, which may have read the same files.
+    # `tfdpx.report(model, ..., data="ward 7")` may have read the same files.
     Record("tfdpx.report", DatasetId("ward 7", 80), PRIVATE, 1e-5).save(path)
     assert before(path, f"folder:{folder}") == PRIVATE
     assert before(path, "digits") == Ledger()
