@@ -1,6 +1,6 @@
-"""Attacks on trained models, and the bounds on epsilon that they prove."""
+"""Attacks on trained models and on optimizers, and the lower bounds on epsilon that they prove."""
 
-from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.audit.bounds import epsilon_lower_bound, gdp_epsilon_lower_bound
 from tfdpx.audit.membership import example_losses, membership_report
 from tfdpx.audit.one_run import OneRunAudit

@@ -1,23 +1,26 @@
 """Lower bounds on epsilon from the number of right guesses of an attack.
 
-Many runs. A test distinguishes runs without an example ("negatives") from runs with it
-("positives"). If it does better than any (epsilon, delta) allows, the claim is false. The bounds
-hold with the stated confidence over the randomness of independent runs; the test must be chosen
-before the runs are examined. No bound proves that a mechanism is private: another attack
-may do better.
+A lower bound can show that a claimed epsilon is too small. It never proves that a mechanism is
+private, because another attack may do better. There are bounds for two kinds of experiments.
 
-One run. Each of m canaries was in the data or not, by an independent fair coin. An attack guesses r
-of the coins, and v guesses are right. Two bounds limit how many can be right for a private
-mechanism. Both bound the same probability, so taking the smaller of the two costs no confidence.
+Many runs. A test tells runs without an example ("negatives") from runs with it ("positives"). If
+it makes fewer errors than (epsilon, delta)-privacy allows, the claim is false. The runs must be
+independent, and the test must be chosen before they are examined. The bound then holds with the
+stated confidence.
 
-- Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846): at (epsilon, delta), hardly more
-  than Binomial(r, 1 / (1 + exp(-epsilon))).
-- Mahloujifar, Melis and Chaudhuri 2024 (arXiv:2410.22235): for a mechanism with trade-off function
-  f, and p_c the probability of c right guesses, every set T of numbers has
+One run. An independent fair coin decided for each of m canaries (artificial examples) whether it
+was in the data. An attack guesses r of the coins, and v guesses are right. For a private mechanism
+it is improbable that many guesses are right. Two theorems bound this probability, so the smaller of
+the two bounds may be used without losing confidence:
 
-      sum_{c in T} c/m p_c <= 1 - f(sum_{c in T} (r - c + 1)/m p_{c-1}),
+- Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846): for an (epsilon, delta)-private mechanism,
+  the number of right guesses is hardly larger than Binomial(r, 1 / (1 + exp(-epsilon))).
+- Mahloujifar, Melis and Chaudhuri 2024 (arXiv:2410.22235): let f be the trade-off function of the
+  mechanism, and p_c the probability of c right guesses. Then every set T of numbers satisfies
 
-  from which the least mass of a tail follows number by number.
+      sum_{c in T} c/m p_c <= 1 - f(sum_{c in T} (r - c + 1)/m p_{c-1}).
+
+  `_least_mass` computes from this the smallest possible values of p_c.
 """
 
 from __future__ import annotations
@@ -34,14 +37,15 @@ from tfdpx.accounting.gaussian import exact_epsilon
 
 
 def clopper_pearson_upper_bound(errors, trials, confidence):
-    """Returns an upper bound on the probability of an error, exact for any number of trials.
+    """Returns an upper bound on the probability of an error, from the number of errors in trials.
 
-    Guarantee: for independent trials with one probability, the bound is below it with probability
-    at most `1 - confidence` (Clopper and Pearson 1934).
+    Guarantee: if the trials are independent and have the same probability of an error, the bound is
+    at least this probability with the given confidence, for any number of trials (Clopper and
+    Pearson 1934).
 
     Args:
-        errors: Int >= 0.
-        trials: Int >= `errors`, at least 1.
+        errors: Int >= 0, the number of trials with an error.
+        trials: Int >= 1, the number of all trials.
         confidence: Float in (0, 1).
 
     Returns:
@@ -67,21 +71,23 @@ def epsilon_lower_bound(
     delta: float,
     confidence: float = 0.999,
 ) -> float:
-    """Returns a lower bound on the epsilon of the mechanism behind the runs.
+    """Returns a lower bound on epsilon from the errors of a test in many runs.
 
-    Any test of an (epsilon, delta)-private mechanism has `1 - beta - delta <= exp(epsilon) alpha`
-    and the same with its errors exchanged; alpha and beta are its rates of false positives and
-    false negatives (Hall et al. 2013; appendix A.2 of De et al. 2022, arXiv:2204.13650). Both rates
-    are replaced by Clopper-Pearson bounds.
+    Let alpha be the rate of false positives of a test and beta its rate of false negatives. For an
+    (epsilon, delta)-private mechanism, `1 - beta - delta <= exp(epsilon) alpha`, and the same holds
+    with alpha and beta exchanged (Hall et al. 2013; appendix A.2 of De et al. 2022,
+    arXiv:2204.13650). Both rates are replaced by their Clopper-Pearson bounds.
 
-    Guarantee: with probability at least `confidence` the bound is no higher than the epsilon that
-    the mechanism has at `delta` under the neighbouring relation of the two kinds of runs.
+    Guarantee: with probability at least `confidence`, the result is at most the epsilon that the
+    mechanism has at `delta`, for neighbouring data sets with and without the example.
 
     Args:
-        false_positives: Int, runs without the example that the test took for runs with it.
-        negatives: Int >= 1, runs without it.
-        false_negatives: Int, runs with the example that the test took for runs without it.
-        positives: Int >= 1, runs with it.
+        false_positives: Int, the number of runs without the example that the test took for runs
+            with it.
+        negatives: Int >= 1, the number of all runs without the example.
+        false_negatives: Int, the number of runs with the example that the test took for runs
+            without it.
+        positives: Int >= 1, the number of all runs with the example.
         delta: Float in (0, 1).
         confidence: Float in (0, 1).
 
@@ -102,21 +108,21 @@ def epsilon_lower_bound(
 
 
 def gdp_mu_lower_bound(false_positives, negatives, false_negatives, positives, confidence=0.999):
-    """Returns a lower bound on mu, for a mechanism that is mu-GDP for some mu.
+    """Returns a lower bound on mu, for a mechanism with Gaussian differential privacy (mu-GDP).
 
-    A test of such a mechanism has `mu >= Phi^-1(1 - alpha) - Phi^-1(beta)` (Dong, Roth, Su 2022,
-    "Gaussian Differential Privacy", Eq. 6). The bound stays tight even if errors are frequent,
-    unlike `epsilon_lower_bound` (Nasr et al. 2023, arXiv:2302.07956).
+    A test with error rates alpha and beta shows that `mu >= Phi^-1(1 - alpha) - Phi^-1(beta)`
+    (Dong, Roth, Su 2022, "Gaussian Differential Privacy", Eq. 6). This bound is tight even if
+    errors are frequent, while `epsilon_lower_bound` is not (Nasr et al. 2023, arXiv:2302.07956).
 
-    Guarantee: with probability at least `confidence`, no mu below the bound describes the
-    mechanism. Gaussian noise on full batches is exactly mu-GDP. Runs with sampled batches are not,
-    so their bound is only an estimate.
+    Guarantee: if the mechanism is mu-GDP, mu is at least the bound, with probability at least
+    `confidence`. Gaussian noise on full batches is exactly mu-GDP. With sampled batches the
+    mechanism is not, so the bound is only an estimate.
 
     Args:
         false_positives: Int, as for `epsilon_lower_bound`.
-        negatives: Int >= 1.
-        false_negatives: Int.
-        positives: Int >= 1.
+        negatives: Int >= 1, as for `epsilon_lower_bound`.
+        false_negatives: Int, as for `epsilon_lower_bound`.
+        positives: Int >= 1, as for `epsilon_lower_bound`.
         confidence: Float in (0, 1).
 
     Returns:
@@ -138,13 +144,16 @@ def gdp_epsilon_lower_bound(
     delta: float,
     confidence: float = 0.999,
 ) -> float:
-    """Returns the epsilon of `gdp_mu_lower_bound`, a tighter lower bound that needs GDP.
+    """Returns a lower bound on epsilon for a mechanism with Gaussian differential privacy (GDP).
+
+    It is tighter than `epsilon_lower_bound`. Gaussian noise on full batches satisfies GDP; for
+    sampled batches the bound is only an estimate (`gdp_mu_lower_bound`).
 
     Args:
         false_positives: Int, as for `epsilon_lower_bound`.
-        negatives: Int >= 1.
-        false_negatives: Int.
-        positives: Int >= 1.
+        negatives: Int >= 1, as for `epsilon_lower_bound`.
+        false_negatives: Int, as for `epsilon_lower_bound`.
+        positives: Int >= 1, as for `epsilon_lower_bound`.
         delta: Float in (0, 1).
         confidence: Float in (0, 1).
 
@@ -180,7 +189,7 @@ def check_confidence(confidence):
 
 
 def _rates(false_positives, negatives, false_negatives, positives, confidence):
-    """Returns upper bounds on both error rates that hold together."""
+    """Returns upper bounds on both error rates, which hold together with `confidence`."""
     check_confidence(confidence)
     confidence_of_each = 1 - (1 - confidence) / 2
     return (
@@ -189,22 +198,22 @@ def _rates(false_positives, negatives, false_negatives, positives, confidence):
     )
 
 
-# Where the search for a bound ends: no realistic number of guesses proves as much.
+# The largest bound that is searched for. No realistic number of guesses proves so large an epsilon.
 _MOST = 60.0
 
 
 def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.95):
-    """Returns a lower bound on epsilon from the number of right guesses of one run.
+    """Returns a lower bound on epsilon from the number of right guesses about canaries in one run.
 
-    Guarantee: with probability at least `confidence` over the coins and the run, the bound is no
-    higher than the epsilon that the mechanism has at `delta` under adding or removing one example.
-    It assumes that the coins were fair, independent and unknown to the attack, and that the number
-    of guesses was chosen without them.
+    Guarantee: with probability at least `confidence` over the coins and the run, the bound is at
+    most the epsilon that the mechanism has at `delta` for adding or removing one example. The coins
+    must be fair, independent and unknown to the attack, and the number of guesses must not depend
+    on them.
 
     Args:
-        correct: Int, right guesses.
-        guesses: Int in [1, canaries]; no guess was made for the other canaries.
-        canaries: Int >= 1, number of coins.
+        correct: Int, the number of right guesses.
+        guesses: Int in [1, canaries], the number of guesses. The attack may leave out canaries.
+        canaries: Int >= 1, the number of canaries, and of coins.
         delta: Float in (0, 1).
         confidence: Float in (0, 1).
 
@@ -227,16 +236,16 @@ def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.
 
 
 def one_run_mu_lower_bound(correct, guesses, canaries, confidence=0.95):
-    """Returns a lower bound on mu, for a mechanism that is mu-GDP for some mu.
+    """Returns a lower bound on mu from the number of right guesses in one run, for mu-GDP.
 
-    Guarantee: as for `one_run_epsilon_lower_bound`: no mu below the bound describes the mechanism.
-    Gaussian noise on full batches is exactly mu-GDP. A run with sampled batches is only nearly so,
-    after many updates, and there the bound is an estimate.
+    Guarantee: if the mechanism is mu-GDP, mu is at least the bound, under the conditions of
+    `one_run_epsilon_lower_bound`. Gaussian noise on full batches is exactly mu-GDP. A run with
+    sampled batches is only approximately mu-GDP, after many updates, so the bound is an estimate.
 
     Args:
-        correct: Int, right guesses.
-        guesses: Int in [1, canaries].
-        canaries: Int >= 1.
+        correct: Int, the number of right guesses.
+        guesses: Int in [1, canaries], the number of guesses.
+        canaries: Int >= 1, the number of canaries.
         confidence: Float in (0, 1).
 
     Returns:
@@ -251,10 +260,13 @@ def one_run_mu_lower_bound(correct, guesses, canaries, confidence=0.95):
 
 
 def _steinke(correct, guesses, canaries, epsilon, delta):
-    """Returns an upper bound on the probability of at least `correct` right guesses."""
+    """Returns an upper bound on the probability of at least `correct` right guesses.
+
+    It is the theorem of Steinke et al. 2023 for an (epsilon, delta)-private mechanism.
+    """
     rate = 1 / (1 + math.exp(-epsilon))
     tail = scipy.stats.binom.sf(correct - 1, guesses, rate)
-    # For the numbers just below: the most that delta may add.
+    # Delta may move probability from the numbers just below `correct` into the tail.
     below = scipy.stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, rate)
     steps = np.arange(1, correct + 1)
     added = np.max(np.cumsum(below) / steps) if correct else 0.0
@@ -262,20 +274,22 @@ def _steinke(correct, guesses, canaries, epsilon, delta):
 
 
 def _least_mass(needed, correct, guesses, canaries, tail):
-    """Returns the least sum of p_0, ..., p_r with a `tail`; above 1 if it is impossible.
+    """Returns the smallest possible sum of p_0, ..., p_r; above 1, the `tail` is impossible.
 
-    The tail is the probability of at least `correct` right guesses. With T = {i, ...}, `right` is
-    the left-hand side and `wrong` the argument of f. Taking the least p_{i-1} that the inequality
-    allows, given those above, leaves the least mass in the end; so does all of the tail at
-    `correct`.
+    p_c is the probability of c right guesses, and `tail` an assumed probability of at least
+    `correct` right guesses. The inequality of Mahloujifar et al. for the set T = {i, i+1, ...}
+    gives the smallest p_{i-1} that is possible with p_i, p_{i+1}, ...; the loop computes these from
+    i = `correct` down to 1. The sum is smallest if all of the tail is at `correct`.
 
     Args:
-        needed: Function of a left-hand side to the least argument that allows it.
-        correct: Int.
-        guesses: Int.
-        canaries: Int.
-        tail: Float.
+        needed: Function from the left-hand side of the inequality to the least argument of f with
+            which it holds.
+        correct: Int, the number of right guesses.
+        guesses: Int, r.
+        canaries: Int, m.
+        tail: Float in (0, 1).
     """
+    # The left-hand side, and the argument of f.
     right, wrong = tail * correct / canaries, tail * (guesses - correct) / canaries
     mass = tail
     for i in range(correct, 0, -1):
@@ -290,7 +304,11 @@ def _least_mass(needed, correct, guesses, canaries, tail):
 
 
 def _gaussian_needed(mu):
-    """Returns the solution x of 1 - f(x) = y as a function of y, for mu-GDP's trade-off f."""
+    """Returns the argument `needed` of `_least_mass` for a mechanism with mu-GDP.
+
+    It is the function from y to the solution x of 1 - f(x) = y, with the trade-off function f of
+    mu-GDP.
+    """
 
     def needed(y):
         return float(scipy.special.ndtr(scipy.special.ndtri(y) - mu)) if y < 1 else math.inf
@@ -299,7 +317,7 @@ def _gaussian_needed(mu):
 
 
 def _approximate_needed(epsilon, delta):
-    """Returns the same for f the trade-off function of (epsilon, delta)-privacy."""
+    """Returns the argument `needed` of `_least_mass` for an (epsilon, delta)-private mechanism."""
     small = math.exp(-epsilon)
 
     def needed(y):
@@ -312,7 +330,11 @@ def _approximate_needed(epsilon, delta):
 
 
 def _largest(refuted):
-    """Returns the largest value up to `_MOST` that is refuted with all below; 0.0 if none is."""
+    """Returns the largest value up to `_MOST` that is refuted, by bisection; 0.0 if none is.
+
+    Args:
+        refuted: Function from a float to a bool, which is True up to some value.
+    """
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, _MOST

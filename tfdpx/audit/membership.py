@@ -1,9 +1,9 @@
-"""Membership inference: finds members of the training set from the losses of a trained model.
+"""Membership inference: measures how well the losses of a model reveal its training examples.
 
-An attack gives each example, or each run, a score that is high for members. AUC, advantage and true
-positives at few false ones measure the scores. A bound on epsilon needs independent runs, that is
-many models, with and without one example. Scores of many examples of one model only measure its
-average leakage.
+An attack gives each example, or each run, a score that is high for members of the training set. The
+module computes the AUC of the scores, the advantage, and the rate of true positives at a low rate
+of false positives. For one model, these measure the average leakage of its examples. They are no
+bound on epsilon, which needs many models that were trained with and without one example.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ _ERROR = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class MembershipReport:
-    """Measures of how well scores separate members from others.
+    """Measures of how well an attack's scores separate members from others.
 
     Attributes:
-        members: Int, number of members.
-        others: Int, number of examples that were not trained on.
-        auc: Float; 0.5 for a guess.
-        advantage: Float, of the best threshold on these same scores.
-        tpr_at_fpr: Dict from a rate of false positives to the rate of true ones. Rates below
-            `1 / others` are left out.
-        advantage_lower_bound: Float, with 95% confidence over the draw of members and others: the
-            best threshold on new scores has at least this advantage. It is usually 0 for scores
-            that know nothing, where `advantage` is above 0 by chance.
+        members: Int, the number of members of the training set.
+        others: Int, the number of other examples.
+        auc: Float, the area under the ROC curve; 0.5 for random scores.
+        advantage: Float, the rate of true positives minus the rate of false positives, at the
+            threshold that is best for these scores.
+        tpr_at_fpr: Dict from a rate of false positives to the largest rate of true positives. Rates
+            below `1 / others` are left out.
+        advantage_lower_bound: Float. With 95% confidence over the choice of members and others, the
+            best threshold has at least this advantage on new scores. For random scores it is
+            usually 0, while `advantage` is above 0 by chance.
     """
 
     members: int
@@ -60,8 +61,8 @@ def membership_report(members: Any, others: Any) -> MembershipReport:
     """Returns the `MembershipReport` of an attack's scores.
 
     Args:
-        members: Array of floats [M], scores of members.
-        others: Array of floats [N], scores of others.
+        members: Float array [M], the scores of members of the training set.
+        others: Float array [N], the scores of other examples.
 
     Raises:
         ValueError: If an array is empty, or holds a NaN.
@@ -76,22 +77,23 @@ confidence), true positives at false positives: -.
     true = {rate: tpr_at_fpr(scores[0], scores[1], rate) for rate in rates}
     sizes = len(scores[0]), len(scores[1])
     largest = advantage(*scores)
-    # Massart 1990: each distribution is this near to its scores, with half of the error each.
+    # Massart 1990: with 95% confidence, both empirical distribution functions together differ from
+    # the true ones by at most this much.
     chance = sum(math.sqrt(math.log(2 / _ERROR) / (2 * size)) for size in sizes)
     return MembershipReport(*sizes, auc(*scores), largest, true, max(0.0, largest - chance))
 
 
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:
-    """Returns the loss of each example, in inference mode, a function of only model and example.
+    """Returns the loss of each example in inference mode.
 
-    For the attack that takes examples with a low loss for members (Yeom et al. 2018), the scores
-    are `-losses`.
+    `-losses` are the scores of the attack that takes examples with a low loss for members (Yeom et
+    al. 2018).
 
     Args:
         model: A compiled `keras.Model`.
-        x: Nest of arrays [N, ...].
-        y: Nest of arrays [N, ...], as for the loss.
-        batch_size: Int.
+        x: Array [N, ...], or a nested structure of arrays, the inputs.
+        y: Array [N, ...], or a nested structure of arrays, the targets.
+        batch_size: Int, the number of examples per forward pass.
 
     Returns:
         float64 [N].
@@ -104,14 +106,14 @@ def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) ->
 
 
 def auc(members, non_members):
-    """Returns the probability that a member's score is above another's; ties count half.
+    """Returns the probability that a member has a higher score than a non-member; ties count half.
 
     Args:
-        members: Array of floats [M].
-        non_members: Array of floats [N].
+        members: Float array [M], scores.
+        non_members: Float array [N], scores.
 
     Returns:
-        Float in [0, 1]; 0.5 for a guess.
+        Float in [0, 1]; 0.5 for random scores.
 
     Raises:
         ValueError: If an array is empty, or holds a NaN.
@@ -125,11 +127,11 @@ def auc(members, non_members):
 def advantage(members, non_members):
     """Returns the rate of true positives minus the rate of false positives, at the best threshold.
 
-    On few scores it is too high: the threshold was chosen on them.
+    With few scores it is too high, because the threshold was chosen to fit these scores.
 
     Args:
-        members: Array of floats [M].
-        non_members: Array of floats [N].
+        members: Float array [M], scores.
+        non_members: Float array [N], scores.
 
     Returns:
         Float in [0, 1].
@@ -143,15 +145,15 @@ def advantage(members, non_members):
 
 
 def tpr_at_fpr(members, non_members, fpr):
-    """Returns the rate of true positives at the best threshold with at most `fpr` false ones.
+    """Returns the largest rate of true positives if the rate of false positives is at most `fpr`.
 
-    An attack that is sure of a few members harms them, whatever its AUC is (Carlini et al. 2022,
-    arXiv:2112.03570, section III).
+    An attack that recognises a few members with certainty harms them even if its AUC is low
+    (Carlini et al. 2022, arXiv:2112.03570, section III).
 
     Args:
-        members: Array of floats [M].
-        non_members: Array of floats [N]; `fpr * N` should be at least a few of them.
-        fpr: Float in [0, 1).
+        members: Float array [M], scores.
+        non_members: Float array [N], scores. N should be at least a few times `1 / fpr`.
+        fpr: Float in [0, 1), the rate of false positives.
 
     Returns:
         Float in [0, 1].
@@ -161,14 +163,14 @@ def tpr_at_fpr(members, non_members, fpr):
     """
     members, non_members = checked(members, non_members)
     require(is_number(fpr) and 0 <= fpr < 1, "fpr", fpr, "lie in [0, 1)")
-    # Scores above the threshold are taken for members: at most `allowed` non-members.
+    # Examples with scores above the threshold count as members, at most `allowed` non-members.
     allowed = math.floor(fpr * len(non_members) * (1 + 1e-12))
     threshold = np.sort(non_members)[len(non_members) - 1 - allowed]
     return float(_rates_above(members, threshold))
 
 
 def checked(members, non_members):
-    """Returns both as float64 arrays; raises ValueError for an empty one, or one with a NaN."""
+    """Returns both arguments as float64 arrays; raises ValueError if one is empty or has a NaN."""
     arrays = []
     for name, values in (("members", members), ("others", non_members)):
         array = np.asarray(values, "float64").ravel()

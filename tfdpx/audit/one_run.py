@@ -1,7 +1,8 @@
-"""Audits one training: coins put canaries into the data, and an attack guesses the coins.
+"""Audits a training by an attack on canaries (artificial examples) among its data.
 
-After Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run"
-(arXiv:2305.08846), in its black-box form: the attack sees the model before and after training.
+A coin decides for each canary whether it is in the data, and the attack guesses the coins. The
+method is from Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run"
+(arXiv:2305.08846), in its black-box form: the attack uses the model before and after training.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from tfdpx.audit.bounds import (
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-# Numbers of guesses that are tested by default, as fractions of the canaries.
+# By default, the number of guesses is the number of canaries divided by each of these.
 _PARTS = (1, 2, 4, 8)
 _FEWEST = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class OneRunReport:
-    """The leakage of canaries in one training.
+    """The result of `OneRunAudit`.
 
     Attributes:
-        canaries: Int, canaries that were inserted or left out.
-        guesses: Int, number of guessed coins.
-        correct: Int, number of right guesses.
-        epsilon: Float, by the account; infinity without one.
-        epsilon_lower_bound: Float; the true epsilon is at least this, with this confidence.
-        gdp_epsilon_lower_bound: Float, the same for a mechanism that is mu-GDP for some mu. Exact
-            for full batches; an estimate for sampled ones.
-        delta: Float, of all three.
-        confidence: Float.
+        canaries: Int, the number of canaries, in the data or left out.
+        guesses: Int, the number of guesses about canaries.
+        correct: Int, the number of right guesses.
+        epsilon: Float, the epsilon of the optimizer's ledger; infinity without a ledger.
+        epsilon_lower_bound: Float. With the given confidence, the true epsilon is at least this.
+        gdp_epsilon_lower_bound: Float, a tighter lower bound for a mechanism that is mu-GDP for
+            some mu. It is valid for full batches, and an estimate for sampled batches.
+        delta: Float, for all three epsilons.
+        confidence: Float in (0, 1), of both lower bounds.
         membership: `MembershipReport` of the canaries' scores.
     """
 
@@ -61,7 +62,7 @@ class OneRunReport:
 
     @property
     def passed(self):
-        """Bool: no finding contradicts the account."""
+        """Bool: whether the lower bound is at most the epsilon of the ledger."""
         return self.epsilon_lower_bound <= self.epsilon
 
     def __str__(self):
@@ -79,18 +80,20 @@ class OneRunReport:
 
 
 def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, guesses=None):
-    """Returns the report on an attack's scores of canaries that fair coins included or left out.
+    """Returns the `OneRunReport` of an attack's scores.
 
-    The half of the guesses with the highest scores are "in", those with the lowest "out".
+    With g guesses, the attack guesses that the g/2 canaries with the highest scores were in the
+    data, and that the g/2 canaries with the lowest scores were not.
 
     Args:
-        scores: Array of floats [m], high for canaries that were in the data.
-        included: Bool array [m], the coins; the scores must not depend on them.
+        scores: Float array [m], the score of each canary, which is high if the attack takes it for
+            a member. The attack must not use the coins.
+        included: Bool array [m], the coins: whether each canary was in the data.
         delta: Float in (0, 1).
-        epsilon: Float, by the account.
+        epsilon: Float, the epsilon of the ledger.
         confidence: Float in (0, 1).
-        guesses: Optional int in [2, m], chosen without the coins. None tests all canaries, a half,
-            a quarter and an eighth, and splits the confidence between them.
+        guesses: Optional int in [2, m], chosen without the coins. With None, the function tries m,
+            m / 2, m / 4 and m / 8, and divides the probability of an error between them.
 
     Returns:
         `OneRunReport`.
@@ -109,7 +112,7 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
     require(is_valid, "included", shapes, "be a bool array [m] like `scores`")
     check_delta(delta)
     check_confidence(confidence)
-    # Refuses NaN, and coins that were all equal.
+    # Raises an error for NaN, and if all coins are equal.
     membership = membership_report(scores[included], scores[~included])
     m = len(scores)
     counts = [m // part for part in _PARTS if part == 1 or m // part >= _FEWEST]
@@ -133,37 +136,36 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
 
 
 class OneRunAudit(keras.callbacks.Callback):
-    """Audits the training that it is a callback of, with canaries in the data.
+    """A callback that audits a training by canaries in its data.
 
-    Each canary is in the data or not by a fair coin. The attack knows the canaries and the model
-    before and after, but not the coins. It takes the canaries with the largest drop in loss to be
-    trained on. The number of right guesses bounds epsilon from below
-    (`one_run_epsilon_lower_bound`).
+    A fair coin decides whether each canary is in the data. The attack knows the canaries, and the
+    model before and after training, but not the coins. It guesses that the canaries with the
+    largest decrease of the loss were in the data. The number of right guesses gives a lower bound
+    on epsilon (`one_run_epsilon_lower_bound`).
 
-    The canaries are part of the data that the account covers. Each has a row, and counts in
-    `num_examples`, in the sampling probability and in the data that the model learns from. A canary
-    that is left out has a sample weight of zero, which is how tfdpx leaves out an example, so the
-    number of rows reveals nothing about the coins. If accuracy matters, use at most a few percent
-    of the data. Examples with wrong labels make good canaries.
+    The ledger treats canaries as examples: each canary is a row of the data and counts in
+    `num_examples` and in the sampling probability, and the model learns from it. A canary that is
+    left out is a row with a sample weight of zero, which tfdpx treats as absent, so the number of
+    rows does not reveal the coins. If accuracy matters, at most a few percent of the data should
+    be canaries. Examples with wrong labels are good canaries.
 
-    Guarantee: the same as `one_run_epsilon_lower_bound`, if the coins stay secret until the scores
-    are computed. The attack is a weak one, so a low bound is no proof of privacy. Losses are
-    measured when the first `fit` with this callback begins and when the last one ends. A program
-    that resumes a training needs the same `seed` as before, and attacks only the part it has seen.
+    Guarantee: as for `one_run_epsilon_lower_bound`, if the coins are secret until the scores are
+    computed. The attack is weak, so a low bound is no proof of privacy. Losses are measured when
+    the first `fit` with this callback begins, and when the last one ends. A program that resumes a
+    training must use the same `seed`, and attacks only its part of the training.
 
     Args:
-        x: Nest of arrays [m, ...], canaries with the shape of the examples and of the model's
-            inputs. Use at least a few hundred; 50 right guesses of 50 show epsilon 2.8 at most.
-        y: Nest of arrays [m, ...], their targets.
-        delta: Optional float in (0, 1). Defaults to the optimizer's plan's, or 1e-5.
+        x: Array [m, ...], or a nested structure of arrays: the canaries, with the shape of the
+            model's inputs. Use at least a few hundred. With 50 canaries, the bound is at most 2.8.
+        y: Array [m, ...], or a nested structure of arrays: the targets of the canaries.
+        delta: Optional float in (0, 1). Defaults to the delta of the optimizer's plan, or 1e-5.
         confidence: Float in (0, 1).
         guesses: Optional int, as for `one_run_report`.
-        seed: Optional int for the coins. None takes them from the operating system.
+        seed: Optional int for the coins. With None the operating system draws them.
 
     Raises:
         ValueError: If an argument is out of range. In `fit`, if the training data do not end with
-            the canaries' sample weights (if they are visible, for example in `plan.batches` of
-            arrays).
+            the canaries. (Only data in memory are checked, for example arrays in `plan.batches`.)
 
     Example:
     >>> audit = OneRunAudit(9 * np.eye(40, dtype="float32"), np.arange(40) % 2, seed=1)
@@ -203,25 +205,25 @@ class OneRunAudit(keras.callbacks.Callback):
 
     @property
     def included(self) -> np.ndarray:
-        """Bool array [m]: the coins. Secret until the scores are computed."""
+        """Bool array [m], the coins, which must be secret until the scores are computed."""
         return self._coins.copy()
 
     @property
     def scores(self) -> np.ndarray:
-        """float64 [m]: the decrease of each canary's loss, or None before training."""
+        """float64 array [m], the decrease of each canary's loss; None before training."""
         return None if self._after is None else self._before - self._after
 
     def insert(self, x: Any, y: Any, sample_weight: Any = None) -> tuple:
-        """Returns the data to train on: `x` and `y` followed by the canaries.
+        """Returns the data to train on: the user's examples, followed by the canaries.
 
         Args:
-            x: Nest of arrays [n, ...], like the canaries.
-            y: Nest of arrays [n, ...].
-            sample_weight: Optional array of floats [n]; 1 without it.
+            x: Array [n, ...] or nested structure of arrays, like the canaries.
+            y: Array [n, ...] or nested structure of arrays, the targets.
+            sample_weight: Optional float array [n]. Defaults to ones.
 
         Returns:
-            `(x, y, sample_weight)` of n + m rows, for `plan.batches` or `fit`. Canaries that are
-            left out have sample weight 0, the others 1.
+            Tuple `(x, y, sample_weight)` with n + m rows, for `plan.batches` or `fit`. Canaries
+            have the sample weight 1, or 0 if their coin left them out.
         """
         rows = len(tf.nest.flatten(x)[0])
         weights = np.ones([rows]) if sample_weight is None else np.asarray(sample_weight)
@@ -232,7 +234,7 @@ class OneRunAudit(keras.callbacks.Callback):
         )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Measures the canaries' losses, when training first begins."""
+        """Measures the canaries' losses when the first training begins."""
         if self._rows is None:
             raise ValueError(
                 "No canary is in the data. Train on the result of `insert`: "
@@ -243,14 +245,14 @@ class OneRunAudit(keras.callbacks.Callback):
             self._before = example_losses(self.model, self._x, self._y)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Measures the losses again."""
+        """Measures the canaries' losses again, after the training."""
         self._after = example_losses(self.model, self._x, self._y)
 
     def report(self) -> OneRunReport:
         """Returns the `OneRunReport` of the training.
 
         Raises:
-            RuntimeError: If there was no training.
+            RuntimeError: If no training with this callback has ended.
         """
         if self._after is None:
             raise RuntimeError("There is nothing to report before `fit` has ended with this audit.")
@@ -266,7 +268,7 @@ class OneRunAudit(keras.callbacks.Callback):
         )
 
     def _check_data(self):
-        """Refuses draws of data that do not end with the canaries, if the data are visible."""
+        """Raises ValueError if the training data are in memory and do not end with the canaries."""
         optimizer = model_internals.innermost(self.model.optimizer)
         draws = getattr(getattr(optimizer, "session", None), "draws", None)
         if draws is None or draws.examples is None:
@@ -275,7 +277,7 @@ class OneRunAudit(keras.callbacks.Callback):
         require(unit == EXAMPLE, "plan.unit", unit, "be of examples, as canaries are")
         examples, count = draws.examples, self._rows + self._count
         same = examples.count == count
-        if same:  # The coins mark the canaries: no other data have these weights.
+        if same:  # Other data would hardly end with sample weights that equal the coins.
             rows = tf.range(self._rows, count, dtype=tf.int64)
             same = np.array_equal(examples.batch(rows, self._count)[2] > 0, self._coins)
         if not same:

@@ -1,9 +1,9 @@
-"""Tests whether batches are the Poisson samples that a plan assumes, or have fixed size and order.
+"""Tests whether batches are Poisson samples, as a plan assumes, or have a fixed size or order.
 
-Accountants reduce the loss because sampling hides examples. It does so only if each example is
-drawn by a separate coin, again at each step. Batches of one size, cut from a permutation, are a
-different mechanism, and can be far less private at the same noise (Chua et al. 2024,
-arXiv:2403.17673).
+Random sampling reduces the privacy loss, because an attacker does not know which examples a step has used. The
+accountants compute this reduction for Poisson sampling: in each step, an independent coin decides
+for each example. Batches of equal size from a permutation of the data are a different mechanism. It
+can be far less private at the same noise (Chua et al. 2024, arXiv:2403.17673).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tfdpx.audit.bounds import check_confidence
 
 @dataclasses.dataclass(frozen=True)
 class SamplingReport:
-    """The findings of `check_sampling`.
+    """The result of `check_sampling`.
 
     Attributes:
-        steps: Int, number of batches examined.
+        steps: Int, the number of batches that were examined.
         confidence: Float. Batches that are Poisson samples pass with about this probability.
-        problems: Tuple of strings.
+        problems: Tuple of strings, the differences from Poisson sampling.
     """
 
     steps: int
@@ -36,7 +36,7 @@ class SamplingReport:
 
     @property
     def passed(self):
-        """Bool: no finding contradicts Poisson sampling."""
+        """Bool: whether no difference from Poisson sampling was found."""
         return not self.problems
 
     def __str__(self):
@@ -48,31 +48,32 @@ class SamplingReport:
 def check_sampling(
     plan: PrivacyPlan, batches: Any, steps: int = 200, confidence: float = 0.999
 ) -> SamplingReport:
-    """Examines which examples batches hold, and whether coins may have chosen them.
+    """Tests whether batches could be the Poisson samples of a plan.
 
-    Compares three numbers with independent coins: how many examples are drawn in all, how
-    much batches differ in size, and how much examples differ in how often they are drawn. Batches
-    of one size fail the second, passes over a permutation the third.
+    Run your input pipeline on the indices of examples in place of the examples, and pass the
+    batches. The test compares three numbers with their distribution under Poisson sampling: the
+    number of all drawn examples, the variance of the batch sizes, and the variance of how often an
+    example is drawn. Batches of equal size fail the second comparison, and batches from a
+    permutation the third.
 
-    Guarantee: true Poisson samples fail with a probability of about `1 - confidence` (the last two
-    are compared with gamma distributions of the right mean and variance). Passing proves nothing
-    about dependencies that leave these numbers unchanged.
+    Guarantee: Poisson samples fail with a probability of about `1 - confidence`. (The two variances
+    are compared with gamma distributions of the right mean and variance.) The test does not find
+    dependencies that leave the three numbers unchanged.
 
     Args:
         plan: A `PrivacyPlan` with Poisson sampling.
-        batches: Iterable of batches of the numbers of examples instead of examples, for example
-            `plan.batches(ids, ids)` for `ids = np.arange(plan.num_examples)`: tuples with a first
-            part int [rows]; a third part is the sample weight, 0 for an absent row. Pass the
-            output of your program's input pipeline for `ids`.
-        steps: Int, number of batches to examine; all of them if there are fewer.
+        batches: Iterable of batches of indices, for example `plan.batches(ids, ids)` for
+            `ids = np.arange(plan.num_examples)`. A batch is an int array [rows], or a tuple that
+            begins with one. The third part of a tuple is the sample weight, 0 for an absent row.
+        steps: Int, the number of batches to examine. If there are fewer, all are examined.
         confidence: Float in (0, 1).
 
     Returns:
         `SamplingReport`. Print it.
 
     Raises:
-        ValueError: If the plan does not claim Poisson sampling, there are no batches, or their
-            content is not numbers of examples.
+        ValueError: If the plan has another sampling, there are no batches, or a batch is not made
+            of indices.
 
     Example:
     >>> plan = tfdpx.PrivacyPlan(500, batch_size=50, steps=40, noise_multiplier=1.0, delta=1e-5)
@@ -115,7 +116,7 @@ def check_sampling(
 
 
 def _ids(batch, count):
-    """Returns the examples of a batch, an int array, without absent rows."""
+    """Returns the indices of the examples in a batch without absent rows, an int64 array [n]."""
     parts = batch if isinstance(batch, (tuple, list)) else (batch,)
     ids = np.asarray(tf.nest.flatten(parts[0])[0])
     if len(parts) > 2 and parts[2] is not None:
@@ -129,12 +130,20 @@ def _ids(batch, count):
 
 
 def _spread(counts, coins, q):
-    """Returns the variance of counts over the variance of Binomial(coins, q), and its p-value."""
+    """Returns the variance of counts divided by the variance of Binomial(coins, q), and a p-value.
+
+    The p-value is the probability that independent coins would give so extreme a ratio.
+
+    Args:
+        counts: Int array [n], which should be samples of Binomial(coins, q).
+        coins: Int, the number of coins behind each count.
+        q: Float in (0, 1], the probability of each coin.
+    """
     variance = coins * q * (1 - q)
     if variance == 0:
         return (1.0, 1.0) if np.all(counts == coins) else (np.inf, 0.0)
     ratio = np.mean((counts - coins * q) ** 2) / variance
-    # The variance of a squared binomial, from its fourth moment.
+    # The variance of `ratio`, from the fourth moment of the binomial distribution.
     spread = (2 + (1 - 6 * q * (1 - q)) / variance) / len(counts)
     law = scipy.stats.gamma(1 / spread, scale=spread)
     return ratio, 2 * min(law.cdf(ratio), law.sf(ratio))

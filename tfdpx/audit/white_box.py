@@ -1,8 +1,10 @@
-"""The white-box audit of an optimizer: does its noise hide a canary as well as the account claims?
+"""The white-box audit of an optimizer: does its noise hide an example as well as the ledger claims?
 
-The adversary sees each noisy gradient, and chooses everything else: a batch that contains only
-canaries with a gradient far above the clip (Nasr et al. 2021, arXiv:2101.04535). It measures the
-noisy gradient along the direction in which the canaries pull, and compares it to half their pull.
+The attacker sees each noisy gradient, and chooses everything else. They use batches of canaries
+only, artificial examples with equal gradients that are much longer than the clip (Nasr et al. 2021,
+arXiv:2101.04535). Without noise, the clipped gradients of the canaries add up to a vector, called
+the pull. To guess whether the canaries were in the batch, the attacker projects the noisy gradient
+onto the direction of the pull, and compares the result with half of the length of the pull.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ from tfdpx.sampling.class_weights import ClassWeights, labels_of
 from tfdpx.training import replicas
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-# The pull of the canaries in standard deviations of the noise, which gives a few errors.
+# The length of the pull, in standard deviations of the noise. With it the attack makes few errors.
 _PULL = 3.5
 _MOST_CANARIES = 512
 _FEWEST_TRIALS = 20
-# The effect of rounding on norms and on the scale of noise.
+# The largest relative effect of rounding on norms and on the scale of the noise.
 _SLACK = 0.01
-# The least share of the sum of equal canaries that half precision and its allowance must leave.
+# Half precision shortens clipped gradients. The pull must have at least this share of the length
+# that equal canaries would have without rounding.
 _LEAST_SHARE = 0.75
-# How much longer than the clip a canary's gradient is: a missing clip shows.
+# The gradient of a canary is longer than the clip by this factor, so that a missing clip is seen.
 _EXCESS = 1000.0
-# The class weight of the canaries, which becomes 1 when divided by the largest.
+# The class weight of the canaries. It becomes 1 when it is divided by the largest weight.
 _CLASS_WEIGHT = 8.0
 
 
@@ -47,15 +50,17 @@ class OptimizerReport:
     """The result of `check_optimizer`.
 
     Attributes:
-        epsilon: Float, by the account, of one update on a batch that surely contains the canary.
-        epsilon_lower_bound: Float; the true epsilon is at least this, with this confidence.
-        delta: Float, of both.
-        confidence: Float. A correct optimizer passes with this probability.
-        noise_multiplier: Float, the optimizer's.
-        noise_multiplier_upper_bound: Float; the effective one is at most this.
-        trials: Int, number of updates with the canaries, and as many without.
-        canaries: Int, number of canaries in each update.
-        problems: Tuple of strings: other differences from the optimizer's description.
+        epsilon: Float, the epsilon that the accountant computes for one update, if the batch surely
+            contains the canary.
+        epsilon_lower_bound: Float. With the given confidence, the true epsilon is at least this.
+        delta: Float, for both epsilons.
+        confidence: Float. A correct optimizer passes with at least this probability.
+        noise_multiplier: Float, the optimizer's argument.
+        noise_multiplier_upper_bound: Float. With the given confidence, the effective noise
+            multiplier is at most this.
+        trials: Int, the number of updates with canaries, and also the number without.
+        canaries: Int, the number of canaries in each update.
+        problems: Tuple of strings, other faults that were found.
     """
 
     epsilon: float
@@ -70,7 +75,7 @@ class OptimizerReport:
 
     @property
     def passed(self):
-        """Bool: nothing in the updates contradicts the optimizer's account."""
+        """Bool: whether the updates agree with the optimizer's noise and have no other faults."""
         return not self.problems and self.noise_multiplier_upper_bound >= self.noise_multiplier
 
     def __str__(self):
@@ -95,37 +100,39 @@ def check_optimizer(
     trials: int = 1000,
     seconds: float = 40.0,
 ) -> OptimizerReport:
-    """Attacks the updates of `optimizer` on `model`, and reports a bound on the privacy they give.
+    """Attacks the updates of an optimizer, and reports a lower bound on their epsilon.
 
-    It takes updates of a copy of both, with fresh noise, on artificial canaries. No data are read,
-    and the model, the optimizer, its account and its noise do not change.
+    The function copies the model and the optimizer and runs updates of the copies, with fresh
+    noise, on canaries. No data are read. The user's model, optimizer and ledger do not change.
 
-    With k canaries a mu-GDP mechanism is k mu-GDP (Dong, Roth, Su 2022, Theorem 2.14), so a lower
-    bound on that is k times one on mu, and large noise needs no more updates than small noise.
-    Apart from the attack, it checks that the sum of clipped gradients follows Eq. 4
-    of De et al. 2022 (arXiv:2204.13650), that padding adds nothing, and that the noise of each
-    variable has the right standard deviation, is drawn again each time and is the same on all
-    replicas. With one output of classes the canaries have a large class weight, which must not let
-    them add more.
+    With k canaries in a batch, a mu-GDP mechanism is k mu-GDP (Dong, Roth, Su 2022, Theorem 2.14).
+    So the attack bounds k mu, and divides by k. With more canaries for larger noise, the number of
+    updates does not have to grow.
 
-    Guarantee: a correct optimizer fails with probability at most `1 - confidence`. Passing proves
-    no privacy. The check does not cover the sampling of batches (see `check_sampling`), the effect
-    of the loss and the layers on examples (see `tfdpx.checks`), or other outputs of a run. With
-    `individual=`, canaries are examples that are charged for the whole clip; smaller clips are not
-    covered. For an `AdaptiveClip` it covers the gradients and their noise, but not the leakage of
-    the count of examples. Weight decay, weight regularisers, constraints and averages of weights
-    read no data, and are left out.
+    In addition to the attack, the function checks that the sum of clipped gradients follows Eq. 4
+    of De et al. 2022 (arXiv:2204.13650), and that padding adds nothing. It checks that the noise of
+    each variable has the right standard deviation, is different in each update, and is the same on
+    all replicas. If the model has a single output of classes, the canaries have a large class
+    weight, which must not make them add more.
+
+    Guarantee: a correct optimizer fails with probability at most `1 - confidence`. Passing does not
+    prove privacy. The check does not cover how batches are sampled (see `check_sampling`), whether
+    the loss and the layers keep examples independent (see `tfdpx.checks`), or other outputs of a
+    run. With `individual=`, it covers only examples that are clipped to the whole clip. With an
+    `AdaptiveClip`, it covers the gradients and their noise, but not the released count of examples.
+    Weight decay, weight regularisers, constraints and averages of weights read no data, and are not
+    checked.
 
     Args:
-        model: A built `keras.Model`, compiled or not; under a strategy of one host.
-        optimizer: A tfdpx optimizer, compiled with the model or not.
-        x: Optional nest of arrays [rows, ...] like the arrays of a batch, for a model without known
-            input shapes; only shapes and dtypes are read.
-        delta: Optional float in (0, 1). Defaults to the optimizer's plan's, or 1e-5.
+        model: A built `keras.Model`, compiled or not. Its distribution strategy must have one host.
+        optimizer: An optimizer of tfdpx, compiled with the model or not.
+        x: Optional array [rows, ...], or a nested structure of arrays, like a batch. Needed for a
+            model without known input shapes; only shapes and dtypes are read.
+        delta: Optional float in (0, 1). Defaults to the delta of the optimizer's plan, or 1e-5.
         confidence: Float in (0, 1).
-        trials: Int, number of updates with the canaries, and as many without.
-        seconds: Float, a limit of time after compilation. If it allows only fewer trials, the lower
-            bound is lower.
+        trials: Int, the number of updates with canaries, and also the number without.
+        seconds: Float, the time limit in seconds, without compilation. If it allows fewer trials,
+            the lower bound is lower.
 
     Returns:
         `OptimizerReport`, with `epsilon`, `epsilon_lower_bound`, `confidence` and `passed`. Print
@@ -133,8 +140,8 @@ def check_optimizer(
 
     Raises:
         TypeError: If `optimizer` is not a tfdpx optimizer.
-        ValueError: If it adds no noise, if the model cannot be copied or has more than one host, or
-            if an argument is out of range.
+        ValueError: If the optimizer adds no noise, the model cannot be copied or is on more than
+            one host, or an argument is out of range.
 
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -146,10 +153,10 @@ def check_optimizer(
     delta = _checked(model, optimizer, delta, confidence, trials, seconds)
     sigma = optimizer.noise_multiplier
     canaries = Canaries(model, optimizer, min(math.ceil(_PULL * sigma), _MOST_CANARIES), x)
-    # Augmentations and dropout make canaries differ.
+    # With augmentations or dropout, the canaries have different gradients.
     alike = optimizer.augment is None and not layer_internals.seed_generators(model)
     pull, problems = _pull(canaries, alike)
-    # Half of the probability of a false alarm is for the bound, half for the noise's scale.
+    # The probability of a false alarm, for the bound and for the scale of the noise.
     error = (1 - confidence) / 2
     present, absent, squares, spread = _trials(canaries, sigma, pull, trials, seconds)
     count, half = len(present), float(tf.linalg.global_norm(pull)) / 2
@@ -160,7 +167,8 @@ def check_optimizer(
             f"Replicas hold different weights after an update, by up to {spread:.3g}: noise must "
             "be drawn once for all."
         )
-    # One float32 repeats by chance in 1 of 70 audits of 1,000 updates; but not all at once.
+    # A single float32 repeats by chance in 1 of 70 audits with 1,000 updates, so several numbers of
+    # an update are compared together.
     if len(np.unique(np.column_stack([absent, squares]), axis=0)) < count:
         problems.append("Noise repeats: two updates drew the same, and their difference has none.")
     scale = optimizer.clip_policy.gradient_noise_multiplier
@@ -171,7 +179,7 @@ def check_optimizer(
 
 
 def _checked(model, optimizer, delta, confidence, trials, seconds):
-    """Returns the delta to use; raises an error if an audit is impossible."""
+    """Checks the arguments of `check_optimizer`, and returns the delta to use."""
     if not isinstance(optimizer, PrivateOptimizer):
         raise TypeError(
             "Argument `optimizer` must be a tfdpx optimizer such as tfdpx.DPSGD. Received: "
@@ -192,11 +200,14 @@ def _checked(model, optimizer, delta, confidence, trials, seconds):
 
 
 def _pull(canaries, alike):
-    """Returns the tensors that the canaries add to the sum, and descriptions of its problems.
+    """Returns the sum of the canaries' clipped gradients without noise, and faults of this sum.
 
     Args:
         canaries: `Canaries`.
-        alike: Bool, whether all have the same gradient.
+        alike: Bool, whether all canaries have the same gradient.
+
+    Returns:
+        Pair of a list of tensors, in units of the clip, and a list of strings.
     """
     update = canaries.updates(noise_multiplier=0.0)
     nothing = [tf.zeros(v.shape) for v in canaries.variables]
@@ -223,11 +234,19 @@ def _pull(canaries, alike):
 
 
 def _trials(canaries, sigma, pull, trials, seconds):
-    """Runs as many trials as `seconds` allow.
+    """Runs updates with and without canaries, as many as `seconds` allow.
+
+    Args:
+        canaries: `Canaries`.
+        sigma: Float, the noise multiplier.
+        pull: List of tensors, as `_pull` returns them.
+        trials: Int, the largest number n of updates of each kind.
+        seconds: Float, the time limit.
 
     Returns:
-        Arrays of sums along the pull [n], with canaries and without; for those without also the
-        squared norms [n, variables]; and the largest difference between replicas, a float.
+        The noisy sums projected onto the direction of the pull, two float arrays [n], with canaries
+        and without; the squared norms of the sums without canaries, a float array [n, variables];
+        and the largest difference between replicas, a float.
     """
     norm = tf.linalg.global_norm(pull)
     direction = [tensor / tf.maximum(norm, 1e-12) for tensor in pull]
@@ -246,7 +265,14 @@ def _trials(canaries, sigma, pull, trials, seconds):
 
 
 def _scale_problems(variables, sigma, squares, error):
-    """Returns texts on differences of the noise's scale from `sigma`, by chance with `error`."""
+    """Returns faults of the noise's standard deviation, a list of strings.
+
+    Args:
+        variables: List of `keras.Variable`.
+        sigma: Float, the right standard deviation in units of the clip.
+        squares: Float array [n, variables], the squared norms of the noise in n updates.
+        error: Float, the probability that noise of the right scale has a fault by chance.
+    """
     problems, level = [], error / (2 * len(variables))
     for variable, square in zip(variables, squares.sum(0, "float64"), strict=True):
         degrees = math.prod(variable.shape) * len(squares)
@@ -262,15 +288,16 @@ def _scale_problems(variables, sigma, squares, error):
 
 
 class Canaries:
-    """Takes updates of a copy of a model on equal canaries only; the model is only read.
+    """Runs updates of a copy of a model on batches of equal canaries.
 
-    Each update starts at the same weights, and its result is all that an adversary sees.
+    Each update starts at the same weights, so the attacker sees only the gradient of that update.
 
     Args:
-        model: A built `keras.Model`.
-        optimizer: The tfdpx optimizer to audit.
-        count: Int, requested canaries; `self.count` is rounded up to a multiple of the replicas.
-        x: Optional nest of arrays or tensors [rows, ...]; only shapes and dtypes are read.
+        model: A built `keras.Model`, which is not changed.
+        optimizer: The optimizer of tfdpx to audit.
+        count: Int, the number of canaries. `self.count` is rounded up to a multiple of the number
+            of replicas.
+        x: As for `check_optimizer`.
 
     Raises:
         ValueError: If the model cannot be copied, or the canaries have no gradient.
@@ -299,26 +326,27 @@ class Canaries:
         self._start = [tf.constant(v.numpy()) for v in self.variables]
 
     def updates(self, noise_multiplier):
-        """Returns a function that takes an update, with separate noise.
+        """Returns a function that runs one update with new noise.
 
         Args:
-            noise_multiplier: Float.
+            noise_multiplier: Float, the noise multiplier of the updates.
 
         Returns:
-            Function of a bool, whether the canaries are present, and a list of tensors, a
-            direction. It returns the list of tensors that were added to the sums of each variable,
-            in units of the clip; its product with the direction; the squared norm of each; and the
-            largest difference between replicas.
+            Function with two arguments: a bool, whether the canaries are present, and a list of
+            tensors, a direction. It returns four values: the noisy sum of clipped gradients, a list
+            of tensors in units of the clip; the inner product of this sum with the direction; the
+            squared norm for each variable; and the largest difference between replicas.
         """
         config = self._optimizer.get_config()
         config.update(plan=None, noise_multiplier=noise_multiplier, seed=None, use_ema=False)
-        # An example before its first draw is clipped at the whole clip, the largest of all.
+        # Without individual accounting each example is clipped to the whole clip, which is also the
+        # largest clip with it.
         config.pop("individual", None)
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with layer_internals.undisturbed(), self._strategy.scope(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")
             optimizer = _observed(type(self._optimizer)).from_config(config)
-            # Each update also starts at the same clip.
+            # An adaptive clip stays at its first value in all updates.
             optimizer.clip_policy.update = lambda measured: None
             if self._class_weight is not None:
                 optimizer.weighted_models.add(self._model)
@@ -333,7 +361,7 @@ class Canaries:
             strategy.run(model.train_step, args=((self._x, self._y, weight),))
             copies = [strategy.experimental_local_results(v.value) for v in variables]
             spread = [tf.reduce_max(tf.abs(c - values[0])) for values in copies for c in values]
-            # Subtracted from the weights, like a gradient.
+            # The update has subtracted the noisy sum from the weights.
             added = [start - values[0] for start, values in zip(self._start, copies, strict=True)]
             for variable, start in zip(variables, self._start, strict=True):
                 variable.assign(start)
@@ -342,7 +370,7 @@ class Canaries:
             return added, tf.add_n(along), tf.stack(squares), tf.reduce_max(tf.stack(spread))
 
         def run(present, direction):
-            # With several replicas, a step runs only under a driver that has split the batch.
+            # With several replicas, the step must be told that the batch is already split.
             several = strategy.num_replicas_in_sync > 1
             with step_context.driving(model, "tfdpx" if several else step_context.driver(model)):
                 return update(tf.constant(present), direction)
@@ -350,7 +378,10 @@ class Canaries:
         return run
 
     def _targets(self):
-        """Returns a nest like the outputs: the loss is their product, which has a long gradient."""
+        """Returns targets y for the loss `sum(y * y_pred)`, with the structure of the outputs.
+
+        They are scaled so that the gradient of a canary is `_EXCESS` times as long as the clip.
+        """
         generator = np.random.default_rng(1)
         one = Rows(self._x).map(lambda t: t[:1])
         with tf.GradientTape() as tape:
@@ -373,13 +404,13 @@ class Canaries:
 
 
 def _observed(private):
-    """Returns a subclass of a private optimizer class that adds gradients to the weights unchanged.
+    """Returns a subclass of a private optimizer that subtracts noisy sums from the weights.
 
-    Its methods, and its subclasses' methods, run as usual. Only the step of Keras's optimizer is
-    left out, and gradients are added in units of the clip.
+    All methods of the private optimizer run as usual. Only the `update_step` of Keras's optimizer
+    is replaced, so that the noisy sum, in units of the clip, can be read from the weights.
 
     Args:
-        private: The class.
+        private: A class of private optimizers.
     """
     optimizers = (c for c in private.__mro__ if issubclass(c, keras.optimizers.Optimizer))
     base = next(c for c in optimizers if not issubclass(c, PrivateOptimizer))
@@ -387,7 +418,7 @@ def _observed(private):
     def update_step(self, gradient, variable, learning_rate):
         self.assign_sub(variable, tf.cast(gradient * self.batch_size, variable.dtype))
 
-    # Between the private classes and Keras's, by the method resolution order.
+    # In the method resolution order, this class comes after the private classes and before Keras's.
     last = type(f"Last{base.__name__}", (base,), {"update_step": update_step})
     return type(f"Observed{private.__name__}", (private, last), {})
 
@@ -397,11 +428,11 @@ def _linear(y_true, y_pred):
 
 
 def _specs(model, x):
-    """Returns tensors with the shapes and dtypes of the model's inputs: one, or a list."""
+    """Returns a tensor, or a list of tensors, with the shapes and dtypes of the model's inputs."""
     if x is not None:
         specs = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(x)]
     else:
-        # An axis of any size gets size 32.
+        # An axis without a fixed size gets the size 32.
         inputs = getattr(model, "inputs", [])
         specs = [tf.zeros([1, *(size or 32 for size in t.shape[1:])], t.dtype) for t in inputs]
     if not specs or not model.built:
@@ -417,7 +448,14 @@ def _one_or_list(values):
 
 
 def _values(tensor, rows, blank):
-    """Returns equal examples like the rows of `tensor`; `blank` ones look the same in all views."""
+    """Returns a tensor of equal examples, the inputs of the canaries.
+
+    Args:
+        tensor: Tensor with the shape (except for the first axis) and dtype of the examples.
+        rows: Int, the number of examples.
+        blank: Whether an augmentation is used. Then all values of an example are equal, so that
+            crops and flips do not change it.
+    """
     shape, dtype = [1, *tensor.shape[1:]], tensor.dtype
     if dtype.is_floating and not blank:
         example = tf.constant(np.random.default_rng(0).normal(size=shape), dtype)
@@ -427,10 +465,10 @@ def _values(tensor, rows, blank):
 
 
 def _copy(model, specs):
-    """Returns a model like `model`, with separate weights of the same values."""
+    """Returns a copy of a model with new weights of the same values; `specs` are its inputs."""
     try:
         if getattr(model, "inputs", None):
-            # Without the compile arguments: Keras would copy them too.
+            # A model that is not compiled, because Keras would copy the compile arguments as well.
             bare = keras.Model(_one_or_list(model.inputs), _one_or_list(model.outputs))
             twin = keras.models.clone_model(bare)
         else:

@@ -1,12 +1,13 @@
-"""Augmentation multiplicity: K views of each example, made on the device.
+"""Augmentation multiplicity: each update uses K random views (augmented copies) of each example.
 
-An augmentation draws its random choices for the whole logical batch at once and applies them to any
-part of it. So the views do not depend on `microbatch_size`, and (seed, step) replays them.
+An augmentation first draws the random choices for the whole batch, and then applies them to parts
+of the batch. The views therefore do not depend on `microbatch_size`, and are the same again for the
+same seed.
 
 Reference: De et al. 2022 (arXiv:2204.13650), section 3.1.
 """
 
-from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.augment.crops import RandomCropFlip, ResizeCropFlip
 from tfdpx.augment.layer_views import LayerViews
 from tfdpx.augment.mix_views import MixViews

@@ -17,15 +17,16 @@ from tfdpx.augment._draws import draw_below
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class RandomCropFlip:
-    """Random crops of the mirror-padded image, and random horizontal flips.
+    """Views by random crops of the mirror-padded image, and random horizontal flips.
 
-    Each view shifts the image by up to `padding` pixels along each axis, filling the border by
-    reflection, and flips it left to right with probability one half. This is the CIFAR-10
+    A view is the image, shifted by up to `padding` pixels along each axis. Its border is filled by
+    reflection. With probability one half it is flipped left to right. This is the CIFAR-10
     augmentation of De et al. 2022, appendix C.2.
 
     Args:
-        padding: Int. Pixels of mirror padding on each edge. Must be smaller than the image.
-        flip: Bool. Whether to flip. Turn it off if left and right have a meaning, as in digits.
+        padding: Int, the number of pixels of mirror padding on each edge. It must be smaller than
+            the image.
+        flip: Bool, whether to flip. Pass False if left and right have a meaning, as in digits.
 
     Raises:
         ValueError: If `padding` is not an int >= 0.
@@ -51,7 +52,7 @@ class RandomCropFlip:
             seed: int64 tensor of shape [2].
 
         Returns:
-            int32 tensor [batch_size, K, 3]: row offset, column offset, flip.
+            int32 tensor [batch_size, K, 3]: the offsets of rows and columns, and 1 for a flip.
         """
         return draw_below(
             [2 * self.padding + 1, 2 * self.padding + 1, 2], batch_size, augmult, seed
@@ -61,7 +62,7 @@ class RandomCropFlip:
         """Returns the views of `images` that `choices` describe.
 
         Args:
-            images: Tensor [B, H, W, C] of any dtype; 8-bit images stay 8-bit.
+            images: Tensor [B, H, W, C] of any dtype.
             choices: int32 tensor [B, K, 3] from `draw`.
 
         Returns:
@@ -90,21 +91,23 @@ class RandomCropFlip:
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class ResizeCropFlip:
-    """Random crops of the resized image, and random horizontal flips, for photographs.
+    """Views of photographs by random crops of the resized image, and random horizontal flips.
 
-    An image of any fixed size is resized to `scale` times the target height and width, once for all
-    of its views. Each view is a random crop of that, flipped left to right with probability one
-    half. This is the ImageNet and Places-365 augmentation of De et al. 2022, appendix C.2. Train a
-    model built for images of `height` x `width`, and evaluate it on images resized to that size.
+    An image is first resized to `scale` times the height and width of a view, once for all of its
+    views. A view is a random crop of the resized image, flipped left to right with probability one
+    half. This is the ImageNet and Places-365 augmentation of De et al. 2022, appendix C.2. The
+    model must take images of `height` x `width`. For evaluation, resize images to this size.
 
-    The resize is `tf.image.resize(antialias=True)`, bilinear, in a form that XLA compiles. Images
-    that already have the larger size stay the same, so storing them resized saves the work.
+    The resize equals `tf.image.resize(antialias=True)`, which is bilinear, in a form that XLA can
+    compile. Images that already have the larger size are not resized, so you can save time by
+    storing them in this size.
 
     Args:
-        height: Int. Height of a view in pixels, for example 224.
-        width: Optional int. Width of a view. Defaults to `height`.
-        scale: Float >= 1. Ratio of the resized image's size to a view's, rounded to pixels.
-        flip: Bool. Whether to flip.
+        height: Int, the height of a view in pixels, for example 224.
+        width: Optional int, the width of a view in pixels. Defaults to `height`.
+        scale: Float >= 1, the size of the resized image divided by the size of a view. The resized
+            image has a whole number of pixels.
+        flip: Bool, whether to flip.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -132,7 +135,7 @@ class ResizeCropFlip:
             seed: int64 tensor of shape [2].
 
         Returns:
-            int32 tensor [batch_size, K, 3]: row offset, column offset, flip.
+            int32 tensor [batch_size, K, 3]: the offsets of rows and columns, and 1 for a flip.
         """
         height, width = self._resized()
         counts = [height - self.height + 1, width - self.width + 1, 2]
@@ -142,7 +145,8 @@ class ResizeCropFlip:
         """Returns the views of `images` that `choices` describe.
 
         Args:
-            images: Tensor [B, H, W, C], H and W static; 8-bit images stay 8-bit, rounded.
+            images: Tensor [B, H, W, C] of any dtype, with fixed H and W. Integer images are rounded
+                after the resize and keep their dtype.
             choices: int32 tensor [B, K, 3] from `draw`.
 
         Returns:
@@ -181,19 +185,29 @@ def _check_images(augment, images):
 
 
 def _take(images, rows, columns, flipped):
-    """Returns [B, K, h, w, C]: `rows` [B, K, h] and `columns` [B, K, w] of images, or mirrored."""
+    """Returns views that consist of some rows and columns of each image.
+
+    Args:
+        images: Tensor [B, H, W, C].
+        rows: int32 tensor [B, K, h], the rows of the image for each view.
+        columns: int32 tensor [B, K, w], the columns of the image for each view.
+        flipped: int32 tensor [B, K, 1], or an int. 1 flips a view left to right.
+
+    Returns:
+        Tensor [B, K, h, w, C].
+    """
     columns = tf.where(tf.equal(flipped, 1), tf.reverse(columns, [-1]), columns)
     views = tf.gather(images, rows, axis=1, batch_dims=1)
     return tf.gather(views, columns, axis=3, batch_dims=2)
 
 
 def _resize(images, height, width):
-    """Returns `images` [B, H, W, C] as [B, height, width, C] with the same dtype."""
+    """Returns images [B, H, W, C] resized to [B, height, width, C], with the same dtype."""
     if images.shape[1:3] == [height, width]:
         return images
 
-    # XLA does not compile the antialiased resize. It is linear and separable, so its results on the
-    # unit vectors are its two matrices.
+    # XLA does not compile the antialiased resize. The resize is linear and separable, so it equals
+    # a product with two matrices, which are the resized unit vectors.
     def matrix(old, new):
         units = tf.eye(old)[:, :, tf.newaxis]
         return tf.image.resize(units, [new, old], antialias=True)[..., 0].numpy()
@@ -206,6 +220,6 @@ def _resize(images, height, width):
 
 
 def _reflect(index, size):
-    """Mirrors indices in (-size, 2*size-1) back into [0, size) without repeating the edge."""
+    """Returns indices in (-size, 2*size-1) mirrored into [0, size), without repeating the edge."""
     index = tf.abs(index)
     return tf.minimum(index, 2 * (size - 1) - index)

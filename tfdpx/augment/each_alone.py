@@ -1,4 +1,4 @@
-"""Views of each example made separately, with any function."""
+"""Makes views of each example separately, by any function."""
 
 import itertools
 
@@ -9,15 +9,14 @@ from tfdpx._keras import tensorflow_internals
 
 
 class EachAlone:
-    """Applies a function to each element of a batch separately.
+    """Applies a function to each element of a batch separately, with separate random numbers.
 
-    So no view depends on another example, on its place or on the division of the batch into
-    microbatches: by construction, for every function. TensorFlow's random numbers follow from the
-    key of the element.
+    The result of an element cannot depend on other examples, on its position, or on the
+    microbatches. TensorFlow's random operations inside the function use the key of the element.
 
     Args:
-        function: Function of an image [...] and an int64 key [2] to a tensor. It is traced once for
-            each shape and dtype, so Python code in it decides once for all elements.
+        function: Function from an image [...] and a key, an int64 tensor [2], to a tensor. It is
+            traced once for each shape and dtype, so its Python code runs once for all elements.
     """
 
     def __init__(self, function):
@@ -25,7 +24,12 @@ class EachAlone:
         self._traced = {}
 
     def __call__(self, images, keys):
-        """Returns [n, ...]: the function of each of `images` [n, ...] and `keys`, int64 [n, 2]."""
+        """Returns the results of the function for all elements, a tensor [n, ...].
+
+        Args:
+            images: Tensor [n, ...].
+            keys: int64 tensor [n, 2], the key of each image.
+        """
         one = self._one(tf.TensorSpec(images.shape[1:], images.dtype))
         view = one.structured_outputs
         signature = tf.TensorSpec(view.shape, view.dtype)
@@ -52,28 +56,29 @@ class EachAlone:
 
 
 def is_built_in(augment):
-    """Returns whether the class of `augment` is tfdpx's, which makes each view separately."""
-    inner = getattr(augment, "augment", None)  # The inner one of `MixViews`.
+    """Returns whether `augment` is an augmentation of tfdpx. These make each view separately."""
+    inner = getattr(augment, "augment", None)  # `MixViews` has another augmentation inside.
     built_in = type(augment).__module__.startswith("tfdpx.augment.")
     return built_in and (inner is None or is_built_in(inner))
 
 
 def keys(shape, seed):
-    """Returns independent keys for `EachAlone`: int64 [*shape, 2].
+    """Returns independent random keys for `EachAlone`, an int64 tensor [*shape, 2].
 
     Args:
         shape: Sequence of ints and scalar int tensors.
-        seed: int64 tensor [2].
+        seed: int64 tensor of shape [2].
     """
     return noise.words(tf.stack([*shape, 2]), seed, tf.int64)
 
 
 class CustomViews:
-    """Views by a user's object with `draw` and `apply`, for each example separately.
+    """Calls a user's augmentation for each example separately.
 
     Args:
-        augment: The object; it is called with a batch of one.
-        augmult: Int K, views of each example.
+        augment: The user's object, with methods `draw` and `apply`. They are called with batches of
+            one example.
+        augmult: Int, K, the number of views of each example.
     """
 
     def __init__(self, augment, augmult):
@@ -84,10 +89,13 @@ class CustomViews:
         self.graphs = self._alone.graphs
 
     def draw(self, batch_size, augmult, seed):
-        """Returns a key per example, int64 [batch_size, 2]; the object draws when it is applied."""
+        """Returns a random key for each example, int64 [batch_size, 2].
+
+        The user's object draws its random choices from these keys in `apply`.
+        """
         del augmult
         return keys([batch_size], seed)
 
     def apply(self, images, choices):
-        """Returns [B, K, ...]: the views of `images` [B, ...]."""
+        """Returns the views [B, K, ...] of `images` [B, ...]; `choices` are keys from `draw`."""
         return self._alone(images, choices)

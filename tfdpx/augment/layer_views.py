@@ -1,4 +1,4 @@
-"""Views by an augmentation layer of Keras or keras_cv."""
+"""Views by an augmentation layer of Keras or keras_cv, for example `keras.layers.RandomZoom`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from tfdpx.per_example.random_layers import drawing_from_key
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class LayerViews:
-    """Views from any Keras or keras_cv augmentation layer.
+    """Views by any augmentation layer of Keras or keras_cv.
 
-    The layer makes each view separately, as a batch of one, with separate random numbers. So no
-    view depends on another example, on its place or on the division of the batch into microbatches,
-    for every layer. Neither `keras.utils.set_random_seed` nor a `seed` of the layer has an effect.
-    The layer receives 8-bit images as float32 in [0, 255]: some layers accept nothing else.
-    Layers of Keras and keras_cv that interpolate (translation, rotation, zoom) need
-    `jit_compile=False`; the others compile under XLA.
+    The layer makes each view separately, as a batch of one image, with separate random numbers. So
+    a view cannot depend on other examples, on its position in the batch, or on the microbatches.
+    `keras.utils.set_random_seed` and the `seed` of the layer have no effect. The layer receives
+    8-bit images as float32 in [0, 255], because some layers accept nothing else. Layers that
+    interpolate (translation, rotation, zoom) need `jit_compile=False`; XLA compiles the others.
 
     Args:
         layer: A `keras.Layer` that maps images [1, ...] to images [1, ...].
@@ -46,7 +45,7 @@ class LayerViews:
         self.__init__(**state)
 
     def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> tf.Tensor:
-        """Returns a key for each view, with which the layer draws when it is applied.
+        """Returns a random key for each view. The layer draws its choices from it in `apply`.
 
         Args:
             batch_size: Int or int tensor.
@@ -63,7 +62,7 @@ class LayerViews:
 
         Args:
             images: Tensor [B, ...].
-            choices: The result of `draw`.
+            choices: int64 tensor [B, K, 2] from `draw`.
 
         Returns:
             Tensor [B, K, ...].
@@ -75,7 +74,7 @@ class LayerViews:
         return tf.reshape(views, [-1, augmult, *views.shape[1:]])
 
     def graphs(self) -> list:
-        """Returns a list of the `tf.Graph`s that make a view, as far as they were needed."""
+        """Returns a list of the `tf.Graph`s that were traced so far, each of which makes a view."""
         return self._alone.graphs()
 
     def _view(self, image, key):
@@ -88,12 +87,16 @@ class LayerViews:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LayerViews:
-        """Builds the wrapper from `get_config()`."""
+        """Builds the object from `get_config()`."""
         return cls(keras.saving.deserialize_keras_object(config["layer"]))
 
 
 def get(augment):
-    """Returns `augment` as an object with `draw` and `apply`; a `keras.Layer` is wrapped."""
+    """Returns an object with `draw` and `apply`: `augment`, or `LayerViews` of a `keras.Layer`.
+
+    Args:
+        augment: Augmentation with `draw` and `apply`, a `keras.Layer`, or None, which is returned.
+    """
     if augment is None or (hasattr(augment, "draw") and hasattr(augment, "apply")):
         return augment
     return LayerViews(augment)

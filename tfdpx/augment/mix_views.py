@@ -1,7 +1,7 @@
-"""Views that mix two views of the same example.
+"""Views that are mixtures of two views of the same example.
 
 Reference: Bao, Pittaluga, Kumar & Bindschaedler 2023, "DP-Mix: Mixup-based Data Augmentation for
-Differentially Private Learning" (arXiv:2311.01295). This is its DP-Mix_Self.
+Differentially Private Learning" (arXiv:2311.01295), where the method is called DP-Mix_Self.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from tfdpx._arguments import is_integer, is_number, require
 from tfdpx.augment._draws import draw_below
 from tfdpx.augment.layer_views import get
 
-# Number of equally likely quantiles of the Beta distribution for weights: XLA compiles no
-# gamma sampler; a byte resolves 1/255.
+# Weights are drawn from so many equally likely quantiles of the Beta distribution, because XLA
+# cannot compile an exact sampler. This is precise enough for images of 8 bits.
 _QUANTILES = 4096
 _MIXING = 1
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class MixViews:
-    """Views of another augmentation, and mixtures of two of them.
+    """Views by another augmentation, and mixtures of two of these views.
 
-    The first of an example's `augmult` views come from `augment`, and the last `mixed_views` are
-    `w * a + (1 - w) * b`. Here `a` and `b` are two different views of the first, chosen at random,
-    and the weight `w` has the distribution Beta(alpha, alpha). All views come from one example, so
-    they keep its label, and clipping bounds their contribution. Mixup between examples has neither
-    property.
+    Of the `augmult` views of an example, the first are ordinary views, made by `augment`. The last
+    `mixed_views` views are mixtures `w * a + (1 - w) * b`, where `a` and `b` are two different
+    ordinary views, chosen at random, and the weight `w` has the distribution Beta(alpha, alpha).
+    All views come from the same example, so they have its label, and clipping bounds what they add.
+    This would not hold for ordinary mixup, which mixes different examples.
 
-    Mixtures are computed in float32 and rounded to the dtype of the views, so that 8-bit images
-    stay 8-bit.
+    Mixtures are computed in float32 and converted to the dtype of the ordinary views.
 
     Args:
-        augment: A `tfdpx.augment` object or a Keras augmentation layer that makes the views.
-        mixed_views: Int >= 1. How many of the `augmult` views are mixtures; at least two are not.
-        alpha: Float > 0. Below 1 most mixtures are close to one of the two views; 1 makes all
-            weights equally likely.
+        augment: A `tfdpx.augment` object or a Keras augmentation layer that makes ordinary views.
+        mixed_views: Int >= 1, the number of mixtures among the `augmult` views. At least two views
+            must be ordinary ones.
+        alpha: Float > 0. With 1, all weights are equally likely. With less, most mixtures are close
+            to one of the two views.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -75,9 +75,9 @@ class MixViews:
             seed: int64 tensor of shape [2].
 
         Returns:
-            A pair: the choices of `augment` for the views that are no mixtures; and an int32 tensor
-            [batch_size, mixed_views, 3] with the two views to mix and the place of the weight among
-            the quantiles.
+            A pair. First, the choices of `augment` for the ordinary views. Second, an int32 tensor
+            [batch_size, mixed_views, 3] for the mixtures: the indices of the two views, and the
+            index of the weight among the quantiles.
 
         Raises:
             ValueError: If there are fewer than two views to mix.
@@ -98,11 +98,11 @@ class MixViews:
         """Returns the views of `images` that `choices` describe.
 
         Args:
-            images: Tensor [B, ...] for `augment`.
+            images: Tensor [B, ...] that `augment` accepts.
             choices: The pair from `draw`.
 
         Returns:
-            Tensor [B, K, ...] of the dtype of the views.
+            Tensor [B, K, ...] with the dtype of the ordinary views.
         """
         drawn, mixing = choices
         views = self.augment.apply(images, drawn)

@@ -1,15 +1,16 @@
-"""Private linear classifiers on fixed features, for example on the output of a frozen backbone.
+"""Private linear classifiers ("heads") on fixed features, such as the output of a frozen backbone.
 
-Each head reads precomputed features, and adds noise to a few statistics of them instead of to many
-small batches ("Differentially Private Image Classification from Features"; `AdaMix` comes
-from "Mixed Differential Privacy in Computer Vision"):
+A head computes a few statistics of all features and adds noise to these, while DP-SGD adds noise to
+a gradient of each of many small batches. The methods are from "Differentially Private Image
+Classification from Features", and `AdaMix` from "Mixed Differential Privacy in Computer Vision".
+Each head releases these statistics with noise:
 
-    head                 releases                                       noise grows with classes
-    `LeastSquares`       a matrix for all, one and a sum for each class  no
-    `FeatureCovariance`  a matrix for all, `steps` gradients             no
-    `Newton`             `steps` gradients, and a Hessian for each class by the root of their number
-    `FirstOrder`         `steps` gradients                              no
-    `AdaMix`             `steps` gradients, helped by public examples   no
+    `LeastSquares`       a matrix of all examples; for each class, a matrix and a sum
+    `FeatureCovariance`  a matrix of all examples; `steps` gradients
+    `Newton`             `steps` times a gradient, and a Hessian for each class. The noise grows
+                         with the square root of the number of classes
+    `FirstOrder`         `steps` gradients
+    `AdaMix`             `steps` gradients, clipped and projected with the help of public examples
 
     head = tfdpx.heads.FeatureCovariance(num_classes=10, epsilon=1.0, delta=1e-5, steps=10)
     head.noise_multiplier                  # available before any data are read
@@ -17,7 +18,7 @@ from "Mixed Differential Privacy in Computer Vision"):
     model = keras.Sequential([backbone, head.to_layer()])
 """
 
-from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.heads.adamix import AdaMix
 from tfdpx.heads.gradients import FirstOrder
 from tfdpx.heads.moments import FeatureCovariance, LeastSquares, Newton

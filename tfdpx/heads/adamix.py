@@ -1,7 +1,8 @@
-"""AdaMix: a private linear classifier that uses a few public examples to start, clip and project.
+"""AdaMix: a private linear classifier that a few public examples help to train.
 
-The method comes from "Mixed Differential Privacy in Computer Vision" (Golatkar et al. 2022), which
-is called the paper here. `experiments/adamix/` has the methods that the paper compares it with.
+The public examples give the weights at the start, the clip, and a subspace for the gradients. The
+method is from "Mixed Differential Privacy in Computer Vision" (Golatkar et al. 2022), called the
+paper in this module. `experiments/adamix/` has the methods that the paper compares it with.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from tfdpx.heads.features import FeatureSet
 from tfdpx.heads.gradients import gradient_sum
 from tfdpx.heads.head import Head, norm_bound, optional, positive
 
-# The norms of public gradients may fall to zero, but a clip may not.
+# The smallest clip. The norms of public gradients may fall to zero, but a clip may not.
 LEAST_CLIP = 1e-6
-# A product of float64 rows with the subspace must not lengthen them.
+# The subspace is shortened by this factor, so that rounding cannot make projected rows longer.
 _ROUNDING = 1e-9
 _MOST_ITERATIONS = 500
 
@@ -43,46 +44,51 @@ def _check_weights(name, value):
 @keras.saving.register_keras_serializable(package="tfdpx")
 @dataclasses.dataclass(eq=False)
 class AdaMix(Head):
-    """Softmax regression on fixed features, by noisy full-batch gradients and public examples.
+    """Softmax regression on fixed features by noisy gradients, with the help of public examples.
 
-    Algorithm 2 of the paper, for features with a norm near one. With N examples in all and `G` for
-    sums of gradients, it repeats `steps` times
+    This is Algorithm 2 of the paper, for features with a norm near one. Let N be the number of all
+    examples, public and private, and let `G` be sums of gradients. The fit repeats `steps` times
 
         w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_0)).
 
-    The start w_0 is the minimum over the public examples only. Private gradients are clipped to
-    tau, the 90th percentile of the norms of the public gradients at w. The noise has the standard
-    deviation `noise_multiplier tau`, and U holds the top left singular vectors of `G_public`.
-    Without public examples this is NoisyGD (Algorithm 1, but without its projection onto a ball).
-    Algorithm 2 prints `lambda w` for the decay, and Theorem 3 has `lambda (w - w_0)`.
+    - w_0, the weights at the start, minimize the loss of the public examples.
+    - Private gradients are clipped to tau, the 90th percentile of the norms of the public gradients
+      at w.
+    - The noise has the standard deviation `noise_multiplier tau`.
+    - U has the left singular vectors of `G_public` with the largest singular values.
 
-    Guarantee: (epsilon, delta)-differential privacy of the *private* examples under adding or
-    removing one, for kernel, bias and all intermediate weights, because the fit is `steps`
-    Gaussians of sensitivity tau, or one Gaussian with mu = sqrt(steps) / noise_multiplier
-    (Proposition 5; its rho = T^2 / (2 sigma^2) is a misprint of T / (2 sigma^2)). The public
-    examples have **no** guarantee: the weights may reveal all of them, so no private example may be
+    Without public examples this is NoisyGD (Algorithm 1, but without its projection onto a ball).
+    Algorithm 2 has the decay `lambda w`, but Theorem 3 has `lambda (w - w_0)`, the default here.
+
+    Guarantee: the kernel, the bias and all intermediate weights are (epsilon, delta)-differentially
+    private for adding or removing one *private* example. The fit consists of `steps` Gaussian
+    mechanisms of sensitivity tau, which compose to one with mu = sqrt(steps) / noise_multiplier
+    (Proposition 5, where rho = T^2 / (2 sigma^2) is a misprint of T / (2 sigma^2)). The public
+    examples have **no** guarantee. The weights may reveal all of them, so no private example may be
     among them. The numbers of examples are public.
 
     Args:
-        num_classes: Int.
-        epsilon: Float > 0, from which `steps` is computed. None with `steps`.
+        num_classes: Int, the number of classes.
+        epsilon: Float > 0, from which `steps` is computed. Leave it out if you pass `steps`.
         delta: Float in (0, 1).
-        noise_multiplier: Float > 0, sigma: more noise allows more steps at the same epsilon.
+        noise_multiplier: Float > 0, sigma. More noise allows more steps at the same epsilon.
         l2_norm_clip: Float, a fixed tau. With None, tau follows the public gradients. A fixed tau
             of 1 needs a smaller learning rate, for example 4.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
-        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
-        steps: Int, T, in place of epsilon.
-        learning_rate: Float, for the mean over all examples.
-        l2_regularization: Float > 0, lambda, for sums. With the paper's 0.01 public gradients, and
-            therefore the clip, fall further at the start, which needs a larger learning rate.
-        quantile: Float in (0, 1], the quantile of the norms of public gradients that tau follows.
-        projection: Int, number of columns of U, at most `num_classes - 1`, because the columns of
-            `G_public` sum to zero and a further one would be only rounding. None: no projection.
-        decay_to: "start", w_0, or "zero", which puts `lambda w` in place of `lambda (w - w_0)`.
+        seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
+        steps: Int, T, the number of gradients, instead of epsilon.
+        learning_rate: Float, for the mean of the gradients of all examples.
+        l2_regularization: Float > 0, lambda, which is added to sums. With the paper's 0.01 the
+            public gradients at the start are smaller, and so is the clip; use a larger learning
+            rate.
+        quantile: Float in (0, 1], the quantile of the norms of public gradients that is tau.
+        projection: Int, the number of columns of U; None for no projection. It is reduced to
+            `num_classes - 1` if larger: the columns of `G_public` sum to zero, so another singular
+            vector would be only rounding.
+        decay_to: "start" for the decay `lambda (w - w_0)`, or "zero" for `lambda w`.
         initial_weights: Public array `[d, num_classes]`, for example from
-            `tfdpx.models.zero_shot_head`. The search for the start begins and decays to it; without
-            public examples it is the start. None: zeros.
+            `tfdpx.models.zero_shot_head`. The search for w_0 begins there and is regularized
+            toward it. Without public examples it is w_0. None means zeros.
 
     Attributes:
         steps: Int, T, available before `fit`.
@@ -146,25 +152,26 @@ class AdaMix(Head):
     ) -> AdaMix:
         """Fits the kernel to private and public examples, and adds the cost to the ledger.
 
-        Guarantee: as in the class's docstring for `features` and `labels`; none for `public_data`.
-        A row of features that is not finite counts as zero.
+        Guarantee: `features` and `labels` are protected as the docstring of the class says;
+        `public_data` is not protected. An example with features that are not finite counts as zero.
 
         Args:
-            features: Private array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)`
-                that ends and yields every example once, in any order. It is read once and held in
-                memory.
+            features: Private array `[n, d]`, or a finite `tf.data.Dataset` of batches
+                `(features, labels)` that yields every example once, in any order. A dataset is read
+                once and held in memory.
             labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]` that sum to one in each
                 row. None with a dataset.
-            public_data: Pair of arrays `(features, labels)`, or such a dataset; held in memory.
-                None requires an `l2_norm_clip` and no `projection`.
+            public_data: Pair of arrays `(features, labels)`, or a dataset like `features`. It is
+                held in memory. It may be None if the head has an `l2_norm_clip` and no
+                `projection`.
 
         Returns:
-            The head.
+            The head itself.
 
         Raises:
-            ValueError: If shapes or labels do not match, public features are not finite, examples
-                are both private and public, public examples are required but missing, or within the
-                scope of a `tf.distribute` strategy with several replicas.
+            ValueError: If shapes or labels do not match, public features are not finite, public
+                examples are required but missing, or the call is within the scope of a
+                `tf.distribute` strategy with several replicas.
         """
         if public_data is None and (self.l2_norm_clip is None or self.projection):
             raise ValueError(
@@ -206,7 +213,10 @@ class AdaMix(Head):
         return self._public.minimum(self.l2_regularization, self._first)
 
     def _clip_and_subspace(self, kernel):
-        """Returns clip and subspace (or None), from public examples and released weights only."""
+        """Returns the clip, a float, and the subspace U, or None without a projection.
+
+        Both are computed only from public examples and from weights that are already private.
+        """
         if self.projection is None:
             return self._clip(kernel), None
         return self._clip(kernel), self._public.subspace(kernel, self.projection)
@@ -217,18 +227,26 @@ class AdaMix(Head):
         return self._public.quantile_clip(kernel, self.quantile)
 
     def _moved(self, kernel, slope, reference, count, step):
-        """Returns the next weights; `slope` is a sum over `count` examples."""
+        """Returns the next weights.
+
+        Args:
+            kernel: float64 array `[d, m]`, the weights now.
+            slope: float64 array `[d, m]`, the noisy sum of gradients.
+            reference: float64 array `[d, m]`, the weights toward which the decay moves.
+            count: Int, the number of examples in the sum.
+            step: Int, the number of the step, which subclasses use.
+        """
         slope += self.l2_regularization * (kernel - reference)
         return kernel - self.learning_rate / count * slope
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PublicSet:
-    """Public features and labels, held in memory.
+    """The features and labels of the public examples, held in memory.
 
     Args:
-        x: float64 `[n, d]`; n may be 0.
-        y: float64 `[n, num_classes]`, in [0, 1], with sums of one in each row.
+        x: float64 array `[n, d]`; n may be 0.
+        y: float64 array `[n, num_classes]` of values in [0, 1]. Each row sums to one.
     """
 
     x: np.ndarray
@@ -236,12 +254,11 @@ class PublicSet:
 
     @classmethod
     def of(cls, data, num_classes: int) -> PublicSet:
-        """Returns the set of the examples in `public_data`.
+        """Returns a `PublicSet` of the argument `public_data` of `AdaMix.fit`.
 
         Args:
-            data: Pair `(features, labels)` of arrays as `Head.fit` takes them, or a
-                `tf.data.Dataset`.
-            num_classes: Int.
+            data: Pair `(features, labels)` of arrays, or a `tf.data.Dataset`, as for `Head.fit`.
+            num_classes: Int, the number of classes.
 
         Raises:
             ValueError: If there is no example, shapes or labels do not match, or a feature is not
@@ -267,15 +284,19 @@ class PublicSet:
         return len(self.x)
 
     def minimum(self, l2_regularization: float, reference: np.ndarray) -> np.ndarray:
-        """Returns float64 `[d, m]`, the minimum of the loss near `reference`.
+        """Returns the kernel that minimizes the regularized loss of the public examples.
 
-        Minimizes the loss + `l2_regularization` / 2 |kernel - `reference`|^2 by L-BFGS in float64,
-        to a gradient of 1e-6 in every entry or 500 iterations. There are as many unknowns per class
-        as rows, because the minimum minus `reference` is a combination of the rows.
+        The regularizer is `l2_regularization / 2 |kernel - reference|^2`. L-BFGS in float64 runs
+        until each entry of the gradient is at most 1e-6, or for 500 iterations. For speed it
+        searches only the combinations of the rows of `x`, to which the solution minus `reference`
+        belongs.
 
         Args:
-            l2_regularization: Float > 0: separable data have no minimum without it.
-            reference: float64 `[d, m]`, also the starting point of the search.
+            l2_regularization: Float > 0. Separable data would have no minimum without it.
+            reference: float64 array `[d, m]`, where the search starts.
+
+        Returns:
+            float64 array `[d, m]`. Without public examples it is `reference`.
         """
         if not len(self):
             return reference
@@ -301,49 +322,59 @@ class PublicSet:
         return reference + basis @ result.x.reshape(shape)
 
     def residuals(self, kernel: np.ndarray) -> np.ndarray:
-        """Returns float64 `[n, m]`, the gradient of each example's loss at its logits.
+        """Returns the gradient of each example's loss with respect to its logits.
 
         Args:
-            kernel: float64 `[d, m]`.
+            kernel: float64 array `[d, m]`.
+
+        Returns:
+            float64 array `[n, m]`.
         """
         return softmax(self.x @ kernel, axis=1) - self.y
 
     def gradient(self, kernel: np.ndarray) -> np.ndarray:
-        """Returns float64 `[d, m]`, the sum of the gradients of all public examples.
+        """Returns the sum of the gradients of all public examples, float64 `[d, m]`.
 
         Args:
-            kernel: float64 `[d, m]`.
+            kernel: float64 array `[d, m]`, at which the gradients are computed.
         """
         return self.x.T @ self.residuals(kernel)
 
     def quantile_clip(self, kernel: np.ndarray, quantile: float) -> float:
-        """Returns the clip, a quantile of the norms of public gradients ("Adaptive threshold").
+        """Returns a quantile of the norms of the public gradients ("Adaptive threshold").
 
         Args:
-            kernel: float64 `[d, m]`.
+            kernel: float64 array `[d, m]`, at which the gradients are computed.
             quantile: Float in (0, 1].
+
+        Returns:
+            Float, at least `LEAST_CLIP`, to which private gradients are clipped.
         """
         lengths = np.linalg.norm(self.x, axis=1)
         norms = lengths * np.linalg.norm(self.residuals(kernel), axis=1)
         return max(LEAST_CLIP, float(np.quantile(norms, quantile)))
 
     def subspace(self, kernel: np.ndarray, dimension: int) -> np.ndarray:
-        """Returns float64 `[d, p]`, p = min(dimension, d, m - 1), the subspace of the release.
+        """Returns the subspace onto which private gradients are projected.
 
-        It consists of the left singular vectors with the largest singular values of the total
-        public gradient ("Adaptive subspace projection"), shortened because rounding could lengthen
-        them. The gradient of a softmax sums to zero over m classes, so its rank is at most m - 1.
+        Its columns are the left singular vectors of the sum of the public gradients with the
+        largest singular values ("Adaptive subspace projection"). They are a little shorter than 1,
+        so that rounding cannot make a projected gradient longer. There are at most m - 1 of them:
+        the gradient of a softmax sums to zero over the m classes, so its rank is at most m - 1.
 
         Args:
-            kernel: float64 `[d, m]`.
-            dimension: Int.
+            kernel: float64 array `[d, m]`, at which the gradients are computed.
+            dimension: Int, the largest number of columns.
+
+        Returns:
+            float64 array `[d, p]` with p = min(dimension, d, m - 1).
         """
         left, _, _ = np.linalg.svd(self.gradient(kernel), full_matrices=False)
         return left[:, : min(dimension, self.y.shape[1] - 1)] / (1 + _ROUNDING)
 
 
 def _check_private(examples, public):
-    """Checks the width and labels of private examples."""
+    """Raises ValueError unless private examples have the public ones' width and valid labels."""
     if public.x.shape[1] != examples.dimension:
         raise ValueError(
             "Arguments `features` and `public_data` must have the same width. Received: "

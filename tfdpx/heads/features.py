@@ -1,12 +1,13 @@
-"""Features with labels in memory, chunks of them in float64, and their clipping.
+"""Holds features and labels in memory, yields them in chunks of float64, and clips them.
 
-A `tf.data.Dataset` is read once, and all passes of a head see the same examples.
+A `tf.data.Dataset` is read once, so all passes of a head over the data see the same examples.
 
-Sums over the examples are in float64. With b rows per product and n in all, a sum of n float64
-terms of size at most C, in any order, is off by at most (b + n / b) 2^-53 n C (Higham 2002, ch. 4).
-Rows and gradients are clipped to C / (1 + a), with a = 1e-4. So one example more or less changes a
-computed sum by at most C / (1 + a) + 2 (b + n / b) 2^-53 n C. That is below C for n up to
-`MOST_EXAMPLES`, with 9e-5 C to spare for the rounding of norms and of projected sums.
+Rounding: a head sums over all n examples in float64, b rows at a time. If the terms have norms of
+at most C, the rounding error of the sum is at most (b + n / b) 2^-53 n C, in any order of the terms
+(Higham 2002, ch. 4). To make up for this error, rows and gradients are clipped to C / (1 + a), with
+a = 1e-4. Then one example more or less changes the computed sum by at most
+C / (1 + a) + 2 (b + n / b) 2^-53 n C. This is below C for all n up to `MOST_EXAMPLES`, and leaves
+9e-5 C for the rounding of norms and of projected sums.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from tfdpx.sampling.inputs import refuse_repeat
 from tfdpx.training.clipping import AutomaticClip
 
 MOST_EXAMPLES = 4_000_000
-# Number of rows in one product.
+# The number of examples in a chunk, b above.
 ROWS = 8192
 _OF_THE_SUM = 1e-4
 
 
 class FeatureSet:
-    """Features of examples and, except for prediction, their labels.
+    """Checked features of examples, with their labels (which prediction does not need).
 
     Args:
-        features: Array `[n, d]`, for example a `np.memmap`, or a `tf.data.Dataset` of batches
-            `(features, labels)` that ends and yields every example once.
-        labels: Array of class numbers `[n]` or of numbers in [0, 1] `[n, num_classes]`. None with a
-            dataset, or for features without labels.
-        num_classes: Int.
+        features: Array `[n, d]`, for example a `np.memmap`. Or a finite `tf.data.Dataset` of
+            batches `(features, labels)` that yields every example once.
+        labels: Array of class numbers `[n]`, or of numbers in [0, 1] `[n, num_classes]`. None with
+            a dataset, or for features without labels.
+        num_classes: Int, the number of classes.
         labelled: Bool, whether labels are required.
 
     Attributes:
-        x: Array `[n, d]`.
-        count: Int, n.
-        dimension: Int, d.
+        x: Array `[n, d]`, the features.
+        count: Int, n, the number of examples.
+        dimension: Int, d, the number of features of an example.
 
     Raises:
         ValueError: If shapes, types or labels do not match.
@@ -107,9 +108,11 @@ class FeatureSet:
         return labels
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Yields float64 features `[<= ROWS, d]` and float64 targets, in order.
+        """Yields the examples in order, in chunks of at most `ROWS`.
 
-        Targets `[<= ROWS, num_classes]` lie in [0, 1]; None without labels.
+        Yields:
+            Pairs of float64 arrays: features `[rows, d]`, and targets `[rows, num_classes]` in
+            [0, 1], or None without labels.
         """
         for start in range(0, self.count, ROWS):
             part = slice(start, start + ROWS)
@@ -125,10 +128,13 @@ class FeatureSet:
 
 
 def finite_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `x` with zeros for rows that are not finite, and the l2 norms of its rows.
+    """Returns `x` with zeros in place of rows that are not finite, and the l2 norms of its rows.
 
     Args:
-        x: float64 `[n, d]`. A row with a square that overflows is not finite either.
+        x: float64 array `[n, d]`. A row also counts as not finite if its squared norm overflows.
+
+    Returns:
+        Two float64 arrays `[n, d]` and `[n]`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.sqrt(np.einsum("ij,ij->i", x, x))
@@ -139,12 +145,17 @@ def finite_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def clip_factors(norms: np.ndarray, l2_norm_clip: float | str) -> np.ndarray:
-    """Returns `[n]`, the factors that clip to `l2_norm_clip` minus the rounding of sums.
+    """Returns the factors by which rows are multiplied to clip them.
+
+    Rows are clipped to a little less than `l2_norm_clip`, to make up for the rounding of sums.
 
     Args:
-        norms: float64 `[n]`.
-        l2_norm_clip: Float; infinity does not clip. Or "automatic", as in
-            `tfdpx.training.clipping.AutomaticClip`, which bounds an example by 1.
+        norms: float64 array `[n]`, the norms of the rows.
+        l2_norm_clip: Float; infinity does not clip. Or "automatic" for the automatic clipping of
+            `tfdpx.training.clipping.AutomaticClip`, after which a row has a norm of at most 1.
+
+    Returns:
+        float64 array `[n]`.
     """
     if isinstance(l2_norm_clip, str):
         return 1 / (1 + _OF_THE_SUM) / (norms + AutomaticClip().stability)
@@ -153,27 +164,40 @@ def clip_factors(norms: np.ndarray, l2_norm_clip: float | str) -> np.ndarray:
 
 
 def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
-    """Returns the rows of `x`, made finite and clipped by `clip_factors`.
+    """Returns the rows of `x`, clipped by `clip_factors`; rows that are not finite become zero.
 
     Args:
-        x: float64 `[n, d]`.
-        l2_norm_clip: Float, or infinity.
+        x: float64 array `[n, d]`.
+        l2_norm_clip: Float, the largest norm of a row; infinity does not clip.
     """
     x, norms = finite_rows(x)
     return x * clip_factors(norms, l2_norm_clip)[:, np.newaxis]
 
 
 def first_positives(targets: np.ndarray, most: int) -> np.ndarray:
-    """Returns `targets` `[n, m]` in [0, 1] with only the first labels of each row, zeros elsewhere.
+    """Returns targets with only the first labels of each example, and zeros for the others.
 
-    These are the first `most` ones. Of soft labels they are as many as have a sum of squares of at
-    most `most`, for example all of them if they sum to one. No row is longer than sqrt(`most`).
+    If the targets are zeros and ones, these are the first `most` ones. For soft labels, the labels
+    are used as long as their sum of squares is at most `most`; if they sum to one, all are used.
+    Each row then has a norm of at most sqrt(most), which bounds the sensitivity.
+
+    Args:
+        targets: Array `[n, num_classes]` of values in [0, 1].
+        most: Int, the largest sum of squares of a row.
     """
     return targets * (np.cumsum(targets**2, axis=1) <= most)
 
 
 def _arrays_of(dataset, labelled):
-    """Returns features and labels of a dataset, read once; None if it has no labels."""
+    """Reads a dataset into arrays.
+
+    Args:
+        dataset: `tf.data.Dataset` of batches `(features, labels)`, or of features only.
+        labelled: Bool, whether labels are required.
+
+    Returns:
+        Features and labels, two arrays. The labels are None if the dataset has none.
+    """
     refuse_repeat("features", dataset)
     spec = dataset.element_spec
     parts = spec if isinstance(spec, tuple) else (spec,)

@@ -1,7 +1,8 @@
-"""Sums of clipped gradients of the cross-entropy of a linear classifier, and descent along them.
+"""Logistic regression by gradient descent with noise: `FirstOrder`, and sums of clipped gradients.
 
-The gradient of an example is `(p - y) x^T`, which has rank one. So its norm is `|p - y| |x|`, and
-no per-example gradient is formed.
+The gradient of the cross-entropy for one example is the matrix `x (p - y)^T`, of rank one, with
+features x, probabilities p and labels y. Its norm is `|x| |p - y|`, so the gradients are clipped
+without computing the matrix of any example.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ def probabilities(
     kernel: np.ndarray,
     bias: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Returns `link` of the logits, with 0 in place of NaN.
+    """Returns the probabilities of a linear classifier, with 0 in place of NaN.
 
     Args:
-        link: Function of logits, for example a sigmoid.
-        x: float64 `[n, d]`, finite.
-        kernel: float64 `[d, m]` or `[d]`.
-        bias: Array `[m]`.
+        link: Function from logits to probabilities, for example a sigmoid.
+        x: float64 array `[n, d]` of finite features.
+        kernel: float64 array `[d, m]` for m classes, or `[d]` for one.
+        bias: Array `[m]`, or a float.
+
+    Returns:
+        float64 array `[n, m]`, or `[n]`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.nan_to_num(link(x @ kernel + bias), nan=0.0)
@@ -52,20 +56,24 @@ def gradient_sum(
     link: Callable[[np.ndarray], np.ndarray] = expit,
     use_bias: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns float64 sums of the clipped gradients over all examples, `[d, m]` and `[m]`.
+    """Returns the sum of clipped gradients over all examples, for the kernel and for the bias.
 
-    Guarantee: one example more or less changes the sum for the kernel, and with `use_bias` both
-    sums together, by at most `l2_norm_clip` in the l2 norm, rounding included. A row of features
-    that is not finite, or zero, contributes zero.
+    Guarantee: one example more or less changes the sum for the kernel by at most `l2_norm_clip` in
+    l2 norm, including rounding errors. With `use_bias` this bound holds for both sums together.
+    An example contributes nothing if its features are all zero or not all finite.
 
     Args:
-        examples: `FeatureSet`.
-        kernel: Array `[d, m]`.
+        examples: `FeatureSet` with labels.
+        kernel: Array `[d, m]`, at which the gradients are computed.
         bias: Array `[m]`.
-        l2_norm_clip: Float, or infinity, or "automatic": as for `clip_factors`, the sensitivity
-            is then 1.
-        link: Function from logits to probabilities, of the sigmoid or the softmax cross-entropy.
-        use_bias: Whether the bias has a gradient. If not, the guarantee excludes the second sum.
+        l2_norm_clip: Float, or infinity for no clipping. Or "automatic", with a bound of 1 in the
+            guarantee; see `clip_factors`.
+        link: Function from logits to probabilities: the sigmoid or the softmax.
+        use_bias: Bool, whether the bias is trained. If not, there is no guarantee for its sum, so
+            do not use it.
+
+    Returns:
+        Two float64 arrays `[d, m]` and `[m]`.
     """
     kernel_sum, bias_sum = np.zeros(kernel.shape), np.zeros(kernel.shape[1])
     for x, targets in examples.chunks():
@@ -82,30 +90,32 @@ def gradient_sum(
 @keras.saving.register_keras_serializable(package="tfdpx")
 @dataclasses.dataclass(eq=False)
 class FirstOrder(Head):
-    """Logistic regression by a Keras optimizer on `steps` noisy full-batch gradients.
+    """Logistic regression by a Keras optimizer with `steps` noisy gradients of the full data.
 
-    Algorithm 4 of "Differentially Private Image Classification from Features", its baseline. Each
-    step releases the sum of the gradients of kernel and bias, clipped together to C =
-    `l2_norm_clip`, with noise of standard deviation sigma C on the sum (Eq. 3; line 4 prints it on
-    the mean). The optimizer receives this sum divided by n.
+    This is Algorithm 4 of "Differentially Private Image Classification from Features", where it is
+    the baseline. Each step clips the gradient of each example, for kernel and bias together, to
+    C = `l2_norm_clip`, sums the gradients, and adds noise of standard deviation sigma C to the sum
+    (Eq. 3; line 4 of the algorithm wrongly adds it to the mean). The optimizer receives the noisy
+    sum divided by the number of examples.
 
-    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, because
-    the fit is `steps` Gaussians of sensitivity C.
+    Guarantee: the fit is (epsilon, delta)-differentially private for adding or removing one
+    example. It consists of `steps` Gaussian mechanisms with sensitivity C.
 
     Args:
-        num_classes: Int.
+        num_classes: Int, the number of classes.
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
-        steps: Int.
+        steps: Int, the number of gradients.
         optimizer: "adam", "sgd" or "momentum", which is SGD with a momentum of 0.9.
-        learning_rate: Float.
+        learning_rate: Float, of the optimizer.
         l2_regularization: Float, lambda; `lambda / 2 |kernel|^2` is added to the mean loss.
-        initial_bias: Float.
-        average: Bool, whether the result is the mean of all iterates instead of the last.
-        noise_multiplier: Float, instead of epsilon.
-        l2_norm_clip: Float, C.
+        initial_bias: Float, the bias of each class at the start.
+        average: Bool, whether the result is the mean of the weights after all steps instead of
+            the last weights.
+        noise_multiplier: Float, sigma, instead of epsilon.
+        l2_norm_clip: Float, C, the largest norm of an example's gradient.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
-        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
 
     Raises:
         ValueError: If an argument is invalid.

@@ -1,4 +1,4 @@
-"""The base class of all heads: arguments, budget, fit and evaluation."""
+"""The base class of all heads: it checks arguments, plans the budget, fits and evaluates."""
 
 from __future__ import annotations
 
@@ -32,18 +32,22 @@ _Head = TypeVar("_Head", bound="Head")
 
 
 def optional(check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
-    """Returns a check that accepts None and values that pass `check`."""
+    """Returns a check of an argument that accepts None and all values that `check` accepts.
+
+    Args:
+        check: Function of the name and value of an argument, which raises ValueError.
+    """
     return lambda name, value: None if value is None else check(name, value)
 
 
 def positive(name: str, value: Any) -> None:
-    """Checks that a value is a number above 0."""
+    """Raises ValueError unless the argument `name` has a `value` that is a finite number > 0."""
     is_valid = is_number(value) and 0 < value < math.inf
     require(is_valid, name, value, "be a positive, finite number")
 
 
 def norm_bound(name: str, value: Any) -> None:
-    """Checks a bound on l2 norms."""
+    """Raises ValueError unless the argument `name` has a `value` that can be a clip of l2 norms."""
     is_valid = is_number(value) and value >= rounding.SMALLEST_CLIP
     require(is_valid, name, value, f"be a number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
 
@@ -69,26 +73,27 @@ def _not_negative(name, value):
 
 @dataclasses.dataclass(eq=False)
 class Head(abc.ABC):
-    """A private linear classifier on fixed features; each algorithm is a subclass.
+    """The base class of private linear classifiers on fixed features.
 
-    Every head is a composition of Gaussian mechanisms on the full data. A subclass is a dataclass:
-    its fields are its arguments, which the functions in `_checks` check by name. It declares its
-    releases (`_releases`, `_sizes`) and computes the weights from them (`_fit`).
+    Each head is a composition of Gaussian mechanisms on the full data. A subclass is one algorithm,
+    and a dataclass: its fields are its arguments, and `_checks` has a function for each name that
+    checks the argument. The subclass declares its releases (`_releases`, `_sizes`) and computes the
+    weights from them (`_fit`).
 
     Args:
-        num_classes: Int.
+        num_classes: Int, the number of classes.
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
-        noise_multiplier: Float, instead of epsilon: the noise of each of several equal releases.
-        l2_norm_clip: Float, the bound on norms.
+        noise_multiplier: Float, instead of epsilon: the noise multiplier of each release.
+        l2_norm_clip: Float, the norm to which features or gradients are clipped.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
-        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
 
     Attributes:
-        noise_multiplier: Float, computed from epsilon before `fit`.
-        num_releases: Int, Gaussian releases of one fit.
+        noise_multiplier: Float, which is computed from epsilon before `fit`.
+        num_releases: Int, the number of Gaussian releases in one fit.
         kernel, bias: float32 arrays `[d, num_classes]` and `[num_classes]`; None before `fit`.
-        ledger: `tfdpx.accounting.Ledger` of all fits of this head: two fits cost twice as much.
+        ledger: `tfdpx.accounting.Ledger` of all fits of this head. Each fit adds its cost.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -103,7 +108,7 @@ class Head(abc.ABC):
     accountant: str = "gdp"
     seed: int | None = dataclasses.field(default=None, repr=False)
 
-    # Functions of the name and value of an argument, for the arguments that several heads share.
+    # For each argument, a function of its name and value that raises ValueError.
     _checks: ClassVar[dict[str, Callable[[str, Any], None]]] = {
         "num_classes": _classes,
         "epsilon": optional(_budget),
@@ -118,7 +123,7 @@ class Head(abc.ABC):
         "alpha": positive,
         "initial_bias": _finite,
     }
-    # The argument that is computed from epsilon; one of the two is left out.
+    # The argument that is computed from epsilon. Users pass either this argument or epsilon.
     _solved: ClassVar[str] = "noise_multiplier"
 
     def __post_init__(self) -> None:
@@ -151,23 +156,34 @@ class Head(abc.ABC):
 
     @property
     def num_releases(self) -> int:
-        """Returns the number of Gaussian releases of one fit."""
+        """Int, the number of Gaussian releases in one fit."""
         return sum(self._releases().values())
 
     @abc.abstractmethod
     def _releases(self) -> dict[str, int]:
-        """Returns a dict from the name of a release to the number of times that a fit makes it."""
+        """Returns a dict from the name of a statistic to the number of its releases in one fit."""
 
     @abc.abstractmethod
     def _sizes(self, dimension: int) -> dict[str, int]:
-        """Returns a dict from the name of a release to the number of its noisy entries."""
+        """Returns a dict from the name of a statistic to its number of noisy entries.
+
+        Args:
+            dimension: Int, d, the number of features of an example.
+        """
 
     @abc.abstractmethod
     def _fit(self, examples, released):
-        """Returns kernel `[d, m]` and bias `[m]`; the `FeatureSet` is read only by `Releases`."""
+        """Returns the kernel `[d, num_classes]` and the bias `[num_classes]` of a fit.
+
+        Guarantee: a subclass uses statistics of `examples` only after `released` has added noise.
+
+        Args:
+            examples: `FeatureSet`, the private examples.
+            released: `Releases` of the statistics that `_releases` declares.
+        """
 
     def _planned(self):
-        """Returns a dict from the name of a release to `(noise_multiplier, times)`."""
+        """Returns a dict from the name of a statistic to `(noise_multiplier, times)`."""
         return {name: (self.noise_multiplier, times) for name, times in self._releases().items()}
 
     def fit(
@@ -175,26 +191,26 @@ class Head(abc.ABC):
         features: ArrayLike | tf.data.Dataset,
         labels: ArrayLike | None = None,
     ) -> _Head:
-        """Fits kernel and bias to private examples, and adds the cost to the ledger.
+        """Fits the kernel and the bias to private examples, and adds the cost to the ledger.
 
-        Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, for
-        kernel and bias and everything that is computed from them without the data. The number of
-        examples is public, as in `tfdpx.PrivacyPlan`. A row of features that is not finite counts
-        as zero.
+        Guarantee: kernel and bias, and everything that is computed from them without the data, are
+        (epsilon, delta)-differentially private for adding or removing one example. The number of
+        examples is public, as in `tfdpx.PrivacyPlan`. An example with features that are not finite
+        counts as zero.
 
         Args:
-            features: Array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)` that
-                ends and yields every example once, in any order. A dataset is read once and held
-                in memory. For features that are larger than memory, pass a `np.memmap`.
-            labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]`, for example zeros and
-                ones for several classes per example, or soft labels. None with a dataset.
+            features: Array `[n, d]`, or a finite `tf.data.Dataset` of batches `(features, labels)`
+                that yields every example once, in any order. A dataset is read once and held in
+                memory. For features that are larger than memory, pass a `np.memmap`.
+            labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]`, for example soft
+                labels, or zeros and ones if an example has several classes. None with a dataset.
 
         Returns:
-            The head.
+            The head itself.
 
         Raises:
-            ValueError: If shapes or labels do not match, or within the scope of a `tf.distribute`
-                strategy with several replicas.
+            ValueError: If shapes or labels do not match, or if the call is within the scope of a
+                `tf.distribute` strategy with several replicas.
         """
         return self._fit_to(FeatureSet(features, labels, self.num_classes))
 
@@ -203,7 +219,7 @@ class Head(abc.ABC):
         planned = self._planned()
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
         released, before = releases.Releases(planned, self.seed), self.ledger
-        # Every planned release counts first: an interrupt may come at any time.
+        # First count all planned releases: the fit may be interrupted at any time.
         self.ledger = before + released.planned_ledger()
         try:
             kernel, bias = self._fit(examples, released)
@@ -214,16 +230,17 @@ class Head(abc.ABC):
         return self
 
     def epsilon_spent(self) -> float:
-        """Returns the epsilon of the ledger at `delta`, a float; 0.0 before `fit`."""
+        """Returns the epsilon of all fits so far at `delta`, a float; 0.0 before `fit`."""
         return self.ledger.epsilon(self.delta, self.accountant)
 
     def plan(self, num_examples: int) -> PrivacyPlan:
-        """Returns the plan of one fit, for reports: `num_releases` steps on the full batch.
+        """Returns the plan of one fit, for reports: `num_releases` steps with full batches.
 
-        Releases at different noise multipliers are shown as equal releases of the same total cost.
+        If releases have different noise multipliers, the plan has equal releases with the same
+        total cost.
 
         Args:
-            num_examples: Int.
+            num_examples: Int, the number of private examples.
 
         Raises:
             ValueError: If `num_examples` is not a positive integer.
@@ -238,10 +255,13 @@ class Head(abc.ABC):
         )
 
     def predict(self, features: ArrayLike | tf.data.Dataset) -> np.ndarray:
-        """Returns scores, a float32 array `[n, num_classes]`; the predicted class has the largest.
+        """Returns the scores of all classes; the predicted class is the one with the largest.
 
         Args:
             features: Array `[n, d]` or a `tf.data.Dataset` of batches, with or without labels.
+
+        Returns:
+            float32 array `[n, num_classes]`.
 
         Raises:
             ValueError: If the head is not fitted, or the features do not match it.
@@ -251,15 +271,15 @@ class Head(abc.ABC):
     def evaluate(
         self, features: ArrayLike | tf.data.Dataset, labels: ArrayLike | None = None
     ) -> dict[str, float]:
-        """Measures the accuracy on examples; the result is not private.
+        """Returns the accuracy on examples. It is computed without noise.
 
         Args:
             features: As for `fit`.
             labels: As for `fit`.
 
         Returns:
-            Dict with "accuracy": the share of examples for which the predicted class is one of
-            their classes; for soft labels, the mean label of the predicted class.
+            Dict with "accuracy": the share of examples with a predicted class that is one of their
+            classes. For soft labels, it is the mean label of the predicted class.
 
         Raises:
             ValueError: If the head is not fitted, or features or labels do not match it.
@@ -281,11 +301,11 @@ class Head(abc.ABC):
     def to_layer(self, name: str | None = None) -> keras.layers.Dense:
         """Returns a `keras.layers.Dense` with the fitted weights, to put on the backbone.
 
-        The ledger follows its weights: if a tfdpx optimizer trains them later, the cost of this fit
-        is in its ledger too.
+        The ledger belongs to these weights: if a tfdpx optimizer trains them later, its ledger
+        includes the cost of this fit.
 
         Args:
-            name: Optional string, as for any layer.
+            name: Optional string, the name of the layer.
 
         Raises:
             ValueError: If the head is not fitted.
@@ -304,12 +324,12 @@ class Head(abc.ABC):
         return self.kernel, self.bias
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor without the seed, which is secret."""
+        """Returns a dict of the constructor's arguments, without the seed, which is secret."""
         return dict(self._config)
 
     @classmethod
     def from_config(cls: type[_Head], config: Mapping[str, Any]) -> _Head:
-        """Returns a head made from `get_config`, which is not fitted.
+        """Returns a new head, which is not fitted, from the dict that `get_config` returned.
 
         Args:
             config: Dict from names of arguments to values.
@@ -321,7 +341,7 @@ class Head(abc.ABC):
 
 
 def _plain(value):
-    """Returns an argument with NumPy numbers converted to Python numbers."""
+    """Returns `value`, converted to a Python number if it is a NumPy number."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -1,8 +1,8 @@
-"""Heads on noisy second moments of the features, and the linear systems that they solve.
+"""Heads that solve linear systems with noisy second moments of the features.
 
-The matrices of the classes are formed one after the other; no array `[num_classes, d, d]`
-is held in memory. The algorithms come from "Differentially Private Image Classification from
-Features", which is called the paper here.
+The algorithms are from "Differentially Private Image Classification from Features", called the
+paper in this module. The matrices of different classes are computed one after the other, so memory
+never holds an array `[num_classes, d, d]`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from tfdpx.heads.releases import Releases
 
 # The bound on the second derivative of the logistic loss.
 _CURVATURE = 0.25
-# The smallest eigenvalue that a system may have, as a share of its ridge.
+# The ridge is the multiple of the identity that is added to a noisy matrix. The smallest eigenvalue
+# of the sum must be at least this share of the ridge.
 _LEAST = 1 / 8
-# The ridge that is chosen from the noise, as a multiple of the noise's norm.
+# By default the ridge is this multiple of the spectral norm of the noise.
 _OF_THE_NOISE = 1.25
 _CLASS_NAMES = ("class moments", "class sums")
 
@@ -42,36 +43,37 @@ def _check_share(name, value):
 @keras.saving.register_keras_serializable(package="tfdpx")
 @dataclasses.dataclass(eq=False)
 class LeastSquares(Head):
-    """Linear regression on zeros and ones from noisy second moments, in closed form.
+    """Least-squares regression of the labels, in closed form, from noisy second moments.
 
-    Algorithm 2 of "Differentially Private Image Classification from Features". With x_i clipped to
-    C = `l2_norm_clip`, it releases, each at the noise multiplier sigma,
+    This is Algorithm 2 of "Differentially Private Image Classification from Features". The features
+    x_i are clipped to C = `l2_norm_clip`. With noise multiplier sigma for each, the head releases
 
         G = sum_i x_i x_i^T,   A_j = sum_{i in j} x_i x_i^T,   b_j = sum_{i in j} x_i,
 
-    and solves `(A_j + alpha G + lambda I) theta_j = b_j` for each class j.
+    where "i in j" are the examples of class j. It then solves
+    `(A_j + alpha G + lambda I) theta_j = b_j` for the weights theta_j of each class j.
 
-    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example (Theorem
-    2.2: three Gaussians). An example changes G by at most C^2 in the Frobenius norm, all A_j
-    together by sqrt(k) C^2 and all b_j by sqrt(k) C, with k = `max_positives`, because only the
-    first k positive classes of an example count. A soft label y_ij is the weight of x_i in A_j and
-    b_j; the squares of an example's labels sum to at most k, because the labels beyond that count
-    as zero (`first_positives`). Noise on matrices is symmetric, which is as private as the paper's
-    (`Releases.symmetric`).
+    Guarantee: the fit is (epsilon, delta)-differentially private for adding or removing one example
+    (Theorem 2.2: three Gaussian mechanisms). Only the first k = `max_positives` classes of an
+    example count, so an example changes G by at most C^2 in the Frobenius norm, all A_j together by
+    at most sqrt(k) C^2, and all b_j together by at most sqrt(k) C. A soft label is the weight of
+    the example in A_j and b_j. The squares of the labels of an example sum to at most k; labels
+    beyond that count as zero (`first_positives`). The noise on matrices is symmetric, which is as
+    private as the paper's noise (`Releases.symmetric`).
 
     Args:
-        num_classes: Int.
+        num_classes: Int, the number of classes.
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
-        alpha: Float > 0, the weight of examples of other classes.
-        l2_regularization: Float, lambda, for sums instead of means. None makes it a quarter larger
-            than the noise.
-        max_positives: Int, k, the largest number of classes of an example. Soft labels that sum to
-            one need no more than 1.
-        noise_multiplier: Float, instead of epsilon.
-        l2_norm_clip: Float, C.
+        alpha: Float > 0, the weight of all examples in the system of each class.
+        l2_regularization: Float, lambda, which is added to sums rather than means. None chooses a
+            lambda that is a quarter larger than the spectral norm of the noise.
+        max_positives: Int, k, the largest number of classes of an example. 1 is enough for soft
+            labels that sum to one.
+        noise_multiplier: Float, sigma, instead of epsilon.
+        l2_norm_clip: Float, C, the largest norm of an example's features.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
-        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -119,45 +121,52 @@ class LeastSquares(Head):
 @keras.saving.register_keras_serializable(package="tfdpx")
 @dataclasses.dataclass(eq=False)
 class FeatureCovariance(Head):
-    """Logistic regression by `steps` full gradients, each times one noisy inverse covariance.
+    """Logistic regression by gradient descent, preconditioned by a noisy feature covariance.
 
-    Algorithm 3 of "Differentially Private Image Classification from Features": it releases
-    `G = sum_i x_i x_i^T` once, of features clipped to C_G, and `steps` sums of gradients of the
-    sigmoid cross-entropy clipped to C_g, and moves by `-eta (G/n + lambda I)^-1 g/n`.
+    This is Algorithm 3 of "Differentially Private Image Classification from Features". It clips
+    features to C_G and releases `G = sum_i x_i x_i^T` once. In each of `steps` steps it clips the
+    gradients of the sigmoid cross-entropy to C_g, releases their sum g, and changes the weights by
+    `-eta (G/n + lambda I)^-1 g/n`.
 
-    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example (Theorem
-    2.3: `steps + 1` Gaussians). An example changes G by at most C_G^2 in the Frobenius norm, and
-    each sum of gradients by C_g. The noise on G is symmetric, which is as private
-    (`Releases.symmetric`). If noise makes G indefinite, `positive_solver` raises its eigenvalues.
+    Guarantee: the fit is (epsilon, delta)-differentially private for adding or removing one example
+    (Theorem 2.3: `steps + 1` Gaussian mechanisms). An example changes G by at most C_G^2 in the
+    Frobenius norm, and each sum of gradients by at most C_g. The noise on G is symmetric, which is
+    as private as the paper's noise (`Releases.symmetric`). If noise makes G indefinite,
+    `positive_solver` raises its eigenvalues.
 
-    The weights start at zero, and every bias stays at `initial_bias` because Algorithm 3 has none.
-    To learn a bias, add a constant feature (`tfdpx.layers.UnitNormWithConstant`).
+    The weights start at zero. The bias of each class stays at `initial_bias`, because Algorithm 3
+    does not train one. To learn a bias, add a constant feature
+    (`tfdpx.layers.UnitNormWithConstant`).
 
-    Two arguments go beyond the paper: `covariance_share`, and `start="least_squares"`, which begins
-    at the solution of Algorithm 2 times `start_scale`. It needs two more releases and the same G.
+    Two arguments are not in the paper. `covariance_share` gives G another part of the budget. With
+    `start="least_squares"` the weights start at the solution of Algorithm 2, times `start_scale`;
+    this needs two more releases and uses the same G.
 
     Args:
-        num_classes: Int.
+        num_classes: Int, the number of classes.
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
-        steps: Int, number of gradients.
+        steps: Int, the number of gradients.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, added to the mean G/n; None makes it a quarter larger than
-            the noise.
-        covariance_share: Float in (0, 1): the share of the budget (of the sum of 1/sigma^2) that G
-            gets; None gives all releases the same sigma, as in the paper.
-        start: "zeros" or "least_squares".
-        alpha: Float, as for `LeastSquares`; used for that start.
-        start_scale: Float, the factor of that start.
-        initial_bias: Float.
-        noise_multiplier: Float, instead of epsilon: the noise of each of several equal releases.
-        l2_norm_clip: Float, C_g.
-        feature_norm_clip: Float, C_G; None means `l2_norm_clip`.
+        l2_regularization: Float, lambda, which is added to the mean G/n. None chooses a lambda that
+            is a quarter larger than the spectral norm of the noise.
+        covariance_share: Float in (0, 1), the share of the privacy budget (the sum of 1/sigma^2
+            over all releases) that G gets. None gives all releases the same sigma, as in the paper.
+        start: "zeros" or "least_squares", the weights at the start.
+        alpha: Float, as for `LeastSquares`. Only for `start="least_squares"`.
+        start_scale: Float, the factor of the least-squares solution at the start.
+        initial_bias: Float, the bias of each class.
+        noise_multiplier: Float, instead of epsilon: the noise multiplier of each release if all
+            had the same.
+        l2_norm_clip: Float, C_g, the largest norm of an example's gradient.
+        feature_norm_clip: Float, C_G, the largest norm of an example's features in G. None means
+            `l2_norm_clip`.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
-        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
 
     Attributes:
-        covariance_noise_multiplier, gradient_noise_multiplier: Floats, of G and of other releases.
+        covariance_noise_multiplier: Float, the noise multiplier of G.
+        gradient_noise_multiplier: Float, the noise multiplier of all other releases.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -260,34 +269,35 @@ class FeatureCovariance(Head):
 class Newton(Head):
     """Logistic regression by `steps` Newton steps with noisy gradients and Hessians.
 
-    Algorithm 1 of "Differentially Private Image Classification from Features". With x_i clipped to
-    C = `l2_norm_clip` and p_ij the sigmoid of the logits, each step releases for all classes j
+    This is Algorithm 1 of "Differentially Private Image Classification from Features". The features
+    x_i are clipped to C = `l2_norm_clip`, and p_ij is the sigmoid of the logits. Each step releases
 
-        g_j = sum_i (p_ij - y_ij) x_i,   H_j = sum_i p_ij (1 - p_ij) x_i x_i^T,
+        g_j = sum_i (p_ij - y_ij) x_i,   H_j = sum_i p_ij (1 - p_ij) x_i x_i^T
 
-    and moves by `-eta (H_j + lambda I)^-1 g_j`. The weights start at zero, and the bias stays at
-    zero because Algorithm 1 has none.
+    for all classes j, and changes the weights of class j by `-eta (H_j + lambda I)^-1 g_j`. The
+    weights start at zero. The bias stays at zero, because Algorithm 1 has none.
 
-    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example: `2 steps`
-    Gaussians (Theorem 2.1). An example changes all g_j together by at most sqrt(num_classes) C,
-    with soft labels too, because |p_ij - y_ij| <= 1, and all H_j by sqrt(num_classes) C^2 / 4 in
-    the Frobenius norm. The noise on the H_j is symmetric, which is as private
-    (`Releases.symmetric`).
+    Guarantee: the fit is (epsilon, delta)-differentially private for adding or removing one example
+    (Theorem 2.1: `2 steps` Gaussian mechanisms). Since |p_ij - y_ij| <= 1, also for soft labels, an
+    example changes all g_j together by at most sqrt(num_classes) C. It changes all H_j together by
+    at most sqrt(num_classes) C^2 / 4 in the Frobenius norm. The noise on the H_j is symmetric,
+    which is as private as the paper's noise (`Releases.symmetric`).
 
-    Each step makes one pass over the examples per class, with a product of n d^2 operations.
+    Each step takes time proportional to num_classes n d^2, for n examples with d features.
 
     Args:
-        num_classes: Int.
+        num_classes: Int, the number of classes.
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
-        steps: Int.
+        steps: Int, the number of Newton steps.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, added to the sum H_j as in Algorithm 1, while
-            `FeatureCovariance` adds it to a mean. None makes it a quarter larger than the noise.
-        noise_multiplier: Float, instead of epsilon.
-        l2_norm_clip: Float, C.
+        l2_regularization: Float, lambda, which is added to the sum H_j as in Algorithm 1
+            (`FeatureCovariance` adds it to a mean). None chooses a lambda that is a quarter larger
+            than the spectral norm of the noise.
+        noise_multiplier: Float, the noise multiplier of each release, instead of epsilon.
+        l2_norm_clip: Float, C, the largest norm of an example's features.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
-        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -340,11 +350,11 @@ class Newton(Head):
 
 
 def second_moment(examples: FeatureSet, l2_norm_clip: float) -> np.ndarray:
-    """Returns float64 `[d, d]`, the sum of `x x^T` over all clipped examples.
+    """Returns the sum of `x x^T` over the clipped features of all examples, float64 `[d, d]`.
 
     Args:
         examples: `FeatureSet`.
-        l2_norm_clip: Float, or infinity.
+        l2_norm_clip: Float, or infinity for no clipping.
     """
     total = np.zeros([examples.dimension] * 2)
     for x, _ in examples.chunks():
@@ -363,19 +373,26 @@ def solve_classes(
     max_positives: int,
     ridge_of: Callable[[np.ndarray], float],
 ) -> np.ndarray:
-    """Returns float64 `[d, m]`, solutions of `(A_j + shared + ridge I) theta_j = b_j`.
+    """Releases the moments A_j and b_j of each class, and solves for its weights.
 
-    Guarantee: all A_j together have the sensitivity `sqrt(max_positives) l2_norm_clip^2`, all b_j
-    `sqrt(max_positives) l2_norm_clip`, under adding or removing one example.
+    The weights of class j are the solution of `(A_j + shared + ridge I) theta_j = b_j`; see
+    `LeastSquares`.
+
+    Guarantee: this makes two Gaussian mechanisms for adding or removing one example. All A_j
+    together have the sensitivity `sqrt(max_positives) l2_norm_clip^2`, and all b_j together
+    `sqrt(max_positives) l2_norm_clip`.
 
     Args:
-        examples: `FeatureSet`.
-        released: `Releases` in which "class moments" and "class sums" are planned.
-        shared: The released matrix `[d, d]` that all classes share, weighted.
+        examples: `FeatureSet` with labels.
+        released: `Releases` that has "class moments" and "class sums" among its planned names.
+        shared: float64 array `[d, d]`, a noisy matrix that is added for all classes.
         num_classes: Int, m.
-        l2_norm_clip: Float.
-        max_positives: Int, k of `first_positives`, the number of labels of an example that count.
-        ridge_of: Function from a released matrix to its ridge.
+        l2_norm_clip: Float, the largest norm of an example's features.
+        max_positives: Int, the number of labels of an example that count; see `first_positives`.
+        ridge_of: Function from a noisy matrix to the ridge that is added.
+
+    Returns:
+        float64 array `[d, m]`.
     """
     root = math.sqrt(max_positives)
     kernel = np.zeros([examples.dimension, num_classes])
@@ -394,7 +411,14 @@ def solve_classes(
 
 
 def _class_sums(x, places, weights, l2_norm_clip):
-    """Returns the weighted second moment `[d, d]` and sum `[d]` of the clipped rows at `places`."""
+    """Returns the weighted second moment `[d, d]` and the weighted sum `[d]` of some examples.
+
+    Args:
+        x: Array `[n, d]`, the features of all examples.
+        places: Int array [k], the indices of the examples to sum over.
+        weights: Float array [k], the weight of each of them.
+        l2_norm_clip: Float, to which features are clipped first.
+    """
     moment, total = np.zeros([x.shape[1]] * 2), np.zeros(x.shape[1])
     for start in range(0, len(places), ROWS):
         part = slice(start, start + ROWS)
@@ -405,24 +429,29 @@ def _class_sums(x, places, weights, l2_norm_clip):
 
 
 def _class_sizes(num_classes, dimension):
-    """Returns a dict from the names of the two releases to the number of their noisy entries."""
+    """Returns a dict from "class moments" and "class sums" to their numbers of noisy entries."""
     sizes = num_classes * dimension**2, num_classes * dimension
     return dict(zip(_CLASS_NAMES, sizes, strict=True))
 
 
 def positive_solver(matrix: np.ndarray, ridge: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that solves `(matrix + ridge I) x = right` for a positive definite matrix.
+    """Returns a function that solves `(matrix + ridge I) x = right` for a noisy matrix.
 
-    This is post-processing, because it reads a released matrix and the public scale of its noise.
-    The moment without noise has no negative eigenvalue, so with the ridge none is below the ridge.
-    If noise has pushed one below an eighth of it, all eigenvalues below the ridge are raised to it.
-    This is the nearest matrix (in the Frobenius norm) that the one without noise could be. So the
-    condition number is at most 8 times the largest eigenvalue over the ridge. A Cholesky factor
-    tests the eighth in a tenth of the time of eigenvalues.
+    Without noise, no eigenvalue of `matrix + ridge I` would be below the ridge. If the noise has
+    made one smaller than an eighth of the ridge, all eigenvalues below the ridge are set to the
+    ridge. The result is the nearest matrix, in the Frobenius norm, that is possible without noise.
+    The condition number is therefore at most 8 times the largest eigenvalue, divided by the ridge.
+    This is post-processing: it reads only the noisy matrix and the public scale of its noise.
+
+    A Cholesky decomposition tests whether an eigenvalue is too small, which takes a tenth of the
+    time of computing the eigenvalues.
 
     Args:
-        matrix: float64 `[d, d]`, symmetric.
+        matrix: float64 array `[d, d]`, symmetric.
         ridge: Float > 0.
+
+    Returns:
+        Function from `right`, an array `[d]` or `[d, m]`, to the solution of the same shape.
     """
     identity = np.eye(len(matrix))
     try:
@@ -438,16 +467,16 @@ def positive_solver(matrix: np.ndarray, ridge: float) -> Callable[[np.ndarray], 
 def ridge(
     matrix: np.ndarray, regularization: float | None, noise_multiplier: float, sensitivity: float
 ) -> float:
-    """Returns the ridge of a system: `regularization`, or a quarter larger than the noise.
+    """Returns the ridge of a linear system, the multiple of the identity that is added.
 
-    The spectral norm of noise of standard deviation s on the diagonal, and s / sqrt(2) off it,
-    is about sqrt(2 d) s.
+    By default it is a quarter larger than the spectral norm of the noise. With a standard deviation
+    of s on the diagonal and s / sqrt(2) in all other entries, this norm is about sqrt(2 d) s.
 
     Args:
-        matrix: The released matrix `[d, d]`.
-        regularization: Float, or None for the norm of the noise and at least a millionth of the
-            mean eigenvalue.
-        noise_multiplier: Float; s divided by the sensitivity.
+        matrix: float64 array `[d, d]`, the noisy matrix.
+        regularization: Float, the ridge that the user chose, which is used if it is not tiny. None
+            for the default, which is at least a millionth of the mean eigenvalue.
+        noise_multiplier: Float, s divided by the sensitivity.
         sensitivity: Float, of the matrix; infinite without privacy.
     """
     least = 1e-9 * max(float(np.trace(matrix)) / len(matrix), 1e-9)

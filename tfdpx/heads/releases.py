@@ -1,7 +1,7 @@
-"""The noise of a head: every statistic that leaves the data is released and counted here.
+"""Adds noise to the statistics of a head, and counts them.
 
-A head declares its releases beforehand, with their number and noise multipliers. Any further one is
-refused: no statistic is released without a payment from the budget.
+A head declares in advance how often it releases each statistic, and at which noise multiplier. Any
+further release raises an error, so every release is paid for from the privacy budget.
 """
 
 from __future__ import annotations
@@ -22,34 +22,40 @@ from tfdpx.accounting.ledger import RELEASE, Entry, Ledger
 
 
 class Releases:
-    """The Gaussian releases of one fit.
+    """Makes and counts the Gaussian releases of one fit.
 
-    Guarantee: each release is one Gaussian mechanism under adding or removing one example, given
-    all releases before it, if `sensitivity` bounds the change of its value (of all its parts
-    together) in the l2 norm. The `ledger` has their total cost.
+    Guarantee: each release is a Gaussian mechanism for adding or removing one example, given all
+    earlier releases. The caller must pass a valid `sensitivity`: one example changes the value, or
+    all parts of it together, by at most this much in l2 norm. `ledger` has the cost of all
+    releases.
 
     Args:
-        planned: Dict from a name to `(noise_multiplier, times)`.
-        seed: Optional int for repeatable experiments; None draws one from the operating system.
+        planned: Dict from the name of a statistic to `(noise_multiplier, times)`, where `times` is
+            the number of its releases.
+        seed: Optional int for repeatable experiments. With None the operating system draws the
+            seed.
     """
 
     def __init__(self, planned: Mapping[str, tuple[float, int]], seed: int | None = None):
         self._planned = planned
         self._seed, self._seeded = noise.make_seed(seed), seed is not None
         self._run = secrets.randbits(52) | 1
-        self._done: collections.Counter[tuple[str, int]] = collections.Counter()  # Name, part.
+        # The number of releases so far of each (name, part).
+        self._done: collections.Counter[tuple[str, int]] = collections.Counter()
         self._drawn = 0
 
     def gaussian(
         self, name: str, value: np.ndarray, sensitivity: float, part: int = 0
     ) -> np.ndarray:
-        """Returns `value` with noise N(0, (noise_multiplier sensitivity)^2) on every entry.
+        """Returns `value` with noise N(0, (noise_multiplier * sensitivity)^2) on every entry.
 
         Args:
-            name: One of the planned names.
+            name: String, one of the planned names.
             value: float64 array.
-            sensitivity: Float, l2 bound on the change by one example, over all parts together.
-            part: Int. Parts of one release may come one by one, for example one per class.
+            sensitivity: Float, the most by which one example can change `value` in l2 norm. If the
+                release has several parts, by which it can change all parts together.
+            part: Int, the number of the part. A release may consist of parts that are computed one
+                after the other, for example one for each class.
 
         Raises:
             RuntimeError: If this part was already released as often as planned.
@@ -62,18 +68,24 @@ class Releases:
     def symmetric(
         self, name: str, value: np.ndarray, sensitivity: float, part: int = 0
     ) -> np.ndarray:
-        """Returns a symmetric matrix with symmetric noise; arguments as for `gaussian`.
+        """Returns a symmetric matrix with symmetric noise.
 
-        The noise is (N + N^T) / 2 with N as in `gaussian`. Its standard deviation is s on the
-        diagonal and s / sqrt(2) off it, half of the paper's variance. It is as private, because for
-        a symmetric V the released matrix is the symmetric part of V + N, the paper's release, and
-        taking that part reads no data. (So the sensitivity is the Frobenius norm of all entries.)
+        The noise is (N + N^T) / 2, with N as in `gaussian`. It has the standard deviation
+        s = noise_multiplier * sensitivity on the diagonal, and s / sqrt(2) in all other entries,
+        with half of the variance that the paper adds there. It is as private as the paper's release
+        of V + N: the symmetric part of V + N is V + (N + N^T) / 2, and computing it reads no data.
+
+        Args:
+            name: As for `gaussian`.
+            value: float64 array `[d, d]`, symmetric.
+            sensitivity: As for `gaussian`. The l2 norm is the Frobenius norm of the whole matrix.
+            part: As for `gaussian`.
         """
         noisy = self.gaussian(name, value, sensitivity, part)
         return (noisy + noisy.T) / 2
 
     def _count(self, name, part):
-        """Counts a release and returns its noise multiplier."""
+        """Counts a release, and returns its noise multiplier; raises RuntimeError if unplanned."""
         noise_multiplier, times = self._planned[name]
         done = self._done[name, part]
         if done >= times:
@@ -90,18 +102,19 @@ class Releases:
         return deviation * np.asarray(_drawing(tuple(shape))(seed, index), "float64")
 
     def ledger(self) -> Ledger:
-        """Returns the `tfdpx.accounting.Ledger` of all releases made, as full-batch steps."""
+        """Returns the `tfdpx.accounting.Ledger` of all releases so far, as full-batch steps."""
         times: dict[str, int] = {}
         for (name, _), done in self._done.items():
             times[name] = max(times.get(name, 0), done)
         return self._ledger_of(times)
 
     def planned_ledger(self) -> Ledger:
-        """Returns the `ledger` as it will be after all planned releases."""
+        """Returns the `Ledger` after all planned releases."""
         return self._ledger_of({name: times for name, (_, times) in self._planned.items()})
 
     def _ledger_of(self, times):
-        # By noise: entries of one run at the same noise are taken to be the same steps.
+        # One entry for each noise multiplier: two entries of one run with the same noise would
+        # count as the same steps.
         steps: collections.Counter[float] = collections.Counter()
         for name, done in times.items():
             steps[self._planned[name][0]] += done
@@ -115,7 +128,7 @@ class Releases:
 
 @functools.lru_cache(maxsize=64)
 def _drawing(shape):
-    """Returns a graph that draws; a hundred small eager operations take long."""
+    """Returns a `tf.function` that draws noise of a shape; the eager operations would be slow."""
 
     def draw(seed, index):
         return noise.normal(shape, noise.fold_in(seed, index), 1.0)
@@ -126,12 +139,14 @@ def _drawing(shape):
 def check_tail(
     planned: Mapping[str, tuple[float, int]], values: Mapping[str, int], delta: float
 ) -> None:
-    """Raises ValueError unless delta's reserve pays for the truncated tail of the noise.
+    """Raises ValueError if delta is too small for noise that has a largest value.
+
+    The reserved share of delta must cover the effect; see `tfdpx.accounting.gaussian.added_delta`.
 
     Args:
         planned: As for `Releases`.
-        values: Dict from a name to the number of entries of a release, over all parts.
-        delta: Float.
+        values: Dict from the name of a statistic to the number of its entries, over all parts.
+        delta: Float in (0, 1).
     """
     added = math.fsum(
         added_delta(sigma, 1.0, values[name], times, noise.LARGEST_RADIUS)
