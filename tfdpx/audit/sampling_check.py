@@ -1,8 +1,8 @@
 """Tests whether batches are Poisson samples, as a plan assumes, or have a fixed size or order.
 
-Random sampling reduces the privacy loss, because an attacker does not know which examples a step has used. The
-accountants compute this reduction for Poisson sampling: in each step, an independent coin decides
-for each example. Batches of equal size from a permutation of the data are a different mechanism. It
+Random sampling reduces the privacy loss, because an attacker does not know which examples a step
+has used. The accountants compute this reduction for Poisson sampling: in each step, an independent
+coin decides for each example. Batches of equal size from a permutation of the data are a different mechanism. It
 can be far less private at the same noise (Chua et al. 2024, arXiv:2403.17673).
 """
 
