@@ -1,6 +1,6 @@
-"""Layers that train well under differential privacy, in addition to Keras's own."""
+"""Layers that train well under differential privacy, in addition to those of Keras."""
 
-from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.layers.blocks import ChannelWhitening, GroupNorm, SkipInit, UnitNormWithConstant
 from tfdpx.layers.few_weights import trainable
 from tfdpx.layers.private_model import replace_batch_norm

@@ -1,4 +1,4 @@
-"""Group normalization, SkipInit, unit norm and whitening: layers that keep examples separate."""
+"""Layers that keep examples separate: group normalization, SkipInit, unit norm and whitening."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tfdpx.per_example.rowwise import over_rows, register_rowwise
 class GroupNorm(keras.layers.GroupNormalization):
     """Group normalization with 16 groups by default.
 
-    Normalises each example over positions and the channels of a group, so no example's
-    output depends on another's. It replaces batch normalization under differential privacy. It is
-    `keras.layers.GroupNormalization` except for the default of `groups` (Keras's is 32) and an
-    error that lists the possible numbers of groups.
+    The layer normalizes each example over all positions and over the channels of a group, so the
+    output of an example does not depend on other examples. Under differential privacy it replaces
+    batch normalization. It differs from `keras.layers.GroupNormalization` only in the default of
+    `groups`, which is 32 in Keras, and in an error that lists the possible numbers of groups.
 
     Args:
-        groups: Integer, number of groups; it must divide the channels. -1 means one channel per
-            group (instance normalization).
+        groups: Integer, the number of groups, which must divide the number of channels. -1 means
+            one channel per group (instance normalization).
         **kwargs: Arguments of `keras.layers.GroupNormalization`: `axis`, `epsilon`, `center`,
             `scale`, initializers, regularizers, constraints, `name`, `dtype`.
 
@@ -69,17 +69,17 @@ class GroupNorm(keras.layers.GroupNormalization):
 class SkipInit(keras.layers.Layer):
     """Multiplies a residual branch by one trainable scalar: `scale * gain * inputs`.
 
-    De & Smith (2020) start the scalar at zero, so that a residual network is the identity at
-    initialisation and trains without normalization. It keeps examples separate.
+    De & Smith (2020) initialize the scalar to zero. A residual network is then the identity before
+    training, and trains without normalization. The layer keeps examples separate.
 
     Args:
-        scale: Float, a constant factor next to the trainable one, for example the `alpha` of Brock
-            et al. (2021a).
-        initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) start
-            NF-ResNets that are trained privately from scratch at one.
+        scale: Float, a constant factor in addition to the trainable one, for example the `alpha` of
+            Brock et al. (2021a).
+        initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) use ones
+            for NF-ResNets that are trained privately from scratch.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
-    Input and output shape: any, the same.
+    Input shape: any. The output has the same shape.
 
     References:
         - [De & Smith, 2020](https://arxiv.org/abs/2002.10444).
@@ -96,7 +96,7 @@ class SkipInit(keras.layers.Layer):
         self.gain = self.add_weight(name="gain", shape=(), initializer=self.initializer)
 
     def call(self, inputs: Any) -> Any:
-        """Scales `inputs` by the constant and the trainable factor."""
+        """Returns `inputs`, multiplied by the constant and the trainable factor."""
         return inputs * (self.scale * self.gain)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -111,7 +111,11 @@ class SkipInit(keras.layers.Layer):
 
 @register(SkipInit)
 class SkipInitRule(Rule):
-    """The gain's gradient is `scale` times the inner product of inputs and output gradients."""
+    """The rule for per-example gradients of `SkipInit`.
+
+    The gradient of `gain` is `scale` times the inner product of the inputs and the output
+    gradients of an example.
+    """
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
@@ -124,29 +128,30 @@ class SkipInitRule(Rule):
 class UnitNormWithConstant(keras.layers.Layer):
     """Scales each example to norm one, appends a constant, and scales to norm one again.
 
-    Put it before a `keras.layers.Dense(classes, use_bias=False)` with a softmax; the constant
-    replaces the bias. Rows `x` of norm one are good for private training:
+    Put this layer before a `keras.layers.Dense(classes, use_bias=False)` with a softmax. The
+    constant takes the place of a bias. Features `x` of norm one have two advantages in private
+    training:
 
-    - The gradient of the cross-entropy is `x (p - y)^T`, with a norm of at most `sqrt(2)` for all
-      weights. So the clip is known beforehand: with `l2_norm_clip=math.sqrt(2)` no example loses
-      anything.
-    - Noise of standard deviation `s` on each weight moves each logit by `s`, for any number of
-      features.
+    - The gradient of the cross-entropy with respect to the kernel is `x (p - y)^T`, with a norm of
+      at most `sqrt(2)`. With `l2_norm_clip=math.sqrt(2)` no gradient is shortened.
+    - If the noise on each weight has the standard deviation `s`, the noise on each logit has it,
+      too, for any number of features.
 
-    An example of zeros becomes the constant, scaled to one. The layer keeps examples separate
-    and has no weights.
+    If all features of an example are zero, its output is zeros and a one. The layer keeps examples
+    separate and has no weights.
 
     Args:
-        constant: Positive number, appended to features of norm one.
+        constant: Positive number, which is appended to features of norm one.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
-    Input shape: `[batch, ...]`, with all sizes known except the batch.
-    Output shape: `[batch, features + 1]`, flattened. It is computed in float32 (float64 if the
-    layer's `dtype` is) and has the compute dtype. The norms are one to its precision.
+    Input shape: `[batch, ...]`, where all sizes except the batch size are fixed.
+    Output shape: `[batch, features + 1]`, because the layer flattens its input. The layer computes
+    in float32 (in float64 if its `dtype` is float64), and returns the compute dtype. The norms are
+    one up to rounding in this dtype.
 
     Raises:
-        ValueError: If `constant` is not a positive number, or if a size of the input except the
-            batch is unknown.
+        ValueError: If `constant` is not a positive number, or if a size of the input is not fixed
+            (except for the batch size).
 
     Example:
     >>> rows = UnitNormWithConstant()(np.array([[3.0, 4.0], [0.0, 0.0]]))
@@ -162,7 +167,7 @@ class UnitNormWithConstant(keras.layers.Layer):
         self.constant = float(constant)
 
     def call(self, inputs: Any) -> Any:
-        """Returns the rows of `inputs`, with the constant, at norm one."""
+        """Returns the features and the constant at norm one, `[batch, features + 1]`."""
         num_features = self.compute_output_shape(inputs.shape)[-1] - 1
         rows = ops.reshape(inputs, (-1, num_features))
         rows = ops.cast(rows, keras.backend.result_type(self.compute_dtype, "float32"))
@@ -181,7 +186,7 @@ class UnitNormWithConstant(keras.layers.Layer):
 
 
 def _check_sizes(layer, input_shape):
-    """Raises ValueError unless all sizes of the input except the batch are known."""
+    """Raises ValueError unless all sizes of the input except the batch size are fixed."""
     if None in input_shape[1:] or not input_shape[1:]:
         raise ValueError(
             f"Layer {layer.name!r} needs inputs [batch, ...] of known sizes. Received: input shape "
@@ -190,12 +195,13 @@ def _check_sizes(layer, input_shape):
 
 
 def _unit(rows):
-    """Returns `rows` [batch, features] at norm one; rows of zeros stay the same."""
-    # Squares neither overflow nor vanish once the largest entry is one. The result does not depend
-    # on this factor, so no gradient needs to pass through it.
+    """Returns `rows` [batch, features], each divided by its norm; rows of zeros do not change."""
+    # First divide by the largest entry, so that squares neither overflow nor underflow. The result
+    # does not depend on this factor, so no gradient needs to pass through it.
     largest = ops.max(ops.abs(rows), axis=-1, keepdims=True)
     rows = rows / ops.stop_gradient(ops.maximum(largest, 1e-30))
-    # The sum is at least one except in a row of zeros, where the root has an infinite gradient.
+    # The sum is at least one, except for a row of zeros. The maximum avoids the infinite gradient
+    # of the square root at zero.
     squares = ops.sum(ops.square(rows), axis=-1, keepdims=True)
     return rows / ops.sqrt(ops.maximum(squares, 1.0))
 
@@ -209,33 +215,34 @@ register_rowwise(SkipInit, UnitNormWithConstant)
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class ChannelWhitening(keras.layers.Layer):
-    """Subtracts the mean of each feature and whitens the channels, by fixed statistics.
+    """Subtracts the mean of each feature and whitens the channels, with fixed statistics.
 
     `outputs = (inputs - mean) @ V (D + regularization * mean(D))^exponent V^T`
 
-    where `mean` has an entry for each feature (position and channel), and `V D V^T` is the
-    covariance of the channels, pooled over images and positions. With the exponent -0.5 this is ZCA
-    whitening. It helps linear classifiers on fixed features: a small budget allows only a
-    few steps of gradient descent, and these get further if all directions are about equally long.
+    `mean` has an entry for each feature (each channel at each position). `V D V^T` is the
+    covariance of the channels, over all images and positions. With the exponent -0.5 this is ZCA
+    whitening. It helps linear classifiers on fixed features: a small privacy budget allows only a
+    few steps of gradient descent, and these make more progress if the features have about the same
+    variance in all directions.
 
-    The statistics come from `adapt`, before training. They stay in the model without noise, so
-    statistics of private data would void the guarantee. `adapt` therefore takes images of
-    `tfdpx.synthetic`, which are made without data, and other images only if they are declared
-    public. The layer keeps examples separate, and none of its weights is trainable.
+    Call `adapt` before training to compute the statistics. They are stored in the model without
+    noise, so statistics of private data would break the guarantee. `adapt` therefore accepts
+    generated images (`tfdpx.synthetic`), and other images only if you declare them public. The
+    layer keeps examples separate, and none of its weights is trainable.
 
     Args:
-        regularization: Positive number, added to the eigenvalues `D` as a part of their mean, so
-            that directions with hardly any variance are not blown up.
-        exponent: Number from -1 to 0. -0.5 whitens, 0 only subtracts the mean.
+        regularization: Positive number. This multiple of the mean eigenvalue is added to the
+            eigenvalues `D`, so that directions with little variance are not amplified too much.
+        exponent: Number from -1 to 0. -0.5 whitens, and 0 only subtracts the mean.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
-    Input and output shape: `[batch, ..., channels]`, with all sizes known except the batch. The
-    statistics are float32 and the layer computes in float32, also under mixed precision; both are
-    float64 if its `dtype` is.
+    Input shape: `[batch, ..., channels]`, where all sizes except the batch size are fixed. The
+    output has the same shape. Statistics and computations are in float32, also under mixed
+    precision, or in float64 if the layer's `dtype` is float64.
 
     Raises:
-        ValueError: If an argument is invalid, if a size of the input except the batch is unknown,
-            or if the layer is called on data before `adapt` or loading.
+        ValueError: If an argument is invalid, if a size of the input is not fixed (except for the
+            batch size), or if the layer is called on data before `adapt`.
 
     Example:
     >>> from tfdpx.synthetic import DeadLeaves
@@ -249,8 +256,8 @@ class ChannelWhitening(keras.layers.Layer):
     References:
         - [Coates, Ng & Lee, 2011](https://proceedings.mlr.press/v15/coates11a.html), for the effect
           of whitening on fixed features with a linear classifier.
-        - [Tramer & Boneh, 2021](https://arxiv.org/abs/2011.11660), who normalize features of
-          scattering for private training, at the cost of some of the budget.
+        - [Tramer & Boneh, 2021](https://arxiv.org/abs/2011.11660), who normalize scattering
+          features with noisy statistics of the private data, which costs a part of the budget.
     """
 
     def __init__(self, regularization: float = 0.03, exponent: float = -0.5, **kwargs: Any) -> None:
@@ -270,7 +277,7 @@ class ChannelWhitening(keras.layers.Layer):
         dtype = keras.backend.result_type(self.variable_dtype, "float32")
         arguments = dict(initializer="zeros", dtype=dtype, trainable=False, autocast=False)
         self.mean = self.add_weight(name="mean", shape=shape, **arguments)
-        # A matrix of zeros means "not adapted": no covariance gives it.
+        # A matrix of zeros means that the layer was not adapted. `adapt` never computes one.
         self.matrix = self.add_weight(name="matrix", shape=(shape[-1],) * 2, **arguments)
 
     def adapt(
@@ -282,23 +289,23 @@ class ChannelWhitening(keras.layers.Layer):
         public: bool = False,
         batch_size: int = 64,
     ) -> None:
-        """Computes the statistics in float64, and replaces earlier ones.
+        """Computes the statistics in float64, in place of earlier ones.
 
         Args:
-            source: A `tfdpx.synthetic` generator. With `public=True`, also a generator of a
-                class that you wrote, an array `[n, ...]`, or a `tf.data.Dataset` of image
-                batches `[n, ...]`.
+            source: A generator of `tfdpx.synthetic`. With `public=True`, also a generator of a
+                class that you wrote, an array of images `[n, ...]`, or a `tf.data.Dataset` of
+                batches of images `[n, ...]`.
             num_images: Positive int, the largest number of images to use. Defaults to 1,500 for
-                a generator, and to all images of public data.
-            features: Optional layer, model or function from a batch of images to the features
-                `[n, ..., channels]` that enter this layer. Defaults to the images themselves.
-                If private data were used to train it, that training must have been private.
-            public: Bool. True declares that `source` may be published.
-            batch_size: Positive int, number of images in a call of `features`.
+                a generator, and to all images otherwise.
+            features: Optional layer, model or function from a batch of images to features
+                `[n, ..., channels]`, the inputs of this layer. Defaults to the images themselves.
+                If it was trained on private data, that training must have been private.
+            public: Bool. True declares that `source` contains no private data.
+            batch_size: Positive int, the number of images in a call of `features`.
 
         Raises:
             ValueError: If `source` may be private, if an argument is invalid, or if the features
-                are not finite, do not vary, or have another shape than the layer was built for.
+                are not finite, do not vary, or do not have the shape that the layer was built for.
         """
         if num_images is not None:
             check_positive_integer("num_images", num_images)
@@ -306,7 +313,7 @@ class ChannelWhitening(keras.layers.Layer):
         must = "be a layer, model or function of a batch of images"
         require(features is None or callable(features), "features", features, must)
         if isinstance(features, keras.Layer):
-            # Run as a graph, which saves most of the time.
+            # A graph takes much less time than eager calls.
             features = tf.function(features, autograph=False, reduce_retracing=True)
         mean, covariance = _moments(
             images if features is None else features(images)
@@ -324,7 +331,7 @@ class ChannelWhitening(keras.layers.Layer):
         self.matrix.assign(self._whitening(covariance))
 
     def call(self, inputs: Any) -> Any:
-        """Whitens `inputs`, each position separately."""
+        """Returns the whitened `inputs`, with the same shape."""
         with tf.init_scope():
             matrix = tf.convert_to_tensor(self.matrix)
         if not tf.is_symbolic_tensor(matrix) and not np.any(matrix):
@@ -358,23 +365,23 @@ class ChannelWhitening(keras.layers.Layer):
 
 
 def _checked_source(source, public):
-    """Returns `source`, unless it may hold private data."""
+    """Returns the source of images; raises ValueError if it may contain private data."""
     if public:
         return source
     if type(source) not in (synthetic.DeadLeaves, synthetic.Strokes):
-        # Only its type is shown: an error may be logged where private data must not be.
+        # The error shows only the type, because errors may be logged.
         raise ValueError(
             "Argument `source` must be a generator of tfdpx.synthetic (DeadLeaves, Strokes), "
             "because the statistics stay in the model without noise. Received: source of type "
             f"{type(source).__name__}. Use, e.g., tfdpx.synthetic.DeadLeaves(32, channels=3). If "
             "the data are public, declare it by adapt(..., public=True)."
         )
-    # A new object: attributes set on the given one must not count.
+    # Make a new generator, because a user may have set other attributes on the old one.
     return type(source)(**type(source).get_config(source))
 
 
 def _batches(source, num_images, batch_size):
-    """Yields tensors [at most `batch_size`, ...] of the first `num_images` images."""
+    """Yields the first `num_images` images in tensors of at most `batch_size` images."""
     if isinstance(source, tf.data.Dataset):
         spec, must = source.element_spec, "be a data set of batches of images alone"
         hint = " Use source.map(lambda image, label: image)."
@@ -394,12 +401,20 @@ def _batches(source, num_images, batch_size):
 
 
 def _moments(batches):
-    """Returns means [..., channels] of features, and channel covariance [channels, channels]."""
+    """Returns the mean of each feature, and the covariance of the channels.
+
+    Args:
+        batches: Iterable of tensors [n, ..., channels].
+
+    Returns:
+        float64 arrays [..., channels] and [channels, channels].
+    """
     count, origin = 0, None
     for batch in batches:
         values = np.asarray(batch).astype("float64")
         if origin is None:
-            # Sums of values around zero lose no digits if the mean is large.
+            # The mean of the first batch is subtracted, so that sums of large values lose no
+            # digits.
             origin = values.mean(axis=0)
             total, products = np.zeros_like(origin), 0.0
         rows = (values - origin).reshape(-1, origin.shape[-1])

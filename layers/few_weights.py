@@ -1,4 +1,4 @@
-"""Freezes a model but for the few weights that a private training changes."""
+"""Freezes all weights of a model except for a few, for private fine-tuning."""
 
 from __future__ import annotations
 
@@ -11,47 +11,50 @@ from tfdpx._arguments import check_choice, check_positive_integer, require
 from tfdpx._keras import layer_internals, lora
 
 WHAT = ("last", "bias", "norm", "lora")
-# As in Hu et al. (2021), arXiv 2106.09685, and keras_hub: the queries and values of attention.
+# The layers of attention that get LoRA, as in Hu et al. (2021), arXiv 2106.09685, and keras_hub.
 _OF_ATTENTION = ("query", "value", "query_dense", "value_dense")
 _DENSE = (keras.layers.Dense, keras.layers.EinsumDense)
 
 
 def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
-    """Freezes a model except for its last layer and the weights that `what` names.
+    """Freezes a model except for its last layer and some other weights.
 
-    The noise of a private update grows with the number of trainable weights, so a pre-trained
-    model is best fine-tuned in few. The gradients of frozen weights are not computed, nothing about
-    the data is released through them, and they are not in the ledger.
+    The noise of a private update grows with the number of trainable weights. A pre-trained model is
+    therefore best fine-tuned with few trainable weights. Frozen weights have no gradients and
+    reveal nothing about the private data. The argument `what` chooses the weights to train:
 
     - `"last"`: only the last layer.
-    - `"bias"`: every bias, and the offsets of normalization (BiTFiT, Bu et al. 2022,
+    - `"bias"`: every bias, and the offsets of normalization layers (BiTFiT, Bu et al. 2022,
       arXiv 2210.00036).
-    - `"norm"`: scales and offsets of the layers with "Norm" in the name of their class. Batch
-      normalization stays frozen: it uses the statistics of its pre-training.
-    - `"lora"`: two thin factors for the kernels of queries and values, or if no layer has such a
-      name, of every `Dense` and `EinsumDense`. Layers that have LoRA already keep their rank, and
-      are then the only ones. For other layers, such as an `Embedding`, call
-      `layer.enable_lora(rank)` before.
+    - `"norm"`: scales and offsets of all layers with "Norm" in the name of their class. Batch
+      normalization is still frozen, and uses the statistics of its pre-training.
+    - `"lora"`: a product of two low-rank matrices is added to each kernel of the queries and values
+      in attention, and only these matrices train. If no layer has a name like "query" or "value",
+      every `Dense` and `EinsumDense` gets them. If any layer has LoRA already, no other layer gets
+      it, and its rank does not change. For other layers, such as an `Embedding`, first call
+      `layer.enable_lora(rank)`.
 
-    The last layer is the last one with weights before the output, the new head; in a subclassed
-    model it is the last that its constructor made. It trains in all four cases, except for an
-    `Embedding` that it is or contains, for example in language models that use the embedding twice.
-    `"last"` trains that too if it is the layer itself.
+    In all four cases the last layer is trained, too. It is the last layer with weights before the
+    output, usually the new head; in a subclassed model, the last one that the constructor made. If
+    the last layer is, or contains, an `Embedding`, this embedding is not trained, because language
+    models also use it as their first layer. But if the last layer is an `Embedding`, `"last"`
+    trains it.
 
-    Call this before `compile`: as in Keras, a compiled model trains on as before. Keras saves which
-    layers train, but not which weights of a layer, so call this again on a loaded model.
+    Call this function before `compile`: as in Keras, it does not change the training of a model
+    that is compiled already. Keras saves which layers are trainable, but not which weights of a
+    layer, so call it again on a loaded model.
 
     Args:
-        model: A built `keras.Model`. It is changed; it does not matter what trained before.
+        model: A built `keras.Model`, which is changed. Earlier values of `trainable` do not matter.
         what: `"last"`, `"bias"`, `"norm"` or `"lora"`.
-        rank: Positive integer, of the factors of `"lora"`.
+        rank: Positive integer, the rank for `"lora"`.
 
     Returns:
-        Int, the number of weights that are trained.
+        Int, the number of trainable weights (scalars).
 
     Raises:
         ValueError: If the model is not built or has no such weights, its last layer is quantized,
-            or an argument is not one of the above.
+            or an argument is invalid.
     """
     check_choice("what", what, WHAT)
     check_positive_integer("rank", rank, " Use 8.")
@@ -72,14 +75,14 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
 
 
 def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
-    """Makes these variables of a model the only ones that train.
+    """Freezes all variables of a model except for some.
 
     Args:
         model: A built `keras.Model`.
-        variables: Iterable of its weights.
+        variables: Iterable of `keras.Variable`, the weights of the model to train.
     """
     chosen = {id(v) for v in variables}
-    # From the outside in: Keras passes `trainable` on to all that a layer contains.
+    # Outer layers come first, because Keras passes their `trainable` on to all inner layers.
     for layer in layer_internals.flatten_layers(model):
         layer.trainable = any(id(v) in chosen for v in layer.weights)
     for variable in model.weights:
@@ -88,7 +91,9 @@ def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
 
 
 def last_layer(model: keras.Model) -> keras.layers.Layer:
-    """Returns the last layer of a model that has weights, inside of its last part.
+    """Returns the last layer with weights in a model.
+
+    If this is a model itself, the function returns the last layer with weights of that model.
 
     Args:
         model: A built `keras.Model`.
@@ -96,7 +101,7 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
     last = [layer for layer in model.layers if layer.weights][-1]
     outputs = getattr(model, "outputs", None) or []
     inputs = outputs if len(outputs) == 1 else []
-    while len(inputs) == 1:  # A layer that is called twice may be the last but not the newest.
+    while len(inputs) == 1:  # `model.layers` may have a layer earlier that is also called last.
         layer, inputs = layer_internals.made_by(inputs[0])
         if getattr(layer, "weights", None):
             last = layer
@@ -105,7 +110,7 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
 
 
 def _of_head(head):
-    """Returns the trainable variables of the last layer, without a table of tokens in it."""
+    """Returns the variables of the last layer to train, without those of an `Embedding` inside."""
     if getattr(head, "quantization_mode", None) not in (None, "float8") and not lora.factors(head):
         raise ValueError(
             f"Argument `model` ends with the quantized layer {head.name!r}, and its kernel cannot "
@@ -119,7 +124,14 @@ def _of_head(head):
 
 
 def _chosen(model, head, what, rank):
-    """Returns the variables to train before the last layer, by id."""
+    """Returns the variables to train in layers before the last one, a dict by `id`.
+
+    Args:
+        model: A built `keras.Model`.
+        head: The last layer.
+        what: As for `trainable`.
+        rank: As for `trainable`.
+    """
     layers = [layer for layer in layer_internals.flatten_layers(model) if layer is not head]
     held = [(layer, v) for layer in layers for v in layer_internals.own_weights(layer)]
     if what == "bias":

@@ -1,4 +1,4 @@
-"""Turns a Keras model into one that can be trained privately."""
+"""Turns a compiled Keras model into one that trains well under differential privacy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tfdpx.layers.few_weights import last_layer
 from tfdpx.suggestion import ADAM, SGD, batch_and_steps, suggest, trained_before
 from tfdpx.training.optimizers import make_private
 
-# The changes of `make_private_model` to a network of images that has not been trained.
+# The changes that `make_private_model` may make, by name.
 CHANGES = {
     "group_norm": "GroupNorm for BatchNormalization",
     "pool": "averages of 3 x 3 regions, flattened, for a global average",
     "tanh": "tanh for ReLU",
 }
 _GRID = 3
-# Layers without weights that may stand between a global average and the last layer.
+# Layers that are allowed between a global average and the last layer, for the change "pool".
 _BETWEEN: tuple[type, ...] = (
     keras.layers.Dropout,
     keras.layers.Flatten,
@@ -34,7 +34,7 @@ _BETWEEN: tuple[type, ...] = (
 )
 _OPTIMIZERS = keras.optimizers
 _KINDS = {_OPTIMIZERS.SGD: SGD, _OPTIMIZERS.Adam: ADAM, _OPTIMIZERS.AdamW: ADAM}
-# Arguments of Keras's optimizers that a private one refuses.
+# Arguments of Keras's optimizers that a private optimizer does not accept.
 _DROPPED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
@@ -58,44 +58,47 @@ def make_private_model(
     """Returns a private copy of a compiled model, and the plan for its training.
 
     The copy has the same loss and metrics, and the private variant of the optimizer. For example,
-    `keras.optimizers.Adam` becomes `tfdpx.DPAdam` with the same arguments. Train it by
-    `model.fit(x, y, epochs=math.ceil(plan.epochs))`. The weights must be new or public, because
-    weights that were trained on the private data before reveal them already.
+    `tfdpx.DPAdam` replaces `keras.optimizers.Adam` and has the same arguments. Train the copy by
+    `model.fit(x, y, epochs=math.ceil(plan.epochs))`. The weights must be new or public: weights
+    that were trained on the private data before reveal these data already.
 
-    Under noise other networks train best. So the copy is changed, and each change is printed with
-    its name, by which `without` refuses it:
+    With noise, other networks train best than without. The function therefore changes the copy, and
+    prints the name of each change. `without` takes the names of changes that you do not want.
 
-    - `"group_norm"`: a `GroupNorm` in place of each `BatchNormalization`
+    - `"group_norm"`: each `BatchNormalization` becomes a `GroupNorm`
       (`tfdpx.layers.replace_batch_norm`).
 
-    And in a network of images, with convolutions, that was not trained before:
+    Two more changes are only for networks with convolutions that were not trained before:
 
-    - `"pool"`: averages of 3 x 3 regions of the last map in place of one average of all.
-    - `"tanh"`: tanh in place of ReLU, in a network without normalization.
+    - `"pool"`: instead of averaging the last feature map over all positions, the network averages
+      it over 3 x 3 regions.
+    - `"tanh"`: tanh replaces ReLU, in a network without normalization.
 
-    docs/own_code.md has the points of accuracy that each is worth. A model without anything to
-    change is compiled again and returned. `tfdpx.suggest` gives the settings that are left out, and
-    its outlook is printed. The weights are averaged, unless you give `use_ema=False`.
+    docs/own_code.md shows how much each change improves the accuracy. If there is nothing to
+    change, the model itself is compiled again and returned. Arguments that are left out get the
+    values that `tfdpx.suggest` suggests, and its outlook is printed. The moving average of the
+    weights is used (`use_ema=True`), unless you pass `use_ema=False`.
 
-    Guarantee: the same as `tfdpx.PrivacyPlan`.
+    Guarantee: as for `tfdpx.PrivacyPlan`.
 
     Args:
-        model: A compiled `keras.Model`; to be changed it must be Functional or Sequential, and
-            built.
+        model: A compiled `keras.Model`. Only a Functional or Sequential model that is built can be
+            changed.
         num_examples: Int. Number of private examples, which is public.
         delta: Float in (0, 1), well below 1/num_examples.
-        epsilon: Float. The budget, from which the noise is computed.
+        epsilon: Float. The privacy budget, from which the noise is computed.
         noise_multiplier: Float, instead of `epsilon`.
-        epochs: Float. Passes over the data.
-        steps: Int, model updates, instead of `epochs`.
-        batch_size: Int. Expected examples per update.
-        l2_norm_clip: As for `tfdpx.DPSGD`: the bound on each example's gradient.
-        learning_rate: Optional float or schedule. Without one it is suggested for SGD, Adam and
-            AdamW, and the optimizer's own for others and if that is a schedule. Gradients are
-            divided by `l2_norm_clip`, so a rate that suits an ordinary optimizer seldom suits here.
+        epochs: Float. How often an example is drawn on average.
+        steps: Int. Number of model updates, instead of `epochs`.
+        batch_size: Int. Expected number of examples per update.
+        l2_norm_clip: As for `tfdpx.DPSGD`, the norm to which gradients are clipped.
+        learning_rate: Optional float or schedule. By default, `tfdpx.suggest` suggests a rate for
+            SGD, Adam and AdamW, unless the optimizer of `model` has a schedule. Other optimizers
+            and schedules do not change. Gradients are divided by `l2_norm_clip`, so a learning rate
+            of ordinary training is seldom right.
         accountant: As for `tfdpx.PrivacyPlan`.
         groups: As for `tfdpx.layers.replace_batch_norm`.
-        without: Names of the changes to leave out, strings from the list above.
+        without: Strings, the names of changes to leave out.
         **arguments: More arguments of `tfdpx.DPSGD`, for example `augment`, `augmult` and
             `microbatch_size`.
 
@@ -156,13 +159,13 @@ def make_private_model(
 
 
 def _reset_metric(metric):
-    """Returns a metric without its measurements; names and functions stay the same."""
+    """Returns a new metric with the same arguments, or the name or function unchanged."""
     is_object = isinstance(metric, keras.metrics.Metric)
     return type(metric).from_config(metric.get_config()) if is_object else metric
 
 
 def _changes_of(model):
-    """Returns the names of the changes that suit a model, a list."""
+    """Returns a list of names, the changes that are possible and useful for a model."""
     layers = layer_internals.flatten_layers(model)
     names = ["group_norm"] if batch_norms(model) else []
     is_frozen = any(layer_internals.own_weights(x) and not x.trainable for x in layers)
@@ -178,7 +181,7 @@ def _changes_of(model):
 
 
 def _hidden(model):
-    """Returns the layers of a model before its last layer with weights."""
+    """Returns a list of the layers of a model before its last layer with weights."""
     head = last_layer(model)
     layers = layer_internals.flatten_layers(model)
     return layers[: next(i for i, layer in enumerate(layers) if layer is head)]
@@ -193,7 +196,12 @@ def _is_relu(layer):
 
 
 def _pool_of(model):
-    """Returns the global average that only a dense last layer reads; None without one."""
+    """Returns the global average pooling before a model's dense last layer.
+
+    Returns:
+        The layer. None if there is none, or if it cannot be replaced, for example because another
+        layer also reads its output.
+    """
     tensor, head = model.outputs[0], None
     while True:
         layer, inputs = layer_internals.made_by(tensor)
@@ -210,7 +218,16 @@ def _pool_of(model):
 
 
 def _private_optimizer(model, twin, learning_rate, plan, l2_norm_clip, arguments):
-    """Returns the private variant of the optimizer of `model` for `twin`, with a new state."""
+    """Returns the private variant of the optimizer of `model`, with a new state.
+
+    Args:
+        model: The user's compiled `keras.Model`.
+        twin: The model to train, a changed copy or `model` itself.
+        learning_rate: As for `make_private_model`.
+        plan: A `tfdpx.PrivacyPlan`.
+        l2_norm_clip: As for `make_private_model`.
+        arguments: Dict of more arguments of the private optimizer.
+    """
     inner = model_internals.innermost(model.optimizer)
     if hasattr(inner, "private_train_step"):
         raise ValueError(
@@ -246,35 +263,42 @@ def _private_optimizer(model, twin, learning_rate, plan, l2_norm_clip, arguments
 
 
 def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
-    """Clones `model` with a `GroupNorm` in place of each `BatchNormalization`.
+    """Returns a clone of a model with a `GroupNorm` in place of each `BatchNormalization`.
 
-    Batch normalization computes statistics across examples, so no per-example gradient exists and
-    DP-SGD does not apply. Each such layer becomes a `GroupNorm` with the same name, `axis`,
-    `epsilon`, `center`, `scale`, initializers, regularizers, constraints and `trainable`. Its
-    number of groups is the largest divisor of its channels that is at most `groups`.
+    Batch normalization computes statistics over the examples of a batch. A single example then has
+    no gradient that depends only on this example, so DP-SGD is impossible. The `GroupNorm` has the
+    same name, `axis`, `epsilon`, `center`, `scale`, initializers, regularizers, constraints and
+    `trainable` as the layer that it replaces. Its number of groups is the largest divisor of the
+    number of channels that is at most `groups`.
 
-    All weights are copied, including `gamma` and `beta` of the replaced layers; the moving
-    statistics have no counterpart and are dropped. The clone therefore computes another function
-    than `model` and has to be trained or fine-tuned. `GroupNorm` normalises masked positions too.
+    All weights are copied, including `gamma` and `beta` of the replaced layers, but `GroupNorm` has
+    no moving statistics. The clone therefore computes another function than `model`, and must be
+    trained or fine-tuned. `GroupNorm` also normalizes masked positions.
 
     Args:
-        model: A built Functional or Sequential `keras.Model`. Functional and Sequential models
-            nested in it are cloned too. It does not change.
+        model: A built Functional or Sequential `keras.Model`, which does not change. Functional and
+            Sequential models inside it are cloned, too.
         groups: Positive integer, the largest number of groups of any layer. De et al. (2022) use
-            16 throughout.
+            16 in all layers.
 
     Returns:
-        A `keras.Model` with separate weights, compiled like `model` if that was compiled.
+        A `keras.Model` with separate weights. It is compiled like `model`, if that is compiled.
 
     Raises:
-        ValueError: If `groups` is not a positive integer, if `model` is a subclassed or an
-            unbuilt model, or if a layer has a `BatchNormalization` inside.
+        ValueError: If `groups` is not a positive integer, if `model` is a subclassed model or not
+            built, or if a layer of another class contains a `BatchNormalization`.
     """
     return _clone(model, ("group_norm",), groups)
 
 
 def _clone(model, changes, groups):
-    """Returns a clone of a model with the `CHANGES` of these names, which suit it."""
+    """Returns a clone of a model with some changes.
+
+    Args:
+        model: A built Functional or Sequential `keras.Model`.
+        changes: Names of `CHANGES` that are possible for this model.
+        groups: As for `replace_batch_norm`.
+    """
     check_positive_integer("groups", groups, " Use 16.")
     if not isinstance(model, keras.Sequential) and not hasattr(model, "inputs"):
         raise ValueError(
@@ -306,7 +330,7 @@ def _clone(model, changes, groups):
         counterparts.append((layer, clone))
         return clone
 
-    # A Sequential model records no call arguments, and clone_model refuses the function for it.
+    # `clone_model` accepts no call function for a Sequential model, which has no call arguments.
     call_function = None if isinstance(model, keras.Sequential) else _call_without_mask
     new_model = keras.models.clone_model(
         model, clone_function=clone_layer, call_function=call_function, recursive=True
@@ -318,7 +342,7 @@ def _clone(model, changes, groups):
 
 
 def _pool_of_regions(layer):
-    """Returns a model that averages `_GRID x _GRID` regions, in place of a global average."""
+    """Returns a model that averages `_GRID x _GRID` regions, to replace a global average."""
     grid = [math.ceil(size / _GRID) for size in layer.input.shape[1:3]]
     pool = keras.layers.AveragePooling2D(grid, padding="same", dtype=layer.dtype_policy)
     flatten = keras.layers.Flatten(dtype=layer.dtype_policy)
@@ -326,13 +350,13 @@ def _pool_of_regions(layer):
 
 
 def batch_norms(layer):
-    """Returns the `BatchNormalization` layers in a model or layer, or the layer itself, a list."""
+    """Returns a list of the `BatchNormalization` layers in a model or layer, with itself if one."""
     layers = layer_internals.flatten_layers(layer)
     return [part for part in layers if isinstance(part, keras.layers.BatchNormalization)]
 
 
 def _group_norm_like(layer, groups):
-    """Returns the unbuilt `GroupNorm` that replaces the BatchNormalization `layer`."""
+    """Returns the `GroupNorm`, not built yet, that replaces a `BatchNormalization` layer."""
     if not layer.built:
         raise ValueError(
             f"Argument `model` must be built: the channels of layer {layer.name!r} are not known. "
@@ -348,14 +372,14 @@ def _group_norm_like(layer, groups):
 
 
 def _call_without_mask(layer, *args, **kwargs):
-    """Calls `layer` like its counterpart, without the arguments that `GroupNorm` does not take."""
+    """Calls a cloned layer; a `GroupNorm` gets no `mask` and `training`, which it does not have."""
     if isinstance(layer, GroupNorm):
         kwargs = {key: kwargs[key] for key in kwargs if key not in ("mask", "training")}
     return layer(*args, **kwargs)
 
 
 def _refuse_hidden_batch_norm(layer):
-    """Raises ValueError if `layer` is not a BatchNormalization but has one inside."""
+    """Raises ValueError if a layer of another class contains a `BatchNormalization`."""
     hidden = batch_norms(layer) if isinstance(layer, keras.layers.Layer) else []
     if hidden:
         raise ValueError(
@@ -366,7 +390,7 @@ def _refuse_hidden_batch_norm(layer):
 
 
 def _copy_weights(layer, clone):
-    """Copies every weight of `layer` that its counterpart `clone` has too."""
+    """Copies all weights of a layer that its clone has, too."""
     if isinstance(clone, GroupNorm) and isinstance(layer, keras.layers.BatchNormalization):
         for name in ("gamma", "beta"):
             if getattr(layer, name) is not None:

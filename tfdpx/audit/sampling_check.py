@@ -2,8 +2,8 @@
 
 Random sampling reduces the privacy loss, because an attacker does not know which examples a step
 has used. The accountants compute this reduction for Poisson sampling: in each step, an independent
-coin decides for each example. Batches of equal size from a permutation of the data are a different mechanism. It
-can be far less private at the same noise (Chua et al. 2024, arXiv:2403.17673).
+coin decides for each example. Batches of equal size from a permutation of the data are a different
+mechanism. It can be far less private at the same noise (Chua et al. 2024, arXiv:2403.17673).
 """
 
 from __future__ import annotations
