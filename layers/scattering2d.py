@@ -1,4 +1,4 @@
-"""The wavelet scattering transform of images, a layer without weights."""
+"""The wavelet scattering transform of images, as a layer without weights."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import tensorflow as tf
 
 from tfdpx._arguments import check_choice, check_positive_integer, require
 
-# The size of intermediate values. With more they would leave the caches of a CPU, and with less an
-# accelerator would be idle.
+# The largest size of intermediate values. More would not fit into the caches of a CPU, and less
+# would not keep an accelerator busy.
 _BYTES_ON_CPU, _BYTES_ON_ACCELERATOR = 2**25, 2**28
-# Far below the resolution of any pixel; it makes the gradient of a modulus at zero zero, not NaN.
+# Added under the square root of a modulus, to make its gradient at zero 0 instead of NaN. It is far
+# smaller than the precision of any pixel.
 _TINY = 1e-36
 
 
 class ScatteringPath(typing.NamedTuple):
-    """The measurement of one feature.
+    """The wavelets of a feature of `Scattering2D`, in the order in which they are applied.
 
     Attributes:
         order: Int, the number of wavelets: 0, 1 or 2.
-        scales: Tuple of `order` ints, j of each wavelet; coarser ones come later.
-        angles: Tuple of `order` ints from 0 to L - 1, the direction of each.
+        scales: Tuple of `order` ints, the scale j of each wavelet, in ascending order.
+        angles: Tuple of `order` ints from 0 to L - 1, the direction of each wavelet.
     """
 
     order: int
@@ -36,59 +37,59 @@ class ScatteringPath(typing.NamedTuple):
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class Scattering2D(keras.layers.Layer):
-    """Morlet scattering transform: fixed features of an image at `2**J` times fewer positions.
+    """Computes fixed features of images, the Morlet scattering transform.
 
-    With wavelets psi of J scales and L directions and a Gaussian phi, it computes these averages of
-    every colour channel x:
+    Let psi be wavelets of J scales and L directions, phi a Gaussian, and `*` the convolution. The
+    layer computes these local averages for each colour channel x, and keeps every `2**J`-th pixel
+    along each axis:
 
     - order 0: `x * phi`;
     - order 1: `|x * psi1| * phi`, for each of the J L wavelets;
-    - order 2: `||x * psi1| * psi2| * phi`, for each pair with psi2 of a coarser scale than psi1,
+    - order 2: `||x * psi1| * psi2| * phi`, for each pair of wavelets where psi2 has a coarser scale
+      than psi1.
 
-    where `*` is convolution, and keeps every `2**J`-th pixel of each axis. That makes
-    `num_paths = 1 + J L + L^2 J (J - 1) / 2` features per position and colour, or `1 + J L` without
-    order 2. They hardly change when the image is shifted or bent a little, so a linear model on
-    them classifies well, without a network that must be trained privately. Filters, padding and
-    values equal Kymatio 0.3's.
+    That makes `num_paths = 1 + J L + L^2 J (J - 1) / 2` features per position and colour, or
+    `1 + J L` without order 2. The features hardly change if the image is shifted or distorted a
+    little, so a linear model on them classifies well, and no network must be trained privately.
+    Filters, padding and values are the same as in Kymatio 0.3.
 
-    Privacy: the layer has no weights, and keeps examples separate. Computing the features of each
-    example first does not change the guarantee of a training on them.
+    Privacy: the layer has no weights and keeps examples separate. You may compute the features of
+    each example before the training; this does not change the guarantee.
 
     Args:
-        J: Integer, number of scales. Height and width must be at least `2**J`.
-        L: Integer, number of directions.
-        max_order: 1 or 2, the most wavelets of a path.
-        padding: The continuation of an image beyond its border: "reflect" mirrors it, "zeros" is
-            black. It is padded to `(size // 2**J + 2) * 2**J` pixels per axis. Features in the
+        J: Integer, the number of scales. Height and width of images must be at least `2**J`.
+        L: Integer, the number of directions.
+        max_order: 1 or 2, the highest order of features.
+        padding: How an image continues beyond its border: "reflect" mirrors it, and "zeros" is
+            black. The padded image has `(size // 2**J + 2) * 2**J` pixels per axis. Features of the
             padding are dropped.
         data_format: "channels_last" or "channels_first". Defaults to
             `keras.config.image_data_format()`.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
     Attributes:
-        num_paths: Int, features per position and colour.
+        num_paths: Int, the number of features per position and colour.
         paths: Tuple of `num_paths` `ScatteringPath(order, scales, angles)`, in the order of the
-            output's channels. Direction t is `(max(L // 2 - 1, 0) - t) * pi / L`, as an angle from
-            the vertical axis towards the horizontal.
+            output's channels. Direction t is the angle `(max(L // 2 - 1, 0) - t) * pi / L`, from
+            the vertical axis toward the horizontal axis.
 
     Input shape: `[batch, height, width, channels]`, or `[batch, channels, height, width]` with
-    "channels_first"; any real dtype.
+    "channels_first", of any real dtype.
 
     Output shape: `[batch, height // 2**J, width // 2**J, channels * num_paths]`, or
-    `[batch, channels * num_paths, height // 2**J, width // 2**J]`, in the compute dtype. Channel
-    `c * num_paths + p` is path p of colour c: all paths of one colour are together, order 0 first,
-    then 1, then 2; within an order sorted by scale and direction of the first wavelet, then of the
-    second.
+    `[batch, channels * num_paths, height // 2**J, width // 2**J]` with "channels_first", in the
+    compute dtype. Channel `c * num_paths + p` is path p of colour c. The paths are sorted by order,
+    then by scale and direction of the first wavelet, then of the second.
 
-    Everything is computed in float32 (float64 for `dtype="float64"`), for every policy. On a TPU
-    the products of the Gaussian average have the precision of XLA's float32 products. With J=2 and
-    L=8, intermediate values of one colour of an image take 1.6 MiB at 32x32 pixels and 53 MiB at
-    224x224. A batch that needs more than 32 MiB at once, or 256 MiB with an accelerator, is
-    computed in parts, one after the other.
+    The layer always computes in float32 (in float64 with `dtype="float64"`). On a TPU the Gaussian
+    averages have the precision of XLA's float32 products. With J=2 and L=8, the intermediate values
+    of one colour of an image take 1.6 MiB at 32x32 pixels, and 53 MiB at 224x224. A batch that
+    needs more than 32 MiB, or 256 MiB with an accelerator, is computed in several parts, one after
+    the other.
 
     Raises:
-        ValueError: If an argument is out of range; when built, if height, width or channels
-            are unknown or the image is smaller than `2**J`.
+        ValueError: If an argument is out of range. When built, if height, width or channels
+            are not fixed, or height or width is less than `2**J`.
 
     Example:
     >>> layer = Scattering2D(J=2, L=8, padding="zeros")
@@ -113,7 +114,7 @@ class Scattering2D(keras.layers.Layer):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        # Images must not be rounded to 16 bits before they are transformed.
+        # `autocast` would round images to 16 bits before the transform.
         super().__init__(autocast=False, **kwargs)
         check_positive_integer("J", J, " Use 2 for small images.")
         check_positive_integer("L", L, " Use 8.")
@@ -126,7 +127,7 @@ class Scattering2D(keras.layers.Layer):
 
     @property
     def paths(self) -> tuple[ScatteringPath, ...]:
-        """The measurement of each feature of a colour, in the order of the output's channels."""
+        """Tuple of `ScatteringPath`, in the order of the output's channels."""
         wavelets = list(itertools.product(range(self.J), range(self.L)))
         firsts = [ScatteringPath(1, (j,), (t,)) for j, t in wavelets]
         seconds = [
@@ -138,11 +139,11 @@ class Scattering2D(keras.layers.Layer):
 
     @property
     def num_paths(self) -> int:
-        """Number of features per position and colour."""
+        """Int, the number of features per position and colour."""
         return len(self.paths)
 
     def build(self, input_shape: Any) -> None:
-        """Computes the filters for images of this shape; no weights."""
+        """Computes the filters for images of this shape. The layer has no weights."""
         channels, *size = self._channels_and_size(input_shape)
         is_valid = None not in (channels, *size) and len(input_shape) == 4
         must = "have four axes, with known height, width and channels"
@@ -155,28 +156,31 @@ class Scattering2D(keras.layers.Layer):
         padded = [(pixels // 2**self.J + 2) * 2**self.J for pixels in size]
         self._paddings = _rounds_of_padding(size, padded)
         self._make_filters(padded)
-        # Products of the finest spectra and all wavelets are the largest tensors of a row, and the
-        # other tensors alive at that time take as much again.
+        # The largest tensors are the products of the finest spectra with all wavelets. The other
+        # tensors at that time take about as much memory, hence the factor of 2.
         directions = self.L**2 if self.max_order == 2 and self.J > 1 else self.L
         held = 2 * directions * math.prod(padded) * np.dtype(self._complex_dtype).itemsize
         self._rows_at_a_time = max(_bytes_at_a_time() // held, 1)
         self.input_spec = keras.layers.InputSpec(shape=(None, *input_shape[1:]))
 
     def _make_filters(self, padded):
-        """Computes the filters for images of `padded` height and width.
+        """Computes the filters as NumPy arrays, which become constants of a graph.
 
-        They are NumPy arrays, which become constants of any graph that calls the layer.
-        `_wavelets` has, by `(j, r)`, a scale and a resolution not above it, an array `[L,
-        height / 2**r, width / 2**r]` that multiplies the spectra of images with every `2**r`-th
-        pixel. Summed over the frequencies that coincide with every `2**j`-th pixel, the products
-        are the spectra of these. `_averages` has, by r, two `low_pass` matrices, for height and
-        width.
+        `_wavelets[j, r]` has the wavelets of scale j for images at resolution r <= j, which means
+        that only every `2**r`-th pixel is left. It is an array `[L, height / 2**r, width / 2**r]`
+        to multiply the spectra of such images with. `_moduli` then sums the products over
+        frequencies that are the same after keeping every `2**j`-th pixel. `_averages[r]` has two
+        `low_pass` matrices at resolution r, for height and width.
+
+        Args:
+            padded: List of two ints, the height and width of padded images.
         """
         all_wavelets, averages = {}, {}
         for j in range(self.J):
             spectra = wavelets(padded, j, self.L)
             for r in range(max(j, 1) if self.max_order == 2 else 1):
-                # The inverse transform of fewer pixels divides by their smaller number.
+                # The inverse transform divides by the number of pixels, which is smaller by this
+                # factor than in the forward transform.
                 filters = at_resolution(spectra, r) / 4 ** (j - r)
                 all_wavelets[j, r] = filters.astype(self._real_dtype)
             pair = [low_pass(pixels, self.J, j) for pixels in padded]
@@ -193,14 +197,14 @@ class Scattering2D(keras.layers.Layer):
         _, channels, *size = images.shape
         features = self._in_parts(tf.reshape(images, [-1, *size]))
         features = tf.reshape(features, [-1, channels, *features.shape[1:]])
-        # The averages have columns before rows.
+        # `_average` returns columns before rows.
         features = tf.transpose(features, [0, 4, 3, 1, 2] if last else [0, 1, 2, 4, 3])
         batch, *shape = self.compute_output_shape(inputs.shape)
         features = tf.reshape(features, [-1 if batch is None else batch, *shape])
         return tf.cast(features, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the features of images of shape `input_shape`."""
+        """Returns the shape of the features for images of shape `input_shape`."""
         channels, *size = self._channels_and_size(input_shape)
         size = [None if pixels is None else pixels // 2**self.J for pixels in size]
         channels = None if channels is None else channels * self.num_paths
@@ -222,17 +226,17 @@ class Scattering2D(keras.layers.Layer):
         return "complex128" if self._real_dtype == "float64" else "complex64"
 
     def _channels_and_size(self, shape):
-        """Returns `(channels, height, width)` of images of this shape."""
+        """Returns channels, height and width from the shape of the input."""
         _, *axes = shape
         return [axes[-1], *axes[:-1]] if self.data_format == "channels_last" else axes
 
     def _in_parts(self, rows):
-        """Returns `_scatter(rows)`, computed in parts to keep memory below a limit."""
+        """Returns `_scatter(rows)`, computed in parts if the batch needs too much memory."""
         if rows.shape[0] and rows.shape[0] <= self._rows_at_a_time:
             return self._scatter(rows)
         count = tf.shape(rows)[0]
         parts = tf.maximum(-(-count // self._rows_at_a_time), 1)
-        # Equal parts need the fewest rows of zeros at the end.
+        # The parts are equal; rows of zeros at the end fill up the last one.
         size = tf.maximum(-(-count // parts), 1)
         rows = tf.pad(rows, [[0, parts * size - count], [0, 0], [0, 0]])
         height, width = (pixels // 2**self.J for pixels in rows.shape[1:])
@@ -242,7 +246,14 @@ class Scattering2D(keras.layers.Layer):
         return tf.reshape(features, [-1, *features.shape[2:]])[:count]
 
     def _scatter(self, rows):
-        """Returns `[rows, paths, width, height]`, the features of single-colour images `rows`."""
+        """Returns the features of images with a single colour.
+
+        Args:
+            rows: Tensor `[rows, height, width]`.
+
+        Returns:
+            Tensor `[rows, num_paths, width // 2**J, height // 2**J]`.
+        """
         mode = {"reflect": "REFLECT", "zeros": "CONSTANT"}[self.padding]
         for margins in self._paddings:
             rows = tf.pad(rows, [[0, 0], *margins], mode)
@@ -256,28 +267,28 @@ class Scattering2D(keras.layers.Layer):
                 coarser = [
                     self._average(self._moduli(inner, j2, j1), j2) for j2 in range(j1 + 1, self.J)
                 ]
-                # [rows, L, scales * L, ...], with the first wavelet before the second.
+                # [rows, L, scales * L, ...]: the axis of the first wavelet, then of the second.
                 pairs = tf.concat(coarser, axis=2)
                 count = pairs.shape[1] * pairs.shape[2]
                 orders[2].append(tf.reshape(pairs, [-1, count, *pairs.shape[3:]]))
         return tf.concat([feature for order in orders for feature in order], axis=1)
 
     def _spectra(self, maps):
-        """Returns Fourier transforms of real maps over their last two axes."""
+        """Returns the Fourier transforms of real maps over their last two axes."""
         return tf.signal.fft2d(tf.cast(maps, self._complex_dtype))
 
     def _moduli(self, spectra, scale, resolution):
-        """Returns `|x * psi|` for each wavelet of a scale, at every `2**scale`-th pixel.
+        """Returns `|x * psi|` for all wavelets psi of a scale, at every `2**scale`-th pixel.
 
         Args:
-            spectra: Complex `[rows, ..., height, width]`, the Fourier transforms of x.
-            scale: Int, j of the wavelets.
-            resolution: Int; x has every `2**resolution`-th pixel.
+            spectra: Complex tensor `[rows, ..., height, width]`, the Fourier transforms of x.
+            scale: Int, the scale j of the wavelets.
+            resolution: Int; x has only every `2**resolution`-th pixel of the image.
 
         Returns:
-            `[rows, ..., L, height', width']`.
+            Real tensor `[rows, ..., L, height', width']`.
         """
-        # Filters are real, and two real products are cheaper than a complex one.
+        # The filters are real, so two real products replace a complex one, which takes longer.
         parts = tf.stack([tf.math.real(spectra), tf.math.imag(spectra)])[..., tf.newaxis, :, :]
         filters = self._wavelets[scale, resolution]
         folds = scale - resolution
@@ -292,14 +303,15 @@ class Scattering2D(keras.layers.Layer):
         return tf.sqrt(tf.square(tf.math.real(waves)) + tf.square(tf.math.imag(waves)) + _TINY)
 
     def _average(self, maps, resolution):
-        """Returns `maps * phi` at the positions of the features, with columns before rows.
+        """Returns the Gaussian averages `maps * phi` at the positions of the features.
 
         Args:
-            maps: `[rows, ..., height, width]`, every `2**resolution`-th pixel.
+            maps: Tensor `[rows, ..., height, width]` with every `2**resolution`-th pixel.
             resolution: Int.
 
         Returns:
-            `[rows, ..., width', height']`.
+            Tensor `[rows, ..., width // 2**J, height // 2**J]`, with columns before rows. The sizes
+            are those of the image without padding.
         """
         vertical, horizontal = self._averages[resolution]
         *leading, height, width = maps.shape[1:]
@@ -316,25 +328,35 @@ def _bytes_at_a_time():
 
 
 def _quarters(maps, split):
-    """Returns quarters of `[..., height, width]`; their sum is the half-resolution spectrum."""
+    """Returns the four quarters of spectra `[..., height, width]`.
+
+    Their sum is the spectrum of the images with only every second pixel along each axis.
+    """
     return [quarter for half in split(maps, 2, axis=-2) for quarter in split(half, 2, axis=-1)]
 
 
-# The Morlet wavelets and the Gaussian low pass have the formulas and constants of Kymatio (Andreux
-# et al., 2020), and the features agree. They are periodic on the padded image.
+# The Morlet wavelets and the Gaussian low-pass filter have the formulas and constants of Kymatio
+# (Andreux et al., 2020), so the features agree. The filters are periodic on the padded image.
 _SIGMA = 0.8
 _FREQUENCY = 3 * math.pi / 4
-# Kymatio's normalization uses only these digits; with all of them features would differ by 9e-5.
+# Kymatio's normalization uses pi with only these digits. With more, features would differ by 9e-5.
 _PI = 3.1415
-# Standard deviations beyond which a Gaussian is zero in double precision.
+# Beyond so many standard deviations a Gaussian is zero in double precision.
 _REACH = 9
 
 
 def _rounds_of_padding(size, padded):
-    """Returns one or two lists of a pair of ints for each axis, to pad with in turn.
+    """Returns the paddings that are applied to an image, one after the other.
 
-    Margins are equal, or one wider at the end. A reflection reaches no further than the image, so
-    the rest of the margin of the smallest images is a reflection of the first one.
+    Usually there is one. A reflection cannot be wider than the image, so very small images are
+    padded twice. The margins on both sides are equal, or differ by one pixel.
+
+    Args:
+        size: List of two ints, the height and width of images.
+        padded: List of two ints, the height and width after padding.
+
+    Returns:
+        List of one or two paddings. A padding has a pair of ints, the margins, for each axis.
     """
     margins = [((p - n) // 2, (p - n + 1) // 2) for n, p in zip(size, padded, strict=True)]
     first = [[min(m, n - 1) for m in margin] for margin, n in zip(margins, size, strict=True)]
@@ -347,12 +369,13 @@ def wavelets(shape, scale, angles):
 
     Args:
         shape: `(height, width)` of the padded image.
-        scale: Int, j: the wavelet oscillates with frequency `3 pi / 4 / 2**j`.
+        scale: Int, j. The wavelet oscillates with the frequency `3 pi / 4 / 2**j`.
         angles: Int, L, the number of directions.
 
     Returns:
-        Float64 array `[angles, height, width]`, the Fourier transforms, which are real. Direction t
-        is `(max(L // 2 - 1, 0) - t) * pi / L` from the vertical axis towards the horizontal.
+        float64 array `[angles, height, width]`, the Fourier transforms, which are real. Direction t
+        is the angle `(max(L // 2 - 1, 0) - t) * pi / L` from the vertical axis toward the
+        horizontal axis.
     """
     first = max(angles // 2 - 1, 0)
     turns = [(first - t) * math.pi / angles for t in range(angles)]
@@ -360,7 +383,14 @@ def wavelets(shape, scale, angles):
 
 
 def _wavelet(shape, scale, turn, slant):
-    """Returns the Fourier transform of a wavelet, `1 / slant` times as long across as along."""
+    """Returns the Fourier transform of one wavelet, a float64 array of `shape`.
+
+    Args:
+        shape: `(height, width)` of the padded image.
+        scale: Int, j.
+        turn: Float, the direction of the wavelet, an angle in radians.
+        slant: Float, the width of the wavelet along its direction divided by the width across it.
+    """
     sigma = _SIGMA * 2**scale
     radius = math.ceil(_REACH * sigma / min(slant, 1))
     rows, columns = (_positions(size, radius) for size in shape)
@@ -368,7 +398,7 @@ def _wavelet(shape, scale, turn, slant):
     across = columns * math.cos(turn) - rows[:, None] * math.sin(turn)
     envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
     wave = np.exp(1j * _FREQUENCY / 2**scale * along)
-    # A wavelet has mean zero: a constant image does not pass.
+    # Make the mean of the wavelet zero, so that it does not respond to a constant image.
     wave -= np.sum(envelope * wave) / np.sum(envelope)
     periodic = np.zeros(shape, complex)
     values = envelope * wave * slant / (2 * _PI * sigma**2)
@@ -377,14 +407,21 @@ def _wavelet(shape, scale, turn, slant):
 
 
 def _positions(size, radius):
-    """Returns positions from the centre of a filter, as far as Kymatio's five periods reach."""
+    """Returns positions along an axis relative to the centre of a filter, an int array.
+
+    They cover at most the five periods of the padded image that Kymatio uses.
+    """
     return np.arange(max(-2 * size, -radius), min(3 * size, radius + 1))
 
 
 def at_resolution(spectra, resolution, axes=(-2, -1)):
-    """Returns Fourier transforms for images with every `2**resolution`-th pixel along `axes`.
+    """Returns the part of spectra with the frequencies of images at a lower resolution.
 
-    It keeps the frequencies of such images. Sizes must be multiples of `2**(resolution + 1)`.
+    Args:
+        spectra: Array of Fourier transforms, with sizes that are multiples of
+            `2**(resolution + 1)` along `axes`.
+        resolution: Int. The images have only every `2**resolution`-th pixel along `axes`.
+        axes: Axes of height and width.
     """
     for axis in axes:
         half = spectra.shape[axis] // 2 ** (resolution + 1)
@@ -393,17 +430,18 @@ def at_resolution(spectra, resolution, axes=(-2, -1)):
 
 
 def low_pass(size, scales, resolution):
-    """Returns the Gaussian average along one axis, at the positions of the features, as a matrix.
+    """Returns a matrix that computes the Gaussian averages of an image along one axis.
+
+    A product with the matrix averages, keeps every `2**(J - r)`-th pixel, and drops one of these at
+    each end, which is padding. The average over an image is the product for both axes.
 
     Args:
         size: Int, the padded height or width.
-        scales: Int, J: the standard deviation is `0.8 * 2**(J - 1)` pixels.
-        resolution: Int, r: the axis has every `2**r`-th pixel.
+        scales: Int, J. The standard deviation of the Gaussian is `0.8 * 2**(J - 1)` pixels.
+        resolution: Int, r. The axis has only every `2**r`-th pixel of the image.
 
     Returns:
-        Float64 array `[size / 2**r, size / 2**J - 2]`. Products with it average, keep every
-        `2**(J - r)`-th pixel, and drop one of these at each end, which is padding. The Gaussian
-        of an image is the product over its axes.
+        float64 array `[size / 2**r, size / 2**J - 2]`.
     """
     sigma = _SIGMA * 2 ** (scales - 1)
     positions = np.arange(-2 * size, 3 * size)

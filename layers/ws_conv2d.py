@@ -1,4 +1,4 @@
-"""Convolution with weight standardization, and its per-example gradient rule."""
+"""A convolution with weight standardization, and the rule for its per-example gradients."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from tfdpx.per_example.rules.convolution import Conv2DRule, channels_last
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class WSConv2D(keras.layers.Conv2D):
-    """2D convolution with a kernel that is standardized over the fan-in of each filter.
+    """2D convolution with a kernel that is standardized for each filter.
 
-    A drop-in replacement for `keras.layers.Conv2D`. For each output channel `o` the convolution
-    uses, in place of the raw kernel `w`,
+    The layer replaces `keras.layers.Conv2D`. For each output channel `o` the convolution uses,
+    instead of the raw kernel `w`,
 
     `w_hat[..., o] = gain[o] * (w[..., o] - mean[o]) / sqrt(max(fan_in * var[o], epsilon))`
 
-    with `mean` and the population variance `var` taken over the `fan_in = kernel height * kernel
-    width * input channels / groups` weights of the filter. The standardization is part of the
-    layer's call and is differentiated through, so gradients (and per-example gradients) are those
-    of the raw kernel. It can replace batch normalization under differential privacy, because it
-    reads weights only and never mixes examples.
+    `mean` and `var` are the mean and the population variance of the `fan_in` weights of the filter,
+    with `fan_in = kernel height * kernel width * input channels / groups`. The layer standardizes
+    the kernel in each call, so all gradients are those of the raw kernel. Weight standardization
+    can replace batch normalization under differential privacy, because it uses only weights and
+    keeps examples separate.
 
     Args:
-        filters: Integer, number of output channels. As in `keras.layers.Conv2D`, like every other
-            argument not listed here.
-        kernel_size: Integer or pair of integers, size of the window.
+        filters: Integer, the number of output channels.
+        kernel_size: Integer or pair of integers, the size of the window.
         *args: More positional arguments of `keras.layers.Conv2D`, for example `strides`.
-        use_gain: Boolean, whether each filter has a learnable scale `gain` of shape `[filters]`,
-            initialised to one (Brock et al., 2021a). Appendix C.1 of De et al. (2022) has none.
-        epsilon: Float, lower bound of `fan_in * var`. Filters with nearly equal weights would
-            otherwise be blown up; filters above the bound do not change. 1e-4 as in Brock et al.
+        use_gain: Boolean, whether each filter has a trainable scale, a weight `gain` of shape
+            `[filters]` that starts at one (Brock et al., 2021a). Appendix C.1 of De et al. (2022)
+            has none.
+        epsilon: Float, the lower bound of `fan_in * var`, which limits the scale of filters with
+            nearly equal weights. It has no effect on other filters. 1e-4 as in Brock et al.
         **kwargs: Arguments of `keras.layers.Conv2D`: `strides`, `padding`, `data_format`,
             `dilation_rate`, `groups`, `activation`, `use_bias`, initializers, regularizers,
             constraints, `name`, `dtype`. Regularizers and constraints act on the raw kernel.
 
-    Call arguments and output shapes are as in `keras.layers.Conv2D`. Under a mixed-precision
-    policy the statistics are computed in float32 and the convolution in the compute dtype.
+    Call arguments and output shapes are as in `keras.layers.Conv2D`. Under mixed precision, the
+    kernel is standardized in float32, and the convolution is in the compute dtype.
 
     Raises:
-        ValueError: If `epsilon` is not positive, or if a filter has a fan-in of one (the only
-            standardized weight would then be zero for every kernel).
+        ValueError: If `epsilon` is not positive, or if a filter has a single weight, because that
+            weight would always be standardized to zero.
 
     Example:
     >>> layer = WSConv2D(4, 3, padding="same", activation="relu")
@@ -97,27 +97,31 @@ class WSConv2D(keras.layers.Conv2D):
             self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
-        """Creates a weight; `kernel` and `gain` are exempt from autocasting.
+        """Creates a weight. `kernel` and `gain` are not cast to the compute dtype.
 
-        Under mixed precision Keras would pass them in the compute dtype, and their statistics would
-        be computed from rounded weights.
+        With this cast, under mixed precision, the kernel would be standardized after rounding.
         """
         if kwargs.get("name") in ("kernel", "gain"):
             kwargs["autocast"] = False
         return super().add_weight(*args, **kwargs)
 
     def standardized_kernel(self) -> tf.Tensor:
-        """Returns the kernel that the convolution uses.
+        """Returns the standardized kernel, which the convolution uses.
 
         Returns:
-            Tensor of shape `[kernel height, kernel width, input channels / groups, filters]` in
-            float32, or float64 if the layer's weights are. Differentiable in `kernel` and
-            `gain`.
+            float32 tensor (float64 if the layer's weights are float64) of shape `[kernel height,
+            kernel width, input channels / groups, filters]`. It has gradients with respect to
+            `kernel` and `gain`.
         """
         return self._standardize(self.kernel)
 
     def convolution_op(self, inputs: Any, kernel: Any) -> tf.Tensor:
-        """Convolves `inputs` with the standardized `kernel`, both in the compute dtype."""
+        """Returns the convolution of `inputs` with the standardized kernel, in the compute dtype.
+
+        Args:
+            inputs: Tensor, the images.
+            kernel: Tensor, the raw kernel.
+        """
         kernel = ops.cast(self._standardize(kernel), self.compute_dtype)
         return super().convolution_op(inputs, kernel)
 
@@ -134,7 +138,7 @@ class WSConv2D(keras.layers.Conv2D):
     def save_own_variables(self, store: Any) -> None:
         """Stores the weights, as for any Keras layer."""
         super().save_own_variables(store)
-        if self.built and self.use_gain:  # Conv2D stores only its kernel and bias.
+        if self.built and self.use_gain:  # Conv2D has stored only its kernel and bias.
             store["gain"] = self.gain
 
     def load_own_variables(self, store: Any) -> None:
@@ -148,7 +152,8 @@ class WSConv2D(keras.layers.Conv2D):
         return {**super().get_config(), "use_gain": self.use_gain, "epsilon": self.epsilon}
 
 
-# Axes of one filter in a kernel: the axes of the window are summed over at once.
+# The axes of a filter in a kernel, in the order in which sums are taken: first height and width
+# together, then input channels.
 _BY_AXIS = [[-4, -3], -2]
 
 
@@ -156,15 +161,20 @@ register_rowwise(WSConv2D)
 
 
 class Standardized(typing.NamedTuple):
-    """A standardized kernel, before its gain, in float32.
+    """The standardized kernel without its gain, and constants for `WSConv2DRule`.
+
+    All are float32 tensors. The docstring of `WSConv2DRule` defines u and s. It subtracts two terms
+    from a gradient G: its mean, and its component along u.
 
     Attributes:
         unit: [kernel height, kernel width, input channels / groups, filters], u.
         scale: [filters], s.
-        shares: [2, filters], the parts of the two inner products that are not in the gradient:
-            1 / fan_in, and 0 where epsilon keeps s constant, otherwise 1.
-        weights: [3, filters], the factors of the squares of gradients and of the inner products:
-            the square of s, times one or `shares`.
+        shares: [2, filters], the factor of each of these terms, applied to the sum of G and to
+            the inner product of G with u. It is 1 / fan_in for the first term. For the second it
+            is 1, or 0 for filters where epsilon keeps s constant.
+        weights: [3, filters], the factors of three squares in the squared norm of a gradient: of
+            |G|^2, of the squared sum of G and of the squared inner product. They are s^2, and s^2
+            times `shares`.
     """
 
     unit: tf.Tensor
@@ -173,7 +183,14 @@ class Standardized(typing.NamedTuple):
     weights: tf.Tensor
 
     def to_raw(self, gradients):
-        """Returns gradients at the raw kernel [..., *kernel shape] from those at u, times s."""
+        """Converts gradients for u, multiplied by s, to gradients for the raw kernel.
+
+        Args:
+            gradients: float32 tensor [..., *kernel shape], s times the gradients for u.
+
+        Returns:
+            float32 tensor of the same shape.
+        """
         both = tf.stack([gradients, gradients * self.unit])
         sums = tf.unstack(rounding.sum_by_axis(both, _BY_AXIS, keepdims=True))
         total, along = (s * share for s, share in zip(sums, tf.unstack(self.shares), strict=True))
@@ -182,22 +199,26 @@ class Standardized(typing.NamedTuple):
 
 @register(WSConv2D)
 class WSConv2DRule(Conv2DRule):
-    """The convolution's rule on the standardized kernel, carried back to the raw one.
+    """The rule for per-example gradients of `WSConv2D`.
 
-    For one filter with raw weights w, let c = w - mean(w), s = 1/sqrt(max(|c|^2, epsilon)) and
-    u = c s. The layer is run in parts: the convolution with u, then gain and bias. From the
-    gradient G at u follows `s (G - mean(G) - u <u, G>)` for w, the last term only where epsilon
-    does not keep s constant. Because u is a centred unit vector, its squared norm is
-    `s^2 (|G|^2 - (1^T G)^2 / fan_in - <u, G>^2)`. With patches a_t and output gradients g_t both
-    inner products are sums over positions, `sum_t (1^T a_t) g_t` and `sum_t (u^T a_t) g_t`. The
-    latter uses the output of the convolution, so no kernel-sized array is needed for them.
+    It applies the rule of `Conv2D` to the standardized kernel, and converts the result to the raw
+    kernel. For a filter with raw weights w, let c = w - mean(w), s = 1/sqrt(max(|c|^2, epsilon))
+    and u = c s. The layer is called in parts: first the convolution with u, then gain and bias. Let
+    G be the gradient for u. Then the gradient for w is `s (G - mean(G) - u <u, G>)`, without the
+    last term for filters where epsilon keeps s constant.
+
+    The squared norm of this gradient is `s^2 (|G|^2 - (1^T G)^2 / fan_in - <u, G>^2)`, because u is
+    a unit vector with mean zero. Let a_t be the patch of the input at position t, and g_t the
+    output gradient. Both inner products are sums over positions: `sum_t (1^T a_t) g_t` and
+    `sum_t (u^T a_t) g_t`, where `u^T a_t` is the output of the convolution. So they need no array
+    of the size of the kernel for each example.
     """
 
     assumes = ("call", "convolution_op", "kernel", "_standardize", "standardized_kernel")
 
     @classmethod
     def shared(cls, layer):
-        """See `Rule.shared`: the `Standardized` kernel."""
+        """Returns the `Standardized` kernel; see `Rule.shared`."""
         kernel = tf.cast(tf.convert_to_tensor(layer.kernel.value), "float32")
         centered = kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
         squares = tf.reduce_sum(tf.square(centered), axis=[0, 1, 2])
@@ -248,7 +269,7 @@ class WSConv2DRule(Conv2DRule):
         return self.standardized.to_raw(gradients)
 
     def to_sum(self, total):
-        """See `Conv2DRule.to_sum`: the rest is for `post_sum_transforms`."""
+        """Returns `total` unchanged; `post_sum_transforms` converts it to the raw kernel."""
         return total
 
     @property
@@ -257,10 +278,10 @@ class WSConv2DRule(Conv2DRule):
         return self.standardized.unit if self._by_kernels else None
 
     def measured(self, measurements):
-        """See `Conv2DRule.measured`.
+        """Adds the two inner products and their rounding errors; see `Conv2DRule.measured`.
 
-        As vectors over filters, each of the two inner products is off by at most M times the error
-        of a sum over positions of inner products with a vector of length one.
+        As a vector over filters, each of the inner products has an error of at most M times that of
+        a sum over positions of inner products with a vector of length one.
         """
         fan_in = math.prod(self.kernel_shape[:3])
         by_axis = self.window.taps + self.kernel_shape[2]
@@ -280,15 +301,17 @@ class WSConv2DRule(Conv2DRule):
                 rounding.count_sequential_terms(fan_in),
             )
             errors = [rounding.dot_error(n + positions) for n in counts]
-        # The errors of the sums of squares, their subtraction, and the projection of the sum.
+        # The relative error of the sums of squares, of their subtraction, and of the conversion of
+        # the sum to the raw kernel.
         relative = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT
         return measurements._replace(removed_errors=tuple(errors), removed_relative=relative)
 
     @property
     def _by_kernels(self):
-        """Whether inner products are sums over kernel gradients instead of positions.
+        """Bool: whether the inner products are computed from per-example kernel gradients.
 
-        They are more exact if the same gradients are added up, or the fan-in is small.
+        Otherwise they are sums over positions. The kernel gradients give more exact results if the
+        clipped sum also uses them, or if the fan-in is small.
         """
         has_kernel_gradients = self.choice.norm == "instantiate"
         few = math.prod(self.kernel_shape[:3]) < self.sizes()[1]
@@ -296,7 +319,7 @@ class WSConv2DRule(Conv2DRule):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`: bias and gain."""
+        """Returns the gradients of bias and gain; see `Rule.small_gradients`."""
         layer = self.layer
         last = channels_last(self.output_gradients[-1], layer)
         pairs = []
@@ -307,7 +330,10 @@ class WSConv2DRule(Conv2DRule):
         return pairs
 
     def _convolved(self):
-        """Returns the output of the convolution with u, float32 [B * K, H', W', filters]."""
+        """Returns the output of the convolution with u, float32 [B * K, H', W', filters].
+
+        B is the number of examples, and K the number of views of each.
+        """
         convolved = self.call.kept["convolved"]
         if convolved.dtype == tf.float32:
             return channels_last(convolved, self.layer)
@@ -324,6 +350,6 @@ class WSConv2DRule(Conv2DRule):
 
 
 def _by_channel(layer, variable, outputs):
-    """Returns a variable [filters] in the shape and dtype to multiply or shift `outputs`."""
+    """Returns a variable [filters] with a shape that broadcasts to `outputs`, in their dtype."""
     value = tf.cast(variable.value, outputs.dtype)
     return value if layer.data_format == "channels_last" else tf.reshape(value, [1, -1, 1, 1])

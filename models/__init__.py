@@ -1,6 +1,6 @@
 """Models that train well under differential privacy."""
 
-from tfdpx import _keras as _keras  # First: it reports a Keras with another backend.
+from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.models.networks import LeNet, NFResNet, SmallCNN, WideResNet
 from tfdpx.models.on_features import LinearOnFeatures, ScatterCNN, ScatterLinear
 from tfdpx.models.resnet20 import ResNet20

@@ -14,32 +14,40 @@ from tfdpx.layers import GroupNorm, SkipInit, WSConv2D
 
 
 def gaussian():
-    """Returns a Gaussian initializer of variance 1/fan_in, a new one for each call."""
+    """Returns a new Gaussian initializer with the variance 1/fan_in."""
     return keras.initializers.VarianceScaling(1.0, "fan_in", "untruncated_normal")
 
 
 def pooled_logits(x, num_classes):
-    """Adds global average pooling and a dense layer to `x` [batch, height, width, channels]."""
+    """Returns logits [batch, num_classes] of a feature map, by global average and dense layer.
+
+    Args:
+        x: Symbolic tensor [batch, height, width, channels].
+        num_classes: Int.
+    """
     return logits(keras.layers.GlobalAveragePooling2D(name="pool")(x), num_classes)
 
 
 def logits(x, num_classes):
-    """Adds a dense layer with Gaussian weights to `x` [batch, features]."""
+    """Returns logits [batch, num_classes] of `x` [batch, features], by a dense layer."""
     return logits_layer(num_classes, kernel_initializer=gaussian())(x)
 
 
 def check_filters(filters, groups):
-    """Raises ValueError unless `filters` holds positive multiples of `groups`."""
+    """Raises ValueError unless all of `filters` are positive multiples of `groups`."""
     is_valid = len(filters) and all(count >= 1 and count % groups == 0 for count in filters)
     must = f"hold positive multiples of groups={groups}"
     require(is_valid, "filters", filters, must, " Use, e.g., filters=(64, 64).")
 
 
 def logits_layer(num_classes, **arguments):
-    """Returns the dense layer of the logits.
+    """Returns a `Dense` layer named "logits".
 
-    Logits keep the precision of the weights under mixed precision: the loss loses digits
-    with 16-bit ones.
+    Under mixed precision it computes in float32, because a loss of 16-bit logits is too inexact.
+
+    Args:
+        num_classes: Int, the number of outputs.
+        **arguments: More arguments of `keras.layers.Dense`.
     """
     dtype = keras.config.dtype_policy().variable_dtype
     return keras.layers.Dense(num_classes, dtype=dtype, name="logits", **arguments)
@@ -63,54 +71,56 @@ def WideResNet(
 ) -> keras.Model:
     """Builds the wide residual network `WRN-depth-width` of De et al. (2022).
 
-    The network of Zagoruyko & Komodakis (2016) with every batch normalization replaced by group
-    normalization, every convolution weight-standardized, no dropout, and every weight drawn from a
-    Gaussian of variance `1/fan_in`. A 3x3 convolution to 16 channels is followed by three stages of
-    `n = (depth - 4) / 6` pre-activation blocks with `16 * width`, `32 * width` and `64 * width`
-    channels; the second and third stage halve the resolution. Then normalization, ReLU, global
-    average pooling and a dense layer.
+    This is the network of Zagoruyko & Komodakis (2016) with four changes: group normalization
+    replaces batch normalization, all convolutions have weight standardization, there is no dropout,
+    and the initial weights are Gaussian with the variance `1/fan_in`.
 
-    A block computes `x + conv(relu(norm(conv(relu(norm(x))))))` with 3x3 convolutions.
-    Normalization is on the residual branch only, as De et al. (2022, section 3.1) insist. The skip
-    path carries `x` unchanged, through a 1x1 convolution where the number of channels or the
-    resolution changes.
+    The network begins with a 3x3 convolution to 16 channels. Three stages follow, each of
+    `n = (depth - 4) / 6` pre-activation blocks. They have `16 * width`, `32 * width` and
+    `64 * width` channels, and the second and third stage halve the resolution. The network ends
+    with normalization, ReLU, global average pooling and a dense layer.
 
-    The defaults follow the text of the two papers. The published code of De et al. departs from it,
-    and the accuracies that they quote belong to the code. Build its network with
+    A block computes `x + conv(relu(norm(conv(relu(norm(x))))))` with 3x3 convolutions. The skip
+    path has no normalization (De et al. 2022, section 3.1). It is `x` itself, or a 1x1 convolution
+    of `x` if the block changes the number of channels or the resolution.
+
+    The defaults follow the text of the two papers. The published code of De et al. differs from the
+    text, and they measured their accuracies with the code. Build the network of the code with
     >>> code = dict(use_gain=True, use_bias=True, norm_before_relu=False, projection_norm=True)
     >>> tfdpx.models.WideResNet(16, 4, 10, **code).count_params()
     2753818
 
-    The network of Sander et al. (2023) is this one without gain and weight standardization.
+    For the network of Sander et al. (2023), use the same arguments, but without gain and with
+    `weight_standardization=False`.
 
     Args:
         depth: Integer `6n + 4` with `n >= 1`: 10, 16, 22, 28, 34, 40, ...
-        width: Positive integer, the factor by which the stages are wider than 16, 32 and 64.
-        num_classes: Positive integer, number of outputs.
+        width: Positive integer. The stages have `width` times 16, 32 and 64 channels.
+        num_classes: Positive integer, the number of outputs.
         input_shape: `(height, width, channels)` of one image; height and width may be None.
-        groups: Integer, groups of each normalization, a divisor of 16; or None for no
-            normalization.
-        weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D` or
-            `keras.layers.Conv2D`.
-        use_gain: Boolean, whether each filter has a learnable scale. Requires
+        groups: Integer, the number of groups of each normalization, a divisor of 16; or None for
+            no normalization.
+        weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D`
+            instead of `keras.layers.Conv2D`.
+        use_gain: Boolean, whether each filter has a trainable scale. Requires
             `weight_standardization`.
         use_bias: Boolean, whether the convolutions have a bias.
-        norm_before_relu: Boolean, whether the order of layers is normalization, ReLU, convolution;
-            otherwise it is ReLU, normalization, convolution.
-        projection_norm: Boolean, whether the first block of each stage, including the first stage,
-            has a projection with a separate normalization and ReLU before it.
-        name: String, name of the model. Defaults to `"wide_resnet_<depth>_<width>"`.
+        norm_before_relu: Boolean. True for the order normalization, ReLU, convolution; False for
+            ReLU, normalization, convolution.
+        projection_norm: Boolean, whether the skip path of the first block in each of the three
+            stages has a normalization, a ReLU and a 1x1 convolution.
+        name: String, the name of the model. Defaults to `"wide_resnet_<depth>_<width>"`.
 
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` to logits
-        `[batch, num_classes]`, without softmax and in float32 under mixed precision.
-        `WRN-16-4` has 2.75 million parameters, `WRN-40-4` 8.9 and `WRN-28-10` 36.5.
+        `[batch, num_classes]`. There is no softmax, and logits are float32 under mixed precision.
+        `WRN-16-4` has 2.75 million parameters, `WRN-40-4` 8.9 and `WRN-28-10` 36.5 million.
 
     Raises:
         ValueError: If `depth` is not `6n + 4`, if `groups` does not divide 16, if `use_gain` is
-            requested without `weight_standardization`, if `norm_before_relu` or `projection_norm`
-            is not the default without `groups`, if `width` or `num_classes` is not a positive
-            integer, or if `input_shape` is not `(height, width, channels)`.
+            True without `weight_standardization`, if `norm_before_relu` or `projection_norm` is
+            changed without `groups`, if `width` or `num_classes` is not a positive integer, or if
+            `input_shape` is not `(height, width, channels)`.
 
     References:
         - [Zagoruyko & Komodakis, 2016](https://arxiv.org/abs/1605.07146).
@@ -178,7 +188,7 @@ def _check_depth(depth):
         )
 
 
-# Bottleneck blocks of the four stages.
+# The number of bottleneck blocks in each of the four stages, by depth.
 BLOCKS = {
     26: (2, 2, 2, 2),
     50: (3, 4, 6, 3),
@@ -187,10 +197,10 @@ BLOCKS = {
     200: (3, 24, 36, 3),
 }
 
-# Of Brock et al.: the growth of the standard deviation in a block.
+# The factor of the residual branch in Brock et al. A block adds its square to the variance.
 ALPHA = 0.2
 
-# ReLU of a standard Gaussian has variance (1 - 1/pi) / 2; times this, it has variance one.
+# The ReLU of a standard Gaussian has the variance (1 - 1/pi) / 2. This factor makes it one.
 RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
 
 
@@ -204,37 +214,42 @@ def NFResNet(
 ) -> keras.Model:
     """Builds the normalizer-free residual network `NF-ResNet-depth` of Brock et al. (2021a).
 
-    A pre-activation bottleneck ResNet in which scaled weight standardization and bookkeeping of
-    variances replace batch normalization, so no example affects another. Block `l` adds
+    This is a pre-activation bottleneck ResNet without batch normalization. Instead, it has scaled
+    weight standardization, and inputs of each block are divided by their expected standard
+    deviation, so no example affects another. A block computes
 
     `h + 0.2 * gain * f(h / beta)`
 
-    with `beta` the standard deviation of `h` expected at initialisation, a trainable scalar `gain`
-    (SkipInit) and a branch `f` that preserves the variance: ReLU, 1x1, ReLU, 3x3, ReLU and 1x1
-    convolution, each with a gain and a bias for every filter, and each ReLU scaled by
-    `sqrt(2 / (1 - 1/pi))`. With `skip_init=1`, which `beta` assumes, the variance grows by 0.04 per
-    block. In the first block of each of the four stages a 1x1 convolution of `relu(h / beta)`
-    replaces the skip path, which resets the variance to one. A 7x7 convolution and max pooling,
-    both with stride 2, come first; ReLU, global average pooling and a dense layer last. The last
-    three stages halve the resolution. There is no dropout and no stochastic depth (De et al. 2022,
-    C.1).
+    Here `beta` is the standard deviation of `h` that is expected before training, and `gain` is a
+    trainable scalar (SkipInit). The branch `f` preserves the variance. It consists of ReLU, 1x1
+    convolution, ReLU, 3x3 convolution, ReLU and 1x1 convolution. Each convolution has a gain and a
+    bias for every filter, and each ReLU is scaled by `sqrt(2 / (1 - 1/pi))`. The variance grows by
+    0.04 per block with `skip_init=1`, which `beta` assumes. In the first block of each of the four
+    stages, a 1x1 convolution of `relu(h / beta)` replaces the skip path and resets the variance to
+    one.
+
+    The network begins with a 7x7 convolution and max pooling, both with stride 2. It ends with
+    ReLU, global average pooling and a dense layer. The last three stages halve the resolution.
+    There is no dropout and no stochastic depth (De et al. 2022, C.1).
 
     Args:
-        depth: Integer, number of convolutions and dense layers on the longest path: 50, 101, 152
-            or 200; or 26, for small experiments.
-        num_classes: Positive integer, number of outputs.
+        depth: Integer, the number of convolutions and dense layers on the longest path: 50, 101,
+            152 or 200; or 26, for small experiments.
+        num_classes: Positive integer, the number of outputs.
         input_shape: `(height, width, channels)` of one image; height and width may be None.
-        width: Integer of at least 2, channels of the first convolution. The bottlenecks of the
-            stages have 1, 2, 4 and 8 times as many, their outputs four times those.
-        skip_init: Float, initial value of each block's scalar. De et al. (2022, C.1) found 1 better
-            when training privately from scratch; Brock et al. use 0.
-        name: String, name of the model. Defaults to `"nf_resnet_<depth>"`.
+        width: Integer of at least 2, the number of channels of the first convolution. The
+            bottlenecks of the four stages have 1, 2, 4 and 8 times as many channels, and the
+            outputs of blocks have four times as many as their bottlenecks.
+        skip_init: Float, the initial value of each block's scalar. De et al. (2022, C.1) found that
+            1 is better for private training from scratch; Brock et al. use 0.
+        name: String, the name of the model. Defaults to `"nf_resnet_<depth>"`.
 
     Returns:
-        A functional `keras.Model` from images `[batch, height, width, channels]` of about zero mean
-        and unit variance to logits `[batch, num_classes]`, without softmax and in float32 under
-        mixed precision. With 1000 classes it has 25.6 (50), 44.5 (101), 60.2 (152) or 64.7 million
-        (200) parameters: as many as the ResNet with batch normalization, and a scalar per block.
+        A functional `keras.Model` from images `[batch, height, width, channels]` to logits
+        `[batch, num_classes]`. The pixels should have about mean zero and variance one. There is no
+        softmax, and logits are float32 under mixed precision. With 1000 classes it has 25.6 million
+        parameters (depth 50), 44.5 (101), 60.2 (152) or 64.7 million (200): as many as the ResNet
+        with batch normalization, and one more per block.
 
     Raises:
         ValueError: If `depth` is not one of the above, if `num_classes` is not a positive integer,
@@ -270,7 +285,7 @@ def NFResNet(
                 skip_init=skip_init,
                 name=f"stage{stage}_block{block}",
             )
-            # The input of a projection is h / beta, so its output has variance one.
+            # A projection of h / beta has the variance one.
             variance = (1.0 if block == 1 else variance) + ALPHA**2
     x = _scaled_relu(x, name="head")
     outputs = pooled_logits(x, num_classes)
@@ -278,9 +293,19 @@ def NFResNet(
 
 
 def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
-    """Adds a bottleneck block to `x`, a tensor with the expected standard deviation `beta`."""
+    """Returns the output of a bottleneck block with input `x`; see `NFResNet`.
+
+    Args:
+        x: Symbolic tensor [batch, height, width, channels].
+        bottleneck: Int, the number of channels of the bottleneck.
+        beta: Float, the standard deviation of `x` that is expected before training.
+        strides: Int.
+        project: Bool, whether a 1x1 convolution replaces the skip path.
+        skip_init: Float, the initial value of the scalar.
+        name: String, the beginning of the names of layers.
+    """
     skip = x
-    # ReLU commutes with the division by beta.
+    # The division by beta may follow the ReLU, because beta is positive.
     x = _scaled_relu(x, name=f"{name}_1", beta=beta)
     if project:
         skip = _conv(4 * bottleneck, 1, strides=strides, name=f"{name}_skip")(x)
@@ -294,7 +319,7 @@ def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
 
 
 def _scaled_relu(x, name, beta=1.0):
-    """Returns a ReLU that preserves the variance of a Gaussian, divided by `beta`."""
+    """Returns the ReLU of `x / beta`, scaled so that a Gaussian of deviation `beta` gets one."""
     x = keras.layers.ReLU(name=f"{name}_relu")(x)
     return keras.layers.Rescaling(RELU_GAIN / beta, name=f"{name}_scale")(x)
 
@@ -319,29 +344,32 @@ def SmallCNN(
     weight_standardization: bool = True,
     name: str = "small_cnn",
 ) -> keras.Model:
-    """Builds a plain stack of 3x3 convolutions with the features that helped De et al. (2022).
+    """Builds a small convolutional network with methods that helped De et al. (2022).
 
-    Each convolution is weight-standardized and followed by group normalization and GELU; every
-    convolution after the first halves the resolution. A dense layer reads the flattened rest. The
-    network is small because the noise has as many dimensions as the model has weights.
+    The network is a stack of 3x3 convolutions with weight standardization, each followed by group
+    normalization and GELU. Each convolution after the first halves the resolution. A dense layer
+    follows on the flattened feature map. The network is small, because noise is added to each
+    weight.
 
     Args:
-        num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, all known.
-        filters: Channels of each convolution, positive multiples of `groups`.
-        groups: Positive integer, groups of each normalization; or None for no normalization.
-        weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D` or
-            `keras.layers.Conv2D`.
-        name: String, name of the model.
+        num_classes: Positive integer, the number of outputs.
+        input_shape: `(height, width, channels)` of one image, all fixed.
+        filters: Sequence of integers, the number of channels of each convolution. They must be
+            positive multiples of `groups`.
+        groups: Positive integer, the number of groups of each normalization; or None for no
+            normalization.
+        weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D`
+            instead of `keras.layers.Conv2D`.
+        name: String, the name of the model.
 
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` to logits
-        `[batch, num_classes]`, without softmax and in float32 under mixed precision.
+        `[batch, num_classes]`. There is no softmax, and logits are float32 under mixed precision.
 
     Raises:
-        ValueError: If `filters` is empty or holds anything but positive multiples of `groups`, if
-            `num_classes` or `groups` is not a positive integer, or if `input_shape` is not
-            `(height, width, channels)` with known sizes.
+        ValueError: If `filters` is empty or has a value that is no positive multiple of `groups`,
+            if `num_classes` or `groups` is not a positive integer, or if `input_shape` is not
+            `(height, width, channels)` with fixed sizes.
 
     References:
         - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1.
@@ -368,23 +396,24 @@ def SmallCNN(
 def LeNet(
     num_classes: int = 10, input_shape: Any = (28, 28, 1), name: str = "lenet"
 ) -> keras.Model:
-    """Builds LeNet-5 (LeCun et al., 1998), the model of the privacy audit of De et al. (2022).
+    """Builds LeNet-5 (LeCun et al., 1998), which De et al. (2022) use for their privacy audit.
 
-    Two 5x5 convolutions (6 channels with padding, 16 without), each followed by tanh and 2x2
-    average pooling, then dense layers of 120, 84 and `num_classes`. As in most later versions,
-    the trainable subsampling, the sparse channel connections and the radial basis outputs of 1998
-    are left out. Tanh also bounds the activations: a few large examples do not dominate
-    the gradients before clipping.
+    The network has two 5x5 convolutions (6 channels with padding, then 16 channels without), each
+    followed by tanh and 2x2 average pooling. Dense layers with 120, 84 and `num_classes` outputs
+    follow. As in most later versions, it does not have the trainable subsampling, the sparse
+    connections of channels and the radial basis outputs of 1998. Tanh bounds the activations, so
+    large examples do not have much longer gradients than others.
 
     Args:
-        num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, all known; height and width at
-            least 12.
-        name: String, name of the model.
+        num_classes: Positive integer, the number of outputs.
+        input_shape: `(height, width, channels)` of one image, all fixed. Height and width must be
+            at least 12.
+        name: String, the name of the model.
 
     Returns:
         A `keras.Sequential` from images `[batch, height, width, channels]` to logits
-        `[batch, num_classes]`, without softmax; 61,706 parameters with the default arguments.
+        `[batch, num_classes]`, without softmax. It has 61,706 parameters with the default
+        arguments.
 
     Raises:
         ValueError: If `num_classes` is not a positive integer, or if `input_shape` is not

@@ -1,4 +1,4 @@
-"""Classifiers on fixed features: of scattering with whitening by generated images, or of models."""
+"""Classifiers on fixed features: scattering features, or the outputs of other models."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def LinearOnFeatures(
 ) -> keras.Model:
     """Builds a linear classifier on fixed features.
 
-    Each model of `extractors` computes features of the image. Each kind is scaled to norm one
-    separately, which gives all kinds the same weight, and they are concatenated. The extractors
-    must not have been trained on the private data, because only then do the features spend no
-    privacy. Train it like `ScatterLinear`, which is the same with one kind of features.
+    Each model in `extractors` computes features of the image. The features of each model are scaled
+    to norm one, so that all models have the same weight, and then concatenated. The extractors must
+    not have been trained on the private data; otherwise their features would reveal these data.
+    Train the classifier like `ScatterLinear`, which has only one kind of features.
 
     Args:
-        num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, all known.
+        num_classes: Positive integer, the number of outputs.
+        input_shape: `(height, width, channels)` of one image, all fixed.
         extractors: List of `keras.Model`, each from images `[batch, height, width, channels]` to
-            features `[batch, ...]` with known sizes except the batch. They are frozen here:
-            `trainable` becomes False.
-        name: String, name of the model.
+            features `[batch, ...]`, where all sizes except the batch size are fixed. The function
+            freezes them: it sets `trainable` to False.
+        name: String, the name of the model.
 
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` to logits
-        `[batch, num_classes]`, without softmax and in float32 under mixed precision. Only its dense
-        layer, which starts at zero, is trainable.
+        `[batch, num_classes]`. There is no softmax, and logits are float32 under mixed precision.
+        Only the dense layer is trainable. Its weights start at zero.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -75,7 +75,15 @@ def LinearOnFeatures(
 
 
 def linear(features, num_classes):
-    """Returns logits `[batch, num_classes]` of symbolic `features` `[batch, ...]` at norm one."""
+    """Returns logits of features, which are first scaled to norm one.
+
+    Args:
+        features: Symbolic tensor `[batch, ...]`.
+        num_classes: Int.
+
+    Returns:
+        Symbolic tensor `[batch, num_classes]`.
+    """
     rows = UnitNormWithConstant(name="unit_norm")(features)
     return logits_layer(num_classes, use_bias=False, kernel_initializer="zeros")(rows)
 
@@ -91,35 +99,39 @@ def ScatterLinear(
 ) -> keras.Model:
     """Builds a linear classifier on fixed scattering features.
 
-    The features are a Morlet scattering transform of the image, its square root, whitened with the
-    statistics of *generated* images (`tfdpx.synthetic`), and scaled to norm one. Only the last
-    layer is trained. The features are made without data, so they spend no privacy. At small budgets
-    and on small sets they beat features that a private training learns, because its noise has as
-    many dimensions as there are trained weights, while with features of norm one its effect on a
-    logit does not depend on their number.
+    The features are the square root of the Morlet scattering transform of the image. They are
+    whitened with statistics of *generated* images (`tfdpx.synthetic`) and scaled to norm one. Only
+    the last layer is trained. Computing the features uses no private data except the image itself,
+    so they spend no privacy.
 
-    Train it with full batches (`batch_size=num_examples`), plain `tfdpx.DPSGD` without momentum, a
-    small clip, for example 0.02, and a large learning rate; `tfdpx.train.classify --model=auto`
-    chooses them.
+    With a small privacy budget or few examples, these features are better than features that are
+    learned privately. A private training adds noise to each trained weight. With features of norm
+    one, the effect of this noise on a logit does not depend on the number of features.
+
+    Train the model with full batches (`batch_size=num_examples`), `tfdpx.DPSGD` without momentum, a
+    small clip, for example 0.02, and a large learning rate. `tfdpx.train.classify --model=auto`
+    chooses these settings.
 
     Args:
-        num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, all known.
-        scales: Positive integer, J of the transform, which keeps `2**J` times fewer positions per
-            axis. Defaults to 2 for images of up to 45 pixels, and one more for each doubling.
+        num_classes: Positive integer, the number of outputs.
+        input_shape: `(height, width, channels)` of one image, all fixed.
+        scales: Positive integer, J of the transform, which has `2**J` times fewer positions per
+            axis than the image. Defaults to 2 for images of up to 45 pixels, and to one more for
+            each doubling of the size.
         directions: Positive integer, L of the transform.
         padding: "zeros" or "reflect", as for `tfdpx.layers.Scattering2D`.
-        generator: The `tfdpx.synthetic` generator of the images for whitening. Defaults to
-            `DeadLeaves` with the size and channels of `input_shape`.
-        name: String, name of the model.
+        generator: The generator of `tfdpx.synthetic` that makes the images for whitening. Defaults
+            to `DeadLeaves` with the size and channels of `input_shape`.
+        name: String, the name of the model.
 
     Returns:
-        A functional `keras.Model` from images `[batch, height, width, channels]` with values from 0
-        to 1 to logits `[batch, num_classes]`, without softmax and in float32 under mixed precision.
-        Only its dense layer, which starts at zero, is trainable.
+        A functional `keras.Model` from images `[batch, height, width, channels]` to logits
+        `[batch, num_classes]`. Images must have values from 0 to 1. There is no softmax, and logits
+        are float32 under mixed precision. Only the dense layer is trainable. Its weights start at
+        zero.
 
     Raises:
-        ValueError: If an argument is invalid, or the image is smaller than `2**scales`.
+        ValueError: If an argument is invalid, or height or width is less than `2**scales`.
 
     References:
         - [Tramer & Boneh, 2021](https://arxiv.org/abs/2011.11660), for linear models on scattering
@@ -143,26 +155,29 @@ def ScatterCNN(
     generator: Any = None,
     name: str = "scatter_cnn",
 ) -> keras.Model:
-    """Builds a small trained network on the fixed features of `tfdpx.models.ScatterLinear`.
+    """Builds a small convolutional network on the fixed features of `ScatterLinear`.
 
-    Convolutions of 3x3 with group normalization and tanh, the first after a pooling of 2x2 if
-    there are eight positions or more, then a dense layer. It is for larger budgets and sets,
-    because it learns more than a linear classifier but suffers more from the noise.
+    The network has 3x3 convolutions, each followed by group normalization and tanh, and a dense
+    layer. After the first convolution, 2x2 max pooling halves the resolution if height and width
+    are at least eight. The network can learn more than a linear classifier, but the noise affects
+    it more, so it needs a larger privacy budget or more examples.
 
     Args:
-        num_classes: Positive integer, number of outputs.
-        input_shape: `(height, width, channels)` of one image, all known.
-        filters: Channels of each convolution, positive multiples of `groups`.
-        groups: Positive integer, groups of each normalization.
-        scales: As for `ScatterLinear`, like the following arguments.
+        num_classes: Positive integer, the number of outputs.
+        input_shape: `(height, width, channels)` of one image, all fixed.
+        filters: Sequence of integers, the number of channels of each convolution. They must be
+            positive multiples of `groups`.
+        groups: Positive integer, the number of groups of each normalization.
+        scales: As for `ScatterLinear`.
         directions: As for `ScatterLinear`.
         padding: As for `ScatterLinear`.
         generator: As for `ScatterLinear`.
-        name: String, name of the model.
+        name: String, the name of the model.
 
     Returns:
-        A functional `keras.Model` from images `[batch, height, width, channels]` with values from 0
-        to 1 to logits `[batch, num_classes]`, without softmax and in float32 under mixed precision.
+        A functional `keras.Model` from images `[batch, height, width, channels]` to logits
+        `[batch, num_classes]`. Images must have values from 0 to 1. There is no softmax, and logits
+        are float32 under mixed precision.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -186,15 +201,17 @@ def ScatterCNN(
     return keras.Model(inputs, outputs, name=name)
 
 
-# The smallest side that is transformed; smaller images are enlarged to it.
+# Images with a shorter side are enlarged to this size before the transform.
 _LEAST_SIDE = 16
-# Number of 32x32 images for whitening, fewer if they are larger, and the least number; in batches
-# that divide 1,500: a shorter one at the end is traced again.
+# The number of images for whitening, if they have 32x32 pixels; the least number, for large images;
+# and the batch size. It divides 1,500, because TensorFlow would trace a shorter last batch again.
 _MOST_IMAGES, _FEWEST_IMAGES, _BATCH = 1500, 100, 75
 
 
 def scattering_features(input_shape, scales=None, directions=8, padding="zeros", generator=None):
-    """Returns inputs and whitened features of a functional model; see `ScatterLinear`.
+    """Returns the inputs and the whitened scattering features of a functional model.
+
+    The arguments are those of `ScatterLinear`.
 
     Returns:
         `keras.Input` of `input_shape`, and a symbolic tensor `[batch, height', width', channels']`.
@@ -210,7 +227,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
     if scales is None:
         scales = default_scales(min(height, width))
     x = Scattering2D(scales, directions, padding=padding, name="scattering")(x)
-    # Averages of values from 0 to 1 are negative only by rounding.
+    # The averages are not negative, except for rounding errors.
     x = keras.ops.sqrt(keras.ops.relu(x))
     whitening = ChannelWhitening(name="whitening")
     pixels = input_shape[0] * input_shape[1]
@@ -226,10 +243,13 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
 
 
 def default_scales(shorter_side):
-    """Returns the J, at least 2, that leaves four to eleven positions along an axis.
+    """Returns the default J of the transform: four to eleven positions are left along the axis.
 
     Args:
-        shorter_side: Int, pixels.
+        shorter_side: Int, the smaller of height and width in pixels.
+
+    Returns:
+        Int, at least 2.
     """
     scales = 2
     while shorter_side / 2**scales >= 11.5:

@@ -1,4 +1,4 @@
-"""The residual network of He et al. for small images, with group instead of batch norm."""
+"""The residual network of He et al. for small images, with group normalization."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def ResNet20(
 ) -> keras.Model:
     """Builds the ResNet-20 of He et al. (2016) with group normalization.
 
-    A 3x3 convolution to 16 channels is followed by three stages of three blocks with 16, 32 and 64
-    channels; the second and third stage halve the resolution. A block computes
-    `relu(x + norm(conv(relu(norm(conv(x))))))`, and the skip path has no weights: if the number
-    of channels doubles it takes every second pixel and appends zeros. Yu et al. (2022) train it on
-    CIFAR-10 and MNIST.
+    A 3x3 convolution to 16 channels is followed by three stages of three blocks. The stages have
+    16, 32 and 64 channels; the second and third stage halve the resolution. A block computes
+    `relu(x + norm(conv(relu(norm(conv(x))))))`. The skip path has no weights: if the number of
+    channels doubles, it keeps every second pixel of `x` and appends channels of zeros. Yu et al.
+    (2022) train this network on CIFAR-10 and MNIST.
 
     Args:
-        num_classes: Positive integer, number of outputs.
+        num_classes: Positive integer, the number of outputs.
         input_shape: `(height, width, channels)` of one image; height and width may be None.
-        groups: Positive integer, groups of each normalization, a divisor of 16.
-        name: String, name of the model.
+        groups: Positive integer, the number of groups of each normalization, a divisor of 16.
+        name: String, the name of the model.
 
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` to logits
-        `[batch, num_classes]`, without softmax and in float32 under mixed precision. With 10
-        classes and 3 channels it has 269,722 parameters.
+        `[batch, num_classes]`. There is no softmax, and logits are float32 under mixed precision.
+        With 10 classes and 3 channels it has 269,722 parameters.
 
     Raises:
         ValueError: If an argument is invalid.

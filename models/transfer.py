@@ -1,4 +1,4 @@
-"""Pretrained networks: backbones for private fine-tuning, and heads from the names of classes."""
+"""Pretrained networks: backbones for private fine-tuning, and classifiers from names of classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfdpx.layers import ChannelWhitening
 from tfdpx.layers.private_model import batch_norms, replace_batch_norm
 from tfdpx.synthetic import DeadLeaves
 
-# Generated images for the whitening of features.
+# The number of generated images for the whitening of features.
 _WHITENING_IMAGES = 1500
 
 
@@ -35,49 +35,53 @@ def backbone(
     pixels: str | None = None,
     whiten: Any = None,
 ) -> keras.Model:
-    """Builds a model from images to features, from any Keras image network.
+    """Builds a model that computes features of images, from any image network of Keras.
 
-    It includes resizing, the preprocessing that the network was trained with, and pooling. Freeze
-    it and train only a new dense layer, or choose weights by `tfdpx.layers.trainable`.
+    The model includes resizing, the preprocessing that the network was trained with, and pooling.
+    Either freeze it and train only a new dense layer, or choose the weights to train by
+    `tfdpx.layers.trainable`.
 
-    Trainable batch normalization mixes the examples of a batch and is refused by private training.
-    Frozen, it applies the statistics of its pre-training to every example separately. That is safe,
-    but it does not normalize at all in a network without trained weights.
+    Trainable batch normalization mixes the examples of a batch, so private training refuses it.
+    Frozen batch normalization is safe: it applies the statistics of its pre-training to each
+    example separately. In a network without trained weights it does not normalize at all.
 
     Args:
-        model: Name of a function of `keras.applications`, for example `"ResNet50"`; or a Functional
-            or Sequential `keras.Model` of images, with or without classifier, for example backbones
-            and classifiers of keras_cv and keras-hub. It shares its weights with the result. A
-            classifier of keras-hub keeps its preprocessing and its pooling. Tokens are averaged, or
-            the class token is used if `model.use_class_token` is set.
-        image_size: Int or `(height, width)`, the size that images are resized to. Defaults to the
-            network's size; if it takes any size, images are not resized.
-        input_shape: `(height, width, channels)` of the images; None for any height and width. Gray
-            images become coloured.
-        weights: Only for a name: `"imagenet"`, which keras.applications downloads; the path to
-            weights of the network without classifier, written by `save_weights`; None for random
-            ones. ImageNet counts as public. A file without a ledger leaves
-            `optimizer.ledger.is_complete` False, until `tfdpx.checks.mark_public(model)` declares
-            that it contains no private data.
-        batch_norm: The treatment of `keras.layers.BatchNormalization`: `"freeze"`, also in `model`
-            itself; or `"replace"`, by `tfdpx.layers.replace_batch_norm`, which copies the weights
-            and drops the moving statistics; the network has to be trained further.
-        pixels: The network's range of pixels: `"0..255"`, `"0..1"`, `"-1..1"`, `"imagenet"` or
-            `"caffe"`. None detects it: 0..255 for a network that scales pixels itself, otherwise
-            the range of its keras-hub preprocessor or `preprocess_input` in keras.applications.
-        whiten: `"synthetic"`, or a generator of `tfdpx.synthetic`, whitens the features with the
-            statistics of generated images by `tfdpx.layers.ChannelWhitening`. It costs no privacy,
-            and helps a linear classifier. The size of `input_shape` must then be known.
+        model: String, the name of a function of `keras.applications`, for example `"ResNet50"`. Or
+            a Functional or Sequential `keras.Model` of images, for example a backbone or classifier
+            of keras_cv or keras-hub; the result shares its weights. If it ends in a classifier,
+            this is left out; preprocessing and pooling of a keras-hub classifier are used. Tokens
+            are averaged, unless `model.use_class_token` is True: then the features are the class
+            token.
+        image_size: Int or `(height, width)`, to which images are resized. Defaults to the size that
+            the network was built for. If it takes any size, images are not resized by default.
+        input_shape: `(height, width, channels)` of the images; height and width may be None. Gray
+            images are repeated for all channels of the network.
+        weights: Only if `model` is a string. `"imagenet"`, which keras.applications downloads; the
+            path to a file of `save_weights` of the network without its classifier; or None for
+            random weights. The weights of ImageNet count as public. With a file that has no ledger,
+            `optimizer.ledger.is_complete` is False, unless you declare by
+            `tfdpx.checks.mark_public(model)` that the weights contain no private data.
+        batch_norm: `"freeze"` or `"replace"`, for each `keras.layers.BatchNormalization`.
+            `"freeze"` freezes it, also in the argument `model`. `"replace"` replaces it by
+            `tfdpx.layers.replace_batch_norm`, without its moving statistics, so the network must be
+            trained further.
+        pixels: The range of pixels that the network expects: `"0..255"`, `"0..1"`, `"-1..1"`,
+            `"imagenet"` or `"caffe"`. With None the range is detected. It is 0..255 if the network
+            scales pixels itself. Otherwise it comes from the preprocessor of keras-hub, or from
+            `preprocess_input` in keras.applications.
+        whiten: `"synthetic"` or a generator of `tfdpx.synthetic`, to whiten the features with
+            statistics of generated images (`tfdpx.layers.ChannelWhitening`). This costs no privacy
+            and helps a linear classifier. Height and width in `input_shape` must then be fixed.
 
     Returns:
-        A functional `keras.Model` from `[batch, height, width, channels]` images with values 0 to
-        255, of any dtype, to `[batch, dimensions]` features. Its layer with the network's name is
-        the network.
+        A functional `keras.Model` from images `[batch, height, width, channels]` of any dtype, with
+        values from 0 to 255, to features `[batch, dimensions]`. It has a layer with the name of the
+        network, which is the network.
 
     Raises:
-        ValueError: If there is no network of that name; if the weights do not match; if the model
-            takes no images, or not of that size, or its pixels are not known; if another argument
-            is invalid.
+        ValueError: If there is no network of that name, the weights do not match, the model does
+            not take images or not this size, the range of pixels cannot be detected, or another
+            argument is invalid.
 
     Example:
     >>> import keras, tfdpx
@@ -116,11 +120,12 @@ def backbone(
 
 
 def whitened(model: keras.Model, largest: float, generator: Any = "synthetic") -> keras.Model:
-    """Adds a whitening of the features, with the statistics of generated images, to a model.
+    """Returns a model with whitened features, by the statistics of generated images.
 
     Args:
-        model: `keras.Model` from images `[batch, height, width, channels]`, all known, to features.
-        largest: Float, the value of a white pixel.
+        model: `keras.Model` from images `[batch, height, width, channels]` of fixed size to
+            features.
+        largest: Float, the value of a white pixel in the images of `model`.
         generator: A generator of `tfdpx.synthetic`, or "synthetic" for `DeadLeaves`.
     """
     shape = model.input_shape[1:]
@@ -136,7 +141,13 @@ def whitened(model: keras.Model, largest: float, generator: Any = "synthetic") -
 
 
 def _application(name, shape, weights):
-    """Returns the network of keras.applications called `name`, without classifier."""
+    """Returns a network of keras.applications without its classifier.
+
+    Args:
+        name: String, for example "ResNet50".
+        shape: `(height, width, channels)` of images.
+        weights: As for `backbone`.
+    """
     constructors = dict(inspect.getmembers(keras.applications, inspect.isfunction))
     constructors = {name: make for name, make in constructors.items() if name[0].isupper()}
     if name not in constructors:
@@ -159,8 +170,9 @@ def _application(name, shape, weights):
 
 
 def _load(network, weights, name):
-    """Loads the file `weights`, or raises an error if it is for another network than `name`."""
-    # Keras keeps weights that are missing in the file, at most with a warning.
+    """Loads the file `weights`; raises ValueError if it belongs to another network than `name`."""
+    # If weights are missing in the file, Keras does not change them, at most with a warning. NaN
+    # shows which these are.
     floating = [weight for weight in network.weights if "float" in weight.dtype]
     for weight in floating:
         weight.assign(keras.ops.full(weight.shape, float("nan"), weight.dtype))
@@ -184,27 +196,28 @@ def zero_shot_head(
     template: str = "{}",
     preprocessor: Callable[[list[str]], Any] | None = None,
 ) -> np.ndarray:
-    """Returns a kernel with the encoded names of the classes as columns, at norm `scale`.
+    """Returns the weights of a classifier that is made only from the names of the classes.
 
-    On image features at norm one, from an encoder that was trained together with the text encoder
-    (CLIP), this is a classifier that has seen no image of its task. The weights are public because
-    the names are: `heads.AdaMix(initial_weights=..., l2_norm_clip=1.0)` starts from them and needs
-    no public image.
+    Column j of the weights is the embedding of the name of class j, scaled to the norm `scale`. The
+    features must come from an image encoder that was trained together with the text encoder, for
+    example CLIP, and must have norm one. The classifier then works without any training images.
+    The weights are public, because the names are. `heads.AdaMix(initial_weights=...,
+    l2_norm_clip=1.0)` can start from them and then needs no public images.
 
     Args:
-        text_encoder: A `keras.Model`, layer or other function from texts to embeddings `[n, d]`.
+        text_encoder: A `keras.Model`, layer or other function from n texts to embeddings `[n, d]`.
         class_names: Sequence of different strings, one for each class, in the order of the labels.
         scale: Float > 0, the norm of each column.
         template: String with `{}` in place of the name, for example "a photo of a {}.".
         preprocessor: Optional function, for example a tokenizer, from a list of strings to the
-            input of `text_encoder`. By default that is a tensor of strings `[n]`.
+            input of `text_encoder`. By default this input is a tensor of strings `[n]`.
 
     Returns:
-        float32 array `[d, num_classes]`.
+        float32 array `[d, num_classes]`, a kernel for a linear layer without bias.
 
     Raises:
-        ValueError: If an argument is invalid, or the encoder returns no finite embeddings `[n, d]`,
-            or one of zeros.
+        ValueError: If an argument is invalid, or the encoder does not return finite embeddings
+            `[n, d]`, or returns zeros for a name.
 
     References:
         - [Golatkar et al., 2022](https://arxiv.org/abs/2203.11481), section 3.3.
@@ -234,7 +247,7 @@ def zero_shot_head(
     return (scale * rows / norms).T.astype("float32")
 
 
-# Names of ranges of pixels, and their modes in keras.applications.
+# From the names of ranges of pixels to the modes of `preprocess_input` in keras.applications.
 _MODES = {"-1..1": "tf", "imagenet": "torch", "caffe": "caffe"}
 PIXELS = ("0..255", "0..1", *_MODES)
 _RESCALING = (keras.layers.Rescaling, keras.layers.Normalization)
@@ -242,10 +255,10 @@ _ARITHMETIC = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide")  # Classes
 
 
 def image_shape(model):
-    """Returns `(height, width, channels)` of the images of a model; None for any size.
+    """Returns `(height, width, channels)` of a model's images; height and width may be None.
 
     Raises:
-        ValueError: If it is not a Functional or Sequential model of one input of images.
+        ValueError: If the model is not Functional or Sequential with images as its only input.
     """
     inputs = getattr(model, "inputs", None) or []
     if len(inputs) != 1 or len(model.outputs) != 1 or len(inputs[0].shape) != 4:
@@ -264,7 +277,7 @@ def image_shape(model):
 
 
 def rescales(model):
-    """Returns whether a model scales the pixels itself, before its first layer with weights."""
+    """Returns whether a model scales pixels, or does other arithmetic, before its first weights."""
     for operation in keras.Model(model.inputs, model.outputs).operations:
         if isinstance(operation, keras.Model) and rescales(operation):
             return True
@@ -276,14 +289,15 @@ def rescales(model):
 
 
 def preparation(model, pixels=None):
-    """Returns the preprocessing of images with values 0 to 255 before a model.
+    """Returns the preprocessing that converts images with values 0 to 255 for a model.
 
     Args:
         model: A model that `image_shape` accepts.
-        pixels: One of `PIXELS`; None detects it.
+        pixels: One of `PIXELS`, the range of pixels that the model expects; None detects it.
 
     Returns:
-        A function of symbolic images, and a description of its values.
+        A function from symbolic images to symbolic images, and a description of the values after
+        it, a string.
 
     Raises:
         ValueError: If the range cannot be detected.
@@ -316,7 +330,12 @@ def preparation(model, pixels=None):
 
 
 def resizing(model, size):
-    """Returns the layer that resizes images to `size`, like a preprocessor of keras-hub if any."""
+    """Returns a layer that resizes images as the model's keras-hub preprocessor does, if any.
+
+    Args:
+        model: A `keras.Model` of images.
+        size: `(height, width)` of resized images.
+    """
     converter = _converter(model)
     config = converter.resizing.get_config() if converter is not None else {}
     config |= {"height": size[0], "width": size[1], "name": "resize"}
@@ -324,21 +343,21 @@ def resizing(model, size):
 
 
 def without_head(model):
-    """Returns the part of an image model that computes features; it shares the weights.
+    """Returns the part of an image model that computes features, with shared weights.
 
-    A last layer that classifies is left out: a dense one, or a convolution of one pixel that no
-    weights follow. Feature maps are averaged over height and width, and so are tokens unless there
-    is a class token.
+    If the last layer with weights classifies, it is left out. It does if it is dense, or a
+    convolution of a single pixel. Feature maps are averaged over height and width. Tokens are
+    averaged as well, unless there is a class token.
 
     Args:
         model: A model that `image_shape` accepts.
 
     Returns:
         A functional `keras.Model` to features `[batch, dimensions]`, and the name of the layer that
-        was left out, None if the model does not classify.
+        was left out, or None if the model does not classify.
 
     Raises:
-        ValueError: If its outputs are neither vectors nor feature maps.
+        ValueError: If the outputs of the model are neither vectors, tokens nor feature maps.
     """
     inputs = model.inputs[0]
     features, head = _before_head(model)
@@ -361,15 +380,12 @@ def without_head(model):
 
 
 def without_batch_statistics(model, batch_norm):
-    """Returns a model with frozen or replaced batch normalization.
+    """Returns a model in which batch normalization is frozen or replaced.
 
     Args:
         model: A Functional or Sequential `keras.Model`.
-        batch_norm: "freeze", which uses the statistics of the pre-training for each example;
-            or "replace", by `tfdpx.layers.replace_batch_norm`.
-
-    Returns:
-        The `keras.Model`.
+        batch_norm: "freeze", to apply the statistics of the pre-training to each example; or
+            "replace", to use `tfdpx.layers.replace_batch_norm`.
     """
     if batch_norm == "replace":
         return replace_batch_norm(model)
@@ -379,10 +395,11 @@ def without_batch_statistics(model, batch_norm):
 
 
 def _remembering(model):
-    """Returns the same layers, in models that store which layers were frozen when they are saved.
+    """Returns a model with the same layers that is saved with its frozen layers.
 
-    The backbones of keras_cv and keras-hub do not store it, but some have layers that cannot be
-    loaded without them, so those without batch normalization stay the same.
+    The backbones of keras_cv and keras-hub do not save which of their layers are frozen, so they
+    are rebuilt as plain functional models. A model without batch normalization is returned as it
+    is, because some backbones have layers that cannot be loaded outside of them.
     """
     inside = hasattr(model, "inputs") and not isinstance(model, keras.Sequential)
     if not inside or not batch_norms(model):
@@ -393,12 +410,19 @@ def _remembering(model):
 
 
 def _converter(model):
-    """Returns the image converter of a keras-hub classifier, None if it has none."""
+    """Returns the image converter of a keras-hub classifier; None if it has none."""
     return getattr(getattr(model, "preprocessor", None), "image_converter", None)
 
 
 def _preprocess_input(name):
-    """Returns the `preprocess_input` of this network of keras.applications, None if unknown."""
+    """Returns the function `preprocess_input` for a network of keras.applications.
+
+    Args:
+        name: String, the name of the network.
+
+    Returns:
+        Function of images, or None if no network has this name.
+    """
     plain = name.lower().replace("_", "").replace("-", "")
     members = inspect.getmembers(keras.applications, inspect.isfunction)
     names = [other for other, _ in members if plain.startswith(other.lower())]
@@ -407,12 +431,21 @@ def _preprocess_input(name):
     constructor = getattr(keras.applications, max(names, key=len))
     preprocess_input = sys.modules[constructor.__module__].preprocess_input
     sample = np.arange(12.0).reshape(1, 2, 2, 3)
-    # It does nothing for networks with a scaling layer, and this one has no such layer.
+    # Some networks of keras.applications scale pixels in a layer, and their function does nothing.
+    # This model has no such layer, so it is another network.
     return None if np.array_equal(preprocess_input(sample.copy()), sample) else preprocess_input
 
 
 def _before_head(model):
-    """Returns the symbolic features of a model, and the name of its last layer if it classifies."""
+    """Returns the features of a model, and the name of the layer that classifies.
+
+    Args:
+        model: A Functional or Sequential `keras.Model` with one output.
+
+    Returns:
+        Symbolic tensor, the input of the last layer with weights, and the name of this layer. If
+        the last layer does not classify, the output of the model and None.
+    """
     output = tensor = model.outputs[0]
     while True:
         layer, inputs = layer_internals.made_by(tensor)
