@@ -1,4 +1,4 @@
-"""The hook into Keras, and the private names of Keras and TensorFlow, which only this room uses.
+"""The hook into Keras, and the private names of Keras and TensorFlow, which only this folder uses.
 
 Importing this package raises an error in one sentence if Keras runs on another backend.
 """

@@ -7,9 +7,9 @@ extension point for these, so we wrap the following methods:
   makes the step. Other optimizers train as before. A model class with another `train_step` bypasses
   this wrapper, and the optimizer then refuses the gradients.
 - `keras.Model.fit`: if the optimizer defines a context manager `fitting(model, arguments)`, `fit`
-  runs within it. It may refuse the call, takes the arguments named in the optimizer's
-  `fit_arguments`, records the data, and yields the arguments for Keras. The step can then tell that
-  Keras has split the batch over replicas.
+  runs within it. The context manager may refuse the call, takes the arguments named in the
+  optimizer's `fit_arguments`, records the data, and yields the arguments for Keras. The step can
+  then tell that Keras has split the batch over replicas.
 - `keras.Model.train_on_batch`: if the optimizer defines a context manager `unplanned_step(model,
   rows, sample_weight, class_weight)`, the call runs within it, which accounts for batches that no
   plan drew.

@@ -183,14 +183,14 @@ def replacing(objects, name, value):
 def without_weight_regularizers(variables):
     """Removes the weight regularisers of `variables`, and restores them afterwards.
 
-    Regularisers read no data, so the private step adds their gradient after the noise. The
-    per-example loss must not contain them too.
+    Regularisers read no data, so the private step adds their gradient after the noise. So the
+    per-example loss must not contain them.
     """
     return replacing([v for v in variables if v.regularizer is not None], "regularizer", None)
 
 
 def without_cudnn(model):
-    """Keeps recurrent layers of a model from using cuDNN, which `tf.vectorized_map` lacks."""
+    """Keeps recurrent layers from using cuDNN, which `tf.vectorized_map` cannot vectorize."""
     recurrent = [part for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
     return replacing(recurrent, "use_cudnn", False)
 

@@ -77,7 +77,7 @@ def compilation(model):
 
 
 def output_loss_trackers(model):
-    """Returns Keras's means of the losses of single outputs; empty if there is one output."""
+    """Returns the metrics in which Keras averages each output's loss; none for one output."""
     return [] if model._compile_loss is None else list(model._compile_loss.metrics)
 
 
@@ -127,9 +127,10 @@ def taken_for_uncompiled(model):
 
 
 def plain_graph(model):
-    """Returns the `Functional` inside a model of exactly Keras's two graph classes, or None.
+    """Returns the `Functional` graph of a model, or None if the model may have none.
 
-    These are `keras.Sequential` and `Functional`; subclasses do not count.
+    A model has one if its class is exactly `keras.Sequential` or `Functional`; subclasses do not
+    count.
     """
     graph = model._functional if type(model) is keras.Sequential else model
     return graph if type(graph) is Functional else None
@@ -210,7 +211,7 @@ def has_own_loss(model):
 
 
 def single_loss(model):
-    """Returns the loss of a model that has a single loss without weight; otherwise None.
+    """Returns the loss of a model that has exactly one, unweighted loss; otherwise None.
 
     Args:
         model: A compiled `keras.Model` with its losses built.

@@ -1,4 +1,4 @@
-"""The private names of Keras and TensorFlow that this room uses, and the versions that have them.
+"""The private names of Keras and TensorFlow that this folder uses, and their versions.
 
 If the installed Keras lacks a function that is looked up here, importing tfdpx fails with an error
 that names it: a wrapper in a wrong place would silently do nothing. `make smoke-test PRE=1` tries

@@ -69,7 +69,9 @@ def mark_known(variables):
 
 
 def holds_no_data(initializer):
-    """Returns whether an initializer holds no data: Keras's, and made from plain numbers only.
+    """Returns whether an initializer is Keras's, and made only from plain numbers.
+
+    Such an initializer holds no data.
 
     Args:
         initializer: Callable. Some layers, for example `keras.layers.LSTM`, use a function that
@@ -108,7 +110,7 @@ def changing(model, is_fit=True):
     """Context manager around a training of `model` that no account counts.
 
     Afterwards, these variables are unknown: all weights of layers that were trainable before or
-    after the training, and every other weight that has another value.
+    after the training, and every other weight with a changed value.
 
     Args:
         model: `keras.Model`.

@@ -46,7 +46,7 @@ def saved_optimizer(weights_store):
 
 
 class _Arrays(_Saveable):
-    """Takes the place of an optimizer when Keras saves weights, and saves arrays instead."""
+    """An object that Keras saves in place of an optimizer, with arrays as its state."""
 
     def __init__(self, arrays):
         self._arrays = arrays
@@ -61,7 +61,9 @@ class _Arrays(_Saveable):
 
 @contextlib.contextmanager
 def saving_arrays(model, arrays):
-    """Context manager in which Keras saves a model as if it were not compiled, with arrays.
+    """Context manager in which Keras saves arrays in place of a model's optimizer.
+
+    Otherwise the model is saved as if it were not compiled.
 
     Args:
         model: `keras.Model`.

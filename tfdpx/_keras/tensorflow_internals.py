@@ -178,7 +178,7 @@ def _of_first(operation):
 
 
 def _draw(operation):
-    """Returns one draw for all examples instead of a draw for one."""
+    """Converts a draw for one example into one draw for all examples."""
     operands = [operation.input(number) for number in range(operation.num_inputs)]
     if any(place not in (1, 2) and is_stacked for place, (_, is_stacked, _) in enumerate(operands)):
         raise pfor.ConversionNotImplementedError("The shape depends on the example.")
@@ -347,7 +347,10 @@ def is_for_xla(model):
 
 
 def is_function(graph, name):
-    """Returns whether an operation type names a function of `graph`, an old way to call one."""
+    """Returns whether an operation's type is the name of a function in `graph`.
+
+    Older versions of TensorFlow call functions in this way.
+    """
     return graph._is_function(name)
 
 

@@ -81,7 +81,7 @@ def check_callbacks(callbacks, optimizer):
         optimizer: The tfdpx optimizer; without noise nothing is refused.
 
     Raises:
-        ValueError: If a callback does; the message names its metric or the path that it writes to.
+        ValueError: If a callback would; the message names its metric or the path that it writes to.
     """
     if not optimizer.noise_multiplier:
         return

@@ -9,7 +9,7 @@ from tfdpx.mechanism import INSTEAD_OF_TRAIN_STEP
 
 
 def check_declared(model):
-    """Raises an error if a model is unfit for private training, as far as its parts tell.
+    """Checks a model's methods, layers and optimizer; raises an error if they are unfit.
 
     The model is not run.
 

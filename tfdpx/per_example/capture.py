@@ -120,7 +120,7 @@ class Recorder(UnitRecorder):
             return call.forward(self._tape, self.outside.watching)
 
     def check_shapes(self, data):
-        """Counts variables as read outside if the inputs of a call may differ in shape by example.
+        """Counts variables as read outside if a call's inputs may have other shapes per example.
 
         Args:
             data: Nest of the tensors of one example.
@@ -139,8 +139,8 @@ class Recorder(UnitRecorder):
             cotangents: List of tensors, the gradients at `targets`.
 
         Returns:
-            Pair of a list with a list of tensors for each call, and a list of tensors, the
-            gradients at `layout.whole`.
+            Pair. First, a list with the gradients of each call, a list of tensors. Second, the
+            gradients at `layout.whole`, a list of tensors.
 
         Raises:
             ReadOutside: If another trainable variable was read outside of every captured call.

@@ -44,7 +44,7 @@ def register_rowwise(*layer_classes, problem_of=None):
     The guarantee depends on this: a registered layer is not mapped, even if it mixes rows.
 
     Args:
-        *layer_classes: Classes of `keras.layers.Layer`; a subclass is not registered with one.
+        *layer_classes: Classes of `keras.layers.Layer`. Their subclasses are not registered.
         problem_of: Optional function `problem_of(layer, rank)` of a layer and the rank of its
             input. It returns why this layer may mix rows, a str, or None.
     """

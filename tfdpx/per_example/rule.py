@@ -190,7 +190,7 @@ class Rule:
         call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
         layer: The `keras.Layer`.
         output_gradients: Gradients at the tensors that `forward` watched, a list of float32 tensors
-            [B * K, ...]. One is zero where the loss does not depend on that tensor.
+            [B * K, ...]. A gradient is zero if the loss does not depend on the tensor.
         num_views: Int, K.
         variables: The trainable `keras.Variable`s that this call forms gradients of.
     """
@@ -419,7 +419,7 @@ class Rule:
         return any(variable is v for v in self.variables)
 
     def in_order(self, by_variable: list[tuple[Any, Any]]) -> list:
-        """Returns the values in the order of `variables`, without variables that are not trained.
+        """Returns the values of the trained variables, in the order of `variables`.
 
         Args:
             by_variable: List of pairs of a `keras.Variable` and a value.
@@ -440,7 +440,7 @@ class BeforeActivation(Rule):
 # `TimeDistributed` calls its sublayer in a loop, where inputs cannot be captured one by one.
 @register(keras.layers.TimeDistributed)
 class GenericRule(Rule):
-    """Leaves a layer, with its sublayers, to the function of one example that the engine maps.
+    """Leaves a layer and its sublayers to the map of `engine`, which forms whole gradients.
 
     The rule is right for any layer, and needs memory for a whole gradient of each example.
     """

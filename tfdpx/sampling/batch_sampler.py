@@ -108,7 +108,7 @@ class BatchSampler:
 
     @functools.cached_property
     def with_ids(self):
-        """Returns `fitted` with the numbers of the examples; see the class."""
+        """Returns `fitted` with the indices of the examples; see the class."""
 
         def with_ids(rows, *batch):
             size = self._shards.rows

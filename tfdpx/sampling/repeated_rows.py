@@ -59,7 +59,7 @@ def row_digests(arrays: Sequence[Any]) -> np.ndarray:
 
 
 def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Warns if more rows are equal than chance explains, and states their epsilon together.
+    """Warns if more rows are equal than chance explains, and states their joint epsilon.
 
     The count and epsilon in the warning come from private data without noise, so they are only for
     the user.

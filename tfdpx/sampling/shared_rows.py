@@ -50,7 +50,7 @@ class _Fit:
 
 
 class _History(NamedTuple):
-    """The fits that used a row, each with the row's number of copies in it, and their cost."""
+    """The fits that used a row, with the number of its copies in each, and their total cost."""
 
     cost: float = 0.0
     fits: tuple[tuple[_Fit, int], ...] = ()
@@ -226,10 +226,11 @@ def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None
 
 
 def _above(estimator):
-    """Yields pairs of a source's `Copies` and its copy, from an estimator up to its first source.
+    """Yields pairs of the `Copies` of a source, and the copy that was made from this source.
 
-    A source is the estimator that a copy was made from. Sources that cannot be the base of a search
-    are left out.
+    The source of an estimator is the one that it was copied from. The pairs begin with the source
+    of `estimator`, then comes the source of that source, and so on. Sources that cannot be the base
+    of a search are left out.
     """
     while (source := copies_of(estimator).source()) is not None:
         if copies_of(source).role in ("search", "silent"):

@@ -1,1 +1,1 @@
-"""One training: the optimizer, the private step, the session, and what `fit` needs."""
+"""A private training: the optimizers, the private step, the session, and the stages of `fit`."""

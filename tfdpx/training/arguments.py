@@ -152,7 +152,7 @@ def _takes(optimizer_class, argument):
 
 
 def check_settings(arguments):
-    """Checks a dict of arguments for privacy, and returns the complete `Settings`.
+    """Checks the privacy arguments in a dict, and returns them with defaults as `Settings`.
 
     Warns if there is no noise, or a seed.
 

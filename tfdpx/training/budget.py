@@ -43,7 +43,7 @@ def updates_left(optimizer, plan, sampling_probability=None):
 
 @functools.lru_cache(maxsize=64)
 def _count_affordable(plan, spent, other_updates, left, rate):
-    """Returns how many of `left` updates, an int, keep the total epsilon within the plan's.
+    """Returns how many of the `left` updates the plan's epsilon allows, an int.
 
     `spent` is the ledger so far, and `other_updates` counts its updates that are not the plan's.
     `rate` is the sampling probability of the coming updates.
@@ -162,7 +162,8 @@ def epsilon_spent(optimizer, plan, before=EMPTY):
 def _epsilon_within_delta(ledger, plan):
     """Returns the epsilon of a ledger at the plan's delta, a float.
 
-    Entries that have a delta are paid from the plan's delta first; the updates get the remainder.
+    Some entries of a ledger use up delta themselves. The updates get the remainder of the plan's
+    delta.
     """
     if not ledger.has_noise:
         return math.inf
@@ -217,7 +218,7 @@ class StopAtBudget(keras.callbacks.Callback):
             logs.update(optimizer.clip_policy.released())
 
     def on_train_end(self, logs=None):
-        """Says that the budget is used up, unless `fit` is silent."""
+        """Prints that the budget is used up, unless `fit` is silent."""
         if not self._is_spent or not self.params.get("verbose"):
             return
         session, optimizer = self._session, self._optimizer

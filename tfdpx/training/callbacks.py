@@ -1,4 +1,4 @@
-"""Keras callbacks that end a training with its budget and log numbers that are private."""
+"""Keras callbacks that end a training with its budget, and log what the guarantee covers."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class ClipPolicy:
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
-        """Returns a number for each example, float32 [count], or None: `clips` of other methods.
+        """Returns the numbers that other methods get as `clips`, float32 [count], or None.
 
         Args:
             ids: int32 [count], the indices of the examples in the data set. None if they are
@@ -133,7 +133,7 @@ class ClipPolicy:
 
     @classmethod
     def from_config(cls, config: dict) -> "ClipPolicy":
-        """Returns the policy of a `get_config()`."""
+        """Returns the policy with the arguments of a `get_config()`."""
         return cls(**config)
 
 
@@ -453,7 +453,7 @@ class IndividualClip(ClipPolicy):
         return {"examples": np.array(self._examples or ""), **arrays}
 
     def restore(self, state):
-        """Continues from a `state()`; raises ValueError for other examples or another rounding."""
+        """Continues from a `state()`; raises ValueError for other examples or other levels."""
         for name, state_variable in self._variables.items():
             if name not in state or state[name].shape != state_variable.shape:
                 raise ValueError(

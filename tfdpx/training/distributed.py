@@ -77,9 +77,10 @@ def fit(
     all-reduce of the clipped sums, and all replicas add the same noise. Training never goes beyond
     the plan's last step.
 
-    Callbacks run on every host. Pass a callback that only writes files to the chief only, and a
-    callback that may stop the training to all hosts. In the `logs` of a batch, metrics are means
-    over this host's replicas, as in Keras; the means of an epoch are exact, over all replicas.
+    Callbacks run on every host. A callback that only writes files belongs in `callbacks` on the
+    chief, and a callback that may stop the training on every host. In the `logs` of a batch,
+    metrics are means over this host's replicas, as in Keras; the means of an epoch are exact, over
+    all replicas.
 
     Args:
         model: A `keras.Model` compiled with a tfdpx optimizer. `jit_compile`,
@@ -91,7 +92,7 @@ def fit(
         class_weight: As for `plan.batches`.
         user_ids: As for `plan.batches`.
         examples_per_user: As for `plan.batches`.
-        seed: Int, the seed of the draws, for experiments. None, as private training needs it, makes
+        seed: Int, the seed of the draws, for experiments. Private training needs None, which makes
             fresh draws. On several hosts, the chief's seed counts.
         epochs: Int, the number of the last epoch.
         steps_per_epoch: Int, the number of updates in an epoch. None means all that the plan has
@@ -313,7 +314,7 @@ def agree(strategy, seed, parts):
 
     Args:
         strategy: The `tf.distribute.Strategy`.
-        seed: Int in [0, 2**128), or None for one from the operating system of the chief.
+        seed: Int in [0, 2**128), or None for one from the chief's operating system.
         parts: Dict from a name (for the error) to arrays, a nest of variables or a JSON value.
 
     Returns:

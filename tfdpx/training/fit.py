@@ -1,10 +1,12 @@
 """The stages of a private `model.fit`, in order.
 
-1. `read_request` collects the arguments in a frozen `Request`; 2. `draw_batches` turns arrays into
-the batches that the optimizer's plan draws; 3. `check_request` refuses callbacks, data and batches
-that break the account's assumptions; 4. `Session` begins one training; 5. `checkpointing` lets a
-`Checkpoint` restore and save; 6. `divide_into_epochs` divides the remaining updates into epochs,
-and builds the model; 7. `add_callbacks` adds the callbacks that end and measure the training.
+1. `read_request` collects the arguments in a frozen `Request`;
+2. `draw_batches` turns arrays into the batches that the optimizer's plan draws;
+3. `check_request` refuses callbacks, data and batches that break the account's assumptions;
+4. `Session` begins one training;
+5. `checkpointing` lets a `Checkpoint` restore and save;
+6. `divide_into_epochs` divides the remaining updates into epochs, and builds the model;
+7. `add_callbacks` adds the callbacks that end and measure the training.
 
 Epsilon is exact for arrays and for an unchanged data set of `plan.batches`: each draw is used once.
 With a plan, other data are refused unless the user accepts an epsilon that is no upper bound. It is

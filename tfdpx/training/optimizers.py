@@ -85,7 +85,7 @@ class OneKernelAdam(PrivateOptimizer):
     """A mixin for `keras.optimizers.Adam`, which makes Adam's update in one kernel."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update; Keras's code does for `amsgrad` and weights that are not float32."""
+        """Makes Adam's update, by Keras's code for `amsgrad` or weights that are not float32."""
         if self.amsgrad or variable.dtype != tf.float32:
             super().update_step(gradient, variable, learning_rate)
             return

@@ -57,7 +57,7 @@ class ModelCache:
 
 
 def prepare(optimizer, model, views, batch):
-    """Returns the traced `Microbatch` of this step, after checks that raise an error.
+    """Returns the traced `Microbatch` of this step, after checking that the model is fit.
 
     Each trace of the step traces the microbatch and checks its graph. All other checks run once for
     a model and the shapes of its batches.
@@ -116,7 +116,7 @@ class _Preparation:
         return microbatch and microbatch.renew()
 
     def trace(self):
-        """Returns the `Microbatch`, for any number of rows if the model can be traced so."""
+        """Returns the traced `Microbatch`, if possible for any number of rows."""
         for size in self._sizes():
             try:
                 return self._trace(size)

@@ -135,7 +135,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def nonfinite_examples(self) -> int:
-        """Int, how many examples counted as zero, as their gradient was not finite. Not private."""
+        """Int: how many examples had no finite gradient and counted as zero. Not private."""
         return self.state.nonfinite
 
     @property
@@ -157,15 +157,16 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def independence(self) -> tuple:
-        """Tuple of strings, one for each trained model: how its examples are computed separately.
+        """Tuple of strings, one for each trained model: how its examples are kept separate.
 
-        It begins with "mapped" if each example is computed by a function of only that example, or
-        with "batched" if every layer is known to treat each example by itself. The reason follows.
+        A string begins with "mapped" if each example is computed by a function of only that
+        example, or with "batched" if every layer is known to treat each example by itself. The
+        reason follows.
         """
         return tuple(dict.fromkeys(cache.engine.mode for cache in self.prepared.values()))
 
     def record(self, gradient_norm: Any, nonfinite: Any) -> None:
-        """Counts an update and keeps what it measured; called by the private step."""
+        """Counts an update, and stores its gradient norm and its number of non-finite gradients."""
         self._gradient_norm.assign(gradient_norm)
         self.state.count(nonfinite)
 
@@ -193,7 +194,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             self.session.renew()
 
     def refuse_hdf5(self) -> None:
-        """Raises ValueError where Keras would save or load a whole model as HDF5."""
+        """Raises ValueError; called if Keras would save or load a whole model as HDF5."""
         raise ValueError(
             "The legacy HDF5 format of whole models (`.h5`, `.hdf5`) has no room for the ledger of "
             f"a private optimizer. Received: a model with optimizer {type(self).__name__}. Save it "
@@ -218,7 +219,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return super().update_step(self.check_gradient(gradient).tensor, variable, learning_rate)
 
     def check_gradient(self, gradient: Any) -> Any:
-        """Returns a `PrivateGradient` that comes unchanged from the private step, or raises."""
+        """Returns a gradient that comes unchanged from the private step; raises for any other."""
         check_private([gradient])
         if not gradient.all_reduce_passed:
             raise RuntimeError(
@@ -228,7 +229,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return gradient
 
     def all_reduce_sums(self, grads_and_vars: list) -> list:
-        """Returns the pairs: the private step has already reduced the sums, before the noise."""
+        """Returns the pairs unchanged: the private step summed over replicas before the noise."""
         for gradient, _ in grads_and_vars:
             gradient.all_reduce_passed = True
         return grads_and_vars

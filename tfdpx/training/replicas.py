@@ -101,8 +101,8 @@ def check_context(model):
         `tf.distribute.ReplicaContext`.
 
     Raises:
-        UnfitForPrivacy: Under a strategy that is not supported, or on replicas between
-            which no `fit` has split the rows.
+        UnfitForPrivacy: If the strategy is not supported, or no `fit` has split the rows over the
+            replicas.
     """
     strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
     if context is not None and context.num_replicas_in_sync == 1 and hosts(strategy) == 1:
@@ -125,8 +125,8 @@ def check_context(model):
 def compile_per_replica(model):
     """Returns whether the step itself compiles each replica's part with XLA.
 
-    It need not under Keras's `fit`, which compiles the whole step, or on a TPU, which compiles
-    everything.
+    It does not under Keras's `fit`, which compiles the whole step, or on a TPU, where everything is
+    compiled.
     """
     strategy = tf.distribute.get_strategy()
     return step_context.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)

@@ -56,7 +56,7 @@ class StepState:
 
     @property
     def number(self):
-        """Int: the number of the next update, which keys its draws and noise."""
+        """Int: the number of the next update, on which its draws and noise depend."""
         return int(value_of(self._before)) + self.updates
 
     @property
@@ -126,7 +126,7 @@ class StepState:
         """Counts an update.
 
         Args:
-            nonfinite: Scalar tensor, the examples of the update without a finite gradient.
+            nonfinite: Scalar tensor, how many examples of the update have no finite gradient.
         """
         self._updates.assign_add(1)
         self._nonfinite.assign_add(tf.cast(nonfinite, "int64"))
@@ -138,7 +138,8 @@ class Session:
     Args:
         optimizer: The tfdpx optimizer.
         draws: The `BatchSampler` of the data set, or None if no plan drew it.
-        sampling_probability: Float, or None if unknown.
+        sampling_probability: Float, the probability that an example is in a batch, or None if
+            unknown.
         is_seeded: Bool, whether the user chose the seed of the data set's draws.
         callbacks: List of the callbacks of a `fit`.
         data: The argument `x` of a `fit`.
@@ -240,7 +241,7 @@ class Session:
 
     @property
     def number(self):
-        """Int: the number of the next update, which keys its draws."""
+        """Int: the number of the next update, on which its draws depend."""
         return self._state.number
 
     @property
@@ -320,7 +321,7 @@ def start_unmanaged_step(optimizer):
 
 
 def most_examples(optimizer):
-    """Returns how many examples an update may have if no plan draws the data; None: no limit."""
+    """Returns how many examples an update may have if no plan draws them; None if any number."""
     if not optimizer.noise_multiplier:
         return None
     # A Poisson sample varies around its size: up to a plan's capacity, or six deviations and a few.

@@ -298,7 +298,7 @@ def show_losses(model, loss, tracked, examples, penalty):
 
 
 def build_model(model, x, y, sample_weight):
-    """Builds a model compiled with a tfdpx optimizer for batches like these.
+    """Builds a model compiled with a tfdpx optimizer for batches with these shapes.
 
     Args:
         model: A compiled `keras.Model`.

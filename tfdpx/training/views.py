@@ -102,8 +102,8 @@ class Views:
         """Returns the `tf.TensorSpec`s [None, ...] of rows of targets and weights, a pair.
 
         Raises:
-            ValueError: If targets are images but `augment_targets` is None, or it is True and they
-                are not.
+            ValueError: If some targets are images but `augment_targets` is None, or none are but it
+                is True.
         """
         axis, leaves = self._row_axis, [t for t in tf.nest.flatten(y) if t is not None]
         has_images = any(map(self._has_size, leaves))

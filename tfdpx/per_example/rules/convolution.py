@@ -183,7 +183,7 @@ class Conv2DRule(BeforeActivation):
         return self.to_kernel(total)
 
     def measured(self, norms):
-        """Returns `norms`, measured at the convolution's kernel, for the trained kernel.
+        """Converts measured norms from the convolution's kernel to the trained kernel.
 
         Args:
             norms: `rounding.Measured`, of gradients times `filter_scale`. Its `squares` are the
@@ -273,7 +273,7 @@ class Conv2DRule(BeforeActivation):
         )
 
     def _magnitudes(self):
-        """Returns M of `rounding`, float32 [B, 1], from lengths of patches and output gradients."""
+        """Returns the sums M (see `rounding`), from lengths of patches and output gradients."""
         pixels = tf.reduce_sum(tf.square(self.inputs), axis=-1, keepdims=True)
         patches = self.window.convolve(pixels, tf.ones([*self.window.size, 1, 1]))
         gradients = tf.square(self.scaled_gradients)

@@ -196,7 +196,7 @@ class _Kind(typing.NamedTuple):
 
 
 def _forward(kind, inputs, *weights):
-    """Returns the output, computed like Keras's; m, r and gamma r, [N, 1, groups, channels, 1]."""
+    """Returns the layer's output, and m, r and gamma r, each [N, 1, groups, channels, 1]."""
     images = kind.split(inputs)
     # The arrays hold a number for each channel: with one for each group, arithmetic takes twice the
     # time.

@@ -195,7 +195,7 @@ class Window:
         return max(self.strides) > 1
 
     def _edges(self, size):
-        """Returns the rows and columns of zeros before and after, as in TensorFlow's padding."""
+        """Returns how many rows and columns of zeros TensorFlow pads before and after an image."""
         if self.padding == "valid":
             return [(0, 0), (0, 0)]
         edges = []
