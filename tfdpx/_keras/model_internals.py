@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals, names, step_context
 
-# Type checkers need not know the methods of a mixin, which are Keras's.
+# The base is `Any`, because type checkers do not see Keras's methods in a mixin.
 _Mixin: Any = object
 
 # Functions that `hook` wraps: pairs of a module and a name in it.

@@ -22,7 +22,8 @@ from tfdpx.per_example.rows import Rows
 # The number of rows, as products were wrong from five rows on, and of different examples in them.
 _ROWS, _EXAMPLES = 8, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
-# Norms include a bound on rounding errors. If it seems to exceed this share, it is measured.
+# Norms include a bound on rounding errors. If a norm is larger by more than this share, the bound
+# is measured.
 _MOST_RAISED = 1e-2
 # An example without a gradient has, by rounding, less than this share of the gradient of all rows.
 # That gradient is computed only if the example's is smaller than `_SMALL`.
@@ -194,7 +195,7 @@ def _take(batch, rows):
 
 
 def _pad(batch, padding):
-    """Returns the batch without padding, and padded along axes of unknown length, two `Rows`."""
+    """Returns two `Rows`: the batch without padding, and padded along axes of unknown length."""
     tensors, longer_tensors = [], []
     for tensor, (more, value) in zip(batch.tensors, padding, strict=True):
         value = tf.zeros([], tensor.dtype) if value is None else tf.cast(value, tensor.dtype)

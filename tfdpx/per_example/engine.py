@@ -133,8 +133,8 @@ class Engine:
         variables, gradients = list(self._layout.whole), list(pass_.whole)
         norms = [tf.zeros_like(pass_.losses[:: self._num_views])]
         for group in groups:
-            # After the gradients: otherwise products of only the layers' inputs would be
-            # computed in the forward pass, and kept.
+            # These run after the gradients. Otherwise products of the layers' inputs would be
+            # computed in the forward pass, and stay in memory.
             with tf.control_dependencies(group.output_gradients):
                 variables += [v for v, _ in group.small_gradients]
                 gradients += [g for _, g in group.small_gradients]
@@ -285,7 +285,7 @@ class _Pass:
         return self.losses, self.tracked, self.outputs.tensors, inputs, self.output_gradients
 
     def with_tensors(self, row_tensors, whole):
-        """Returns the same pass with new tensors; `outputs` becomes a nest."""
+        """Returns the same pass with other tensors; its `outputs` become a nest of tensors."""
         tf.nest.map_structure(
             lambda t, former: t.set_shape([None, *former.shape[1:]]), row_tensors, self.row_tensors
         )

@@ -236,7 +236,7 @@ def probe_batch(model, specs, rows, seed=0):
 
     Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, if a layer rescales or if they have
     the axes of an image, else tokens 0 and 1. If a layer looks up tokens or texts, they are from
-    its vocabulary; other texts are "0" and "1". Axes of unknown length get 32.
+    its vocabulary; other texts are "0" and "1". Axes of unknown length get the length 32.
 
     Args:
         model: A built `keras.Model`, or None.

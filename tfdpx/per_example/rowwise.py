@@ -121,7 +121,7 @@ def has_plain_cells(layer):
         return False
     weights = [weight for cell in cells for weight in cell.trainable_variables]
     if len(weights) > len({id(weight) for weight in weights}):
-        return False  # A cell twice: two parts of one gradient would be normed separately.
+        return False  # A cell occurs twice: two parts of a gradient would be normed separately.
     is_stacked = type(layer.cell) is keras.layers.StackedRNNCells
     if layer.cell is not cells[0] and not (is_stacked and len(cells) > 1):
         return False
@@ -175,7 +175,7 @@ def _shared_noise(layer, rank):
 
 
 def _scaled_by_row(layer, rank):
-    # With channels first, Keras gives a scale that has axes three of them.
+    # With channels first, Keras reshapes a scale with axes to three axes.
     is_padded = np.ndim(layer.scale) > 0 and keras.config.image_data_format() == "channels_first"
     num_axes = max(np.ndim(layer.scale), np.ndim(layer.offset), 3 if is_padded else 0)
     return None if num_axes < rank else "may scale each row in another way"

@@ -23,7 +23,7 @@ from tfdpx.sampling.users import Users
 
 _made = weakref.WeakKeyDictionary()
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
-# Nothing here needs autograph, and it takes longer than tracing.
+# No function here needs AutoGraph, which takes longer than tracing.
 _plain = tf.autograph.experimental.do_not_convert
 
 

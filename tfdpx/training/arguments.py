@@ -96,7 +96,7 @@ class PrivateArguments(KerasArguments, total=False):
     augment_targets: bool | None
 
 
-# The arguments of privacy.
+# The names of the arguments for privacy.
 NAMES = [n for n in PrivateArguments.__annotations__ if n not in KerasArguments.__annotations__]
 _DEFAULTS = {"l2_norm_clip": 1.0, "augmult": 0, "public_validation": False}
 Settings = collections.namedtuple("Settings", [*NAMES, "policy"])  # type: ignore[misc]

@@ -89,8 +89,8 @@ def ledger_at_rates(optimizer, plan):
             is_own = optimizer.account.has_made(entry.run)
             rate = plan.sampling_probability if is_own else 1.0
             others.append(dataclasses.replace(entry, sampling_probability=rate))
-    # `assuming` adds up entries that became equal. `+` counts entries only once that are also in
-    # `spent`.
+    # `assuming` adds up entries that became equal. `+` counts an entry only once if both ledgers
+    # have it.
     joined = Ledger(tuple(others)).assuming(1.0) + Ledger(tuple(of_spent))
     return dataclasses.replace(ledger, entries=joined.entries)
 

@@ -30,8 +30,8 @@ AUTOMATIC = "automatic"
 # A root, a sum, two quotients and the product with a gradient are rounded, each by at most UNIT.
 _ROUNDED = 1.0 - 8 * UNIT
 _LARGEST_CLIP = _LARGEST_NOISE = 1e9
-# Noise on the count of the adaptive clip. The paper advises this share of the batch. By default it
-# is at least so many sigma, which gives the gradients 3% more noise.
+# The default noise on the count of the adaptive clip: this share of a batch, as the paper advises,
+# but at least this many sigma, which costs the gradients 3% more noise.
 _OF_BATCH, _OF_SIGMA = 1 / 20, 2.0
 # The indicator falls from 1 to 0 over this fraction of the clip. With a step function, one more
 # example could flip many indicators: it moves other examples to other rows, where their norms round
@@ -328,7 +328,7 @@ class IndividualClip(ClipPolicy):
             "steps": variable(0, "int64"),
             "refreshes": variable(0, "int64"),
         }
-        self._examples = None  # The fingerprint of the examples that the ids number.
+        self._examples = None  # The fingerprint of the examples.
 
     def check_examples(self, draws):
         """Raises ValueError unless a plan's `BatchSampler` draws the same examples as before."""

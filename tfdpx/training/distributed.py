@@ -150,7 +150,7 @@ def fit(
         callbacks.callbacks[:0] = first_callbacks
         model.stop_training = False
         callbacks.on_train_begin()
-        # After the callbacks, which may have restored a checkpoint.
+        # This comes after the callbacks have begun, because one may have restored a checkpoint.
         initial_epoch = model_internals.initial_epoch(model) or initial_epoch
         run_arguments = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
         seed = share_secret(

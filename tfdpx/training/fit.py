@@ -323,7 +323,8 @@ def divide_into_epochs(optimizer, model, session, request):
     # Keras's own build would mistake flags for weights, and ids for a part of the batch.
     build(model, request.with_(x=draws))
     per_user = getattr(draws.examples, "per_user", None)
-    if per_user != optimizer.per_user:  # Or TensorFlow traces for any number.
+    # Without a new function, TensorFlow would trace a step for any number of examples per person.
+    if per_user != optimizer.per_user:
         optimizer.per_user, model.train_function = per_user, None
     has_held_out = request.validation_data is None and draws.held_out is not None
     return request.with_(

@@ -105,7 +105,7 @@ def _choose_examples(optimizer, work, num_views, count, has_padding, varies):
     if size is not None:
         return min(count, size)
     deviation = 0.0
-    if not has_padding:  # All microbatches full: Keras counts metrics as it always does.
+    if not has_padding:  # All microbatches are full: Keras counts metrics as usual.
         mean = count
     elif optimizer.plan is None or optimizer.plan.sampling == "poisson":
         probability = optimizer.plan.sampling_probability if optimizer.plan else 0.0

@@ -12,11 +12,11 @@ from tfdpx.accounting import IndividualAccountant, PrivacyPlan
 from tfdpx.training.arguments import PrivateArguments
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-if TYPE_CHECKING:  # Python has it from 3.11 on.
+if TYPE_CHECKING:  # Python has `Unpack` from 3.11 on.
     from typing_extensions import Unpack
 
 _register = keras.saving.register_keras_serializable(package="tfdpx")
-_register(PrivacyPlan)  # Here: accounting needs no Keras.
+_register(PrivacyPlan)  # Registered here: accounting needs no Keras.
 _register(IndividualAccountant)
 
 

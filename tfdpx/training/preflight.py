@@ -88,7 +88,7 @@ def prepare(optimizer, model, views, batch):
         except tf.errors.OpError:
             if microbatch.engine.loops:
                 raise
-            # TensorFlow shows what it cannot vectorize when it runs.
+            # Some operations that TensorFlow cannot vectorize fail only when they run.
             microbatch.engine.loops = True
             microbatch = preparation.trace()
             preparation.check(microbatch)
@@ -153,7 +153,8 @@ class _Preparation:
         examples = None if size.varies else self._rows(size) // num_views
         freezing = step_context.freeze_rng() if draws else contextlib.nullcontext()
         with preserving_state(model), freezing:
-            # Random layers are frozen for the comparison, because batches of one would draw others.
+            # Random layers are frozen for the comparison, because batches of one would draw other
+            # numbers.
             still = self._trace(size) if draws else microbatch
 
             def run(rows, added, still=still):
@@ -183,7 +184,7 @@ class _Preparation:
                     return np.maximum(run(rows, added, self._trace(size))[0], 0.0)
 
             factors_of = functools.partial(factors_of_policy, self._optimizer)
-            # A loop is for a graph.
+            # If the microbatch has loops, batches of one are traced too.
             loops = any("While" in op.type for op in microbatch.graph.get_operations())
             padding = padding_of(self._batch.data, self._optimizer.session)
             rows = specs.rows, num_views, examples, loops, padding

@@ -79,7 +79,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.account = account.Account(self.state, self.noise_multiplier, unit)
         # `tf.train.Checkpoint` saves it as an attribute; `save_own_variables` saves it for Keras.
         self._saved_ledger = account.SavedLedger(self)
-        self._ledger_facts = self._saved_ledger  # The name in version 0.2: it is refused.
+        self._ledger_facts = self._saved_ledger  # The name in version 0.2, to refuse it.
         probability = plan and plan.sampling_probability
         self.account.open(probability, poisson_sampled=False, seeded=self.seed is not None)
         reset_between_fits(self)
@@ -265,7 +265,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         config = dict(config)
         for old_argument in _OLD:
             config.pop(old_argument, None)
-        if config.get("microbatch_size") == "auto":  # Of tfdpx 0.2.
+        if config.get("microbatch_size") == "auto":  # From tfdpx 0.2.
             config["microbatch_size"] = None
         for name in ("plan", "augment", "individual", "l2_norm_clip"):
             if isinstance(config.get(name), dict):

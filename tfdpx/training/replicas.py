@@ -125,8 +125,8 @@ def check_context(model):
 def compile_per_replica(model):
     """Returns whether the step itself compiles each replica's part with XLA.
 
-    It does not under Keras's `fit`, which compiles the whole step, or on a TPU, where everything is
-    compiled.
+    The step does so only in `tfdpx.distributed.fit`. Keras's `fit` compiles the whole step, and on
+    a TPU everything is compiled anyway.
     """
     strategy = tf.distribute.get_strategy()
     return step_context.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)

@@ -47,7 +47,7 @@ class StepState:
         self._most = variable(_NEVER, "int64")
         self._nonfinite = variable(0, "int64")
         self.class_weights = WeightTable()
-        self.lock = threading.RLock()  # For updates outside of `fit`, and its begin.
+        self.lock = threading.RLock()  # Held when a session begins, and by other updates.
 
     @property
     def updates(self):

@@ -138,7 +138,7 @@ class Conv2DRule(BeforeActivation):
         return call_cached_trace(_loop_over_examples, kind, *tensors)
 
     def _multiply_patches(self):
-        # Joining slices is the fastest way to form patches, but not with strides without XLA.
+        # Joining slices is the fastest way to form patches, except with strides outside of XLA.
         contiguous = self.call.jit_compile or max(self.window.strides) == 1
         patches = self.window.patches(self.inputs, contiguous)
         # Channels run over (tap, group, channel in the group).

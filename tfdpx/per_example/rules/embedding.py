@@ -17,8 +17,9 @@ from tfdpx.per_example.rules.contraction import FLOAT, ghost_product_norms, gram
 class EmbeddingRule(Rule):
     """A sparse rule, which never forms an array [B, vocabulary, d].
 
-    Instantiated norms use the entries of the table that an example reads, one for each distinct
-    token. Ghost norms use pairs of positions with equal tokens. Sums are formed by scattering.
+    Norms come from the gradients at the entries of the table that an example reads, one for each
+    distinct token, or ("ghost") from pairs of positions with equal tokens. Sums are formed by
+    scattering.
     """
 
     assumes: tuple[str, ...] = ("call", "embeddings")
