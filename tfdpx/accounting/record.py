@@ -157,8 +157,8 @@ class Record:
 
     @property
     def is_releasable(self) -> bool:
-        """Bool: whether the weights may be published, because there are no `problems`."""
-        return not self.problems
+        """Bool: whether the weights may be published: epsilon is finite, with no `problems`."""
+        return self.is_private and not self.problems
 
     @property
     def problems(self) -> list[str]:
@@ -171,9 +171,11 @@ class Record:
         - "search": hyperparameters were searched on the same data, and epsilon does not cover this.
         """
         without_account = any(training.limit in (None, math.inf) for training in self.seen)
+        # A ledger without its record has no delta, so only its noise is known.
+        is_finite = self.ledger.has_noise if self.delta is None else self.is_private
         problems = {
             "origin": without_account and not self.ledger.steps,
-            "infinite": not self.ledger.has_noise,  # A ledger alone has no delta.
+            "infinite": not is_finite,
             "unknown": statement.is_unknown(self.ledger),
             "seed": self.ledger.is_seeded,
             "search": not self.is_search_paid,

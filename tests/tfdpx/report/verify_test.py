@@ -231,6 +231,10 @@ TAMPERED = {
         lambda f: make_anew(f, ledger=entries(f, noise_multiplier=0.0)),
         "epsilon is infinite",
     ),
+    "noise so low that epsilon is infinite": (
+        lambda f: make_anew(f, ledger=entries(f, noise_multiplier=1e-3)),
+        "epsilon is infinite",
+    ),
     "incomplete ledger": (
         lambda f: make_anew(f, ledger=Ledger(entries(f).entries, is_complete=False)),
         "a part of what its weights have spent is unknown",
