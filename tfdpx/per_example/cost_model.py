@@ -91,11 +91,9 @@ class Choices(list):
         shown = table.Table("layer", "rule", "norm/sum", "MiB moved", "predicted ms")
         for choice in self:
             way = f"{choice.norm}/{choice.sum}"
-            milliseconds = f"{1e3 * choice.alternatives[way]:.3f}"
-            shown.add_row(
-                choice.layer, choice.rule, way, f"{choice.bytes / 2**20:.3f}", milliseconds
-            )
-        screen = console.Console(file=io.StringIO(), width=100)
+            numbers = choice.bytes / 2**20, 1e3 * choice.alternatives[way]
+            shown.add_row(choice.layer, choice.rule, way, *(f"{n:.3f}" for n in numbers))
+        screen = console.Console(file=io.StringIO(), width=100, markup=False)
         screen.print(shown)
         return screen.file.getvalue().rstrip()
 
