@@ -101,7 +101,7 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
     last = [layer for layer in model.layers if layer.weights][-1]
     outputs = getattr(model, "outputs", None) or []
     inputs = outputs if len(outputs) == 1 else []
-    while len(inputs) == 1:  # `model.layers` may have a layer earlier that is also called last.
+    while len(inputs) == 1:  # A layer that was made early may be called again at the end.
         layer, inputs = layer_internals.made_by(inputs[0])
         if getattr(layer, "weights", None):
             last = layer
@@ -110,7 +110,7 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
 
 
 def _of_head(head):
-    """Returns the variables of the last layer to train, without those of an `Embedding` inside."""
+    """Returns the variables to train in the last layer, without those of an `Embedding` inside."""
     if getattr(head, "quantization_mode", None) not in (None, "float8") and not lora.factors(head):
         raise ValueError(
             f"Argument `model` ends with the quantized layer {head.name!r}, and its kernel cannot "

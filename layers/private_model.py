@@ -159,7 +159,7 @@ def make_private_model(
 
 
 def _reset_metric(metric):
-    """Returns a new metric with the same arguments, or the name or function unchanged."""
+    """Returns a new metric with the same arguments; a name or a function is returned as it is."""
     is_object = isinstance(metric, keras.metrics.Metric)
     return type(metric).from_config(metric.get_config()) if is_object else metric
 
@@ -350,7 +350,7 @@ def _pool_of_regions(layer):
 
 
 def batch_norms(layer):
-    """Returns a list of the `BatchNormalization` layers in a model or layer, with itself if one."""
+    """Returns a list of the `BatchNormalization` layers in a model or layer, including itself."""
     layers = layer_internals.flatten_layers(layer)
     return [part for part in layers if isinstance(part, keras.layers.BatchNormalization)]
 
@@ -372,7 +372,7 @@ def _group_norm_like(layer, groups):
 
 
 def _call_without_mask(layer, *args, **kwargs):
-    """Calls a cloned layer; a `GroupNorm` gets no `mask` and `training`, which it does not have."""
+    """Calls a cloned layer; without `mask` and `training`, if it is a `GroupNorm`."""
     if isinstance(layer, GroupNorm):
         kwargs = {key: kwargs[key] for key in kwargs if key not in ("mask", "training")}
     return layer(*args, **kwargs)

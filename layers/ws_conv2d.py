@@ -163,18 +163,18 @@ register_rowwise(WSConv2D)
 class Standardized(typing.NamedTuple):
     """The standardized kernel without its gain, and constants for `WSConv2DRule`.
 
-    All are float32 tensors. The docstring of `WSConv2DRule` defines u and s. It subtracts two terms
-    from a gradient G: its mean, and its component along u.
+    All are float32 tensors. The docstring of `WSConv2DRule` defines u, s and G, the gradient for u.
+    To convert G to the raw kernel, the rule subtracts the mean of G, and the component of G along
+    u.
 
     Attributes:
         unit: [kernel height, kernel width, input channels / groups, filters], u.
         scale: [filters], s.
-        shares: [2, filters], the factor of each of these terms, applied to the sum of G and to
-            the inner product of G with u. It is 1 / fan_in for the first term. For the second it
-            is 1, or 0 for filters where epsilon keeps s constant.
-        weights: [3, filters], the factors of three squares in the squared norm of a gradient: of
-            |G|^2, of the squared sum of G and of the squared inner product. They are s^2, and s^2
-            times `shares`.
+        shares: [2, filters], two factors. The first, 1 / fan_in, makes the mean from the sum of G.
+            The second belongs to the inner product of G with u. It is 1, or 0 for filters where
+            epsilon keeps s constant, because nothing is subtracted along u there.
+        weights: [3, filters], the factors in the squared norm of a converted gradient: s^2 for
+            |G|^2, and s^2 times `shares` for the squared sum of G and the squared inner product.
     """
 
     unit: tf.Tensor

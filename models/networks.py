@@ -319,7 +319,7 @@ def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
 
 
 def _scaled_relu(x, name, beta=1.0):
-    """Returns the ReLU of `x / beta`, scaled so that a Gaussian of deviation `beta` gets one."""
+    """Returns the ReLU of `x / beta`, scaled to variance one for a Gaussian of deviation `beta`."""
     x = keras.layers.ReLU(name=f"{name}_relu")(x)
     return keras.layers.Rescaling(RELU_GAIN / beta, name=f"{name}_scale")(x)
 

@@ -54,7 +54,10 @@ def has_arrays(value):
 
 
 def shortened(value):
-    """Returns a value as text for an error: only the shape of an array, as it may be private."""
+    """Returns the text of a value for an error.
+
+    Arrays may be private, so the text has only their type and shape.
+    """
     if not has_arrays(value):
         return repr(value)
     if isinstance(value, list | tuple):

@@ -41,8 +41,8 @@ def make_folder(path):
 def replacing(path, mode=0o600):
     """Yields a temporary file, which replaces the file `path` at the end of the `with` block.
 
-    The old file remains until all of the new one is on the disk, so a reader or a crash never
-    meets half a file. If the block raises, the old file stays.
+    The old file remains until all of the new one is on the disk, so `path` is never half a file,
+    even after a crash. If the block raises, the old file remains.
 
     Args:
         path: `pathlib.Path` of the file to write.

@@ -9,7 +9,7 @@ _NOT_THE_USERS |= {"contextlib", "threading", "concurrent", "weakref"}
 
 
 def warn(message):
-    """Warns, and shows the innermost line of code that is the user's, not tfdpx's or Keras's.
+    """Warns at the innermost line of the user's code, rather than at a line of tfdpx or Keras.
 
     Args:
         message: String, the text of the warning.

@@ -170,7 +170,7 @@ class Account(_PrivacySpend):
             uncounted.discard(layer)
             ledger = ledger_of_statistics(layer)
             if ledger is not None and ledger.entries:
-                attach(ledger, model.weights)  # Asks for the ledger, of weights followed by now.
+                attach(ledger, model.weights)  # Reads this ledger, so the loop above comes first.
                 self._adapted.add(layer)
 
     def variables(self):
@@ -207,7 +207,7 @@ class Account(_PrivacySpend):
         _tell_others(self, self._trained)
 
     def ledger(self):
-        """Returns the `tfdpx.accounting.Ledger` of all optimizers that have trained the weights."""
+        """Returns the `tfdpx.accounting.Ledger` of all that has been spent on the weights."""
         self._settle()
         for model in list(self._models):  # `Sequential.add` may have added weights to a model.
             if any(mark_of(variable) not in self._followed for variable in model.weights):
@@ -453,7 +453,7 @@ def _loaded(model, arrays, ledger, known):
     for layer in layer_internals.flatten_layers(model):
         # Names are not enough: a layer of the same name may have been adapted without noise.
         if layer.name in adapted and adapted[layer.name] == _digest(layer):
-            declare_statistics(layer, ledger)  # It has the releases.
+            declare_statistics(layer, ledger)  # The ledger includes the cost of the statistics.
 
 
 def _set(layer, values):

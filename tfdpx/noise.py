@@ -43,7 +43,7 @@ def make_seed(seed=None):
 
 # The most values that are drawn at once, to bound the memory of intermediate results.
 _CHUNK = 2**20
-# A value that random words practically never all have; see `_in_a_loop`.
+# A number that practically never equals all words of random seeds; see `_in_a_loop`.
 _UNLIKELY = 0x5DEECE66D
 # Constants of TensorFlow: the number of the algorithm, and the key that scrambles a seed.
 _PHILOX, _SCRAMBLING = 1, 0x02461E293EC8F720

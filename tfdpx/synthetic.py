@@ -474,7 +474,7 @@ def _random_views(source, scale, dtype):
 
 
 def _check_untouched(model):
-    """Raises ValueError if a model is not new, so that it may contain private data."""
+    """Raises ValueError if a model may contain private data, because it is not new."""
     ledger = account.ledger_of(model.weights)
     layers = layer_internals.flatten_layers(model)
     adapted = [x.name for x in layers if layer_internals.adapted_statistics(x) is not None]

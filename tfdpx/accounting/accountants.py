@@ -194,7 +194,7 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
 
 
 class _Losses(Protocol):
-    """The private attributes that are used of a `PrivacyLossDistribution` of dp_accounting."""
+    """The private attributes of dp_accounting's `PrivacyLossDistribution` that are used here."""
 
     _pmf_remove: Any
     _pmf_add: Any
@@ -317,7 +317,10 @@ class _PldAccountant(pld_privacy_accountant.PLDAccountant):
 
 @functools.lru_cache(maxsize=2)
 def _step(noise_multiplier, sampling_probability, grid):
-    """Returns the privacy loss distribution of one step, like `from_gaussian_mechanism`."""
+    """Returns the privacy loss distribution of one step.
+
+    It is computed like dp_accounting's `from_gaussian_mechanism`, but with vectorized deltas.
+    """
     masses = []
     for adjacency in (_Adjacency.REMOVE, _Adjacency.ADD):
         loss = _GaussianLoss(
@@ -342,7 +345,7 @@ class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
     def get_delta_for_epsilon(self, epsilon):
         removes = self.adjacency_type == _Adjacency.REMOVE
         sign = 1 if removes else -1
-        # The loss of every outcome lies on one side of this bound, and is inverted only there.
+        # All losses lie on one side of this bound, so only there can the loss be inverted.
         inverse = sign * epsilon > math.log1p(-self.sampling_prob)
         deltas = np.where(removes & ~inverse, -np.expm1(np.minimum(epsilon, 0.0)), 0.0)
         losses = epsilon[inverse]

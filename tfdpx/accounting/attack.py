@@ -124,7 +124,7 @@ class AttackBounds:
         sampling at all deltas.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
-        # Includes the first point below that delta, because the curve crosses it before that point.
+        # Includes one point below that delta, because the curve crosses the delta just before it.
         is_covered = np.append(True, deltas[:-1] >= self.mu_from_delta)
         epsilons, deltas = self.epsilons[is_covered], deltas[is_covered]
         if np.any(deltas >= 1):
@@ -138,7 +138,7 @@ class AttackBounds:
 
     @property
     def mu_from_delta(self) -> float:
-        """Float: the smallest delta at which `mu` holds, which is `delta` or 1e-9, if larger."""
+        """Float: the smallest delta at which `mu` holds, the larger of `delta` and 1e-9."""
         return max(self.delta, accountants.LEAST_PLD_DELTA)
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ MAX_STEPS = {"rdp": 2**40}  # 2**22 for all other accountants.
 _LEAST_PROBABILITY = 1e-9
 
 _TOLERANCE = 1e-5
-_MOST = 1e3  # An epsilon above so many targets is set to it: the search needs finite numbers.
+_MOST = 1e3  # An epsilon counts as at most this many targets: the search needs finite numbers.
 
 
 def check(quantities: dict[str, Any]) -> None:

@@ -204,7 +204,7 @@ class Ledger:
         """Returns the ledger of all entries of both ledgers, which must be about the same data.
 
         Steps of a run that are in both ledgers count once. The sum is complete if both ledgers are.
-        It has the `delta` and `num_examples` of the ledgers, or None if they differ.
+        Its `delta` and `num_examples` are those of the two ledgers, or None where these differ.
         """
         if not isinstance(other, Ledger):
             return NotImplemented
@@ -297,7 +297,7 @@ class Ledger:
 
     @property
     def selections(self) -> tuple[tuple[Entry, ...], ...]:
-        """Tuple of one tuple per paid search, the `Entry`s of a single run of it."""
+        """Tuple with an item for each paid search: a tuple of the `Entry`s of one of its runs."""
         searches: dict[tuple, list[Entry]] = {}
         for entry in self.entries:
             if entry.kind == SELECTION:

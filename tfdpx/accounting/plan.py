@@ -47,9 +47,10 @@ class PrivacyPlan:
     Guarantee: `steps` updates of a tfdpx optimizer on `plan.batches(...)` are (epsilon, delta)-
     differentially private for adding or removing one example; `tfdpx.accounting.epsilon` lists the
     conditions. The plan itself is public, including `num_examples` and `batch_size`: a data set of
-    `num_examples` examples, and the same data without one example, are both trained with
-    probability `batch_size / num_examples`, and sums are divided by `batch_size`. So the presence
-    and the content of an example are protected, but the number of examples in the plan is not.
+    `num_examples` examples, and the same data without one example, are both trained with the
+    sampling probability `batch_size / num_examples`, and sums are divided by `batch_size`. So the
+    presence and the content of an example are protected, but the number of examples in the plan is
+    not.
     (This is the "zero-out" relation if the missing example is replaced by an empty one.) Delta
     includes the probability that a step draws more examples than `capacity`.
 

@@ -107,7 +107,10 @@ def _left_of(delta, mean):
 
 
 def _event(entries, mean):
-    """Returns a function from a factor of all noise multipliers to the search's `DpEvent`."""
+    """Returns a function that makes the `DpEvent` of a search.
+
+    Its argument is a factor by which all noise multipliers are multiplied.
+    """
     check_mean(mean)
     for entry in entries:
         is_valid = entry.poisson_sampled and entry.sampling_probability is not None

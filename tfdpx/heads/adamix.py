@@ -81,7 +81,7 @@ class AdaMix(Head):
         l2_regularization: Float > 0, lambda, which is added to sums. With the paper's 0.01 the
             public gradients at the start are smaller, and so is the clip; use a larger learning
             rate.
-        quantile: Float in (0, 1], the quantile of the norms of public gradients that is tau.
+        quantile: Float in (0, 1], the quantile of the norms of public gradients that becomes tau.
         projection: Int, the number of columns of U; None for no projection. It is reduced to
             `num_classes - 1` if larger: the columns of `G_public` sum to zero, so another singular
             vector would be only rounding.

@@ -47,7 +47,7 @@ def positive(name: str, value: Any) -> None:
 
 
 def norm_bound(name: str, value: Any) -> None:
-    """Raises ValueError unless the argument `name` has a `value` that can be a clip of l2 norms."""
+    """Raises ValueError unless the argument `name` has a `value` that is a valid clip of norms."""
     is_valid = is_number(value) and value >= rounding.SMALLEST_CLIP
     require(is_valid, name, value, f"be a number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
 

@@ -148,7 +148,7 @@ class FeatureCovariance(Head):
         delta: Float in (0, 1).
         steps: Int, the number of gradients.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, which is added to the mean G/n. None chooses a lambda that
+        l2_regularization: Float, lambda, which is added to G/n (a mean). None chooses a lambda that
             is a quarter larger than the spectral norm of the noise.
         covariance_share: Float in (0, 1), the share of the privacy budget (the sum of 1/sigma^2
             over all releases) that G gets. None gives all releases the same sigma, as in the paper.
@@ -231,7 +231,7 @@ class FeatureCovariance(Head):
             "covariance", second_moment(examples, self.feature_norm_clip), squared
         )
         regularization = self.l2_regularization
-        if regularization is not None:  # It is added to the mean.
+        if regularization is not None:  # Users choose it for the mean, but `covariance` is a sum.
             regularization *= examples.count
         solve = positive_solver(
             covariance,

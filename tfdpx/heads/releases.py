@@ -52,8 +52,8 @@ class Releases:
         Args:
             name: String, one of the planned names.
             value: float64 array.
-            sensitivity: Float, the most by which one example can change `value` in l2 norm. If the
-                release has several parts, by which it can change all parts together.
+            sensitivity: Float. One example changes `value` by at most this much in l2 norm. If the
+                release has several parts, the bound is for all parts together.
             part: Int, the number of the part. A release may consist of parts that are computed one
                 after the other, for example one for each class.
 
