@@ -120,7 +120,7 @@ class Recorder(UnitRecorder):
             return call.forward(self._tape, self.outside.watching)
 
     def check_shapes(self, data):
-        """Counts variables as read outside if a call's inputs may have other shapes per example.
+        """Counts variables as read outside if the shapes of a call's inputs depend on the example.
 
         Args:
             data: Nest of the tensors of one example.

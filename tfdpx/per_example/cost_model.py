@@ -68,8 +68,8 @@ class LayerChoice:
         layer: Name of the layer.
         rule: Name of the rule's class.
         norm: "instantiate" (every example's gradient is formed) or "ghost" (only its norm).
-        sum: "contract" (the instantiated gradients are weighted and added) or "ordinary" (one
-            weight gradient of the rescaled output gradients).
+        sum: "contract" (the formed gradients are weighted and added) or "ordinary" (output
+            gradients are weighted, and one ordinary weight gradient follows for the whole batch).
         flops: Predicted floating point operations of norm and sum, for the whole batch.
         bytes: Predicted bytes of memory traffic.
         alternatives: Dict from "norm/sum" to predicted seconds, for each pair that the rule can do.

@@ -236,7 +236,7 @@ def poisson_sampler(
 
 @functools.lru_cache(maxsize=64)
 def _poisson_draw(count, sampling_probability, capacity):
-    """Returns a traced function `draw(key, step)`: `poisson_rows`, checked against `capacity`.
+    """Returns a traced function `draw(key, step)` of `poisson_rows` that checks `capacity`.
 
     The function is cached, so it is traced once for each size of a data set.
     """

@@ -199,7 +199,7 @@ class StopAtBudget(keras.callbacks.Callback):
         )
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Computes the end again, because a callback may have restored weights."""
+        """Computes the end of the budget again, because a callback may have restored weights."""
         self._session.find_end()
 
     def on_train_batch_end(self, batch, logs=None):

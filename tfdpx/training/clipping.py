@@ -181,8 +181,9 @@ class AdaptiveClip(ClipPolicy):
     divided by the clip.
 
     Guarantee: an update costs the same as one Gaussian mechanism with the optimizer's noise
-    multiplier sigma, which the ledger counts. It releases two sums: the clipped gradients with
-    noise z, and (indicator - 1/2) with noise sigma_b, where 1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2.
+    multiplier sigma, which the ledger counts. It releases two sums: of the clipped gradients, with
+    noise z, and of (indicator - 1/2), with noise sigma_b, where 1/z^2 = 1/sigma^2 - 1/(2
+    sigma_b)^2. An example's indicator falls from 1 to 0 where its norm rises from 0.95 C to 1.05 C.
     Multiplied by z/sigma_b, the second sum has noise z too. One example then moves both sums
     together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma.
 
@@ -293,9 +294,9 @@ class AdaptiveClip(ClipPolicy):
 class IndividualClip(ClipPolicy):
     """Clips each example at its most recently measured norm, for an `IndividualAccountant`.
 
-    Each example has a level. Level n, from 1 on, stands for the n-th of the accountant's fractions
-    of the clip. When an example's level may change, its steps at the old level are counted. Until
-    then, their number follows from the first step at that level.
+    Each example has a level: level n, from 1 on, is the n-th of the accountant's fractions of the
+    clip. For each example and level, this policy counts the steps that the example had at the
+    level. The count is updated when the example's level may change.
 
     The norms are functions of the private data, so neither Keras nor `tf.train.Checkpoint` saves
     them. Only `tfdpx.callbacks.Checkpoint` does.

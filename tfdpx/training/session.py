@@ -205,7 +205,7 @@ class Session:
         reset_between_fits(self._optimizer)
 
     def renew(self):
-        """Draws a fresh secret and computes the end, at the start and when weights are restored."""
+        """Draws a fresh secret and finds the budget's end, at the start and for restored weights."""
         self._renewals += 1
         self.begin()
         self.find_end()
@@ -273,7 +273,7 @@ class Session:
         self.find_end()
 
     def find_end(self):
-        """Computes the end again from everything that was spent."""
+        """Computes the end of the budget again, from everything that was spent."""
         rate = self._probability
         updates_of_plans = [updates_left(self._optimizer, plan, rate) for plan in self._plans]
         least = min(updates_of_plans, default=None)
