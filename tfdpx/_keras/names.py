@@ -145,7 +145,7 @@ TABLE = (
 
 @functools.cache
 def find(name: str) -> tuple[Any, str]:
-    """Returns the module of the installed Keras that has a function or class, and `name`.
+    """Returns the module of the installed Keras that has the object `name`, and `name`.
 
     Raises:
         ImportError: If Keras has it in none of its places in `TABLE`.

@@ -286,7 +286,7 @@ def _keeps_array(layer):
 
 @functools.cache
 def _names_of_numbers(layer_class):
-    """Returns the arguments of the constructors of a class that are numbers, a list of str."""
+    """Returns the names of the constructor arguments of a class that default to a float."""
     constructors = [vars(base).get("__init__", object) for base in layer_class.__mro__]
     signatures = [inspect.signature(constructor) for constructor in constructors]
     parameters = [p for signature in signatures for p in signature.parameters.values()]

@@ -29,8 +29,8 @@ class RandomAccess:
     Pass it in place of arrays to any function that draws batches, for example
     `plan.batches(RandomAccess(source))`. Only the batches that are being prepared are in memory.
     Several threads read and decode the examples of a batch. They run in parallel where they call
-    Pillow, NumPy or TensorFlow. With one seed, the draws are the same as for arrays in the same
-    order.
+    Pillow, NumPy or TensorFlow. With the same seed, the draws are the same as for arrays in the
+    same order.
 
     Args:
         source: Object with `__len__` and `__getitem__(int)`, safe to call from several threads. An

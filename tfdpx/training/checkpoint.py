@@ -328,7 +328,7 @@ def place_checkpoint(callbacks):
 
 @contextlib.contextmanager
 def _unchanged_on_error(model):
-    """Context manager in which an error restores weights and optimizer state, not the ledger."""
+    """Context manager that restores weights and optimizer state, not the ledger, after errors."""
     optimizer = model_internals.innermost(model.optimizer)
     variables = [*model.variables, *optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]

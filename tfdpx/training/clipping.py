@@ -148,8 +148,8 @@ class AutomaticClip(ClipPolicy):
     stability) / B < 1/B`.
 
     Args:
-        stability: Float >= 1e-9. Gradients much shorter than it keep their length; longer ones
-            count only by their direction.
+        stability: Float >= 1e-9. Gradients that are much shorter keep their relative lengths;
+            longer ones count only by their direction.
 
     Raises:
         ValueError: If `stability` is out of range.

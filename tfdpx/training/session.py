@@ -205,7 +205,7 @@ class Session:
         reset_between_fits(self._optimizer)
 
     def renew(self):
-        """Draws a fresh secret and finds the budget's end, at the start and for restored weights."""
+        """Draws a fresh secret and finds the budget's end, at the start and after a restore."""
         self._renewals += 1
         self.begin()
         self.find_end()

@@ -162,7 +162,7 @@ class LoraEmbeddingRule(EmbeddingRule):
 
     @property
     def small_gradients(self):
-        """See `Rule.small_gradients`: B."""
+        """See `Rule.small_gradients`: the factor B."""
         b = self.layer.lora_embeddings_b
         if not self.explains(b):
             return []
