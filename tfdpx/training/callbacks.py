@@ -181,7 +181,7 @@ class TensorBoard(keras.callbacks.Callback):
         return {("train", name): epsilon, ("budget", name): plan.epsilon}
 
     def _after_save(self, numbers):
-        """Writes numbers, a dict by (run, name), once a `Checkpoint` has saved the updates; or now."""
+        """Writes numbers by (run, name) once a `Checkpoint` has saved the updates, or now."""
         optimizer = model_internals.innermost(self.model.optimizer)
         is_private = hasattr(optimizer, "ledger")
         step = steps_taken(optimizer) if is_private else _to_float(optimizer.iterations)
