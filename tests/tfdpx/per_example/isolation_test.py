@@ -281,7 +281,7 @@ PLANTED = {
     "softmax": lambda x: layers.Softmax(axis=0)(x),
     "normalization": lambda x: layers.LayerNormalization([0, 2], center=False, scale=False)(x),
     "concatenation": lambda x: layers.Concatenate(axis=0)([x, x]),
-    "batch normalization": lambda x: layers.BatchNormalization()(x),
+    "batch normalization": lambda x: layers.BatchNormalization(scale=False, center=False)(x),
     "quantized": lambda x: (m := keras.Model(x, layers.Dense(3)(x)), m.quantize("int8"))[0],
     "one image": lambda x: layers.Resizing(1, 1)(x),
     "layer of two ranks": lambda x: centred(x, of_two_ranks(x)),
