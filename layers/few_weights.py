@@ -37,8 +37,8 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
     In all four cases the last layer is trained, too. It is the last layer with weights before the
     output, usually the new head; in a subclassed model, the last one that the constructor made. If
     the last layer is, or contains, an `Embedding`, this embedding is not trained, because language
-    models also use it as their first layer. But if the last layer is an `Embedding`, `"last"`
-    trains it.
+    models also use it as their first layer. There is one exception: `"last"` trains an `Embedding`
+    that is itself the last layer.
 
     Call this function before `compile`: as in Keras, it does not change the training of a model
     that is compiled already. Keras saves which layers are trainable, but not which weights of a

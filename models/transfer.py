@@ -75,8 +75,8 @@ def backbone(
 
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` of any dtype, with
-        values from 0 to 255, to features `[batch, dimensions]`. It has a layer with the name of the
-        network, which is the network.
+        values from 0 to 255, to features `[batch, dimensions]`. One of its layers is the network
+        itself, under the name of the network.
 
     Raises:
         ValueError: If there is no network of that name, the weights do not match, the model does

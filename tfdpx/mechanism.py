@@ -112,8 +112,8 @@ def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
 def zero_invalid(factors, squared_norms, present):
     """Returns the clip factors, with 0 for each example that must not contribute.
 
-    These are absent examples, examples with a norm that is not finite, and factors that are not
-    finite, for example one that a clip policy has divided by a norm of zero.
+    These are absent examples, and examples with a norm or a factor that is not finite. A factor is
+    infinite, for example, if a clip policy has divided it by a norm of zero.
 
     Args:
         factors: float32 [n], from any clip policy.

@@ -124,8 +124,8 @@ class DeadLeaves(Generator):
     (Baradad et al. 2021).
 
     The images are exact samples of this distribution: each new leaf is placed behind the earlier
-    ones, until every pixel is covered, so an image does not depend on a number of leaves. Leaves
-    may have their centre outside of the image, so its border looks like its middle.
+    ones until every pixel is covered, so no number of leaves has to be chosen. Leaves may have
+    their centre outside of the image, so its border looks like its middle.
 
     Args:
         image_size: Int >= 1, or a pair of these: height and width in pixels.

@@ -100,9 +100,10 @@ def solve(
         on the side of a smaller epsilon.
 
     Raises:
-        ValueError: If the target is out of range. Or if the search reaches an end of its range, so
-            that no value is within the target, or the target does not limit the noise or the steps.
-            The range is noise multipliers in [0.1, 1e6], and up to 2**22 steps (2**40 for "rdp").
+        ValueError: If the target is out of range. Also if no value in the range of the search is
+            within the target, or if all noise multipliers, or all numbers of steps, in the range
+            are. The range is [0.1, 1e6] for the noise multiplier, and 1 to 2**22 (2**40 for "rdp")
+            for the steps.
     """
     target, delta = quantities["epsilon"], quantities["delta"]
     check_target(target)

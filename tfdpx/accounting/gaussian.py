@@ -220,9 +220,9 @@ def added_delta(
     """Returns a bound on the delta that is added because the noise has a largest value.
 
     The accountants assume Gaussian noise without such a limit. Let two data sets differ in one
-    example. If both of them can lead to an output, the ratio of its densities is the same as with
-    Gaussian noise. But some outputs are possible with only one of the data sets. Their probability
-    is added to delta, and this function bounds it.
+    example. For an output that is possible with both data sets, the ratio of the two densities is
+    the same as with Gaussian noise. But some outputs are possible with only one of the data sets.
+    Their probability is added to delta, and this function bounds it.
 
     The noise consists of n pairs of values, and each pair lies in a disc with a radius of R
     standard deviations. The example shifts the center of a pair by t standard deviations. The

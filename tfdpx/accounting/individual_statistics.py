@@ -54,18 +54,18 @@ def release_statistics(
 
     Guarantee: the release costs as much as 4 + `steps` Gaussian mechanisms with `noise_multiplier`
     on the full data, for adding or removing one example; without quantiles, only 4. The number of
-    examples is public. A value may depend only on its example and on public information. The
-    epsilons of an `IndividualAccountant` satisfy this, because their other input is noisy weights.
+    examples is public. A value may depend only on its example and on public information. This holds
+    for the epsilons of an `IndividualAccountant`, which depend on the example and on noisy weights.
 
     Mean: noise is added to the sum of `value - bound / 2`, which one example changes by at most
     `bound / 2`. This release has half of the noise and counts as four.
 
     Quantiles: for m shares there are m thresholds. Each step counts the values below each threshold
-    with noise, and then moves the thresholds toward the quantiles by a gradient step of Andrew et
-    al. 2021 (arXiv:1905.03871). Half of the number of examples is subtracted from each count, so
-    one example changes all m counts together by `sqrt(m) / 2` in l2 norm. At the end, one
-    increasing curve is fitted to all noisy counts, and the quantiles are read from it. The fit
-    averages the noise and costs no privacy.
+    with noise, and then moves the thresholds toward the quantiles by a step of gradient descent on
+    the loss of Andrew et al. 2021 (arXiv:1905.03871). Half of the number of examples is subtracted
+    from each count, so one example changes all m counts together by `sqrt(m) / 2` in l2 norm. At
+    the end, one increasing curve is fitted to all noisy counts, and the quantiles are read from it.
+    The fit averages the noise and costs no privacy.
 
     Args:
         values: Float array [num_examples], the numbers. They are clipped to [0, `bound`].

@@ -196,8 +196,9 @@ class Record:
 
         In each epoch an example is in one shuffled batch, so an epoch costs at most as much as one
         update on the full data. An entry of n steps belongs to one `fit`, which may begin within an
-        epoch. Its first step may be the last of an epoch, so it counts as one epoch, plus the
-        epochs, rounded up, of the other n - 1 steps. Batches that no plan drew remain unchanged.
+        epoch. Its first step may be the last of an epoch, so this step counts as one epoch. The
+        other n - 1 steps count as their number of epochs, rounded up. Batches that no plan drew
+        remain unchanged.
         """
         entries = tuple(
             _as_shuffled(entry) if entry.shuffled else entry for entry in self.ledger.entries
