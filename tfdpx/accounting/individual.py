@@ -89,10 +89,11 @@ class IndividualAccountant:
 
     Guarantee. Take an example i, and two data sets that differ only in having it. The clip of i at
     a step depends on i, on the earlier draws of i, and on earlier weights, which are noisy. It
-    depends on no other example except through these. (The draws of i do no harm: the training
-    without i could simulate them, from their distribution for the same weights. Then each step is a
-    sampled Gaussian mechanism with the sensitivity that is charged, and the simulated draws cost
-    nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy losses at such clips add up:
+    depends on no other example except through these. (It may depend on the draws of i, because the
+    training without i could simulate these draws, from their distribution for the same weights.
+    Each step is then a sampled Gaussian mechanism with the sensitivity that is charged, and the
+    simulation costs nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy losses at such clips
+    add up:
 
     - If the sum of the RDP of i is at most R(a) in every possible run, then the training is
       (a, R(a))-RDP for adding or removing i. The plan's epsilon is such a bound for all runs, and
@@ -102,9 +103,10 @@ class IndividualAccountant:
       over noise and draws. (The privacy loss is the log of the likelihood ratio of the weights and
       the draws of i.) As in Yu et al., `epsilon` uses the best order and is called the epsilon
       of i. It describes this run, and is no promise made before the training. Only the conversion
-      "mironov" gives this bound. With the improved or the exact conversion, the privacy loss
-      exceeds epsilon with a probability of several delta, and more so for shorter norms
-      (`docs/individual.md`). The same is true of the plan's epsilon, which `epsilon` never exceeds.
+      "mironov" gives this bound. With the improved or the exact conversion, the privacy loss of a
+      run exceeds epsilon with a probability of several delta, which is larger for shorter norms
+      (`docs/individual.md`). The plan's epsilon is not such a bound for a single run, either.
+      `epsilon` never exceeds the plan's epsilon.
 
     Limits. The individual epsilons depend on private data: tell an epsilon at most to the person
     whom the example is about, and publish statistics only by `release`. The float32 sum of a batch

@@ -287,9 +287,9 @@ class PublicSet:
         """Returns the kernel that minimizes the regularized loss of the public examples.
 
         The regularizer is `l2_regularization / 2 |kernel - reference|^2`. L-BFGS in float64 runs
-        until each entry of the gradient is at most 1e-6, or for 500 iterations. For speed it
-        searches only the combinations of the rows of `x`, to which the solution minus `reference`
-        belongs.
+        until each entry of the gradient is at most 1e-6, or for 500 iterations. The difference of
+        the solution and `reference` is a linear combination of the rows of `x`, so the search is
+        only among these.
 
         Args:
             l2_regularization: Float > 0. Separable data would have no minimum without it.

@@ -70,10 +70,10 @@ class Releases:
     ) -> np.ndarray:
         """Returns a symmetric matrix with symmetric noise.
 
-        The noise is (N + N^T) / 2, with N as in `gaussian`. It has the standard deviation
-        s = noise_multiplier * sensitivity on the diagonal, and s / sqrt(2) in all other entries,
-        with half of the variance that the paper adds there. It is as private as the paper's release
-        of V + N: the symmetric part of V + N is V + (N + N^T) / 2, and computing it reads no data.
+        The paper releases V + N for a symmetric matrix V, with noise N as in `gaussian`. This
+        method releases the symmetric part of V + N, which is V + (N + N^T) / 2. That is as private,
+        because computing the symmetric part reads no data. The noise has the standard deviation
+        s = noise_multiplier * sensitivity on the diagonal, and only s / sqrt(2) in other entries.
 
         Args:
             name: As for `gaussian`.
