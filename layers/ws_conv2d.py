@@ -280,8 +280,9 @@ class WSConv2DRule(Conv2DRule):
     def measured(self, measurements):
         """Adds the two inner products and their rounding errors; see `Conv2DRule.measured`.
 
-        As a vector over filters, each of the inner products has an error of at most M times that of
-        a sum over positions of inner products with a vector of length one.
+        Each inner product is a vector over filters, and a sum over positions of inner products with
+        a vector of length one. Its rounding error is at most the relative error of such a sum,
+        times M, the sum of the sizes of the terms (`tfdpx.per_example.rounding`).
         """
         fan_in = math.prod(self.kernel_shape[:3])
         by_axis = self.window.taps + self.kernel_shape[2]

@@ -395,11 +395,11 @@ def without_batch_statistics(model, batch_norm):
 
 
 def _remembering(model):
-    """Returns a model with the same layers that is saved with its frozen layers.
+    """Returns a model with the same layers that saves which of its layers are frozen.
 
-    The backbones of keras_cv and keras-hub do not save which of their layers are frozen, so they
-    are rebuilt as plain functional models. A model without batch normalization is returned as it
-    is, because some backbones have layers that cannot be loaded outside of them.
+    The backbones of keras_cv and keras-hub do not save this, so they are rebuilt as plain
+    functional models. A model without batch normalization is returned as it is, because some
+    backbones have layers that cannot be loaded in another model.
     """
     inside = hasattr(model, "inputs") and not isinstance(model, keras.Sequential)
     if not inside or not batch_norms(model):

@@ -205,10 +205,10 @@ def attack_bounds(
 
 
 def _with_selections(deltas, epsilon, failure):
-    """Returns the privacy profile after composition with the worst mechanism of its guarantee.
+    """Returns a privacy profile, composed with the worst (epsilon, failure)-private mechanism.
 
-    The worst (epsilon, failure)-private mechanism reveals everything with probability `failure`.
-    Otherwise its privacy loss is plus or minus `epsilon`.
+    The worst such mechanism reveals everything with probability `failure`. Otherwise its privacy
+    loss is plus or minus `epsilon`.
 
     Args:
         deltas: Function, the privacy profile before: from an array of epsilons >= 0 to deltas.

@@ -168,7 +168,10 @@ def _losses_of_step(noise, probability, k, grid):
     least, most = np.array(-_TAIL * noise), np.array(k + _TAIL * noise)
 
     def outcomes(losses):
-        """Returns the outcome x with each loss, by bisection; `least` for smaller losses."""
+        """Returns for each privacy loss the outcome x that has it, by bisection.
+
+        If even `least` has a larger loss, the function returns `least`.
+        """
         low, high = np.full(losses.shape, least), np.full(losses.shape, most)
         for _ in range(60):
             middle = (low + high) / 2

@@ -380,9 +380,10 @@ class Losses:
     ) -> np.ndarray:
         """Returns `of_step`, interpolated for speed between the values on a grid of fractions.
 
-        The result is never too low. For exp((a - 1) RDP) - 1 is a power series of the fraction with
-        positive coefficients. Its log is therefore a convex function of the log of the fraction, so
-        linear interpolation between two points lies above it.
+        The result is never too low, for the following reason. At order a, exp((a - 1) RDP) - 1 is a
+        power series of the fraction with positive coefficients. The log of the series is therefore
+        a convex function of the log of the fraction, and linear interpolation of a convex function
+        is never below the function.
         """
         if sampling_probability == 1:
             return self.of_step(fractions, noise_multiplier, sampling_probability)
