@@ -15,6 +15,7 @@ import itertools
 import math
 import pathlib
 import re
+import signal
 
 from absl import app, flags
 
@@ -178,5 +179,6 @@ def _read(path):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Ends quietly if `head` closes the pipe.
     define_flags(flags.FLAGS)
     app.run(main, flags_parser=parse_flags)

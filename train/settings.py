@@ -320,10 +320,12 @@ class Settings:
             try:
                 name, lower, upper = text.rsplit(":", 2)
                 ranges[name] = float(lower), float(upper)
+                if math.isnan(sum(ranges[name])):
+                    raise ValueError("A bound is NaN.")
             except ValueError as error:
                 raise UserError(
-                    "Flag --bounds must be COLUMN:LOWER:UPPER, more separated by commas. Received: "
-                    f"--bounds={text}."
+                    "Flag --bounds must be COLUMN:LOWER:UPPER, with two numbers; separate several "
+                    f"by commas. Received: --bounds={text}."
                 ) from error
         return ranges
 

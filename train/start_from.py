@@ -320,7 +320,8 @@ def _described(model, path, pixels):
         _, head = transfer.without_head(model)
         _, scaled = transfer.preparation(model, pixels)
     except ValueError as error:
-        raise UserError(f"Cannot start from --init_from={path}: {error}") from error
+        text = str(error).replace(" pixels=", " --pixels=")
+        raise UserError(f"Cannot start from --init_from={path}: {text}") from error
     head = head and f"without its last layer, {head!r} of {model.outputs[0].shape[-1]} outputs"
     size = "x".join(str(side or "any") for side in shape[:2])
     colours = "gray" if shape[2] == 1 else "in colour"

@@ -148,7 +148,7 @@ def test_pixels_arrive_as_the_flag_says_or_the_model_expects(pixels, first, name
 
 def test_unknown_scaling_of_pixels_is_asked_for(tmp_path):
     for name in ("theirs", "convnext_tiny"):  # The second has lost its scaling.
-        with pytest.raises(UserError, match="pixels=0..255 or pixels=0..1 or"):
+        with pytest.raises(UserError, match="--pixels=0..255 or --pixels=0..1 or"):
             start(file_of(theirs(name=name), tmp_path))
 
 

@@ -112,6 +112,7 @@ REFUSALS = [
     (GOOD, dict(target_lower=0.0), "no effect without --target_upper"),
     (GOOD, dict(bounds=["x:2:1"]), "lower < upper"),
     (GOOD, dict(bounds=["x:2"]), "COLUMN:LOWER:UPPER"),
+    (GOOD, dict(bounds=["x:0:nan"]), "COLUMN:LOWER:UPPER, with two numbers"),
     (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
     (GOOD, dict(epsilon=1.0), "too few to find the ranges.* rows, or epsilon=.*--bounds=x"),
     (GOOD, dict(augmult=4), "--augmult belongs to images"),
