@@ -437,6 +437,54 @@ class BeforeActivation(Rule):
         return call.activate(watch(layer_internals.call_operation(linear, call.args, call.kwargs)))
 
 
+class RuleOfParts(Rule):
+    """A rule of a layer with several kernels: each is the only large variable of a part.
+
+    Attributes:
+        parts: List of `Rule`s of the same call; a subclass fills it.
+    """
+
+    parts: list[Rule]
+
+    @property
+    def large_variables(self):
+        """See `Rule.large_variables`: the kernels."""
+        return [v for part in self.parts for v in part.large_variables]
+
+    @property
+    def choices(self):
+        """See `Rule.choices`: one a kernel."""
+        name = type(self).__name__
+        return [dataclasses.replace(part.choice, rule=name) for part in self.parts]
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        pairs = [
+            pair
+            for part in self.parts
+            for pair in zip(part.variables, part.per_example_gradients(), strict=True)
+        ]
+        return self.in_order([*pairs, *self.small_gradients])
+
+    def squared_norms(self):
+        """See `Rule.squared_norms`."""
+        return rounding.add_up([part.squared_norms() for part in self.parts])
+
+    @property
+    def inputs_to_mask(self):
+        """See `Rule.inputs_to_mask`."""
+        return [tensor for part in self.parts for tensor in part.inputs_to_mask]
+
+    def clipped_sum(self, factors, masked=None):
+        """See `Rule.clipped_sum`."""
+        if masked is None:
+            masked = zero_excluded(self.inputs_to_mask, factors)
+        masked, sums = iter(masked), []
+        for part in self.parts:
+            sums += part.clipped_sum(factors, [next(masked) for _ in part.inputs_to_mask])
+        return sums
+
+
 # `TimeDistributed` calls its sublayer in a loop, where inputs cannot be captured one by one.
 @register(keras.layers.TimeDistributed)
 class GenericRule(Rule):

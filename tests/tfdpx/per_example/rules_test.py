@@ -10,7 +10,7 @@ from oracle import assert_matches_batches_of_one, run_engine
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d import WSConv2DRule
 from tfdpx.per_example import cost_model, explain, rounding, rule
-from tfdpx.per_example.rows import split_views
+from tfdpx.per_example.rows import split_views, sum_rows
 from tfdpx.per_example.rules import (
     contraction,
     convolution,
@@ -105,6 +105,18 @@ RULES = {
             (3, "valid", 1, 1, (2, 1)),
         )
     ],
+    "depthwise_1d": lambda: [
+        (layers.DepthwiseConv1D(4, strides, padding, 2, dilation_rate=dilation), (7, 3))
+        for strides, padding, dilation in ((1, "same", 1), (2, "valid", 1), (1, "valid", 2))
+    ],
+    "separable": lambda: [
+        (layer(3, size, activation="relu", use_bias=size < 5, **arguments), shape)
+        for layer, shape in ((layers.SeparableConv1D, (7, 2)), (layers.SeparableConv2D, (7, 6, 2)))
+        for size, arguments in (
+            (2, {"strides": 2}), (3, {"padding": "same", "depth_multiplier": 2}),
+            (2, {"dilation_rate": 2}), (5, {"padding": "same"}),
+        )
+    ],
     "group_norm": lambda: [
         (GroupNorm(groups, axis=axis, scale=scale, center=center), (4, 3, 4))
         for groups, axis, scale, center in (
@@ -178,7 +190,6 @@ def generic():
         (layers.Conv1D(3, 2, padding="causal"), (6, 2)),
         (layers.Conv2DTranspose(3, 2, strides=2), (3, 3, 2)),
         (layers.TimeDistributed(layers.Dense(3)), (4, 3)),
-        (layers.SeparableConv2D(3, 2), (4, 4, 2)),
         (layers.Conv3D(2, 2), (3, 3, 3, 2)),
         (layers.PReLU(), (4, 3)),
         (layers.UnitNormalization(), (4, 3)),
@@ -236,6 +247,7 @@ def _drops_the_last_step(self):
 
 of_kernel = recurrent._KernelRule.inputs_by_position.func
 side_by_side, correlate = convolution._join_as_channels, window.Window.correlate
+to_kernel = convolution.DepthwiseConvRule.to_kernel
 
 
 PLANTED = [
@@ -248,6 +260,10 @@ PLANTED = [
     (WSConv2DRule, "post_sum_transforms", rule.Rule.post_sum_transforms, "ws_conv2d"),
     (convolution, "_join_as_channels", lambda *a: tf.reverse(side_by_side(*a), [-1]), "depthwise"),
     (window.Window, "correlate", lambda s, x, g: correlate(s, x, tf.reverse(g, [0])), "depthwise"),
+    (convolution.DepthwiseConvRule, "to_kernel", lambda s, g: tf.reverse(to_kernel(s, g), [-3]),
+     "depthwise_1d"),
+    (convolution._PointwiseRule, "sum_positions", lambda s, g: sum_rows(g[:, :, :1], 2, [1, 2]),
+     "separable"),
     (normalization.GroupNormalizationRule, "scale_gradients",
      lambda s: s.offset_gradients(), "group_norm"),
     (normalization.LayerNormalizationRule, "scale_gradients", lambda s: s.offset_gradients(),

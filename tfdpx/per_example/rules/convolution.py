@@ -1,12 +1,15 @@
-"""The rules of `keras.layers.Conv2D` and `keras.layers.DepthwiseConv2D`."""
+"""The rules of `Conv2D`, and of depthwise and separable convolutions of images and sequences."""
 
+import copy
 import dataclasses
 import functools
 import math
+import types
 
 import keras
 import tensorflow as tf
 
+from tfdpx._keras import layer_internals
 from tfdpx._keras.tensorflow_internals import call_cached_trace
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, cheapest
@@ -17,7 +20,7 @@ from tfdpx.per_example.rows import (
     scale_examples,
     sum_rows,
 )
-from tfdpx.per_example.rule import BeforeActivation, register
+from tfdpx.per_example.rule import BeforeActivation, RuleOfParts, register
 from tfdpx.per_example.rules.contraction import FLOAT, gram, length
 from tfdpx.per_example.rules.window import Window
 
@@ -300,9 +303,11 @@ class Conv2DRule(BeforeActivation):
         return rounding.Measured(squares, rounding.size_of(gradients, 2), length(magnitudes))
 
 
-@register(keras.layers.DepthwiseConv2D)
-class DepthwiseConv2DRule(Conv2DRule):
-    """The rule of `DepthwiseConv2D`, a convolution with a group for each channel.
+@register(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+class DepthwiseConvRule(Conv2DRule):
+    """The rule of depthwise convolutions, with a group for each channel.
+
+    A sequence is an image of one row.
 
     No channel sees another, so the images of all examples can be joined as channels of one image.
     One ordinary weight gradient, or one convolution of images with output gradients, then contains
@@ -312,11 +317,15 @@ class DepthwiseConv2DRule(Conv2DRule):
     assumes = ("call", "kernel")
     _by_calls = False
 
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """See `Rule.handles`: strides or dilation, not both, which `Window` has not."""
+        return not _is_strided_and_dilated(layer) and super().handles(layer, registered_class)
+
     @property
     def kernel_shape(self):
         """See `Conv2DRule.kernel_shape`."""
-        height, width, channels, multiplier = self.layer.kernel.shape
-        return [height, width, 1, channels * multiplier]
+        return [*self.window.size, 1, math.prod(self.layer.kernel.shape[-2:])]
 
     def to_kernel(self, gradients):
         """See `Conv2DRule.to_kernel`."""
@@ -360,6 +369,89 @@ class DepthwiseConv2DRule(Conv2DRule):
         return {way: costs[way] for way in ("instantiate", "contract")}
 
 
+class _PointwiseRule(Conv2DRule):
+    """A convolution by one pixel."""
+
+    kernel_shape = property(lambda self: [1, 1, *self.layer.kernel.shape[-2:]])
+    to_kernel = DepthwiseConvRule.to_kernel
+
+
+@register(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
+class SeparableConvRule(RuleOfParts):
+    """A depthwise convolution, then one by one pixel: the channels between them are watched."""
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """See `Rule.handles`: strides or dilation, not both."""
+        return not _is_strided_and_dilated(layer) and super().handles(layer, registered_class)
+
+    @classmethod
+    def forward(cls, call, watch):
+        """See `Rule.forward`."""
+        layer, ops = call.layer, keras.ops
+
+        def convolve(inputs):
+            settings = layer.strides, layer.padding, layer.data_format, layer.dilation_rate
+            channels = watch(ops.depthwise_conv(inputs, layer.depthwise_kernel, *settings))
+            call.kept["channels"] = channels
+            outputs = ops.conv(
+                channels, layer.pointwise_kernel, padding="valid", data_format=layer.data_format
+            )
+            if layer.bias is None:
+                return outputs
+            is_last = layer.data_format == "channels_last"
+            axes = [] if is_last else [1] * layer.rank
+            return outputs + ops.reshape(layer.bias, [-1, *axes])
+
+        linear = layer_internals.without(layer, call=convolve)
+        return call.activate(watch(layer_internals.call_operation(linear, call.args, call.kwargs)))
+
+    def __init__(self, call, output_gradients, num_views, variables):
+        super().__init__(call, output_gradients, num_views, variables)
+        layer, ones = self.layer, (1,) * self.layer.rank
+        at_channels, at_outputs = output_gradients
+        shared = {"name": layer.name, "data_format": layer.data_format}
+        depthwise = types.SimpleNamespace(
+            **shared, kernel=layer.depthwise_kernel, bias=None, kernel_size=layer.kernel_size,
+            strides=layer.strides, dilation_rate=layer.dilation_rate, padding=layer.padding,
+            depth_multiplier=layer.depth_multiplier,
+        )  # fmt: skip
+        pointwise = types.SimpleNamespace(
+            **shared, kernel=layer.pointwise_kernel, bias=None, kernel_size=ones, strides=ones,
+            dilation_rate=ones, padding="valid",
+        )  # fmt: skip
+        self._pointwise = _PointwiseRule(
+            _part(call, pointwise, call.kept["channels"]),
+            [at_outputs],
+            num_views,
+            [pointwise.kernel],
+        )
+        self._depthwise = DepthwiseConvRule(
+            _part(call, depthwise, call.args[0]), [at_channels], num_views, [depthwise.kernel]
+        )
+        parts = self._depthwise, self._pointwise
+        self.parts = [part for part in parts if self.explains(part.layer.kernel)]
+
+    @functools.cached_property
+    def small_gradients(self):
+        """See `Rule.small_gradients`: the bias."""
+        if not self.explains(self.layer.bias):
+            return []
+        gradients = self._pointwise.convolved_gradients
+        return [(self.layer.bias, self._pointwise.sum_positions(gradients))]
+
+
+def _part(call, layer, inputs):
+    """Returns a `Call` of a part of a layer."""
+    part = copy.copy(call)
+    part.layer, part.args = layer, (inputs,)
+    return part
+
+
+def _is_strided_and_dilated(layer):
+    return max(layer.strides) > 1 and max(layer.dilation_rate) > 1
+
+
 def _join_as_channels(images):
     """Reshapes [N, H, W, C] to [1, H, W, N * C]."""
     channels = tf.transpose(images, [1, 2, 0, 3])
@@ -400,7 +492,7 @@ def _statistics(gradients, unit):
 
 
 def channels_last(images, layer):
-    """Returns `images` in the layout [N, H, W, C], from any data format of the layer."""
-    if layer.data_format == "channels_last":
-        return images
-    return tf.transpose(images, [0, 2, 3, 1])
+    """Returns `images` as [N, H, W, C], from any data format; sequences as images of one row."""
+    if layer.data_format != "channels_last":
+        images = tf.transpose(images, [0, *range(2, images.shape.rank), 1])
+    return images if images.shape.rank == 4 else images[:, tf.newaxis]

@@ -15,15 +15,14 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, tensorflow_internals
-from tfdpx.per_example import rounding
-from tfdpx.per_example.rows import positions, sum_rows, zero_excluded
+from tfdpx.per_example.rows import positions, sum_rows
 from tfdpx.per_example.rowwise import cells_of, has_plain_cells
-from tfdpx.per_example.rule import Rule, register
+from tfdpx.per_example.rule import RuleOfParts, register
 from tfdpx.per_example.rules.contraction import ProductRule
 
 
 @register(keras.layers.RNN)
-class RecurrentRule(Rule):
+class RecurrentRule(RuleOfParts):
     """A rule with two products for each cell: inputs, and states, times the gates' gradients."""
 
     keeps_draws = True
@@ -43,7 +42,7 @@ class RecurrentRule(Rule):
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)
-        self._kernels, self._biases = [], []
+        self.parts, self._biases = [], []
         gradients = iter(self.output_gradients)
         for cell, tensors in zip(cells_of(self.layer), call.kept["cells"], strict=True):
             at_inputs = next(gradients)
@@ -53,7 +52,7 @@ class RecurrentRule(Rule):
                 (cell.recurrent_kernel, tensors["states"], at_states),
             ):
                 if self.explains(kernel):
-                    self._kernels.append(_KernelRule(self, kernel, operands, gradient))
+                    self.parts.append(_KernelRule(self, kernel, operands, gradient))
             if self.explains(cell.bias):
                 gate_gradients = [at_inputs, at_states] if len(cell.bias.shape) > 1 else [at_inputs]
                 self._biases.append((cell.bias, gate_gradients))
@@ -66,40 +65,6 @@ class RecurrentRule(Rule):
             for bias, gradients in self._biases
         ]
         return [(b, parts[0] if len(parts) == 1 else tf.stack(parts, 1)) for b, parts in sums]
-
-    @property
-    def large_variables(self):
-        """See `Rule.large_variables`: the kernels."""
-        return [kernel.variables[0] for kernel in self._kernels]
-
-    @property
-    def choices(self):
-        """See `Rule.choices`: one for each kernel."""
-        name = type(self).__name__
-        return [dataclasses.replace(kernel.choice, rule=name) for kernel in self._kernels]
-
-    def per_example_gradients(self):
-        """See `Rule.per_example_gradients`."""
-        pairs = [(k.variables[0], k.per_example_gradients()[0]) for k in self._kernels]
-        return self.in_order([*pairs, *self.small_gradients])
-
-    def squared_norms(self):
-        """See `Rule.squared_norms`."""
-        return rounding.add_up([kernel.squared_norms() for kernel in self._kernels])
-
-    @property
-    def inputs_to_mask(self):
-        """See `Rule.inputs_to_mask`."""
-        return [tensor for kernel in self._kernels for tensor in kernel.inputs_to_mask]
-
-    def clipped_sum(self, factors, masked=None):
-        """See `Rule.clipped_sum`."""
-        if masked is None:
-            masked = zero_excluded(self.inputs_to_mask, factors)
-        masked, sums = iter(masked), []
-        for kernel in self._kernels:
-            sums += kernel.clipped_sum(factors, [next(masked) for _ in kernel.inputs_to_mask])
-        return sums
 
 
 class _KernelRule(ProductRule):

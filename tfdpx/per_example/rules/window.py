@@ -29,8 +29,12 @@ class Window:
 
     @classmethod
     def from_layer(cls, layer):
-        """Returns the window of a two-dimensional convolution layer."""
-        return cls(layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding)
+        """Returns the window of a convolution layer; of a sequence, that of an image of one row."""
+        if len(layer.kernel_size) == 2:
+            return cls(layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding)
+        # TensorFlow's depthwise kernels have equal strides along both axes.
+        movement = layer.strides * 2, layer.dilation_rate * 2
+        return cls((1, *layer.kernel_size), *movement, layer.padding)
 
     @property
     def taps(self):
