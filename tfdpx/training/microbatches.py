@@ -385,7 +385,7 @@ def run(one_microbatch, batch, size, zero):
     are_full = present is None and size.holds_exactly(count)
     if are_full and 0 < count <= size.examples:
         return one_microbatch(batch, 0)
-    rows = Rows(batch)
+    rows, (join, split) = Rows(batch), _join_vectors(zero)
     examples = count
     if present is not None:
         examples = tf.reduce_max(tf.where(present, tf.range(1, count + 1), 0))
@@ -407,10 +407,44 @@ def run(one_microbatch, batch, size, zero):
             weights = Rows(weights).map(lambda w: tf.where(along(is_real, w), w, tf.zeros_like(w)))
         part = part._replace(data=(x, y, weights), present=None if are_full else is_real)
         microbatch_totals, _ = one_microbatch(part, index)
-        return index + 1, tf.nest.map_structure(tf.add, totals, microbatch_totals)
+        return index + 1, [a + b for a, b in zip(totals, join(microbatch_totals), strict=True)]
 
     def has_rows_left(index, _):
         return index * size.examples < examples
 
-    loop = tf.while_loop(has_rows_left, body, (tf.constant(0), zero), parallel_iterations=1)
-    return loop[1], None
+    loop = tf.while_loop(has_rows_left, body, (tf.constant(0), join(zero)), parallel_iterations=1)
+    return split(loop[1]), None
+
+
+def _join_vectors(nest):
+    """Returns functions that join all vectors and scalars of nests like `nest`, and split them.
+
+    Each tensor of a loop costs many nodes.
+
+    Args:
+        nest: Nest of tensors.
+
+    Returns:
+        Function of a nest to a list of tensors; and of such a list to the nest.
+    """
+    leaves = tf.nest.flatten(nest)
+    shapes = [tf.TensorShape(t.shape) for t in leaves]
+    flags = [shape.rank < 2 and shape.is_fully_defined() for shape in shapes]
+    shapes = [shape for shape, flag in zip(shapes, flags, strict=True) if flag]
+
+    def join(nest):
+        pairs = list(zip(tf.nest.flatten(nest), flags, strict=True))
+        vectors = [t if len(t.shape) else tf.expand_dims(t, 0) for t, flag in pairs if flag]
+        return [tf.concat(vectors, axis=0), *(t for t, flag in pairs if not flag)]
+
+    def split(tensors):
+        vectors, *others = tensors
+        vectors = tf.split(vectors, [math.prod(shape) for shape in shapes])
+        vectors = iter(
+            [v if s.rank else tf.squeeze(v) for v, s in zip(vectors, shapes, strict=True)]
+        )
+        others = iter(others)
+        leaves = [next(vectors if flag else others) for flag in flags]
+        return tf.nest.pack_sequence_as(nest, leaves)
+
+    return join, split

@@ -9,6 +9,7 @@ counted (`session`). The Keras optimizer applies the result.
 """
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdpx import mechanism, noise
@@ -134,7 +135,8 @@ def _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key):
     """Returns the `Totals` of a batch, and Keras's logs if it is one microbatch."""
     variables, count = model.trainable_variables, Rows(batch.data).count
     zero = Totals(
-        sums=[tf.zeros(v.shape, "float32") for v in variables],
+        # Small ones as numbers of one constant, see `microbatches.run`.
+        sums=[(tf if len(v.shape) > 1 else np).zeros(v.shape, "float32") for v in variables],
         loss=tf.zeros([]),
         tracked=[tf.zeros([])] * model_internals.count_tracked(model),
         examples=tf.zeros([]),

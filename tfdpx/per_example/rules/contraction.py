@@ -177,7 +177,7 @@ def sum_of_products(inputs, output_gradients):
     """Returns the sum of A^T G over positions and examples: float32 [groups, in, out]."""
     if inputs.shape[1] == 1:
         flat = [tf.reshape(t, [-1, t.shape[-1]]) for t in (inputs, output_gradients)]
-        return tf.matmul(*flat, transpose_a=True)[tf.newaxis]
+        return tf.expand_dims(tf.matmul(*flat, transpose_a=True), 0)
     flat = [
         tf.reshape(tf.transpose(t, [1, 0, 2, 3]), [t.shape[1], -1, t.shape[3]])
         for t in (inputs, output_gradients)
@@ -260,9 +260,8 @@ class EinsumDenseRule(ProductRule):
         sizes = dict(zip(kernel, self.layer.kernel.shape, strict=True))
         order = groups + fan_in + fan_out
         lead = products.shape.rank - 3
-        split = tf.reshape(
-            products, tf.concat([tf.shape(products)[:lead], [sizes[a] for a in order]], axis=0)
-        )
+        sizes = [sizes[axis] for axis in order]
+        split = _reshape(products, sizes) if lead else tf.reshape(products, sizes)
         return tf.transpose(split, [*range(lead), *(lead + order.index(axis) for axis in kernel)])
 
     def bias_gradients(self):
