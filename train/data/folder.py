@@ -229,7 +229,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
             lambda rows: [(paths[row].read_bytes(), labels[row]) for row in rows],
             labels,
             [file.relative_to(path).as_posix() for file in paths],
-            np.array([people[file] for file in paths], object) if people else None,
+            # Only the people to train on are asked for: a folder `test` may name none.
+            np.array([people[f] for f in paths], object) if people and split == "train" else None,
         )
 
     unit = "people" if people else "images"

@@ -48,6 +48,14 @@ def test_no_person_is_trained_and_tested_on(tmp_path, user, name):
     assert f"People to train on, by --user={user}: {data.num_protected}." in data.notes
 
 
+def test_a_folder_of_test_images_need_not_name_people(tmp_path):
+    write(tmp_path / "train")
+    write(tmp_path / "test", "{person}_{i}.png")
+    data = load(tmp_path)
+    assert data.num_protected == PEOPLE
+    assert data.num_train == data.num_eval == len(data.train_users)
+
+
 def test_one_person_less_moves_no_other(tmp_path):
     whole = set(load(write(tmp_path / "whole"), test_fraction=0.5).train_users)
     for left_out in range(PEOPLE):
