@@ -108,8 +108,9 @@ def test_a_head_goes_on_a_backbone():
             keras.layers.UnitNormalization(),
         ]
     )
-    names = {"images": digits.images, "labels": digits.target, "backbone": backbone}
-    exec(example("docs/own_code.md"), names)
+    names = {"keras": keras, "tfdpx": tfdpx, "backbone": backbone}
+    names |= {"images": digits.images, "labels": digits.target}
+    exec(example("docs/heads.md"), names)
     predicted = names["model"].predict(digits.images, verbose=0).argmax(axis=-1)
     assert np.mean(predicted == digits.target) > 0.7
     assert 0.99 < names["head"].epsilon_spent() <= 1.0
