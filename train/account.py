@@ -2,12 +2,13 @@ r"""Adds up the privacy losses of finished runs on the same data, from their fil
 
     tfdpx account --workdir=runs,published/m.keras
 
-PATHs are working folders, or folders of them, `.keras` and `.weights.h5` files, folders of
-`tfdpx.callbacks.Checkpoint`, and files of `Ledger.save`. In a folder these are known by their
-content. Updates that are in several of these files count once. Unreadable files are listed, and
-then there is no statement for all. Runs on different data are refused without --same_data, and so
-is a folder with the record of one run and the model of another. `tfdpx plan` answers questions in
-numbers. The last line is one JSON object.
+--workdir takes working folders of runs, folders that contain such folders, `.keras` and
+`.weights.h5` files, folders of `tfdpx.callbacks.Checkpoint`, and files of `Ledger.save`. The
+program recognises the files in a folder by their content. An update that several files record
+counts once. If a file cannot be read, the program lists it and makes no statement for all runs
+together. It refuses runs on different data unless --same_data is set. It also refuses a folder with
+the record of one run and the model of another. For questions in numbers, without files, use `tfdpx
+plan`. The last line is one JSON object.
 """
 
 import dataclasses
@@ -32,8 +33,12 @@ def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     for define, name, text in (
         (flags.DEFINE_list, "workdir", "Finished runs: folders and files, separated by commas."),
-        (flags.DEFINE_float, "delta", "Delta of the statement. Default: the runs'."),
-        (flags.DEFINE_bool, "same_data", "Add up runs on different data of the same people."),
+        (flags.DEFINE_float, "delta", "Delta of the statement. Default: the delta of the runs."),
+        (
+            flags.DEFINE_bool,
+            "same_data",
+            "Also add up runs on different data of the same people.",
+        ),
     ):
         define(name, None, text, flag_values=values)
 
@@ -51,7 +56,7 @@ def main(argv, values=flags.FLAGS):
 
 
 def _of_runs(values):
-    """Prints the statement of the runs in --workdir together, and returns the record."""
+    """Prints one statement for all runs in --workdir, and returns the last line, a dict."""
     runs, unread = {}, {}
     for path in values.workdir:
         more, left_out = _read(path)
@@ -78,7 +83,8 @@ def _of_runs(values):
         "steps": ledger.steps,
         "delta": together.total_delta,
         **epsilons,
-        # With Poisson samples or full batches, emptying an example costs the same as removing it.
+        # Shuffled batches have a bound only for an example that is replaced by an empty one. For
+        # Poisson samples and full batches, that costs the same as removing the example.
         "neighbours": together.neighbours if ledger == spent.ledger else "zero_out",
         "epsilon_is_approximate": ledger.is_approximate,
         "epsilon_is_lower_bound": bool(unread) or not ledger.is_complete,
@@ -99,9 +105,17 @@ def _of_runs(values):
 def _together(read, delta, same_data):
     """Returns one `Record` of the privacy loss of several runs on the same data.
 
-    Gaussian updates compose, and the best of a random number of runs adds its own epsilon and
-    delta. Steps that are in several records count once. Earlier trainings behind the weights count
-    if they may have used the same examples.
+    The Gaussian updates of all runs compose. If a run is the best of a random number of runs, the
+    epsilon and delta of that choice are added. An update that is in several records counts once.
+    Earlier trainings of the weights count if they may have used the same examples.
+
+    Args:
+        read: List of the `Record`s of the runs.
+        delta: Float in (0, 1), or None for the delta that all runs share.
+        same_data: Bool, whether runs on different data sets are added up.
+
+    Raises:
+        ValueError: If the data sets differ without `same_data`, or no common delta is known.
     """
     data = [record.data for record in read if record.data]
     other = next((one for one in data if not _is_same(one, data[0])), None)
@@ -126,7 +140,7 @@ def _together(read, delta, same_data):
 
 
 def _is_same(one, other):
-    """Returns whether two `DatasetId` may share examples; a part of a public set counts as all."""
+    """Returns whether two `DatasetId` name one data set, in any version and with any classes."""
     if one.identifier is not None or other.identifier is not None:
         return one.identifier == other.identifier
     first, second = (re.split("[:/]", data.name)[0] for data in (one, other))
@@ -134,7 +148,7 @@ def _is_same(one, other):
 
 
 def _overlap(one, other):
-    """Returns whether two `DatasetId` may share examples, for example two parts of one data set."""
+    """Returns whether two `DatasetId` may share examples; classes 0-4 and 5-9 share none."""
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]
@@ -144,8 +158,8 @@ def _read(path):
     """Reads a file, or the ledgers, records and models in a folder and all folders in it.
 
     Returns:
-        Pair of a dict from files to their `Record`s, and a dict from the files and folders that say
-        not, or not yet, what was spent to the reasons.
+        Two dicts. The first maps files to their `Record`s. The second maps the other files and
+        folders to the reasons why they do not, or not yet, say what was spent.
     """
     received = f"Received: --workdir={path}."
     path = pathlib.Path(path).expanduser()

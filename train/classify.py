@@ -5,11 +5,12 @@ r"""Trains a classifier with differential privacy and reports accuracy and epsil
     tfdpx classify --dataset=csv:PATH --target=COLUMN --epsilon=3
     tfdpx classify --head=least_squares --init_from=MODEL.keras --dataset=NAME --epsilon=1
 
-A preset has every setting, and flags override it. Leave out one of --epsilon, --noise_multiplier,
---steps and --batch_size: it is solved for. The working folder receives the model, its record, a
-statement to cite and a page, report.html; the last line printed is one JSON object. Ctrl-C saves
-and ends; --workdir=PATH --resume continues. Do not publish the log: progress bars show
-private metrics. For all flags see --helpfull and docs/flags.md.
+A preset sets every option, and flags override it. Leave out one of --epsilon, --noise_multiplier,
+--steps and --batch_size: it is computed from the others. The program writes the model, its record,
+a statement to cite and a page, report.html, to the working folder. The last line that it prints is
+one JSON object. Ctrl-C saves the run and ends the program; --workdir=PATH --resume continues the
+run. Do not publish the log: progress bars show private metrics. For all flags see --helpfull and
+docs/flags.md.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
@@ -37,7 +38,7 @@ COMMON = (
 )
 for _name in COMMON:
     flags.declare_key_flag(_name)
-# Flags that only runs on images by updates have, and that are not settings.
+# Flags that are not settings, and that only trainings on images accept, not tables or heads.
 _OF_UPDATES = ("resume", "dry_run", "strategy", "tpu", "cpu_devices")
 
 
@@ -54,7 +55,8 @@ def main(argv):
                     f"--{flag.name}={flag.value}. Leave it out."
                 )
         preset = _PRESET.value or presets.default_for(kind, values["dataset"])
-        # First, since TensorFlow cannot divide devices once a value is made, as settings make some.
+        # This comes first: TensorFlow cannot divide a device after it has made a tensor, and the
+        # settings make some.
         strategy = None if settings.DRY_RUN.value else devices.from_flags()
         asked = resume.resumed(_PRESET.value, values) or settings.resolve(_PRESET.value, values)
         if settings.DRY_RUN.value:

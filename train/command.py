@@ -15,7 +15,7 @@ _HELP, _VERSION = ("-h", "--help", "help"), ("--version", "version")
 
 
 def main() -> None:
-    """Runs the program that the first argument names; the others are its flags."""
+    """Runs the program that the first argument names; the other arguments are its flags."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in _VERSION:
         print(f"tfdpx {tfdpx.__version__}")
@@ -27,7 +27,7 @@ def main() -> None:
     elif name in PROGRAMS:
         _typed[name] = shlex.join(sys.argv[:2])
         del sys.argv[1]
-        # Like `python -m`: the module is `__main__`, and the first argument is its file.
+        # As with `python -m`, the module is `__main__`, and `sys.argv[0]` is its file.
         runpy.run_module(f"tfdpx.train.{name}", run_name="__main__", alter_sys=True)
     else:
         sys.exit(

@@ -1,12 +1,14 @@
 """Chooses the model, steps, learning rate and clip of a private run if the user does not.
 
-The rule for a linear classifier on fixed features was fitted on generated problems
-(`docs/features.md`) and uses only the number of examples. If features have norm one and most
-gradients are clipped, the weights move by up to `steps * learning_rate`, and the noise on a logit
-is proportional to that divided by epsilon * N. So the best product grows with epsilon * N. The
-product is bounded and shared by many updates, and the weights are averaged: large updates
-oscillate along a direction that all images share, for example a mean colour. Without that a larger
-budget gave a worse result.
+The rule for a linear classifier on fixed features depends only on epsilon and the number of
+examples N. It was fitted on generated problems (`docs/features.md`). If features have norm one and
+most gradients are clipped, the weights move by up to `steps * learning_rate`, and the noise on a
+logit is proportional to `steps * learning_rate / (epsilon * N)`. So the best product `steps *
+learning_rate` grows with epsilon * N.
+
+Large updates would make the weights oscillate along a direction that all images share, for example
+a mean colour. So the product has an upper bound, many updates share it, and the weights are
+averaged. Without these limits a larger budget gave a worse result.
 """
 
 import dataclasses
@@ -28,10 +30,10 @@ from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, OF_FILE, OPTIMIZERS
 MOST_IMAGES = 20_000
 # The assumed budget if the noise is given in place of epsilon, or the run is not private.
 _EPSILON = 8.0
-# The product of steps and learning rate as a multiple of epsilon * N, and its bound; the least
-# number of steps, and the largest rate, for which there may be more.
+# The product of steps and learning rate as a multiple of epsilon * N, and the bound on the product.
+# Then the least number of steps, and the largest learning rate: a larger product takes more steps.
 _MOVE, _LARGEST_MOVE, _STEPS, _LARGEST_RATE = 0.28, 10_800.0, 200, 18.0
-# Weights of the network that learning rates are for if none is known.
+# The assumed number of weights if the network is unknown.
 WEIGHTS = 10_000
 
 
@@ -44,11 +46,11 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         settings: A `settings.Settings`.
         num_examples: Int, N, the number of training images or people; public, as in the plan.
         replicas: Int, the number of devices that share a batch evenly.
-        sketch: Function from the name of a model to a `keras.Model`; the weights of this decide the
-            learning rate of a network. None: it has `WEIGHTS`.
+        sketch: Optional function from the name of a model to a `keras.Model`. The learning rate of
+            a network depends on its number of weights, by default `WEIGHTS`.
 
     Returns:
-        A `settings.Settings` with nothing open, and a string, empty if nothing was open.
+        A `settings.Settings` without an open setting, and the sentence, empty if none was open.
 
     Raises:
         UserError: If there is no rule for so many images.
@@ -71,10 +73,10 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         values, reason = _for_features(budget, num_examples)
     else:
         values, reason = for_networks(num_examples)
-        if settings.individual:  # Individual accounting clips each example below a constant.
+        if settings.individual:  # Which lowers the clip of each example from a constant.
             values["l2_norm_clip"] = 1.0
     values["batch_size"] -= values["batch_size"] % replicas
-    # With a budget and a noise, the steps are solved for, or the batch size if these are given.
+    # A budget and a noise together determine the steps or, if the steps are set, the batch size.
     if settings.budget is not None and settings.noise_multiplier is not None:
         del values["steps" if settings.steps is None else "batch_size"]
     chosen = {name: value for name, value in values.items() if getattr(settings, name) is None}
@@ -87,7 +89,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         suggestion = suggest(plan, network, SGD if optimizer.startswith("dpsgd") else ADAM)
         rate = suggestion.learning_rate * (1 - OPTIMIZERS.read(optimizer)[1].get("momentum", 0.0))
         if settings.warm_start and settings.trainable == "all":
-            rate *= TRAINED_SHARE  # The sketch has not been trained.
+            rate *= TRAINED_SHARE  # The sketch has no warm start, so `suggest` missed it.
         chosen["learning_rate"] = float(f"{rate:.2g}")
         reason = f"{reason}. {suggestion.advice}"
         if str(settings.init_from).endswith(".keras") and suggestion.outlook != GOOD:
@@ -101,7 +103,10 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         for name, value in chosen.items()
     )
     units = "people" if settings.has_people else "images"
-    return settings, f"Chosen for {num_examples:,} {units}: {listed} ({reason}). Flags win over it."
+    return (
+        settings,
+        f"Chosen for {num_examples:,} {units}: {listed} ({reason}). Flags override it.",
+    )
 
 
 def _for_features(epsilon, num_examples):
@@ -122,11 +127,16 @@ def _for_features(epsilon, num_examples):
 
 
 def for_networks(num_examples):
-    """Returns values for a network, a dict, and the reason; `tfdpx.suggest` has the learning rate.
+    """Returns a dict of values for a network, and the reason for them.
+
+    The learning rate is not among them: `tfdpx.suggest` chooses it.
 
     Args:
-        num_examples: Int.
+        num_examples: Int, the number of training examples.
     """
     size, steps = batch_and_steps(num_examples)
     values = dict(batch_size=size, steps=steps, l2_norm_clip=CLIP, ema_momentum=EMA_MOMENTUM)
-    return values, "as tfdpx.suggest has them for networks; test half and twice the learning rate"
+    return (
+        values,
+        "by tfdpx.suggest for networks; also test half and twice the learning rate",
+    )

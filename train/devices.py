@@ -21,15 +21,15 @@ _STRATEGY = flags.DEFINE_enum(
     "strategy",
     "auto",
     KINDS,
-    "Devices: the CPU alone; mirrored, all GPUs of this host (or its --cpu_devices); multiworker, "
-    "the hosts that the environment variable TF_CONFIG lists, each running this command with the "
-    "same flags and a --workdir that all can read; a TPU. auto: chosen by availability.",
+    "Devices to train on. mirrored: all GPUs of this host, or its --cpu_devices. multiworker: the "
+    "hosts in the environment variable TF_CONFIG; each runs this command with the same flags and a "
+    "--workdir that all can read. auto: a TPU, several hosts or several GPUs, if available.",
 )
 _TPU = flags.DEFINE_string(
-    "tpu", None, 'Name of the TPU; "local" for the TPU of a Cloud TPU VM. Means --strategy=tpu.'
+    "tpu", None, 'Name of the TPU; "local" for the TPU of a Cloud TPU VM. Implies --strategy=tpu.'
 )
 _CPU_DEVICES = flags.DEFINE_integer(
-    "cpu_devices", 1, "Divide the CPU into so many devices, to try a strategy out.", lower_bound=1
+    "cpu_devices", 1, "Divide the CPU into this many devices, to try a strategy.", lower_bound=1
 )
 
 
@@ -136,15 +136,15 @@ def check_batch_size(strategy, batch_size):
 
 @contextlib.contextmanager
 def chief_first(strategy, settings):
-    """Lets the chief run a block before the other hosts: it may write files that they read.
+    """Context manager that lets the chief run a block first: it may write files for other hosts.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
         settings: Dict of JSON values, which must be the same on all hosts.
 
     Yields:
-        Function `()` -> int to call after the block: 128 secret bits from the chief, the same on
-        every host.
+        Function without arguments, to call after the block. It returns an int, 128 secret bits that
+        the chief draws and all hosts share.
 
     Raises:
         UserError: If settings differ.
@@ -164,8 +164,8 @@ def chief_first(strategy, settings):
 def on_one_device(model):
     """Copies a Functional or Sequential model, outside of any strategy.
 
-    The copy has no optimizer. Keras may compile the clone of a compiled model, so this clones an
-    uncompiled one.
+    The copy has no optimizer. Keras may compile the clone of a compiled model, so an uncompiled
+    model is cloned.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""The exception that the programs show to their user as one line of text."""
+"""Errors of the programs: `UserError`, which prints as one line, and helpers for its text."""
 
 import contextlib
 import difflib
@@ -22,7 +22,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def checking_flags():
-    """Turns the ValueErrors of a block into UserErrors: its values come from flags."""
+    """Context manager that turns a ValueError into a UserError, for values that flags set."""
     try:
         yield
     except ValueError as error:
@@ -50,7 +50,7 @@ def in_one_line(program, argv=()):
 
 
 def parse_flags(argv):
-    """Parses the flags for `absl.app.run`; an invalid one ends the program with one line."""
+    """Parses the flags for `absl.app.run`; an invalid flag ends the program with one line."""
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -80,7 +80,7 @@ def did_you_mean(name, names):
 
 
 def printable(path):
-    """Returns a path as text that can be printed anywhere; other characters become escapes."""
+    """Returns a path or text for any terminal: escaped if it has an unprintable character."""
     text = str(path)
     # Persian, Indic scripts and emoji use these two to join or separate letters.
     shown = text.replace("\u200c", "").replace("\u200d", "")

@@ -1,4 +1,4 @@
-"""Trains an image classifier: its optimizer, loss, views, and the calls of `fit`."""
+"""Trains an image classifier: builds its optimizer, loss and augmentation, and calls `fit`."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ MOST_BYTES = 2**30
 def private_optimizer(
     settings, plan, image_shape, accountant=None, public_validation=False, steps=None
 ):
-    """Builds the private optimizer of the settings, or the same step without privacy.
+    """Builds the optimizer that the settings name, with or without privacy.
 
     Args:
         settings: A `settings.Settings`.
@@ -39,7 +39,8 @@ def private_optimizer(
         image_shape: `(height, width, channels)` of the images that the model takes.
         accountant: `tfdpx.accounting.IndividualAccountant` of the run, or None.
         public_validation: Bool, see `ImageData.is_public`.
-        steps: Int, the updates of a schedule of learning rates; None for the plan's.
+        steps: Int, the number of updates over which a learning rate schedule runs; None for all
+            updates of the plan.
     """
     rate = settings.learning_rate
     if settings.schedule:
@@ -71,8 +72,7 @@ def crossentropy(label_smoothing):
 
     Args:
         label_smoothing: Float in [0, 1), the weight of the uniform distribution over all classes
-            in the target. It does not affect privacy: it is a part of the loss of each
-            example.
+            in the target. It does not affect privacy, as it changes only the loss of each example.
     """
     if not label_smoothing:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -88,9 +88,12 @@ def crossentropy(label_smoothing):
 
 
 def check(settings, plan, image_shape):
-    """Raises UserError unless head steps are below the plan's updates, and views fit the images."""
+    """Raises UserError if the augmentation does not fit the images, or head steps are too many.
+
+    Head steps are the first updates, which train only the last layer.
+    """
     augment = augmentation(settings, image_shape)
-    if hasattr(augment, "draw"):  # Of tfdpx.augment, which checks its arguments when it is called.
+    if hasattr(augment, "draw"):  # tfdpx.augment checks its arguments only in a call.
         with checking_flags():
             choices = augment.draw(1, settings.augmult, tf.zeros(2, tf.int64))
             augment.apply(tf.zeros([1, *image_shape], tf.uint8), choices)
@@ -102,18 +105,18 @@ def check(settings, plan, image_shape):
 
 
 def checkpoints(folder, write=True):
-    """Returns the `tfdpx.callbacks.Checkpoint` of a run, and the one of its head steps.
+    """Returns two `tfdpx.callbacks.Checkpoint`: of the whole run, and of its head steps.
 
     Args:
-        folder: `pathlib.Path`.
-        write: Bool, whether this host writes.
+        folder: `pathlib.Path` of the checkpoints.
+        write: Bool, whether this host writes the files.
     """
     paths = folder, folder / "head"
     return [tfdpx.callbacks.Checkpoint(path, write=write) for path in paths]
 
 
 def updates_saved(folder):
-    """Returns the number of updates in the checkpoints of a run, an int.
+    """Returns the number of updates that the checkpoints of a run have saved, an int.
 
     Raises:
         UserError: If a checkpoint is damaged.
@@ -123,15 +126,15 @@ def updates_saved(folder):
 
 
 def train(model, settings, strategy, plan, data, folder, callbacks, write):
-    """Trains all trainable weights by the updates of a plan, after `head_steps` of the last layer.
+    """Trains a model by the updates of a plan. The first `head_steps` train only the last layer.
 
-    The head steps are another call of `fit`, with another optimizer, and a single Keras epoch. They
-    share the plan, and epsilon counts the updates of both: the ledger follows the weights.
-    The choice of layers to train does not affect privacy. The model has the averaged weights
-    afterwards.
+    The head steps are a separate call of `fit`, with another optimizer and a single Keras epoch.
+    Both calls share the plan. Epsilon counts the updates of both, as the ledger follows the
+    weights. Which layers train does not affect privacy. After the training the model has the
+    averaged weights.
 
     Args:
-        model: The `keras.Model`, in which all weights of the later training are trainable.
+        model: The `keras.Model`. The weights to train after the head steps must be trainable.
         settings: A `settings.Settings`.
         strategy: The `tf.distribute.Strategy`.
         plan: The `tfdpx.PrivacyPlan` of the run.
@@ -141,7 +144,7 @@ def train(model, settings, strategy, plan, data, folder, callbacks, write):
         write: Bool, whether this host writes checkpoints and progress.
     """
     saved, saved_head = checkpoints(folder, write)
-    if settings.head_steps and not saved.exists:  # Else `saved` has the result of this step.
+    if settings.head_steps and not saved.exists:  # `saved` has their result.
         rate = settings.head_learning_rate or settings.learning_rate
         head_settings = dataclasses.replace(settings, learning_rate=rate, schedule=None)
         trained = model.trainable_variables
@@ -201,10 +204,12 @@ def _fit(model, settings, strategy, plan, data, saved, steps, epoch, callbacks, 
 
 
 def head_and_features(settings, model, data):
-    """Returns the last layer and its inputs, if only that trains; else the model and the data.
+    """Returns the model and data to train on, which are the last layer and its inputs if possible.
 
-    If only the last layer trains, and without augmentation, an image has the same features in every
-    update. So an update on the features equals an update on the images, in a fraction of the time.
+    If only the last layer trains, without augmentation, an image has the same features in every
+    update. An update on the features then equals an update on the images, and takes a fraction of
+    the time. In all other cases, and if the features need too much memory, the model and the data
+    are returned as they are.
 
     Args:
         settings: A `settings.Settings`.
@@ -229,7 +234,7 @@ def head_and_features(settings, model, data):
 
 
 def features_of(model):
-    """Returns a model from images to the inputs of the last layer, if only that trains; else None.
+    """Returns a model from images to the last layer's inputs; None unless only that layer trains.
 
     Args:
         model: The classifier of `start_from.Start.build`.
@@ -249,8 +254,8 @@ def features_of(model):
 class Curve(keras.callbacks.Callback):
     """Writes a line of JSON after every Keras epoch: epsilon and, on public examples, accuracy.
 
-    The file stores the rows for a resumed run. A row is written after a `Checkpoint` of the same
-    `fit`, if there is one, has saved its update.
+    A resumed run reads its earlier rows from the file. If the same `fit` has a `Checkpoint`, a row
+    is written only after the checkpoint has saved the update.
 
     Args:
         path: Path of the file to write.
@@ -259,9 +264,9 @@ class Curve(keras.callbacks.Callback):
         before: `Ledger` of earlier trainings on the same data.
 
     Attributes:
-        rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and, if the
-            optimizer has `public_validation=True` or no noise, `accuracy` and, of two classes,
-            `auc` (on the validation data given to `fit`).
+        rows: List of dicts with `step`, the number of updates, and `epsilon`, the epsilon that they
+            spent. If the optimizer has `public_validation=True` or no noise, also with `accuracy`
+            and, for two classes, `auc`, on the validation data of `fit`.
     """
 
     def __init__(self, path, plan, steps, before=EMPTY):
@@ -290,9 +295,11 @@ class Curve(keras.callbacks.Callback):
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class AUC(keras.metrics.AUC):
-    """`keras.metrics.AUC` for two logits, with equal steps of log-odds where these are small.
+    """`keras.metrics.AUC` for the logits of two classes, also if one class is rare.
 
-    Equal steps of probability, the default, cannot rank examples of a rare class.
+    By default Keras compares probabilities with evenly spaced thresholds. That cannot rank the
+    small probabilities of a rare class. Here the 2,000 thresholds are evenly spaced in
+    `m / (1 + |m|)`, where m is the log-odds of the second class.
     """
 
     def __init__(self, name="auc", **kwargs):

@@ -1,4 +1,4 @@
-"""Fits private heads, `classify --head=NAME`, on features of images."""
+"""Runs `classify --head=NAME`, which fits a private head on features of images."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from tfdpx.train.objects import HEADS, without_folders
 from tfdpx.train.settings import DATA_DIR, DOWNLOAD
 from tfdpx.train.start_from import Start, inputs_of, ledger_on, not_private, without_secrets
 
-# Pixels of a batch of images, with their channels: 55 photos of 224 x 224.
+# The most values in a batch of images: 55 photos of 224 x 224 pixels and 3 channels.
 _MOST_VALUES = 2**23
 
 
@@ -27,7 +27,7 @@ def run(settings, workdir):
 
     Args:
         settings: `settings.Settings` with `head`.
-        workdir: `pathlib.Path`.
+        workdir: `pathlib.Path` of the folder to write to.
 
     Returns:
         The report, a dict.
@@ -53,7 +53,7 @@ def build(settings, num_classes):
 
     Args:
         settings: `settings.Settings` with `head`.
-        num_classes: Int.
+        num_classes: Int, the number of classes of the images.
 
     Raises:
         UserError: If an argument is invalid, or a flag belongs to another head.
@@ -66,7 +66,7 @@ def build(settings, num_classes):
         raise UserError(
             f"The flags {', '.join(foreign)} do not go with --head={name}: leave them out."
         )
-    if settings.right_guesses:  # Heads release full batches, where the two are one.
+    if settings.right_guesses:  # Heads use full batches, for which this limit is an epsilon.
         values["epsilon"] = settings.budget
     if "epsilon" not in values and not ({"noise_multiplier", "steps"} & set(values)):
         raise UserError(
@@ -76,24 +76,24 @@ def build(settings, num_classes):
 
 
 class Features:
-    """The features of the images of `--dataset`, computed batch by batch from where they are.
+    """The features of the images of `--dataset`. Images are read batch by batch.
 
     Args:
         settings: `settings.Settings` with `head`.
         public_dataset: Optional string, public images of the same classes.
 
     Attributes:
-        settings: The settings, with the path of a file.
+        settings: The settings, in which `init_from` is the path of a file.
         data: `images.ImageData`.
         before: `Ledger` of the backbone's earlier trainings on the same images.
-        seen: All its earlier trainings, a tuple of `UpstreamTraining`.
+        seen: All earlier trainings of the backbone, a tuple of `UpstreamTraining`.
         extractor: `keras.Model` from images to features `[batch, d]`.
         train, test, public: Pairs of features, float32 `[n, d]`, and labels `[n]`; `public` is None
             without `public_dataset`.
 
     Raises:
-        UserError: If the backbone was trained on these images without an account, or a file is of
-            another kind.
+        UserError: If the backbone was trained on these images without an account, or `init_from` is
+            not a file of a model.
     """
 
     def __init__(self, settings, public_dataset=None):
@@ -121,8 +121,8 @@ def computed(extractor, *examples):
 
     Args:
         extractor: `keras.Model`.
-        *examples: Arguments of `tfdpx.sampling.examples.as_examples`; images are read as they are
-            needed, so they may be larger than memory.
+        *examples: Arguments of `tfdpx.sampling.examples.as_examples`. They may be larger than
+            memory, as they are read batch by batch.
     """
     # One trace for any number of rows: `predict` would make two.
     spec = tf.TensorSpec([None, *extractor.input_shape[1:]], extractor.inputs[0].dtype)
@@ -148,7 +148,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
         num_examples: Int, the number of examples that `ledger` covers.
         workdir: `pathlib.Path`.
         results: Dict of other results.
-        searched: Optional string, the way arguments were chosen on these examples.
+        searched: Optional string that tells how arguments were chosen on these examples.
     """
     settings, data = features.settings, features.data
     x, y = features.test
@@ -167,7 +167,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
         delta=head.delta,
         accountant="pld" if features.before.steps else head.accountant,
         seen=features.seen,
-        initialized=True,  # But for the weights of `seen`.
+        initialized=True,  # Except for the weights of `seen`.
         searched=searched,
         inputs=inputs_of(data),
         settings={**without_secrets(settings), "epsilon": head.epsilon, "delta": head.delta},
@@ -185,7 +185,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
 
 
 def _load(settings, takes):
-    """Loads the images without decoding them: each is read once."""
+    """Finds the images without decoding them, as each is needed only once."""
     return images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, takes, in_memory=0)
 
 

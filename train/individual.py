@@ -1,7 +1,8 @@
 """Releases and writes the individual epsilons of a run of `classify`.
 
-There is one number for each example, which is private data, and is written to a folder that only
-its owner can read. TensorBoard and the report get released statistics only.
+An individual epsilon is the privacy loss of one example, which is private data. So the epsilons are
+written to a folder that only its owner can read. TensorBoard and the report show only noisy
+statistics of them.
 """
 
 import keras
@@ -14,17 +15,17 @@ from tfdpx.report import measure, pictures
 FOLDER = "individual_PRIVATE"
 _NOTICE = """PRIVATE DATA, like the data set itself.
 
-No privacy guarantee covers these files and pictures. Do not publish them. An image's epsilon
-may be given to its owner. arrays.npz has names, labels, epsilons, final norms over the clip, and
-losses of the training images, and names, labels and losses of those that were held out.
+No privacy guarantee covers these files and pictures. Do not publish them. You may tell the owner of
+an image its epsilon. For the training images, arrays.npz has names, labels, epsilons, losses, and
+the last gradient norms divided by the clip. For held-out images it has names, labels and losses.
 
-All epsilons, in files, pictures and released statistics, are of the training alone. A release of
-statistics (--individual_release) costs every image more, and record.json has both together.
+All epsilons in files, pictures and released statistics cover only the training. A release of
+statistics (--individual_release) costs every image more; record.json counts both.
 """
 
 
 def losses_and_labels(model, examples):
-    """Returns the cross-entropy of each example and its label, two arrays [n] in their order.
+    """Returns the cross-entropies and the labels of examples in order, two arrays [n].
 
     Args:
         model: A `keras.Model` from images to logits.
@@ -41,8 +42,8 @@ def losses_and_labels(model, examples):
 def release(accountant, noise_multiplier):
     """Returns the individual epsilons, and statistics of them that can be published.
 
-    It does both: a release is charged to every example: after it, the epsilons would be
-    larger than the epsilons in the statistics.
+    One function does both, as their order matters. A release is charged to every example, so
+    epsilons computed after it would be larger than those in the statistics.
 
     Args:
         accountant: The `IndividualAccountant` of the run.
@@ -71,7 +72,7 @@ def write(epsilons, worst, norms, model, data, workdir):
     Args:
         epsilons: float64 array [n], returned by `release`.
         worst: Float, the epsilon of the training without a release; it holds for every example.
-        norms: Float array [n], the last gradient norms over the clip.
+        norms: Float array [n], the last gradient norm of each example divided by the clip.
         model: The trained `keras.Model`.
         data: `images.ImageData`.
         workdir: `pathlib.Path`.

@@ -37,8 +37,9 @@ class Objects:
         find: Function from a name to the constructor of the object, or None.
         names: Tuple of names for errors and help.
         by_flags: Arguments of constructors that the run sets itself, from its other flags.
-        trial: Dict of arguments for an object that is built to check the others; None if that takes
-            long, and a run checks them when it builds the object.
+        trial: Dict of arguments with which `problems` builds an object, to check the user's
+            arguments early. None if building takes long: the run then checks them when it builds
+            the object.
     """
 
     flag: str
@@ -124,7 +125,7 @@ class Objects:
 
 
 def explanations(constructor: Callable) -> dict[str, str]:
-    """Returns a dict from the arguments of a constructor to their lines in its docstring."""
+    """Returns a dict from the arguments of a constructor to their texts in its docstring."""
     owners = reversed(getattr(constructor, "__mro__", (constructor,)))
     texts = [inspect.cleandoc(owner.__doc__) for owner in owners if owner.__doc__]
     lines = re.findall(r"^    (\w+): (.*?)(?=\n    [\w*]|\n\n|\Z)", "\n\n".join(texts), re.M | re.S)
@@ -137,7 +138,7 @@ def without_folders(text: str | None) -> str | None:
 
 
 def _value(word, annotation):
-    """Returns the value of a word, and the reason why the argument does not take it, or None."""
+    """Converts a word for an argument; returns the value, and a reason to refuse it or None."""
     value, expected = _plain(word), []
     for kind in map(str.strip, annotation.split("|")):
         choices = re.findall(r"'(\w+)'", kind)
@@ -154,7 +155,7 @@ def _value(word, annotation):
 
 
 def _plain(word):
-    """Returns a number, a tuple of numbers, a bool or None; else the word."""
+    """Returns the number, tuple of numbers, bool or None that a word means; else the word."""
     words = {"true": True, "false": False, "none": None}
     if word.lower() in words:
         return words[word.lower()]
@@ -225,7 +226,8 @@ HEADS = Objects(
     dict(num_classes=2, epsilon=1.0),
 )
 
-# Values of `model`: chosen by `defaults`; for `features`; the unchanged file of `init_from`.
+# Special values of `model`: `defaults` chooses it; the classifier of `features`; the network of
+# `init_from` as it is.
 AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
 _MODELS = {
     "small_cnn": models.SmallCNN,
@@ -265,12 +267,12 @@ OPTIMIZERS = Objects(
 
 
 def _step(learning_rate, steps, decay_steps: tuple | int):
-    """Returns a learning rate that falls to a tenth after some updates.
+    """Returns a learning rate that falls to a tenth several times.
 
     Args:
         learning_rate: Float, the first rate.
         steps: Int, the updates of the run.
-        decay_steps: Updates after which it falls, whole numbers that rise, joined by `..`.
+        decay_steps: Numbers of updates after which the rate falls, in rising order, joined by `..`.
     """
     ends = decay_steps if isinstance(decay_steps, tuple) else (decay_steps,)
     is_valid = all(isinstance(end, int) for end in ends)
@@ -283,12 +285,12 @@ def _step(learning_rate, steps, decay_steps: tuple | int):
 
 
 def _cosine(learning_rate, steps, warmup_steps: int = 0):
-    """Returns a learning rate that rises from 0, and then falls to 0 at the end like a cosine.
+    """Returns a learning rate that rises linearly from 0, and then falls to 0 along a cosine.
 
     Args:
         learning_rate: Float, the largest rate.
         steps: Int, the updates of the run.
-        warmup_steps: Updates of the rise; fewer than in the run.
+        warmup_steps: Number of updates in which the rate rises, below --steps.
     """
     if not 0 <= warmup_steps < steps:
         raise ValueError(
@@ -315,7 +317,7 @@ def _resized(image_shape, scale: float = 1.2, flip: bool = True):
 
     Args:
         image_shape: `(height, width, channels)`.
-        scale: Float, the size of the images that views are cut from, as a multiple.
+        scale: Float, the size of the images from which views are cut, relative to a view.
         flip: Bool, whether views are flipped left to right at random.
     """
     return tfdpx.augment.ResizeCropFlip(*image_shape[:2], scale=scale, flip=flip)
@@ -338,7 +340,7 @@ def _augmentation(name):
     return layer
 
 
-# Not the sign of an exponent.
+# Matches the + between objects, but not the sign of an exponent.
 _SEVERAL = re.compile(r"\+(?=[A-Za-z_])")
 
 
@@ -379,7 +381,7 @@ AUGMENTATIONS = _Augmentations(
 
 
 def view_scale(text: str | None) -> float:
-    """Returns the size of training images as a multiple of the images that the model takes."""
+    """Returns how many times larger training images are than the images that a model takes."""
     if not (text or "").startswith("ResizeCropFlip"):
         return 1.0
     return AUGMENTATIONS.make(_SEVERAL.split(text)[0], image_shape=(1, 1)).scale

@@ -1,6 +1,6 @@
 """Prints the output of the programs: a table for people, and a line of JSON for programs.
 
-Names in a record of other people may hold control characters of terminals. They are shown
+A record from another person may hold names with control characters of terminals. They are printed
 as escapes.
 """
 
@@ -87,7 +87,7 @@ def print_attack_bounds(bounds, neighbours):
 
     Args:
         bounds: `tfdpx.accounting.AttackBounds`, or None if no bounds are known.
-        neighbours: String, the neighbours for which they hold.
+        neighbours: String, the kind of neighbouring data sets for which the bounds hold.
 
     Returns:
         Dict of JSON values: `attack_bounds`, None if no bounds are known.

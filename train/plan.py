@@ -3,16 +3,16 @@ r"""Plans a training in numbers, before anything is spent.
     tfdpx plan --num_examples=4000 --batch_size=400
     tfdpx plan --num_examples=50000 --batch_size=4096 --epochs=10 --right_guesses=60
 
-Of --epsilon (or --right_guesses), --noise_multiplier, --batch_size and --steps (or --epochs) the
-one that is left out is solved for: epsilon, the least noise, the largest batch, or the most
-updates. If more are left out, the usual batch size and number of updates fill in. If epsilon is
-still open, a table has a row for
-55 to 80 right guesses of an attacker, and one for each epsilon from 0.5 to 20: the noise
-multiplier, the updates, a learning rate to test first, and the epsilon of a person with 2 or 4
-examples, or with --rows_per_user. No data are read, and no row promises an accuracy.
+Leave out one of --epsilon (or --right_guesses), --noise_multiplier, --batch_size and --steps (or
+--epochs). The program computes it: epsilon, the least noise, the largest batch, or the most
+updates. If more are left out, it assumes the usual batch size and number of updates. If epsilon is
+still open, it prints a table. The table has a row for each limit of 55 to 80 right guesses of an
+attacker in 100, and a row for each epsilon from 0.5 to 20. A row has the noise multiplier, the
+number of updates, a learning rate to test first, and the epsilon of a person with 2 or 4 examples
+(or with --rows_per_user). No data are read, and no row promises an accuracy.
 
 --sampling and --neighbours choose another sampling than Poisson sampling; combinations without an
-accountant are refused. A single answer has the statement of tensorflow-privacy next to it, with the
+accountant are refused. After a single answer comes the statement of tensorflow-privacy, with the
 reason why it differs. The last line is one JSON object.
 """
 
@@ -66,21 +66,26 @@ def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     real, whole = flags.DEFINE_float, flags.DEFINE_integer
     for define, name, text in (
-        (whole, "num_examples", "Training examples; public."),
-        (whole, "batch_size", "Expected examples in an update. Usual: up to 4,096."),
-        (whole, "steps", "Model updates. Usual: 200, or more for more than 80,000 examples."),
+        (whole, "num_examples", "Number of training examples; it counts as public."),
+        (whole, "batch_size", "Expected number of examples in an update. Usual: up to 4,096."),
+        (whole, "steps", "Number of updates. Usual: 200, or more above 80,000 examples."),
         (real, "epochs", "In place of --steps: passes over the data."),
         (real, "noise_multiplier", "Standard deviation of the noise, divided by l2_norm_clip."),
         (real, "epsilon", "Privacy budget."),
-        (real, "right_guesses", "In place of --epsilon: the most right guesses of 100, above 50."),
+        (real, "right_guesses", "In place of --epsilon: limit on right guesses in 100, above 50."),
         (real, "delta", "Delta. Default: at most a tenth of 1/num_examples, and at most 1e-5."),
-        (whole, "weights", "Trained weights of the network; shows how well it can learn."),
-        (whole, "rows_per_user", "The most examples of a person: adds their epsilon together."),
+        (whole, "weights", "Number of trained weights of the network; adds an outlook."),
+        (whole, "rows_per_user", "The most examples of one person; adds the epsilon of them all."),
     ):
         define(name, None, text, flag_values=values)
     for name, default, choices, text in (
-        ("sampling", "poisson", groups.SAMPLINGS, "The sampling of batches."),
-        ("neighbours", None, groups.NEIGHBOURS, "Neighbouring data. Default: by --sampling."),
+        ("sampling", "poisson", groups.SAMPLINGS, "How batches are drawn."),
+        (
+            "neighbours",
+            None,
+            groups.NEIGHBOURS,
+            "Neighbouring data sets. Default: by --sampling.",
+        ),
         ("accountant", None, ("pld", "rdp"), "Privacy accountant. Default: the tightest."),
     ):
         flags.DEFINE_enum(name, default, list(choices), text, flag_values=values)
@@ -102,13 +107,13 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
 
     Args:
         received: Dict of `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
-            `delta`, `epsilon` and `right_guesses` (of 100); None means unknown.
+            `delta`, `epsilon` and `right_guesses` (in 100); None means unknown.
         sampling: `tfdpx.accounting.groups.Sampling`.
         accountant: "pld" or "rdp"; None chooses the tightest one for the sampling.
         weights: Int, the number of trained weights of the network, for learning rates; None uses
             `defaults.WEIGHTS`.
-        rows_per_user: Int, the largest number of examples of one person; None shows the sizes in
-            `GROUPS`.
+        rows_per_user: Int, the largest number of examples of one person, for their epsilon
+            together; None shows it for each of `GROUPS`.
 
     Returns:
         Dict of JSON values: the answer, or `plans_by_right_guesses` and `plans`, with a dict for
@@ -165,19 +170,19 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
     """Solves for the quantity that was left out, like `tfdpx.PrivacyPlan`.
 
     Args:
-        values: Dict as `received` of `plan`, with all but one of the noise, the batch size, the
-            length and epsilon.
+        values: Dict like `received` of `plan`, without one of: the noise, the batch size, the
+            length (`steps` or `epochs`), and the limit (`epsilon` or `right_guesses`).
         sampling: `tfdpx.accounting.groups.Sampling`.
         accountant: "pld" or "rdp".
         weights: As for `plan`.
         people: Tuple of ints, numbers of examples of one person.
 
     Returns:
-        Dict of JSON values.
+        Dict of JSON values, with the name of the computed quantity as `solved`.
 
     Raises:
-        ValueError: If a value is out of range, not exactly one quantity is unknown, nothing keeps
-            within `epsilon`, or the accountant cannot resolve the loss.
+        ValueError: If a value is out of range, not exactly one quantity is unknown, no value stays
+            within `epsilon`, or the accountant cannot resolve so small a privacy loss.
     """
     length = values.get("steps", values.get("epochs"))
     names, goal = ("noise_multiplier", "batch_size", "epsilon"), values.get("right_guesses")
@@ -197,7 +202,7 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
     count, size, epsilon = (values[name] for name in ("num_examples", "batch_size", "epsilon"))
     noise, rate, steps = run = calibration.run_of(values)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Its epsilon is of Poisson samples.
+        warnings.simplefilter("ignore")  # They would be about Poisson samples.
         same = PrivacyPlan(count, size, steps, noise, delta=delta, accountant=accountant)
     is_poisson = sampling.name == "poisson"
     together = {str(k): group_epsilon(same, k) for k in people if is_poisson and k <= count}
@@ -234,7 +239,7 @@ def _bounds(run, delta, sampling):
 
 
 def _print_answer(record, sampling):
-    """Prints an answer with other accountants and bounds on attacks; returns the whole record."""
+    """Prints an answer with other epsilons and bounds on attacks, and returns all, a dict."""
     run = tuple(record[name] for name in ("noise_multiplier", "sampling_probability", "steps"))
     for accountant in ("pld", "rdp", "gdp"):
         record[f"epsilon_{accountant}"] = _epsilon(sampling, run, record["delta"], accountant)
@@ -248,7 +253,7 @@ def _print_answer(record, sampling):
 
 
 def _epsilon(sampling, run, delta, accountant):
-    """Returns epsilon by "pld", "rdp" or, exactly, "gdp"; None if the accountant has none."""
+    """Returns epsilon by "pld", "rdp" or "gdp" (exact); None if the accountant has none."""
     try:
         if accountant == "gdp" and sampling.name != "without_replacement":
             return accountants.epsilon(*sampling.run(*run), delta, accountant)
@@ -264,9 +269,8 @@ def tf_privacy(record):
         record: Dict returned by `answer`.
 
     Returns:
-        Pair of a dict of JSON values, the two epsilons of tensorflow-privacy, and a text: the
-        statement and the reason why it differs, or the reason why it is missing. The epsilons are
-        then None.
+        Dict with the two epsilons of tensorflow-privacy, and a text: its statement, and the reason
+        why it differs. If there is no statement, the epsilons are None, and the text is the reason.
     """
     names = [f"epsilon_tensorflow_privacy_{name}" for name in ("once_per_epoch", "poisson")]
     if not record["noise_multiplier"]:
@@ -294,14 +298,14 @@ def tf_privacy(record):
 
 
 def _table(values, sampling, accountant, weights, people):
-    """Returns the record of a plan at each of `RIGHT_GUESSES` and `EPSILONS`, a dict."""
+    """Returns a dict with a plan for each of `RIGHT_GUESSES` and each of `EPSILONS`."""
     cautions = {}
 
     def row_at(**goal):
         try:
             row = answer({**values, **goal}, sampling, accountant, weights, people)
             cautions.update(dict.fromkeys(row["warnings"]))
-        except ValueError:  # No plan keeps within so small an epsilon, or it is too large.
+        except ValueError:  # The epsilon is too small for any plan, or too large.
             row = goal
         return {column: row.get(column) for column in _COLUMNS}
 

@@ -3,13 +3,15 @@
     python -m tfdpx.train.predict --model=RUN --images=PATH
     python -m tfdpx.train.predict --model=RUN --rows=NEW.csv
 
-RUN is the working folder of `tfdpx.train.classify`, or a .keras file that it wrote;
-PATH is an image, or a folder to search at any depth. Prints a table and writes a CSV file with the
-columns file, class and probability; with --all_classes also the probability of each class. The
-second command is for models of tables, and writes a line for each row of a CSV or Parquet file.
-A name that begins with =, +, -, @, a tab or a carriage return, and is no number, gets an apostrophe
-in front: spreadsheets would run it as a formula. Predictions for private images and rows
-are private.
+RUN is the working folder of `tfdpx.train.classify`, or a .keras file that the program wrote. PATH
+is an image, or a folder, which is searched with its subfolders. The first command prints a table,
+and writes a CSV file with the columns file, class and probability. With --all_classes the file also
+has the probability of each class. The second command is for models of tables. It writes a line for
+each row of a CSV or Parquet file.
+
+A spreadsheet runs text that begins with =, +, -, @, a tab or a carriage return as a formula. So an
+apostrophe is put before such a text, unless it is a number. Predictions for private images and rows
+are private, too.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
@@ -42,12 +44,12 @@ def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     common = {"flag_values": values}
     flags.DEFINE_string("model", None, "Working folder of a run, or a .keras file.", **common)
-    flags.DEFINE_string("images", None, "An image, or a folder to search at any depth.", **common)
-    flags.DEFINE_string("rows", None, "A CSV or Parquet file of new rows of a table.", **common)
+    flags.DEFINE_string("images", None, "An image, or a folder of images, at any depth.", **common)
+    flags.DEFINE_string("rows", None, "A CSV or Parquet file with rows of a table.", **common)
     flags.DEFINE_string("csv", "predictions.csv", "File to write, or to replace.", **common)
     flags.DEFINE_bool("skip_broken", False, "Leave out broken images, and count them.", **common)
     flags.DEFINE_bool("all_classes", False, "Write the probability of every class.", **common)
-    threshold = "For two classes: replaces the --threshold that the training recorded."
+    threshold = "For two classes: replaces the --threshold of the training."
     flags.DEFINE_float("threshold", None, threshold, 1e-9, 1 - 1e-9, **common)
 
 
@@ -127,7 +129,7 @@ def logits(model, takes, files):
 
 
 def classified(outputs, class_names, threshold, all_classes=False):
-    """Returns the names of the columns after the predicted class, and a row for each output.
+    """Returns predicted classes and their probabilities as rows of a table.
 
     Args:
         outputs: Logits `[n, classes]`.
@@ -136,7 +138,8 @@ def classified(outputs, class_names, threshold, all_classes=False):
         all_classes: Bool, whether to add the probability of every class.
 
     Returns:
-        List of strings, and list of rows: the predicted class and probabilities, all as texts.
+        List of the names of the columns after the first. List of a row for each output: the
+        predicted class, its probability and, with `all_classes`, all probabilities, as strings.
     """
     classes, rows = measure.predicted_classes(outputs, threshold), []
     for index, shares in zip(classes, measure.probabilities(outputs), strict=True):
@@ -149,7 +152,7 @@ def print_table(rows, csv_path):
     """Prints file, class and probability of the first images, and the path of the full table."""
     shown = [[file, name, f"{float(share):.3f}"] for file, name, share, *_ in rows[:_MOST_ROWS]]
     print_rows(("file", "class", "probability"), shown)
-    more = f"{len(rows) - _MOST_ROWS:,} more are" if len(rows) > _MOST_ROWS else "The same is"
+    more = f"{len(rows) - _MOST_ROWS:,} more are" if len(rows) > _MOST_ROWS else "The same table is"
     print(f"{more} in {csv_path}.")
 
 

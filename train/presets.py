@@ -10,7 +10,7 @@ import math
 
 from tfdpx.train.errors import UserError, did_you_mean
 
-# The key of values that depend on the budget: a dict from a lower limit of epsilon to values above.
+# The key of values that depend on epsilon: a dict from lower limits to values for larger epsilons.
 BY_EPSILON = "by_epsilon"
 # The budget of such a preset if the user sets none.
 EPSILON = 8.0
@@ -23,7 +23,7 @@ def _table(names, rows):
 
 
 def _additions(**rows):
-    """Returns the columns of an ablation, in which each row adds its values to the rows before."""
+    """Returns the columns of an ablation: each adds its values to those of the columns before."""
     columns, values = {}, {}
     for name, row in rows.items():
         columns[name] = values = {**values, **row}
@@ -51,7 +51,7 @@ _FROM_JFT = dict(_IMAGENET, center_crop=320, model="nf_resnet_200", pretrained_o
     trainable="last", learning_rate=0.4, microbatch_size=64)
 _PRIVATE_PLACES = dict(batch_size=4096, l2_norm_clip=1.0, learning_rate=0.1)
 _PUBLIC_PLACES = dict(private=False, batch_size=1024)
-# Sander et al. 2023 (arXiv:2210.03403): the network of their published code but for biases and
+# Sander et al. 2023 (arXiv:2210.03403): the network of their published code, except for biases and
 # the norms of projections.
 _TAN = dict(_CIFAR10, model="wrn_16_4:norm_before_relu=false,weight_standardization=false")
 # Yu et al. 2022, appendix B: noise, batch size and epochs, and two refreshes in an epoch. The clip
@@ -71,8 +71,8 @@ COMMON = {
     "digits_table2": dict(dataset="digits", model="small_cnn", epsilon=8.0, delta=1e-5,
         l2_norm_clip=0.1, report_every=20),
     "digits_table5": dict(_DIGITS_CNN, dataset="digits:5-9", batch_size=512, report_every=20),
-    # Learning rates, noise and updates of the paper's Table 2 are not printed: these are ours,
-    # after its Table 12, Figure 6 and Figure 7; the noise is solved for by the paper's accountant.
+    # The paper does not print the learning rates, noise and updates of its Table 2. These are ours,
+    # after its Table 12, Figure 6 and Figure 7. The paper's accountant computes the noise.
     "table2": dict(dataset="cifar10", validation=0.1, eval_split="validation", model="wrn_40_4",
         epsilon=8.0, delta=1e-5, accountant="rdp", l2_norm_clip=1.0, microbatch_size=64),
     "table9": dict(_FROM_IMAGENET32, model="wrn_40_4", microbatch_size=32),
@@ -91,7 +91,7 @@ COMMON = {
     "table21": dict(dataset="places365_small", center_crop=256, model="nf_resnet_50",
         pretrained_on="jft", delta=5e-7, label_smoothing=0.1, ema_momentum=0.99999,
         microbatch_size=32, report_every=500),
-    # The paper's accountant solves for its 136 epochs; PLD allows 166.
+    # The paper's accountant gives the 136 epochs of the paper; PLD would allow 166.
     "figure4": dict(_FROM_JFT, batch_size=1024, noise_multiplier=0.6, epsilon=8.0,
         accountant="rdp"),
     "tan": _TAN,
@@ -183,8 +183,8 @@ COLUMNS = {
         for trainable in ("last", "all")
     },
     "tan": {"eps8": dict(learning_rate=4.0, noise_multiplier=3.0, steps=2500)},
-    # Tang et al. 2023 (arXiv:2306.06076), their published code; the first 8 epochs train the last
-    # layer alone.
+    # Tang et al. 2023 (arXiv:2306.06076), their published code; the first 8 epochs train only the
+    # last layer.
     "randp": {"eps1": dict(learning_rate=0.4, noise_multiplier=9.3, steps=875, head_steps=96,
         head_learning_rate=15.0)},
     # Bao et al. 2023 (arXiv:2311.01295), DP-Mix_Self; all values are ours.
@@ -237,7 +237,7 @@ def names():
 
 
 def summary():
-    """Returns the names of all presets as a phrase, grouped."""
+    """Returns the names of all presets as one text, such as "digits, table9/(eps1|eps2)"."""
     columns = {group: [c for c in COLUMNS.get(group, ()) if c] for group in COMMON}
     return ", ".join(
         f"{g}/({'|'.join(options)})" if options else g for g, options in columns.items()

@@ -1,7 +1,7 @@
 """Creates the folder of a run, and resumes a run after Ctrl-C.
 
-An unfinished run leaves `<workdir>/checkpoint` with its settings and the identity of the data, so
-that `--workdir=PATH --resume` continues it without other flags.
+An unfinished run leaves a folder `<workdir>/checkpoint`, with its settings and the identity of the
+data. With it, `--workdir=PATH --resume` continues the run without other flags.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from tfdpx.train.settings import RESUME, WORKDIR, Settings
 
 # Settings that may change on a resume: they affect neither weights nor guarantee.
 FREE = ("report_every", "seed", "public_test", "threshold")
-# Flags that are not settings, and that a resume takes from the run unless they are set.
+# Flags that are not settings. If the user does not set them, a resumed run keeps its values.
 _FLAGS = ("data_dir", "strategy", "tpu", "cpu_devices")
 
 
@@ -68,7 +68,7 @@ def locked_folder(workdir):
         workdir: `pathlib.Path`.
 
     Yields:
-        File descriptor as for `_files.locked`, or None.
+        File descriptor that holds the lock, or None, see `_files.locked`.
 
     Raises:
         UserError: If the folder cannot be written, or another process has locked it.
@@ -109,7 +109,7 @@ def _end(workdir, error):
 class SavingInterruption(keras.callbacks.Callback):
     """Delays Ctrl-C until the current update is done and saved; a second Ctrl-C ends at once.
 
-    The first one ends at once, too, before any update: there is nothing to save.
+    Before the first update, Ctrl-C ends the program at once, as there is nothing to save.
 
     Args:
         save: Function without arguments, which is called between two updates.
@@ -132,13 +132,13 @@ class SavingInterruption(keras.callbacks.Callback):
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Handles Ctrl-C from now on, unless another program does, for example `nohup`."""
+        """Handles Ctrl-C from now on, unless it is ignored, as in background jobs of scripts."""
         del batch, logs
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not self._asked:
             signal.signal(signal.SIGINT, self._ask)
 
     def on_train_end(self, logs=None):
-        """Leaves Ctrl-C to Python, after one in the last epoch, which is already saved."""
+        """Ends the program after Ctrl-C in the last update, which is saved; resets the handler."""
         del logs
         if self._asked:
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
@@ -213,8 +213,8 @@ def facts(data, identity, paths):
 
     Args:
         data: `images.ImageData`.
-        identity: `DatasetId` of the account.
-        paths: Paths of files.
+        identity: `DatasetId` of the data.
+        paths: Paths of the files with weights.
     """
     hashes = {f"file {p} (a hash)": files.digest_of(pathlib.Path(p).read_bytes()) for p in paths}
     return hashes | {
@@ -228,8 +228,8 @@ def facts(data, identity, paths):
 class RunFolder:
     """The folder `<workdir>/checkpoint` of an unfinished run.
 
-    It has no seed of noise or sampling. Only its owner can read it, and `remove` deletes it when
-    the run ends: with individual accounting it has norms of examples.
+    With individual accounting the folder has gradient norms of examples. So only its owner can read
+    it, and `remove` deletes it when the run ends. It has no seed of noise or sampling.
 
     Args:
         workdir: Folder of the run.
@@ -242,7 +242,7 @@ class RunFolder:
 
     Attributes:
         path: `pathlib.Path`.
-        seed: Int, of the initial weights, which stay the same after a resume.
+        seed: Int, the seed of the initial weights; a resumed run has the same.
 
     Raises:
         UserError: If the folder has an unfinished run without --resume, or a run on other data.

@@ -74,7 +74,7 @@ def _run_on_images(asked, preset, workdir, strategy):
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape)
         check_threshold(settings.threshold, data.class_names)
-        # Before the training: it should not be lost if the data cannot be identified.
+        # Before the training, which would be lost if the data could not be identified.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
     for note in (*data.notes, *start.notes):
@@ -94,8 +94,8 @@ def _run_on_images(asked, preset, workdir, strategy):
     if before.steps:
         epsilon = before.composed_epsilon(plan.delta, plan.accountant)
         say(
-            f"The weights to start from have seen these data at epsilon {epsilon:.4g}; this run "
-            "is recorded together with it."
+            f"The weights to start from were trained on these data at epsilon {epsilon:.4g}; the "
+            "record of this run counts both trainings."
         )
     fitting.check(settings, plan, data.image_shape)
     devices.check_batch_size(strategy, plan.batch_size)
@@ -313,13 +313,13 @@ def fit_table(table, settings):
 
 
 def _warm_start(folder, model):
-    """Trains a model on generated images, or loads the weights of an interrupted run."""
+    """Trains a model on generated images, or loads the result from an interrupted run."""
     if tf.distribute.has_strategy():
         raise UserError("Flag --warm_start trains on one device: leave out --strategy.")
     path = folder.path / "warm_start.weights.h5"
     if path.exists():
         model.load_weights(path)
-        account.mark_known(model.weights)  # The run that wrote them had read no data.
+        account.mark_known(model.weights)  # The private data had no part in these weights.
         return
     with checking_flags():
         tfdpx.synthetic.warm_start(model)
@@ -330,7 +330,7 @@ def _warm_start(folder, model):
 
 
 def _counting(plan, ledger):
-    """Returns the plan with the privacy loss of the weights to start from, on any data."""
+    """Returns the plan, to which the loss of the weights to start from is added, on any data."""
     if not ledger.entries or not plan.noise_multiplier:
         return plan
     names = ("sampling", "accountant", "unit", "delta", "noise_multiplier")

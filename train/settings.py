@@ -1,7 +1,7 @@
 """The settings of a run of `classify`, and the conflicts between them.
 
-A field of `Settings` is a flag of the same name, and one of the settings in the record. A flag that
-is not set is None, and then the preset's value is used.
+Each field of `Settings` is a flag of the same name, and a setting in the record. A flag that the
+user does not set is None, and the preset's value is used.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, MODELS
 
 # The kinds of runs: updates on images, a table, and a head on features of images.
 IMAGES, TABLES, HEADS = "images", "tables", "heads"
-# Three of these determine the fourth, for which tfdpx.PrivacyPlan solves. If flags and preset give
-# all four, the preset's are dropped in this order.
+# Three of these determine the fourth, which tfdpx.PrivacyPlan computes. If flags and preset give
+# all four, the first one that is not a flag is dropped.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 
 
@@ -49,11 +49,11 @@ SHARE = Check(lambda v: 0 < v < 1, "lie strictly between 0 and 1")
 def setting(
     flag_help, check=None, *, default=None, choices=None, objects=None, of=(IMAGES,), needs=None
 ):
-    """Returns the field of a dataclass; below, a flag is made of it.
+    """Returns a field of `Settings`, from which a flag is made below.
 
     Args:
         flag_help: The text of the flag.
-        check: `Check` for every value but None.
+        check: `Check` for all values except None.
         default: The value unless a flag or preset sets another.
         choices: Tuple of strings, all valid values.
         objects: `objects.Objects` that the setting can name.
@@ -82,134 +82,148 @@ class Settings:
         UserError: If a value is out of range, or values contradict each other.
     """
 
-    dataset: str | None = setting("digits, any image data set of TensorFlow Datasets, folder:PATH "
-        "for images as PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS), NAME:FIRST-LAST "
-        "for a part of the classes; classify also takes csv:PATH and parquet:PATH.", of=_ALL)
-    data_name: str | None = setting("The name of the data in statement, page and card, such as "
+    dataset: str | None = setting("Training data: digits, any image data set of TensorFlow "
+        "Datasets, NAME:FIRST-LAST for some of its classes, or folder:PATH for images as "
+        "PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS). For a table: csv:PATH or "
+        "parquet:PATH.", of=_ALL)
+    data_name: str | None = setting("Name of the data in statement, page and card, such as "
         "'Skin photos, 2026'. Default: --dataset without its path.",
         Check(lambda v: v.strip() and v.isprintable(), "be printable"), of=_ALL)
-    test_fraction: float | None = setting("Of folder:PATH and tables: the part to test on; default "
-        "0.2. Not where PATH has train and test.", BELOW_ONE, of=_ALL)
-    test_seed: int = setting("Of folder:PATH and tables: another number tests on other images or "
-        "rows.", Check(lambda v: 0 <= v < 2**63, "be a number from 0 on"), of=_ALL, default=0)
-    skip_broken: bool = setting("Of folder:PATH: leave out images that cannot be read, and count "
+    test_fraction: float | None = setting("For folder:PATH and tables: the fraction to test on. "
+        "Default: 0.2. Leave it out if PATH has folders train and test.", BELOW_ONE, of=_ALL)
+    test_seed: int = setting("For folder:PATH and tables: another number selects other images or "
+        "rows to test on.", Check(lambda v: 0 <= v < 2**63, "be a number from 0 on"), of=_ALL,
+        default=0)
+    skip_broken: bool = setting("For folder:PATH: leave out images that cannot be read, and count "
         "them.", of=_PHOTOS, default=False)
-    image_size: int | None = setting("Height and width to resize images to, in pixels. Default: "
-        "their own, if all have one; of folder:PATH: chosen from the files.", FROM_ONE, of=_PHOTOS)
-    center_crop: int | None = setting("Scale the shorter side of each image to --image_size "
-        "(default: this) and cut a square of this many pixels out of the middle; else images are "
-        "squeezed.", FROM_ONE, of=_PHOTOS)
-    validation: float = setting("Hold out this fraction of the training images, or this number "
+    image_size: int | None = setting("Height and width, in pixels, to which images are resized. "
+        "Default: their size if all have the same; for folder:PATH, chosen from the files.",
+        FROM_ONE, of=_PHOTOS)
+    center_crop: int | None = setting("Cut a square with sides of this many pixels out of the "
+        "middle of each image, after its shorter side is scaled to --image_size (default: the same "
+        "number). Without this flag, images are squeezed to the size.", FROM_ONE, of=_PHOTOS)
+    validation: float = setting("Training images to hold out: a fraction below 1, or a number "
         "from 2 on.", Check(lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
         "be a fraction in [0, 1), or a number of images from 2 on"), default=0.0)
-    eval_split: str | None = setting("Images to measure on: those held out, or the test images. "
-        "Default: those held out, if any.", choices=("validation", "test"))
-    public_test: bool = setting("Declares that the test images are public: the learning curve and "
-        "TensorBoard show the accuracy on them, and the page of the run some that are taken for "
-        "another class. Known data sets need no such flag.", default=False)
+    eval_split: str | None = setting("Images to measure accuracy on: validation (those held out) "
+        "or test. Default: validation if images are held out, else test.",
+        choices=("validation", "test"))
+    public_test: bool = setting("Declares that the test images are public. The learning curve and "
+        "TensorBoard then show the accuracy on them, and the page of the run shows some wrong "
+        "predictions. Data sets that tfdpx knows do not need this flag.", default=False)
     model: str | None = setting(f"One of: {', '.join(MODELS.names)}, with arguments as in "
-        "wrn_16_4:groups=none; of tables: linear, network.", objects=MODELS, of=(IMAGES, TABLES))
-    init_from: str | None = setting("Start from this .keras file, of tfdpx or of any Keras image "
-        "model, or from the run folder that holds it; a named --model takes its weights, or those "
-        "of a .weights.h5 file. The last layer starts again.", of=_PHOTOS)
-    pretrained_on: str | None = setting("Data of --init_from's training, set by presets.")
-    init_data: str | None = setting("The data set that --init_from was trained on, where the file "
-        "does not say.", of=_PHOTOS)
-    trainable: str = setting("Weights to train: all, or the last layer and those that "
-        "tfdpx.layers.trainable calls so.", choices=("all", *WHAT), default="all")
+        "wrn_16_4:groups=none. For tables: linear or network.", objects=MODELS, of=(IMAGES, TABLES))
+    init_from: str | None = setting("Start from this .keras file, of tfdpx or any Keras image "
+        "model, or from the run folder that has it. With a --model, only weights are taken from "
+        "the file, which may also end in .weights.h5. The last layer is always new.", of=_PHOTOS)
+    pretrained_on: str | None = setting("Data that --init_from was trained on; presets set it.")
+    init_data: str | None = setting("Data set that --init_from was trained on, if the file does "
+        "not say.", of=_PHOTOS)
+    trainable: str = setting("Weights to train: all; only the last layer (last); or the last layer "
+        "and those that tfdpx.layers.trainable calls bias, norm or lora.", choices=("all", *WHAT),
+        default="all")
     lora_rank: int = setting("Rank of --trainable=lora.", FROM_ONE, default=8)
-    steps: int | None = setting("Model updates.", FROM_ONE, of=_ALL)
-    batch_size: int | None = setting("Expected examples of a model update.", FROM_ONE,
+    steps: int | None = setting("Number of updates.", FROM_ONE, of=_ALL)
+    batch_size: int | None = setting("Expected number of examples in an update.", FROM_ONE,
         of=(IMAGES, TABLES))
     learning_rate: float | None = setting("Learning rate, independent of l2_norm_clip.", POSITIVE,
         of=_ALL)
-    label_smoothing: float = setting("Weight of equal targets for all.", BELOW_ONE, default=0.0)
+    label_smoothing: float = setting("Weight of the uniform distribution over all classes in the "
+        "targets.", BELOW_ONE, default=0.0)
     precision: str = setting("Keras dtype policy.", choices=("float32", "mixed_bfloat16"),
         default="float32")
     jit_compile: bool | None = setting("Compile with XLA. Default: as Keras decides.")
-    report_every: int = setting("Updates between reports, a Keras epoch.", FROM_ONE, default=100)
-    seed: int | None = setting("For repeatable experiments. Anyone who knows it can remove the "
-        "noise: never for a release.", NOT_NEGATIVE, of=_ALL)
+    report_every: int = setting("Number of updates between reports, which is a Keras epoch.",
+        FROM_ONE, default=100)
+    seed: int | None = setting("Makes experiments repeatable. Anyone who knows the seed can remove "
+        "the noise, so never set it for a release.", NOT_NEGATIVE, of=_ALL)
 
-    private: bool = setting("False: the same step without clipping and noise.", default=True)
-    epsilon: float | None = setting("Privacy budget; of heads inf fits without clipping and noise.",
-        Check(lambda v: v > 0, "be positive"), of=_ALL)
-    right_guesses: float | None = setting("In place of --epsilon: the most right guesses of 100 of "
-        "an attacker who knows all but whether one example was in the data; 50 is tossing a coin.",
-        Check(lambda v: 50 < v < 100, "lie between 50 and 100"), of=_ALL)
-    delta: float = setting("Its delta, well below 1 / examples.", SHARE, of=_ALL, default=1e-5)
-    noise_multiplier: float | None = setting("Noise deviation / l2_norm_clip; 0: no privacy. Of "
-        "heads: of every release.", FINITE, of=_PHOTOS)
-    sampling: str = setting("The sampling of batches.", choices=("poisson", "shuffle"),
+    private: bool = setting("False trains by the same step, without clipping and noise.",
+        default=True)
+    epsilon: float | None = setting("Privacy budget. For heads, inf means no clipping and no "
+        "noise.", Check(lambda v: v > 0, "be positive"), of=_ALL)
+    right_guesses: float | None = setting("In place of --epsilon: the most guesses in 100 that may "
+        "be right, if an attacker knows everything except whether one example was in the data; 50 "
+        "is tossing a coin.", Check(lambda v: 50 < v < 100, "lie between 50 and 100"), of=_ALL)
+    delta: float = setting("Delta of the guarantee, well below 1 / examples.", SHARE, of=_ALL,
+        default=1e-5)
+    noise_multiplier: float | None = setting("Standard deviation of the noise, divided by the "
+        "clip; 0 gives no privacy. For heads: the same for every release.", FINITE, of=_PHOTOS)
+    sampling: str = setting("How batches are drawn.", choices=("poisson", "shuffle"),
         default="poisson")
-    accountant: str | None = setting("The accountant of epsilon, pld by default; of heads gdp, "
-        "which is exact.", choices=("pld", "rdp", "gdp", "zcdp"), of=_ALL)
+    accountant: str | None = setting("Privacy accountant. Default: pld; for heads gdp, which is "
+        "exact.", choices=("pld", "rdp", "gdp", "zcdp"), of=_ALL)
     optimizer: str = setting(f"One of: {', '.join(objects.OPTIMIZERS.names)}, with arguments of "
         "its constructor as in dpsgd:momentum=0.9.", objects=objects.OPTIMIZERS, default="dpsgd")
-    schedule: str | None = setting("The learning rate changes, as in cosine:warmup_steps=50: it "
-        "rises from 0 and falls to 0; or step:decay_steps=500..750: to a tenth after each. "
-        "Default: it stays.", objects=objects.SCHEDULES)
-    l2_norm_clip: float | str | None = setting("Bound on the norm of each example's gradient, or "
-        "automatic: each is divided by its norm. Of heads: on the norm of features or gradients.",
+    schedule: str | None = setting("Schedule of the learning rate. cosine:warmup_steps=50: it "
+        "rises from 0, then falls to 0. step:decay_steps=500..750: it falls to a tenth after each "
+        "of these updates. Default: it is constant.", objects=objects.SCHEDULES)
+    l2_norm_clip: float | str | None = setting("Bound on the L2 norm of each example's gradient, "
+        "or automatic: each gradient is divided by its norm. For heads: bound on features or "
+        "gradients.",
         Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"), of=_PHOTOS)
-    microbatch_size: int | None = setting("Examples of a microbatch: bounds memory.", FROM_ONE)
-    features: str | None = setting("Kinds of fixed features side by side, joined by +, for a "
-        "linear classifier instead of --model: scatter, and working folders or .keras files.")
-    whiten: str | None = setting("Whiten the features of the files of --features with generated "
-        "images; helps small budgets.", choices=("synthetic",), needs="features")
-    warm_start: bool = setting("First train all but the last layer of --model on generated images, "
-        "for minutes; costs no privacy.", default=False)
-    augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE,
-        needs="augment", default=0)
-    augment: str | None = setting("Layers of Keras and KerasCV that make the views, or "
-        "RandomCropFlip, ResizeCropFlip or MixViews of tfdpx.augment, with their arguments, joined "
-        "by +: RandomFlip+RandomRotation:factor=0.1.", objects=objects.AUGMENTATIONS,
+    microbatch_size: int | None = setting("Number of examples in a microbatch; limits memory.",
+        FROM_ONE)
+    features: str | None = setting("Train a linear classifier on fixed features, instead of "
+        "--model: scatter, working folders or .keras files; join several by +.")
+    whiten: str | None = setting("Whiten the features from files in --features by statistics of "
+        "generated images; helps at small budgets.", choices=("synthetic",), needs="features")
+    warm_start: bool = setting("First train --model, except its last layer, on generated images. "
+        "Takes minutes, and costs no privacy.", default=False)
+    augmult: int = setting("Number of augmented views of each example; 0: no augmentation.",
+        NOT_NEGATIVE, needs="augment", default=0)
+    augment: str | None = setting("Augmentation that makes the views: layers of Keras and KerasCV "
+        "joined by +, as in RandomFlip+RandomRotation:factor=0.1, or RandomCropFlip, "
+        "ResizeCropFlip or MixViews of tfdpx.augment.", objects=objects.AUGMENTATIONS,
         needs="augmult")
-    batch_norm: str | None = setting("Treatment of batch normalization in --init_from; default: "
-        "freeze.", choices=("freeze", "replace"))
-    pixels: str | None = setting("Values of pixels that the Keras model of --init_from was trained "
-        "on, if it does not scale them itself: from ... to ..., or as keras.applications prepares "
-        "images of ImageNet.", choices=PIXELS, of=_PHOTOS)
-    head_steps: int = setting("First updates, of only the last layer.", NOT_NEGATIVE, default=0)
-    head_learning_rate: float | None = setting("Learning rate of these; default: --learning_rate.",
-        POSITIVE, needs="head_steps")
-    user: str | None = setting("Protect people, not images or rows. Of folder:PATH the person of "
-        "an image is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression "
-        "for the path below the folders of training images. Of tables: the column with the person "
-        "of each row. none: every person has one image or row; heads know nothing else.", of=_ALL)
-    examples_per_user: int = setting("Images or rows of a person in an update, with --user; drawn "
-        "if there are more.", FROM_ONE, of=(IMAGES, TABLES), default=4)
-    individual: bool = setting("Clip each image at its own last norm, and write an epsilon for "
-        "each to a private folder.", default=False)
-    individual_refreshes: int = setting("Times in an epoch that --individual measures all norms.",
+    batch_norm: str | None = setting("Batch normalization in --init_from: freeze it (the default), "
+        "or replace it by group normalization.", choices=("freeze", "replace"))
+    pixels: str | None = setting("Range of pixels that the Keras model of --init_from was trained "
+        "on, if the model does not scale pixels itself. imagenet and caffe: as the modes torch and "
+        "caffe of keras.applications.", choices=PIXELS, of=_PHOTOS)
+    head_steps: int = setting("Number of updates at first that train only the last layer.",
+        NOT_NEGATIVE, default=0)
+    head_learning_rate: float | None = setting("Learning rate of --head_steps. Default: "
+        "--learning_rate.", POSITIVE, needs="head_steps")
+    user: str | None = setting("Protect people instead of single images or rows. For folder:PATH: "
+        "parent_folder if images are PATH/CLASS/PERSON/NAME, else a regular expression that finds "
+        "the person in the path of an image below the folder of training images. For tables: the "
+        "column with the person of each row. none declares that every person has one image or row; "
+        "heads take only none.", of=_ALL)
+    examples_per_user: int = setting("With --user: the most images or rows of a person in an "
+        "update, drawn at random if there are more.", FROM_ONE, of=(IMAGES, TABLES), default=4)
+    individual: bool = setting("Clip the gradient of each image at its last norm, and write the "
+        "epsilon of each image to a private folder.", default=False)
+    individual_refreshes: int = setting("How often in an epoch --individual measures all norms.",
         NOT_NEGATIVE, needs="individual", default=0)
-    individual_release: float | None = setting("Report the mean and quantiles of --individual, at "
-        "this noise multiplier.", POSITIVE, needs="individual")
-    ema_momentum: float | None = setting("Decay of the average of the weights; 0: no average.",
-        BELOW_ONE, default=0.9999)
+    individual_release: float | None = setting("Report mean and quantiles of the epsilons of "
+        "--individual, with noise of this multiplier.", POSITIVE, needs="individual")
+    ema_momentum: float | None = setting("Decay of the moving average of the weights; 0: no "
+        "average.", BELOW_ONE, default=0.9999)
 
-    threshold: float = setting("Of two classes the second (by name) is predicted where its "
-        "probability is at least this. Choose it from public data, never by private test rows.",
-        SHARE, of=_ALL, default=0.5)
-    target: str | None = setting("The column to predict.", of=(TABLES,))
+    threshold: float = setting("With two classes, predict the second (by name) if its probability "
+        "is at least this. Choose it on public data, never on private test rows.", SHARE, of=_ALL,
+        default=0.5)
+    target: str | None = setting("Column to predict.", of=(TABLES,))
     drop: list | None = setting("Columns to leave out.", of=(TABLES,))
     categorical: list | None = setting("Columns of numbers that name categories, such as "
         "postcodes.", of=(TABLES,))
     bounds: list | None = setting("Publicly known ranges of columns of numbers, as "
-        "COLUMN:LOWER:UPPER, or *:LOWER:UPPER for all others. Ranges that are left out are found, "
-        "which costs budget.", of=(TABLES,))
-    classes: list | None = setting("All labels. Default: those in the column, which then count as "
-        "public.", of=(TABLES,))
-    target_lower: float | None = setting("Predict a number, not a label: its least value. Larger "
-        "and smaller targets are clipped to this range, which is public.", of=(TABLES,),
+        "COLUMN:LOWER:UPPER, or *:LOWER:UPPER for all other columns. Other ranges are found "
+        "privately, which costs budget.", of=(TABLES,))
+    classes: list | None = setting("All labels of the target. Default: those in the column, which "
+        "then count as public.", of=(TABLES,))
+    target_lower: float | None = setting("Predict a number instead of a label. This is the least "
+        "possible number, publicly known; targets outside of the range are clipped.", of=(TABLES,),
         needs="target_upper")
-    target_upper: float | None = setting("Its largest.", of=(TABLES,), needs="target_lower")
+    target_upper: float | None = setting("The largest possible number to predict.", of=(TABLES,),
+        needs="target_lower")
 
-    head: str | None = setting("In place of updates: fit the last layer by a head of tfdpx.heads "
-        f"on features of --init_from. One of: {', '.join(objects.HEADS.names)}, with arguments as "
-        "in adamix:shots=2,quantile=0.9.", objects=objects.HEADS, of=(HEADS,))
+    head: str | None = setting("Fit only the last layer, by a head of tfdpx.heads, on features of "
+        f"--init_from (default: scattering features). One of: {', '.join(objects.HEADS.names)}, "
+        "with arguments as in adamix:shots=2,quantile=0.9.", objects=objects.HEADS, of=(HEADS,))
 
-    # A condition on the settings, their names, and the sentence of the error.
+    # A condition that is an error, the flags that the error shows, and its sentence.
     conflicts: typing.ClassVar[tuple] = (
         (lambda s: (s.center_crop or 0) > (s.image_size or s.center_crop or 0),
             "center_crop image_size", "Flag --center_crop must be at most --image_size."),
@@ -301,7 +315,7 @@ class Settings:
 
     @property
     def goal(self):
-        """The argument of `tfdpx.PrivacyPlan` that bounds a run, a dict."""
+        """The limit on the privacy loss as an argument of `tfdpx.PrivacyPlan`, a dict."""
         if self.right_guesses is None:
             return {"epsilon": self.epsilon}
         return {"right_guesses": self.right_guesses / 100}
@@ -331,7 +345,7 @@ class Settings:
 
     @property
     def has_people(self):
-        """Whether updates draw people, whom --user names."""
+        """Whether updates draw people, found by --user, instead of images or rows."""
         return self.user not in (None, NONE)
 
     def privacy_plan(self, num_examples):
@@ -370,11 +384,11 @@ def kind_of(dataset, head):
 def resolve(preset, overrides):
     """Returns the `Settings` of a preset with some values replaced.
 
-    Exactly one of noise_multiplier, epsilon, steps and batch_size is left open: it follows
-    from the others. If `overrides` and the preset have all four, one of the preset's values is
-    dropped: the first of these names that is not in `overrides`. For example, `epsilon`
-    determines the noise, and `noise_multiplier` determines epsilon. Without privacy
-    (`private=False`) the preset's noise, clip and epsilon are replaced.
+    Exactly one of noise_multiplier, epsilon, steps and batch_size is left open, and follows from
+    the others. If `overrides` and the preset together have all four, one of the preset's values is
+    dropped: the first of these names that is not in `overrides`. For example, if the user sets
+    `epsilon`, the noise of the preset is dropped; if the user sets `noise_multiplier`, the epsilon
+    is. Without privacy (`private=False`) the preset's noise, clip and epsilon are replaced.
 
     Args:
         preset: Name of a preset, or None for the default of the data set.
@@ -410,7 +424,7 @@ def resolve(preset, overrides):
     values = usual | overrides
     left_open = None in (values.get("steps"), values.get("batch_size"))
     if left_open and "noise_multiplier" in overrides and goal not in overrides:
-        values.pop("epsilon", None)  # Open values of the preset are chosen, not solved for.
+        values.pop("epsilon", None)  # `defaults` chooses the open values, so epsilon follows.
     names = [goal if name == "epsilon" else name for name in PRIVACY]
     if all(values.get(name) is not None for name in names):
         values.pop(next((name for name in names if name not in overrides), None), None)
@@ -443,10 +457,10 @@ for _field in dataclasses.fields(Settings):
         _DEFINE[_kinds.pop()](_field.name, None, _help)
 
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
+    "workdir", None, "Folder for all files of the run. Default: runs/<preset>-<date>-<time>."
 )
 DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder with TensorFlow Datasets. Default: the library's."
+    "data_dir", None, "Folder of TensorFlow Datasets. Default: as in that library."
 )
 DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if it is not in --data_dir.")
 RESUME = flags.DEFINE_bool("resume", False, "Continue the unfinished run in --workdir, if any.")

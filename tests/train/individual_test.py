@@ -19,7 +19,7 @@ def test_files_pictures_and_released_statistics_are_of_the_training_alone(
     folder = tmp_path / individual.FOLDER
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     readme = (folder / "README.txt").read_text()
-    assert "PRIVATE DATA" in readme and "of the training alone" in readme
+    assert "PRIVATE DATA" in readme and "cover only the training" in readme
     arrays = np.load(folder / "arrays.npz")
     assert "PRIVATE DATA" in str(arrays["notice"])
     epsilons = arrays["epsilons"]
