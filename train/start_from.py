@@ -1,9 +1,9 @@
 """Loads the trained weights that a run starts from, and accounts for their earlier trainings.
 
-Otherwise a model that was trained on the private data before would have a guarantee for its last
-training alone. So every run reads the records of the weights or features that it starts from. It
-adds the privacy loss on the same data, and refuses weights that were trained on them without an
-account.
+If the weights were trained on the private data before, a guarantee for the new training is not
+enough. So every run reads the records in the files that it starts from. It adds the privacy loss
+that they record on the same data. It refuses weights that were trained on these data without a
+record of the privacy loss.
 """
 
 import copy
@@ -40,17 +40,18 @@ _SCATTER = "scatter"
 class Start:
     """The trained weights of `--init_from`, and the fixed features of `--features`.
 
-    Without a named `--model` the network of a `.keras` file is taken as it is. A named one takes
-    the weights of a `.keras` or `.weights.h5` file. In both the last layer starts again.
+    Without `--model`, the network of a `.keras` file is used as it is. With `--model`, that network
+    gets the weights of a `.keras` or `.weights.h5` file. In both cases the last layer is new.
 
     Args:
         settings: A `settings.Settings`.
 
     Attributes:
-        settings: The settings with the path of a file, and with `model` `OF_FILE` if the network of
-            the file is taken as it is.
+        settings: The settings, in which `init_from` is the path of a file. Their `model` is
+            `OF_FILE` if the network of the file is used as it is.
         files: Paths of the files to read.
-        image_shape: `(height, width, channels)` that this network takes; None for any.
+        image_shape: `(height, width, channels)` of the images that this network takes; None where
+            any size fits.
         notes: Sentences to print.
 
     Raises:
@@ -84,7 +85,7 @@ class Start:
 
     @functools.cached_property
     def seen(self):
-        """The earlier trainings of the files, a tuple of `UpstreamTraining`.
+        """The earlier trainings of the weights in the files, a tuple of `UpstreamTraining`.
 
         Raises:
             UserError: If a file is missing, or neither the file nor the user names its data.
@@ -127,7 +128,7 @@ class Start:
         return model
 
     def sketch(self, name, shape, num_classes):
-        """Returns the classifier `--model` as it trains, but for its scaling, without any data."""
+        """Returns the classifier of a run without reading data; only its scaling is not final."""
         about = {"image_shape": tuple(shape), "num_classes": num_classes}
         data = types.SimpleNamespace(**about, centre=127.5, deviation=127.5)
         start = copy.copy(self)
@@ -137,8 +138,8 @@ class Start:
     def extractor(self, shape, largest=255):
         """Builds a `keras.Model` from uint8 images to features `[batch, dimensions]` of norm one.
 
-        Without a file these are scattering features, which depend on no data, of images divided by
-        the largest grey level of their format.
+        Without a file these are scattering features, which depend on no data. For them, images are
+        divided by `largest`, the largest grey level of their format.
         """
         if self._model is not None:
             model = self._as_it_is(shape, None, "last")
@@ -175,7 +176,7 @@ class Start:
 
     def _as_it_is(self, shape, num_classes, trained):
         """Builds the network of the file, with a new last layer or, without classes, none."""
-        # Layer by layer: Keras sets no layer of a model that is already trainable.
+        # Layer by layer: if the model already has the value, Keras does not set its layers.
         for layer in layer_internals.flatten_layers(self._model):
             layer.trainable = trained != "last"
         images = keras.Input(shape)
@@ -196,9 +197,9 @@ class Start:
 def classifier(text, image_shape, num_classes, centre, deviation=None):
     """Returns a model from uint8 images to logits.
 
-    Its first layer maps a grey level x to `(x - centre) / deviation`. Because the model normalises,
-    images travel to the device as bytes, and a saved model needs no preprocessing. Models on
-    scattering features always take values from 0 to 1 instead.
+    Its first layer maps a grey level x to `(x - centre) / deviation`. So images reach the device as
+    bytes, and a saved model needs no preprocessing. For models on scattering features, the layer
+    divides x by 255 instead.
 
     Args:
         text: String, a model of `objects.MODELS` with its arguments.
@@ -233,7 +234,7 @@ def _load(model, path):
     last = last_layer(model)
     new, ends = last.get_weights(), {id(v) for v in last.weights}
     rest = [v for v in model.weights if id(v) not in ends and "float" in v.dtype]
-    for variable in rest:  # Keras keeps weights that are missing in the file, with a warning.
+    for variable in rest:  # Keras only warns if the file lacks weights; NaN marks these.
         variable.assign(keras.ops.full(variable.shape, float("nan"), variable.dtype))
     try:
         with warnings.catch_warnings():
@@ -258,8 +259,8 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
     Args:
         trainings: Tuple of `UpstreamTraining`.
         dataset: String, the value of `--dataset`.
-        allow_unaccounted: Bool, whether a training without an account makes epsilon infinite or is
-            an error.
+        allow_unaccounted: Bool. If True, a training without an account makes epsilon infinite. If
+            False, it is an error.
 
     Raises:
         UserError: If a training without an account may have used these data.
@@ -269,7 +270,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
         if not training.ledger.steps:
             continue
         is_known = training.limit not in (None, math.inf)
-        # `tfdpx.report` takes any name, which does not tell that the files were others.
+        # A name that a user gave to `tfdpx.report` does not tell that the data were others.
         is_unnamed = training.data.identifier is None and not tfds.is_known(training.data.name)
         may_be_these = is_known and is_unnamed and tfds.Name.parse(dataset).path is not None
         if not (may_be_these or identity.overlap(training.data, dataset)):
@@ -302,14 +303,14 @@ def without_secrets(settings):
         for field in dataclasses.fields(settings)
         if settings.kind in field.metadata["of"]
     }
-    del recorded["seed"]  # The seed would allow to remove the noise.
+    del recorded["seed"]  # Anyone with the seed could remove the noise.
     hide = dict.fromkeys(("dataset", "init_data"), identity.called) | {"head": without_folders}
     hide |= dict.fromkeys(("init_from", "features"), without_paths)
     return recorded | {n: hide[n](recorded[n]) for n in hide if recorded.get(n)}
 
 
 def without_paths(text):
-    """Returns the last two parts of each path of `--init_from` or `--features`; None for None."""
+    """Returns a value of `--init_from` or `--features`, with two parts of each path; or None."""
     return text and "+".join("/".join(pathlib.Path(part).parts[-2:]) for part in text.split("+"))
 
 
@@ -425,7 +426,7 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
 
 
 def read(path, flag="init_from"):
-    """Reads the model of a `.keras` file. The record in the file accounts for its origin."""
+    """Reads the model of a `.keras` file. `Start.seen` has the earlier trainings of the file."""
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -435,7 +436,7 @@ def read(path, flag="init_from"):
 
 
 def recorded_inputs(path):
-    """Returns inputs and threshold in the record of a `.keras` file, a dict; empty if it has none.
+    """Returns the inputs and threshold in the record of a `.keras` file, a dict; empty without one.
 
     Raises:
         UserError: If the file cannot be read.

@@ -33,8 +33,8 @@ def keep_freed_memory():
     glibc, or if the user has set one of glibc's environment variables for this, such as
     `MALLOC_TRIM_THRESHOLD_`.
 
-    Programs call it before they train; further calls change nothing.
-    Threads that already have a heap keep it.
+    Call it before the training: threads that already have a heap are not affected. Further calls
+    change nothing.
 
     Returns:
         Bool, whether freed memory is kept now.
@@ -64,5 +64,5 @@ def _import_tensorflow():
 
 if os.environ[_LEVEL] == "3":
     _import_tensorflow()
-    # TensorFlow warns because programs trace a function for each of a few shapes.
+    # TensorFlow warns if a function is traced for several shapes, which the programs need.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)

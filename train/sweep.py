@@ -4,28 +4,28 @@ r"""Trains at every point of a grid with a fixed budget, and writes a table of t
         --grid="learning_rate=1,2,4;batch_size=256,512,1024"
 
 A sweep can vary any setting of `tfdpx.train.classify`, and presets (`--grid="preset=a,b"`). Other
-flags of `classify` hold for all runs. One of noise_multiplier, epsilon, steps and batch_size is
-solved for: for example, a sweep of the batch size at one epsilon and number of steps changes the
-noise. A grid that would change epsilon silently is refused. `augmult=0` is a point without views
-and without augmentation. Because a sweep chooses, accuracy is measured on held-out training images
-(a quarter, unless preset or flags set another share) and not on test images, unless
---eval_split=test is set.
+flags of `classify` hold for all runs. Of noise_multiplier, epsilon, steps and batch_size, one
+follows from the others: for example, if a sweep varies the batch size at one epsilon and number of
+steps, the noise changes, too. A grid that would change epsilon silently is refused. `augmult=0` is
+a point without augmentation. Accuracy is measured on held-out training images, not on test images,
+as the point is chosen by it. A quarter is held out unless preset or flags set another share.
+--eval_split=test measures on the test images.
 
-The working directory receives:
+The program writes to the working directory:
 
-    table.csv  one row a run: swept settings, seed, accuracy, and its report
+    table.csv  one row for each run: swept settings, seed, accuracy, and report
     runs/      the folder of each run, with its log
 
-Start an interrupted sweep again with the same --workdir to resume it, also with more values or
-seeds. Failed runs are repeated. The last line of the standard output is one JSON object.
+To resume an interrupted sweep, start it again with the same --workdir. More values or seeds may be
+added. Failed runs are repeated. The last line of the standard output is one JSON object.
 
-The guarantee of a run covers only that run, and neither a choice among runs on the private data
-nor the release of several runs. --private_tuning=M covers the choice (Papernot and Steinke 2021).
-It makes a random number of runs, M on average, each at a random point of the grid, on the same
-images, with the same noise, sampling and number of updates. The score of a run is the noisy number
-of training images that it classifies correctly. One image changes that number by 1, so no image has
-to be held out. The best run is kept in `best/` of the working directory, the others are deleted,
-and all together keep within --epsilon:
+The guarantee of a run covers only that run. It covers neither a choice among runs on the private
+data nor the release of several runs. --private_tuning=M covers the choice (Papernot and Steinke
+2021). It makes a random number of runs, M on average, each at a random point of the grid, on the
+same images, with the same noise, sampling and number of updates. The score of a run is the noisy
+number of training images that it classifies correctly. One image changes that number by 1, so no
+image has to be held out. The best run stays in `best/` of the working directory, and the others are
+deleted. All runs together stay within --epsilon:
 
     python -m tfdpx.train.sweep --preset=digits --epsilon=3 --private_tuning=5 \
         --grid="learning_rate=4,8,16" --workdir=runs/tuned
@@ -90,7 +90,7 @@ _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampl
 # Flags of every run that are not settings.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
-# Of the accuracies of a point over its seeds.
+# Statistics of the accuracies of a point over its seeds.
 _MEASURES = {
     "mean": statistics.mean,
     "std": lambda values: statistics.stdev(values) if len(values) > 1 else 0.0,
@@ -159,14 +159,17 @@ def define_flags(values):
     text = f"Settings to start from, one of: {presets.summary()}."
     flags.DEFINE_string("preset", "digits", text, **common)
     flags.DEFINE_string(
-        "grid", None, 'What to sweep, such as "learning_rate=1,2,4;batch_size=256,512".', **common
+        "grid",
+        None,
+        'Settings to sweep, as "learning_rate=1,2,4;batch_size=256,512".',
+        **common,
     )
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds; every point is run with each.", **common)
-    flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1, **common)
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds; each point runs with each seed.", **common)
+    flags.DEFINE_integer("jobs", 1, "Number of runs at the same time.", lower_bound=1, **common)
     flags.DEFINE_float(
         "private_tuning",
         None,
-        "Mean number of runs: keeps the best one, and epsilon covers all of them.",
+        "Mean of a random number of runs; the best is kept, and epsilon covers all of them.",
         *(1.1, 1000),
         **common,
     )
@@ -202,7 +205,7 @@ def _sweep(values, workdir):
 
 
 def _settings_of_all(values, grid):
-    """Returns a dict of the settings, and the preset unless it is swept, that all runs share."""
+    """Returns a dict of the settings that all runs share, with the preset unless it is swept."""
     shared = {name: value for name, value in flag_values().items() if value is not None}
     if "preset" not in grid or values["preset"].present:
         shared["preset"] = values.preset
@@ -291,17 +294,17 @@ def grid_runs(grid, shared):
 def execute(runs, workdir, shared, jobs=1, lock=None):
     """Trains every run that is not finished yet.
 
-    A run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`, so that the others
-    continue if it fails or is killed because of its memory. A run that was interrupted resumes from
-    its last checkpoint. A failed run is reported, and repeated by the next call.
+    Each run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`. If one fails, or is
+    killed because memory is short, the others continue. An interrupted run resumes from its last
+    checkpoint. A failed run is reported, and the next call repeats it.
 
     Args:
         runs: List of `Run`.
         workdir: Folder of the sweep, `pathlib.Path`.
         shared: Dict of the settings that all runs share.
         jobs: Int, runs at a time.
-        lock: File descriptor of `resume.locked_folder` or None. Runs may outlive this process, and
-            hold the lock until they end.
+        lock: File descriptor of `resume.locked_folder`, or None. Runs may outlive this process;
+            with the descriptor they hold the lock until they end.
 
     Returns:
         Dict from the names of failed runs to a line with the reason.
@@ -370,8 +373,8 @@ def _read_run(folder):
 def read_table(workdir):
     """Returns a row for each finished run of a sweep, and the names of the swept settings.
 
-    A row is a dict of the run's `folder`, its settings, its report, and `accuracy` on the images
-    `measured_on`.
+    A row is a dict of the run's `folder`, its settings, its report, its `accuracy`, and
+    `measured_on`: "validation" or "test", the images that the accuracy is for.
 
     Args:
         workdir: Folder of the sweep, `pathlib.Path`.
@@ -463,9 +466,9 @@ def summarize(workdir):
 def _tune(values, workdir):
     """Trains, keeps the best run in `<workdir>/best`, and deletes all others.
 
-    Guarantee: (epsilon, delta)-differential privacy of that folder, but not of the time that this
-    took, under adding or removing one training image (Papernot and Steinke 2021,
-    `tfdpx.accounting.selection`). The number of runs is not published. The epsilon in the files
+    Guarantee: that folder is (epsilon, delta)-differentially private under adding or removing one
+    training image (Papernot and Steinke 2021, `tfdpx.accounting.selection`). The time that the
+    tuning took has no guarantee. The number of runs is not published. The epsilon in the files
     follows from the ledger that the best run wrote.
 
     Args:
@@ -555,7 +558,7 @@ def _check(points):
 
 
 def _entries(settings, num_examples, mean):
-    """Returns the `Entry` objects of the updates and of the score of each run."""
+    """Returns the two ledger `Entry`s of each run: for its updates, and for its noisy score."""
     plan = settings.privacy_plan(num_examples)
     once = dict(steps=1, epsilon=settings.epsilon, delta=settings.delta)
     entries = [
@@ -567,7 +570,7 @@ def _entries(settings, num_examples, mean):
 
 
 def _at_noise(run, settings, noise_multiplier):
-    """Returns the `Run` of complete settings at the noise of all runs."""
+    """Returns a run with complete settings, and with the noise that all runs share."""
     settings = dataclasses.replace(settings, epsilon=None, noise_multiplier=noise_multiplier)
     chosen = {
         field.name: getattr(settings, field.name)
@@ -610,7 +613,8 @@ def _count_right(folder, settings):
 def _write(folder, ledger, trainings, search):
     """Writes the cost of all runs to every file, and deletes files that no account covers.
 
-    Curves and events have the epsilon of one run only, and Keras logs the training loss.
+    The learning curve and TensorBoard's events show the epsilon of only one run, and the log shows
+    the training loss, which is private.
     """
     for name in ("curve.jsonl", page.CURVE, "log.txt"):
         (folder / name).unlink(missing_ok=True)

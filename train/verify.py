@@ -4,14 +4,16 @@
 
 PATH is the folder of a run or one of its files: record.json, model.keras, another file of weights
 with a ledger, a ledger, report.html, model_card.md, or privacy_statement.txt. The first line is YES
-or NO, or says that another version of tfdpx worded a text, and its words were not checked. The
-next lines list the files and their problems, the protected people, the strength and the exceptions
-of the protection, and the fingerprint of the record. The last line is one JSON object. The exit
-status is 0 for YES and else 1. This finds accidents and edits, but not a forger who makes all files
-again: nothing is signed. Files are only read: Keras neither loads nor runs a model.
+or NO. If another version of tfdpx wrote a text, the first line says that the wording of the text
+was not checked. The next lines list the files and their problems, the protected people, the
+strength and the exceptions of the protection, and the fingerprint of the record. The last line is
+one JSON object. The exit status is 0 for YES, and 1 otherwise.
 
-With --render=FOLDER, statement, page and card are written there from the record: read these rather
-than the sender's.
+The program finds accidents and edits. It does not find a forger who makes all files again, as
+nothing is signed. It only reads the files: Keras neither loads nor runs a model.
+
+With --render=FOLDER, the program writes statement, page and card to that folder, made from the
+record. Read these rather than the sender's.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
@@ -27,7 +29,7 @@ from tfdpx.report import report, verify
 from tfdpx.train.errors import UserError, in_one_line, parse_flags, printable
 from tfdpx.train.output import print_paragraphs, to_json
 
-_RENDER = flags.DEFINE_string("render", None, "Folder for statement, page and card of the record.")
+_RENDER = flags.DEFINE_string("render", None, "Folder for texts made from the record.")
 
 
 def main(argv):

@@ -51,7 +51,7 @@ def test_one_command_says_what_it_took_and_chose(finished):
     workdir, output = finished
     for line in (
         "120 images of 4 classes",
-        "(about 0.2 of the images, --test_fraction; which, --test_seed=0)",
+        "(--test_fraction: about 0.2 of the images, by --test_seed=0)",
         "Read as 16x16 pixels, in colour (chosen from the files; --image_size changes it)",
         "Public, so not protected: how many images there are to train on and how many images to",
         "broken, so left out: 2",

@@ -1,8 +1,9 @@
-"""Reads folders of images by class, and finds the image files that can be read.
+"""Reads folders of images, one folder for each class, and checks that the images can be read.
 
 The size and the colours that are chosen from the files, the names of the classes, and the numbers
 of training and test images count as public. A hash of the bytes of an image (or of its person)
-decides whether it is a training or a test image, so adding or removing an image moves no other one.
+decides whether it is a training or a test image. So adding or removing an image moves no other
+image between the two.
 """
 
 import collections
@@ -32,7 +33,7 @@ _GRAY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L")
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF, which cameras write.
 
-# The sides to choose from. The features of many larger images would not fit in memory.
+# Limits of the side in pixels. The features of many larger images would not fit in memory.
 _LEAST_SIDE, _LARGEST_SIDE, _LARGEST_SIDE_OF_MANY, _MANY = 8, 64, 32, 5_000
 _TRAIN, _TEST = ("train", "training"), ("test", "testing", "validation", "valid", "val")
 _SHOWN = 5  # Number of names in a note.
@@ -93,12 +94,12 @@ def find(folder):
 
 
 def check(files, folder, named, skip_broken=False):
-    """Reads each file to its end, and separates those that are not images.
+    """Reads each file to its end, and separates those that cannot be read.
 
     Args:
         files: List of `pathlib.Path`.
         folder: `pathlib.Path`; errors name the files relative to it.
-        named: String, the name of all files in an error, for example "--images=PATH".
+        named: String that names the files in an error, for example "--images=PATH".
         skip_broken: Bool, whether files that cannot be read are left out, without an error.
 
     Returns:
@@ -130,8 +131,7 @@ def eight_bits(image, channels):
         channels: 1 for gray, 3 for colours.
 
     Raises:
-        ValueError: If its pixels have more than 16 bits, because the value of white is then
-            unknown.
+        ValueError: If a pixel has more than 16 bits; the value of white is then unknown.
     """
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
@@ -149,16 +149,17 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
 
     Args:
         path: `pathlib.Path`.
-        validation: Float in [0, 1), the expected share of the other images (or people) to hold out.
-        test_fraction: Float in [0, 1), the expected share of the images (or people) to test on;
-            None is a fifth. Must be None if the folder has test images.
-        test_seed: Int in [0, 2**63), the key of the hash that chooses these.
-        skip_broken: Bool, whether files that cannot be read are left out or refused.
-        user: String that tells the person of an image, see `people_of`; "none" protects images, and
-            None, too, if every image seems to be of another person.
+        validation: Float in [0, 1), the share of the images (or people) to hold out, of those that
+            are not tested on.
+        test_fraction: Float in [0, 1), the share of the images (or people) to test on; None is a
+            fifth. Must be None if the folder has test images. Both shares are expected values.
+        test_seed: Int in [0, 2**63), the key of the hash that selects the images of both.
+        skip_broken: Bool, whether files that cannot be read are left out, or are an error.
+        user: String that tells the person of an image, see `people_of`. "none" protects single
+            images. So does None, but it is an error if several images seem to be of one person.
 
     Returns:
-        `Source` with a shape for all images that is chosen from the files.
+        `Source`, with one shape for all images, which is chosen from the files.
 
     Raises:
         UserError: If the folder has fewer than two classes, broken images, a class without
@@ -204,7 +205,7 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
     if user is None:
         _refuse_several(list(train), train_folder, len(names))
     people = people_of(list(train), train_folder, user) if user not in (None, NONE) else {}
-    # A person's images, and copies of an image, are on one side.
+    # All images of a person, and all copies of an image, are in the same split.
     units = {image.file: people.get(image.file, image.digest) for image in readable}
     tested = 0.0 if test_folder else 0.2 if test_fraction is None else test_fraction
     held_out = tested + (1 - tested) * validation
@@ -234,7 +235,7 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
         )
 
     unit = "people" if people else "images"
-    where = f"about {tested:g} of the {unit}, --test_fraction; which, --test_seed={test_seed}"
+    where = f"--test_fraction: about {tested:g} of the {unit}, by --test_seed={test_seed}"
     where = f"those in {test_folder.name}" if test_folder else where
     untested = sorted(set(names) - set(test.values())) if test else ()
     notes = [
@@ -251,7 +252,7 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
 
 
 def place(unit, seed):
-    """Returns a float in [0, 1], which decides the split of an example: no other one moves it.
+    """Returns a float in [0, 1] that decides the split of an example, independently of all others.
 
     Args:
         unit: Bytes of an image, a row or the name of a person.
@@ -268,8 +269,8 @@ def people_of(files, path, user):
         files: List of `pathlib.Path`.
         path: `pathlib.Path` of the folder with a folder for each class.
         user: "parent_folder", or a regular expression to search for in the path of a file below
-            `path`, with "/" between folders. The match of its group, or else of all of it, is the
-            person.
+            `path`, with "/" between folders. The person is the match of the group in the
+            expression, or the whole match if it has no group.
 
     Raises:
         UserError: If `user` is no such expression, a path names no person, or two names differ
@@ -296,7 +297,7 @@ def people_of(files, path, user):
 
 
 def _persons(files, path, user):
-    """Returns a dict from files to the persons that a value of --user finds, or to None."""
+    """Returns a dict from files to the persons that --user finds, or to None without a match."""
     pattern = re.compile(_IN_A_FOLDER if user == PARENT_FOLDER else user)
     if pattern.groups > 1:
         raise IndexError(f"it has {pattern.groups} groups")
@@ -309,7 +310,7 @@ def _refuse_several(files, path, num_classes):
     for user in (PARENT_FOLDER, *_PREFIXES):
         names = collections.Counter(filter(None, _persons(files, path, user).values()))
         shared = sum(count for count in names.values() if count > 1)
-        # Numbered images of a class, or of all classes, have names that begin alike, too.
+        # Names also begin alike if the images of each class, or of all classes, are numbered.
         if len(names) > 2 * num_classes and shared > len(files) / 2:
             [(name, count)] = names.most_common(1)
             raise UserError(
@@ -335,13 +336,13 @@ def existing(path):
 
 
 def _listed(files, folder, most):
-    """Returns the first files of a folder as a text."""
+    """Returns the names of the first files as a text."""
     names = [printable(file.relative_to(folder)) for file in sorted(files)[:most]]
     return ", ".join(names + ["..."] * (len(files) > most))
 
 
 def _is_shown(name):
-    """Returns whether a name is of a user's file or folder, and not of a program's."""
+    """Returns whether a file or folder is the user's, and not hidden or made by an archiver."""
     return not name.startswith(".") and name != "__MACOSX"
 
 
@@ -387,7 +388,7 @@ def _folders(path):
 
 
 def _in_classes(files, folder):
-    """Returns a dict from the files in a folder of a class to the name of the class."""
+    """Returns a dict from the files in the class folders of a folder to names of classes."""
     return {
         file: printable(file.relative_to(folder).parts[0])
         for file in files

@@ -1,12 +1,12 @@
-"""Identifies data sets: no file has to store their paths or rows.
+"""Identifies data sets without their paths or rows, which records should not contain.
 
 - A folder of images is identified by a random number in a hidden file in it, which moves with the
   folder. If that file cannot be written, a keyed hash of the folder's path identifies it.
 - A table is identified by a keyed hash of its columns and rows, which is the same in any file and
   order.
 
-The key of both hashes stays with its owner, and is in no other file: a hash without a key
-would confirm a guessed row or path to anyone.
+Both hashes have the same key, which is only in a file of the owner. Without a key, anyone who
+guesses a path or the rows could confirm the guess by the hash.
 """
 
 import contextlib
@@ -114,7 +114,11 @@ def _read(file):
 
 
 def _around(path):
-    """Returns the identifiers of a folder, of all in it, behind its links and above these."""
+    """Returns the identifiers of all folders that may share images with a folder.
+
+    These are the folder itself, the folders of its images and of the targets of its links, and all
+    folders above these.
+    """
     images, other_files = folder.find(path)
     inside = {file.parent.resolve() for file in (*images, *other_files)} | {path}
     behind = {file.resolve().parent for file in (*images, *other_files) if file.is_symlink()}

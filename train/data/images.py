@@ -19,7 +19,7 @@ from tfdpx.train.objects import view_scale
 
 @dataclasses.dataclass(frozen=True)
 class ImageData:
-    """Images with labels, and the properties of them that a model needs.
+    """Images with labels, and the properties of the images that a model needs.
 
     Examples are a pair of arrays, uint8 images `[count, height, width, channels]` and int64 labels
     `[count]` in `[0, num_classes)`. If they would take more than `tfds.IN_MEMORY_BYTES`, the first
@@ -28,11 +28,12 @@ class ImageData:
 
     Attributes:
         name: Name of the data set.
-        train_x, train_y: The private data. With a `train_scale` they are larger than `image_shape`.
+        train_x, train_y: The private data. The images may be larger than `image_shape`, see the
+            argument `train_scale` of `load`.
         eval_x, eval_y: Examples on which accuracy is measured.
         num_train: Number of training examples.
         image_shape: `(height, width, channels)` of the images that the model takes.
-        eval_split: `"test"`, or `"validation"` for a part of the training images held out.
+        eval_split: `"test"`, or `"validation"` for held-out training images.
         class_names: Tuple with a name for each class.
         centre: Grey level that the model maps to 0, or a tuple with one for each channel.
         deviation: Difference of grey levels that the model maps to 1, or a tuple.
@@ -41,7 +42,7 @@ class ImageData:
         train_users: Array with the person of each training example; None without people.
         center_crop: See `decode`.
         names_of: Function from "train" or "eval" to a list with a name of each example: the path of
-            its file below the folder's, or SPLIT/ROW of other data sets.
+            its file in the folder, or SPLIT/ROW for other data sets.
     """
 
     name: str
@@ -63,7 +64,7 @@ class ImageData:
 
     @property
     def largest_grey(self):
-        """The largest grey level of the format: the images' own is private."""
+        """The largest grey level of the image format; the largest in the images is private."""
         return 255 if isinstance(self.centre, tuple) else 2 * self.centre
 
     @property
@@ -124,16 +125,17 @@ def load(
             not for data sets on disk: their labels are unknown until all images are read.
             For a folder it must be a fraction, see `folder.read`.
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
-        eval_split: `"validation"` (the images held out) or `"test"`; None for those held out, if
-            there are any.
-        image_size: Height and width in pixels to resize to. None keeps the size of images that have
-            only one, and chooses a size for a folder.
-        center_crop: Int, the side of the square that is cut out of the middle of images with a
-            shorter side of `image_size` pixels, by default as many. None squeezes images.
-        train_scale: Float >= 1. Training images are this many times larger: views can be
-            cut from them.
-        takes: `(height, width, channels)` of the images that a model takes; None for any. Images
-            are resized, and converted to gray or colour.
+        eval_split: `"validation"` (the held-out images) or `"test"`. None is `"validation"` if
+            images are held out, else `"test"`.
+        image_size: Height and width in pixels to resize to. None keeps the size if all images have
+            the same; for a folder it chooses a size.
+        center_crop: Int, the side in pixels of the square that is cut out of the middle of an
+            image, after its shorter side is scaled to `image_size` (by default `center_crop`). None
+            squeezes images.
+        train_scale: Float >= 1. Training images are this many times larger, for views that are cut
+            from them.
+        takes: `(height, width, channels)` of the images that a model takes; None where any value
+            fits. Images are resized, and converted to gray or colour.
         in_memory: Int, the most bytes of decoded images to hold in memory.
         **of_folder: `test_fraction`, `test_seed`, `skip_broken` and `user` for a folder, see
             `folder.read`.
@@ -256,7 +258,7 @@ def load_for(settings, data_dir, download, takes=None, in_memory=tfds.IN_MEMORY_
         takes: See `load`; None for any images.
         in_memory: See `load`.
     """
-    # Without privacy no person has to be found.
+    # Without privacy it does not matter which images are of one person.
     is_private = settings.private and settings.epsilon != math.inf
     return load(
         settings.dataset,
@@ -276,8 +278,8 @@ def decode(encoded, shape, center_crop=0.0):
     Args:
         encoded: Bytes of an image file, or a uint8 array `[h, w, channels]`.
         shape: `(height, width, channels)`, of 1 channel or 3.
-        center_crop: Float, the part of the shorter side that is cut out of the middle before it is
-            resized. 0 squeezes the whole image.
+        center_crop: Float, the side of the square that is cut out of the middle and then resized,
+            as a share of the shorter side. 0 squeezes the whole image.
     """
     height, width, channels = shape
     if isinstance(encoded, np.ndarray):
@@ -340,8 +342,8 @@ def public_split(labels, shots, seed):
 
     Args:
         labels: Integers `[n]`.
-        shots: Int, public examples of each class.
-        seed: Int.
+        shots: Int, the number of public examples of each class.
+        seed: Int, which draws these.
 
     Raises:
         ValueError: If a class has no more than `shots` examples.

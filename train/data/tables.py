@@ -1,7 +1,7 @@
 """Reads tables to train on, CSV and Parquet files, as columns of numbers and texts.
 
-Errors name columns and their types: these are public, but never quote a value. pyarrow is
-imported when a table is read: runs on images do not need it.
+Errors name columns and their types, which are public, but never quote a value. pyarrow is imported
+only when a table is read, as runs on images do not need it.
 """
 
 import collections
@@ -35,7 +35,7 @@ class Rows:
     """Rows of a table.
 
     Attributes:
-        columns: Dict from a name to an array `[rows]` of float64 with NaN, or of texts.
+        columns: Dict from a name to an array `[rows]` of float64, NaN where missing, or of texts.
         target: float32 numbers, or int64 classes `[rows]`.
         people: int64 `[rows]`, the number of the person of each row; None without `--user`.
     """
@@ -197,7 +197,7 @@ def _usable(source, names, bounded, categorical):
 
 
 def _refuse_several(columns):
-    """Raises UserError if a column has a name as for people, and its values repeat."""
+    """Raises UserError if the name of a column suggests people, and its values repeat."""
     for name, values in columns.items():
         words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
         is_named = words in _PERSONS or re.split(r"[\W_]+", words)[-1] == "id"
@@ -233,7 +233,8 @@ def read(path, kinds, where):
 
     Args:
         path: String, a file. It is read as Parquet if it ends in .parquet, else as CSV.
-        kinds: Dict from columns to kinds; all others get the type of their values.
+        kinds: Dict from columns to kinds, as in `Table`. The values of other columns decide their
+            types.
         where: String, the flag that names the file, for errors.
 
     Raises:
@@ -253,7 +254,7 @@ def read(path, kinds, where):
                 file.seek(0)
                 table = csv.read_csv(
                     file,
-                    # Without threads: only then does an error have the number of the row.
+                    # With threads an error would not have the number of the row.
                     csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
                     csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                     csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
@@ -317,7 +318,7 @@ def _values(column, kind):
 
 
 def _check_texts(name, texts, is_declared):
-    """Refuses dates, and texts that name the rows."""
+    """Refuses dates, and texts of which nearly all differ, as names do."""
     present = texts[texts != MISSING]
     dates = sum(bool(_DATE.match(text)) for text in present)
     if not is_declared and dates > _NEARLY_ALL * len(present):
@@ -334,7 +335,7 @@ def _check_texts(name, texts, is_declared):
 
 
 def _check_numbers(name, numbers):
-    """Refuses numbers that count the rows."""
+    """Refuses numbers that only number the rows, for example an index."""
     present = numbers[np.isfinite(numbers)]
     values = np.unique(present)
     all_differ = len(values) == len(present) >= _FEWEST_NAMES
@@ -383,7 +384,7 @@ def _encode(column, values, kind, settings):
 
 
 def _numbered_rows(columns):
-    """Returns each row's values as a text. Equal rows are numbered: in any order they are equal."""
+    """Returns the values of each row as a text. Equal rows are numbered, so all texts differ."""
     counts, texts = collections.Counter(), []
     for row in map(repr, zip(*(values.tolist() for values in columns), strict=True)):
         counts[row] += 1

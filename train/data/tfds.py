@@ -145,7 +145,7 @@ class Records:
         read: Function from a list of rows to a list of pairs of an image and a label. An image is
             the bytes of a file, or a uint8 array `[height, width, channels]`.
         stored_labels: Integers `[count]`, if they are known without reading the images.
-        names: List with a name of each example; None for its row.
+        names: List with a name of each example; None if an example has only its row number.
         people: Array with the person of each example; None without people.
     """
 
@@ -156,7 +156,7 @@ class Records:
     people: np.ndarray | None = None
 
     def labels(self):
-        """Returns the labels, an int64 array, by reading a part of the split at a time."""
+        """Returns the labels, an int64 array `[count]`; reads a part of the split at a time."""
         if self.stored_labels is not None:
             return self.stored_labels
         parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
@@ -267,7 +267,7 @@ def described_by(builder, name):
 
 
 def _records(builder, split):
-    """Returns the `Records` of a split, and an error if it is large and without random access."""
+    """Returns the `Records` of a split; refuses a large one without random access."""
     info, (image, label) = builder.info, builder.info.supervised_keys[:2]
     if split not in info.splits:
         return _in_memory([])
