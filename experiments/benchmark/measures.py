@@ -123,14 +123,14 @@ class Stopwatch(keras.callbacks.Callback):
     """Seconds of each update, and from `fit` to the end of the first.
 
     Attributes:
-        first: Float.
+        first: Array of two floats, of the clock and of all CPUs together.
         updates: List of floats.
     """
 
     def __init__(self):
         super().__init__()
         self.first, self.updates = None, []
-        self._made = time.perf_counter()
+        self._made = _clocks()
 
     def on_train_batch_begin(self, batch, logs=None):
         """Starts an update."""
@@ -139,7 +139,7 @@ class Stopwatch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Ends an update."""
         now = time.perf_counter()
-        self.first = self.first or now - self._made
+        self.first = _clocks() - self._made if self.first is None else self.first
         self.updates.append(now - self._begin)
 
 
@@ -188,16 +188,18 @@ def measure_epoch(settings, num_examples, repeats):
     [size] = microbatches.chosen_sizes(models["private"])
     computed = [size.rows(n) for n in drawn]
     median = {kind: statistics.median(values) for kind, values in seconds.items()}
-    first = {kind: statistics.median(values) for kind, values in first.items()}
+    first = {kind: np.median(values, axis=0).tolist() for kind, values in first.items()}
     return {
         "end_to_end_ratio": median["private"] / median["ordinary"],
-        "first_step_ratio": first["private"] / first["ordinary"],
+        "first_step_ratio": first["private"][0] / first["ordinary"][0],
+        "first_step_cpu_ratio": first["private"][1] / first["ordinary"][1],
         "padding_rows": float(np.mean(computed) - np.mean(drawn)),
         "drawn_rows": float(np.mean(drawn)),
         "capacity": plan.capacity,
         "pass_size": size.examples,
         **{f"{kind}_seconds": value for kind, value in median.items()},
-        **{f"first_{kind}_seconds": value for kind, value in first.items()},
+        **{f"first_{kind}_seconds": seconds for kind, (seconds, _) in first.items()},
+        **{f"first_{kind}_cpu_seconds": seconds for kind, (_, seconds) in first.items()},
     }
 
 
