@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints the path of a working interpreter of each given Python, for example 3.13, that this machine
-# has. Without arguments, of each supported one, the preferred first. Looks on the PATH and among
-# pyenv's versions, whose shims may not run.
+# For each given version of Python, for example 3.13, prints the path of a working interpreter if this
+# machine has one. Without arguments, looks for every supported version, the preferred one first.
+# Searches the PATH and the versions of pyenv, as the shims of pyenv may not run.
 set -euo pipefail
 
 works() {

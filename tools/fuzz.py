@@ -3,8 +3,9 @@ r"""Trains random configurations for one update each, and compares them with bat
     python tools/fuzz.py --seconds=600
 
 A configuration has a model, loss, optimizer, sizes, views, dtype, weights, compilation and hostile
-rows. It is trained as wanted, or refused by an error of tfdpx; a try of more than five minutes
-counts as a hang. The last line is a JSON object; the exit status is 1 if anything failed.
+rows. It must either train with the expected result, or be refused by an error of tfdpx. A try of
+more than five minutes counts as a hang. The last line is a JSON object. The exit status is 1 if
+anything failed.
 """
 
 import argparse
@@ -34,7 +35,7 @@ class _Over(BaseException):
 
 
 def hung(*_):
-    """Handles the alarm."""
+    """Handles the alarm signal of a try that takes too long."""
     raise TimeoutError(f"No answer within {HANG} seconds.")
 
 

@@ -2,15 +2,15 @@ r"""Kills trainings at random moments, resumes them, and compares them with unbr
 
     python tools/kill_loop.py --kills=50
 
-One process imports TensorFlow and forks one child after another: this spares each child the
-import. The children train with `tfdpx.callbacks.Checkpoint`, which saves after every other update,
-and are sent SIGKILL after a random time: while they trace, train or save. After the run has ended,
+One process imports TensorFlow and forks one child after another, which spares each child the
+import. The children train with `tfdpx.callbacks.Checkpoint`, which saves after every other update.
+After a random time each gets SIGKILL, while it traces, trains or saves. When a run has ended,
 another child trains the same without a break or a checkpoint. Optimizers with and without a `seed`
 get the same number of kills.
 
 The last line is a JSON object. The exit status is 1 unless every resumed run has the updates and
-the epsilon of the unbroken one, and with a seed its weights, slots, averages and norms of
-individual accounting, bit by bit.
+the epsilon of the unbroken one. With a seed, weights, optimizer slots, averages and norms of
+individual accounting must also be equal, bit by bit.
 """
 
 import argparse
@@ -118,13 +118,14 @@ def is_amid_a_save(saved):
 
 
 def kill(process, saved, moment, seconds):
-    """Kills a child at a moment; False if it has ended well before.
+    """Kills a child at a moment. Returns False if the child has ended well before, else True.
 
     Args:
-        process: Its id.
+        process: Int, the id of the child.
         saved: Path of its checkpoint.
         moment: One of `MOMENTS`.
-        seconds: Float, the largest delay after the moment begins; for "saving", after a save.
+        seconds: Float, the delay after the start or, unless `moment` is "any", after a save. For
+            "saving" the kill then waits for the next save.
     """
     last = saved / SAVED
     before, begin = last.stat().st_mtime_ns if last.exists() else 0, None

@@ -2,10 +2,10 @@ r"""Searches for examples that move a clipped sum by more than the clip C.
 
     python tools/sensitivity_search.py --trials=30
 
-Huge gradients, duplicates, zero gradients and extreme weights, in whole models: the sums with
-and without an example, in float32 and bfloat16, with and without XLA; and whole updates on one
-device and on two. The last line is a JSON object with the largest ratios to C. The exit status is 1
-if one exceeds 1 + 1e-5.
+The examples have huge gradients, duplicates, zero gradients and extreme weights, in whole models.
+The search compares sums with and without one example, in float32 and bfloat16, with and without
+XLA. It also compares whole updates on one device and on two. The last line is a JSON object with
+the largest ratios to C. The exit status is 1 if one exceeds 1 + 1e-5.
 """
 
 import argparse

@@ -1,9 +1,11 @@
 """Hooks of MkDocs for the site, called by its name in mkdocs.yml.
 
-Pages that lie outside of `docs/` join the site under their path in the repository; relative links,
-which work in the repository, are turned to the pages of the site, or to plain text where the site
-has no such file; formulas, which are blocks of "math" as on GitHub, become MathML, which browsers
-show without a script; and each section of `docs/api.md` becomes a page made of docstrings.
+- Pages outside of `docs/` join the site under their path in the repository.
+- Relative links, which work in the repository, become links to pages of the site, or plain text if
+  the site has no such file.
+- Formulas, which are blocks of "math" as on GitHub, become MathML, which browsers show without a
+  script.
+- Each section of `docs/api.md` becomes a page made of docstrings.
 """
 
 import pathlib

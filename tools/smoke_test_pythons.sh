@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds a wheel, installs it on the given versions of Python, for example 3.13, but that of $PYTHON,
-# and tries it there. Without arguments, on every supported version.
+# Builds a wheel, installs it for the given versions of Python, for example 3.13, and tries it there.
+# Without arguments, takes every supported version. Skips the version of $PYTHON.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

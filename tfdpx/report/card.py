@@ -19,9 +19,9 @@ _TASKS = {"image": "image", "row": "tabular", "text": "text"}
 
 
 def text(record: Record) -> str:
-    """Returns the card, Markdown with a YAML header. It is a function of the record.
+    """Returns the model card, Markdown with a YAML header. It depends only on the record.
 
-    Metrics of private examples are left out, because a card is made to be published.
+    Metrics of private examples are left out, as a card is made to be published.
 
     Args:
         record: `tfdpx.accounting.record.Record`.
@@ -59,7 +59,7 @@ def _header(record: Record, model: str) -> dict[str, Any]:
 
 
 def _yaml(value: Any) -> str:
-    """Returns a value as JSON. That is valid YAML, and no name can end its strings."""
+    """Returns a value as JSON, which is valid YAML. No name can end a string in it."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else json.dumps(value)
 

@@ -1,4 +1,4 @@
-"""Measures trained models: metrics, and warnings about them."""
+"""Measures trained models: computes metrics, and warnings about them."""
 
 import dataclasses
 
@@ -149,7 +149,7 @@ def batches(data):
 
 
 def measure(model, data, is_public=False, threshold=THRESHOLD):
-    """Measures a model on the examples of `data` to measure on, and returns a `Measured`.
+    """Measures a model on `data.eval_examples`, and returns a `Measured`.
 
     Args:
         model: A `keras.Model` from images to logits.
@@ -191,7 +191,19 @@ def noisy_count(right, noise_multiplier):
 
 
 def measure_keras(model, test):
-    """Returns the `Measured` of a model with classes or one value, and the results for a record."""
+    """Measures any Keras model on test examples.
+
+    Args:
+        model: A `keras.Model`.
+        test: Arrays `(x, y)`, or a `tf.data.Dataset` of batches of pairs.
+
+    Returns:
+        `Measured`, or None if the model predicts neither classes nor one number; and the results
+        for a record, a dict.
+
+    Raises:
+        ValueError: If `test` is neither a pair nor a data set.
+    """
     is_pair = isinstance(test, tuple) and len(test) == 2
     if not is_pair and not isinstance(test, tf.data.Dataset):
         raise ValueError(
@@ -231,7 +243,7 @@ def _class_indices(targets, num_outputs):
 
 
 def _logits(outputs, loss):
-    """Returns logits [n, classes] for logits or probabilities; one column is the second class."""
+    """Returns logits [n, classes] for logits or probabilities; one column is for class 1 of 2."""
     if outputs.shape[1] > 1:
         is_sure = (outputs >= 0).all() and np.allclose(outputs.sum(axis=1), 1, atol=1e-2)
         return np.log(np.maximum(outputs, _LEAST_PROBABILITY)) if is_sure else outputs

@@ -1,6 +1,7 @@
 """Makes the page of a run from its record and pictures, for readers outside of machine learning.
 
-It is one file that includes the pictures and the whole record. It loads and runs nothing.
+The page is one file that includes the pictures and the whole record. It loads no other file and
+runs no script.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _RECORD = re.compile(rb'<pre id="record">(.*?)</pre>', re.DOTALL)
 
 
 def page(record: Record, pictures: dict[str, bytes]) -> bytes:
-    """Returns the page of a run. It is a function of the record and the pictures.
+    """Returns the page of a run, HTML. It depends only on the record and the pictures.
 
     Args:
         record: `tfdpx.accounting.record.Record`.
         pictures: Dict from names of files to the bytes of PNG files, see `pictures_of`.
     """
-    record = dataclasses.replace(record, weights=None)  # Only the model file has their digest.
+    record = dataclasses.replace(record, weights=None)  # Their digest is only in the model file.
     names = (record.inputs or {}).get("class_names") or []
     classes = {"classes": names[:_MOST_CLASSES], "number of classes": len(names) or None}
     tables = {

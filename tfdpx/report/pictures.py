@@ -1,7 +1,7 @@
 """Draws pictures of runs: accuracy, mistakes, bounds on attacks, and individual epsilons.
 
-matplotlib is imported when something is drawn, because most runs of `account` draw nothing. Names
-of classes may be in any script, for example Chinese.
+matplotlib is imported only when something is drawn, as some programs draw nothing. Names of classes
+may be in any script, for example Chinese.
 """
 
 import functools
@@ -89,7 +89,7 @@ def confusion_matrix(labels, predictions, class_names, path):
 
 
 def calibration(labels, probabilities, name, path, with_thresholds=False):
-    """Draws the share of a class at each predicted probability, and a histogram of these.
+    """Draws how often a class occurs at each predicted probability, and a histogram of these.
 
     Args:
         labels: Labels `[num_examples]`, 1 for the class and 0 for the other.
@@ -97,8 +97,8 @@ def calibration(labels, probabilities, name, path, with_thresholds=False):
         name: Name of the class.
         path: PNG file to write.
         with_thresholds: Bool, whether precision and recall are drawn against the threshold. Use
-            this only for public examples, because a threshold that is read off the picture depends
-            on them.
+            this only for public examples: a threshold that is read off the picture depends on the
+            examples.
     """
     from sklearn import metrics
     from sklearn.calibration import CalibrationDisplay
@@ -173,7 +173,7 @@ def individual_histogram(epsilons, worst, path):
     """Draws a histogram of the epsilons of examples, which is private (Yu et al. 2022, Figure 1).
 
     Args:
-        epsilons: Float array [n], at most `worst`.
+        epsilons: Float array [n] of values up to `worst`.
         worst: Float, the epsilon that holds for every example.
         path: PNG file to write.
     """
@@ -191,7 +191,7 @@ def individual_groups(groups, path):
     """Draws the mean epsilon of groups, which is private (Yu et al. 2022, Figure 6).
 
     Args:
-        groups: List of dicts from `individual.group_report`, in the order to draw.
+        groups: List of dicts with `name` and `mean_epsilon`, in the order to draw.
         path: PNG file to write.
     """
     names, fonts = readable([group["name"] for group in groups])

@@ -1,6 +1,6 @@
 """Writes the files of a run, and assembles its record.
 
-Every program ends in `write`. `tfdpx.report` calls it for the models of other code.
+`write` is the last step of every program. `tfdpx.report` calls it for models of other code.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ def report(
 ) -> dict[str, Any]:
     """Writes a report of a model's privacy loss and results, for the people who receive the model.
 
-    The files are as from the program `tfdpx classify`: `model.keras` with its ledger, but without
-    its optimizer, `record.json`, `privacy_statement.txt`, `report.html`, `model_card.md` and
-    pictures. The command `tfdpx verify FOLDER` checks that they agree. Call it after the last
-    `fit`.
+    Call it after the last `fit`. It writes the same files as the program `tfdpx classify`:
+    `model.keras` (with the ledger, but without the optimizer), `record.json`,
+    `privacy_statement.txt`, `report.html`, `model_card.md` and pictures. The command `tfdpx verify
+    FOLDER` checks that the files agree.
 
-    Metrics of `test` are exact, not private. They are on the page and in the record, which tell
-    this, but not on the model card. For classes they are for example accuracy with its interval and
-    base rate, and AUC; for a single number they are R2 and the mean absolute error. For all other
-    models they are the metrics of `compile`.
+    Metrics of `test` are exact, so no guarantee covers them. The page and the record show them with
+    a warning, and the model card leaves them out. For a model of classes the metrics are, for
+    example, accuracy with its interval, the share of the most frequent class, and AUC. For a model
+    of a single number they are R2 and the mean absolute error. For any other model they are the
+    metrics of `compile`.
 
     Args:
-        model: A `keras.Model` of which all or some layers were trained by a tfdpx optimizer with a
-            `plan`, or one with the layer of a fitted head of `tfdpx.heads`.
+        model: A `keras.Model` with layers that a tfdpx optimizer with a `plan` trained, or with the
+            layer of a fitted head of `tfdpx.heads`.
         folder: Path of a folder without a report. It is created if needed.
         data: String, the name of the training data, for example "ward 7, 2024". `tfdpx account`
             adds up reports on data with the same name.
@@ -116,8 +117,8 @@ def write(
 ) -> Record:
     """Assembles the record of a run, and writes all files that follow from it.
 
-    The model is the first file and has the record inside: no weights exist without their
-    record. The file of the record marks the run as finished. Pictures, page and card come last.
+    The model is the first file and has the record inside, so no weights exist without a record. The
+    file of the record then marks the run as finished. Pictures, page and card come last.
 
     Args:
         folder: Path. It is created if needed.
@@ -186,7 +187,7 @@ def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -
 
 
 def render(record: Record, folder: str | os.PathLike) -> None:
-    """Writes statement, page and card of a record to a folder, with no picture but the bounds.
+    """Writes statement, page and card of a record to a folder; the only picture is of the bounds.
 
     Args:
         record: `Record`.
@@ -257,9 +258,9 @@ def _write_record(record: Record, folder: pathlib.Path) -> None:
 
 
 def _draw(record, folder, measured, curve, examples):
-    """Draws the learning curve, and confusion matrix and calibration of classes.
+    """Draws the learning curve and, for classes, the confusion matrix and the calibration.
 
-    Wrong predictions, and precision and recall by threshold, are drawn of public examples only.
+    Wrong predictions, and precision and recall by threshold, are drawn only for public examples.
     """
     if curve:
         split = record.results["measured_on"]
@@ -307,7 +308,7 @@ def _ledger(model: keras.Model, optimizer: Any) -> Ledger:
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    """Returns the arguments of an optimizer that the record names, as JSON values."""
+    """Returns a dict of the arguments of an optimizer for the record, as JSON values."""
     if optimizer is None:
         return {}
     clip, plan = optimizer.l2_norm_clip, optimizer.plan
@@ -322,6 +323,6 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _unit(model: keras.Model) -> str:
-    """Returns the word for an example of a model: image, row, or example."""
+    """Returns the word for one input of a model: "image", "row" or "example"."""
     inputs = tf.nest.flatten(getattr(model, "inputs", None) or [])
     return _UNITS.get(len(inputs[0].shape), "example") if len(inputs) == 1 else "example"

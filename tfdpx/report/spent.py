@@ -28,11 +28,12 @@ UNREADABLE: tuple[type[Exception], ...] = (
 
 
 def files_below(path):
-    """Returns the ledgers, records and models of tfdpx in a folder, known by their content.
+    """Finds the ledgers, records and models of tfdpx in a folder and its subfolders.
+
+    The files are recognised by their content, and some by their names, even if they are damaged.
 
     Returns:
-        List of the files, with those that are damaged and have the name of one, and list of the
-        folders of unfinished work; both sorted.
+        List of the files, and list of the folders of unfinished work; both sorted.
     """
     files, unfinished, walked = [], [], set()
     for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
@@ -94,7 +95,7 @@ def _is(path, kinds):
 
 
 def record_in(path):
-    """Reads the `Record` in a file; for a ledger it names no data."""
+    """Reads the `Record` in a file. For a file with only a ledger, the record names no data."""
     if path.suffix == ".keras" or path.name == records.FILE or _is(path, "Record"):
         record = records.read(path)
         if record is not None:
@@ -135,10 +136,17 @@ def _ledger_in(path):
 
 
 def check_model(folder, records_by_file):
-    """Compares the model of a run with its record; raises ValueError if it is of another run.
+    """Compares the model of a run with its record, and removes it from a dict if both are the same.
 
-    The same record counts once. A model that was trained further and saved in place has only a
-    ledger, and counts as another training on the same data.
+    A model that was trained further and saved in place has only a ledger. It stays in the dict, as
+    another training on the same data.
+
+    Args:
+        folder: `pathlib.Path` of the run.
+        records_by_file: Dict from files to their `Record`s, which is changed.
+
+    Raises:
+        ValueError: If the model is of another run.
     """
     about, path = records_by_file[folder / records.FILE], folder / MODEL
     record = records_by_file.pop(path, about)

@@ -29,7 +29,7 @@ _OURS = words.version_of(words.worded(Record("verify", None, EMPTY, None)))
 
 @dataclasses.dataclass
 class Verdict:
-    """The answer to whether the files of a run agree.
+    """The result of a check whether the files of a run agree.
 
     Attributes:
         record: The `Record` that all files are compared with; None if none could be read.
@@ -49,12 +49,12 @@ class Verdict:
 
     @property
     def other_words(self) -> list[str]:
-        """The names of the files that another version of tfdpx worded."""
+        """The names of the files with texts that another version of tfdpx wrote."""
         return [name for name, text in self.files.items() if text == _OTHER_WORDS]
 
     @property
     def is_yes(self) -> bool:
-        """Whether all files agree, and this version of tfdpx worded all of them."""
+        """Whether all files agree, and this version of tfdpx wrote all of the texts."""
         return not self.problems and not self.other_words
 
     def sentences(self) -> list[str]:
@@ -133,7 +133,8 @@ def _files(path):
 def _answer(name, file, verdict):
     """Compares a file with the record of the run; returns "agrees" or another text.
 
-    The first whole record is the one of the run. A damaged file may raise any exception.
+    The first record that can be read is the record of the run. A damaged file may raise any
+    exception.
     """
     held = verdict.record
     if file.name in _TEXTS:
@@ -200,7 +201,7 @@ def _is_close(one, other):
 
 
 def _compared(ours, theirs, record):
-    """Compares a text with ours; where another version worded it, its claim only."""
+    """Compares a text with ours; if another version wrote it, only its epsilon, delta and unit."""
     theirs = theirs.replace(b"\r\n", b"\n")
     if words.version_of(record) == _OURS:
         return _AGREES if ours == theirs else "was edited, or is of another run"

@@ -1,9 +1,9 @@
-"""Every sentence about the privacy and the results of a run: each is a function of its record.
+"""Writes every sentence about the privacy and the results of a run, from its record.
 
-The sentences are in `templates/sentences.txt`; here are their facts. The statement is a text to
-cite. Page, card and `verify` have the other sentences, for readers outside the field. `VERSION`
-grows by one whenever a sentence, the page or the card changes: `verify` knows the records that it
-can render.
+The sentences are in `templates/sentences.txt`, and this module computes their facts. The statement
+is a text to cite. The page, the card and the answer of `verify` are for readers outside the field.
+`VERSION` grows by one whenever a sentence, the page or the card changes. By it, `verify` knows
+which records it can render word for word.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def worded(record: Record) -> Record:
 
 
 def in_one_line(value: Any) -> str:
-    """Returns a value as text without line breaks, by which a name could add to a statement."""
+    """Returns a value as text in one line: a name with a line break could add to a statement."""
     return re.sub(r"\s+", " ", str(value))
 
 
@@ -92,7 +92,7 @@ def version_of(record: Record) -> dict[str, str | None]:
 
 
 def data_name(record: Record) -> str:
-    """Returns the name of the data that a run trained on: its user's, or of their identity."""
+    """Returns the name of the training data: `--data_name`, or else the name in `record.data`."""
     return record.settings.get("data_name") or (record.data.name if record.data else "unknown data")
 
 
@@ -115,9 +115,9 @@ def statement(
     Args:
         record: `Record`.
         rows_per_user: Optional int, the most examples of one person, for a sentence on the epsilon
-            of all of them together. Not if updates draw people.
+            of all of them together. Must be None if updates draw people.
         goal: Optional string, a whole sentence on the right guesses that a plan was made for.
-        is_planned: Bool. Whether the updates are still to be made, with unknown seeds.
+        is_planned: Bool, whether the updates are still to come, with unknown seeds.
 
     Returns:
         String of lines of at most 88 characters; it ends with a line break.
@@ -167,7 +167,7 @@ def of_ledger(
         num_examples: Optional int, the number of examples, or of people; public.
         delta: Float in (0, 1), for `ledger.epsilon`.
         accountant: As for `Ledger.epsilon`.
-        **options: Of `statement`.
+        **options: Optional arguments of `statement`.
     """
     data = DatasetId(name, num_examples)
     record = Record("statement", data, ledger, delta, accountant, unit="example")
@@ -186,7 +186,7 @@ def goal_of(plan: PrivacyPlan) -> str | None:
 
 
 def sentence_on_goal(right_guesses: float, bounds: AttackBounds) -> str:
-    """Returns a sentence on a plan for these right guesses, and on the limit that binds.
+    """Returns a sentence on the right guesses that a plan is for, and on its limit of epsilon.
 
     Args:
         right_guesses: Float, as passed to `PrivacyPlan`.
@@ -227,7 +227,7 @@ def readable(value: Any) -> str:
 
 
 def _of_one_person(record, rows):
-    """Returns a sentence on people with several examples; None if their number is None."""
+    """Returns a sentence on people with this number of examples; None for None."""
     if rows is None:
         return None
     hint = " Each is already all examples of one person."
@@ -252,19 +252,19 @@ def _kinds(ledger):
 
 
 def _spent_on(training):
-    """Returns epsilon rounded up, "infinite", or "unknown" if it is no limit."""
+    """Returns the epsilon of a training as text: rounded up, "infinite" or "unknown"."""
     limit = training.limit
     return "unknown" if limit is None else "infinite" if limit == math.inf else rounded_up(limit)
 
 
 def _scores(results, split):
-    """Returns the metrics that no other sentence tells, as a list in text."""
+    """Returns the metrics of a split as a text, such as "loss 0.3, precision 0.9"."""
     scores = {n: v for n, v in results.items() if n.startswith(split) and isinstance(v, float)}
     return ", ".join(f"{name[len(split) + 1 :]} {value:.4g}" for name, value in scores.items())
 
 
 def _delta(record):
-    """Returns the delta of epsilon as text, rounded up. Without a delta no text promises any."""
+    """Returns delta as text, rounded up. Without a delta, no text shows the answer."""
     return f"{float(rounded_up(record.total_delta or 0.5, 6)):g}"
 
 

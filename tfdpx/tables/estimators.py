@@ -101,7 +101,7 @@ class _PrivateEstimator(base.BaseEstimator):
         Args:
             X: Array or data frame of numbers `[rows, columns]`. Or a dict from the names of columns
                 to arrays `[rows]` of numbers, booleans or texts. Frequent texts are one-hot
-                encoded: a text of one row is published with a probability below 1e-15.
+                encoded; a text that only one row has is published with a probability below 1e-15.
             y: Labels `[rows]`, or numbers for a regressor.
             user_ids: Optional array `[rows]` of ints or strings, the person of each row. The ledger
                 then protects all rows of a person together, and the number of people is public.
@@ -135,7 +135,7 @@ class _PrivateEstimator(base.BaseEstimator):
         columns, unit, people = rules.Columns(arrays, *self._limits(arrays)), EXAMPLE, {}
         sample, target = columns, y
         if user_ids is not None:
-            # A row of each person for the statistics, drawn whoever the others are.
+            # The statistics take a random row of each person, whatever rows other people have.
             owners, _ = numbered(user_ids, len(y))
             order = np.random.default_rng(self.seed).permutation(len(y))
             places = order[np.unique(owners[order], return_index=True)[1]]
@@ -188,7 +188,7 @@ class _PrivateEstimator(base.BaseEstimator):
             pair = tuple([limit.get(name, math.nan) for name in names] for limit in pair)
         columns = f"{len(names)} columns of numbers in X ({', '.join(map(str, names))})"
         hint = ""
-        if 0 in names:  # Often behind other steps of a pipeline.
+        if 0 in names:  # X often comes from other steps of a pipeline.
             hint = " Their names in a pipeline: `pipeline[:-1].get_feature_names_out()`."
         return limits(*pair, len(names), f"be two numbers, or one for each of the {columns}", hint)
 
@@ -249,26 +249,28 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
     private under adding or removing one row of X and y. The numbers of rows and columns, `classes_`
     and all arguments count as public: do not read them off the data. Each fit on the same rows
-    spends its epsilon again, for example in a search over settings; a warning tells the sum of this
-    process. Scores on private rows are exact, without noise, and so is a calibrator that is fitted
-    to them (`CalibratedClassifierCV`). Give a float as `l2_norm_clip` for better probabilities.
+    spends its epsilon again, for example in a search over settings. A warning then tells the sum
+    for this process. Scores on private rows are exact, without noise, and so is a calibrator that
+    is fitted to them (`CalibratedClassifierCV`). For better probabilities, give a float as
+    `l2_norm_clip` instead.
 
     Args:
         epsilon: Float > 0, the budget of one `fit`, preprocessing included. Defaults to 3.
         delta: Float in (0, 1), well below 1 / rows.
         classes: Optional list of the labels; public. None reads them off y, and then a label that
             only one row has reveals that row.
-        lower: Float, or one for each column of X: the smallest possible value, publicly known, even
-            if roughly. In place of None, powers of two are found privately, which takes more rows.
-            [0, 1] counts as exact. Or a dict by the names of columns; bounds of others are found.
+        lower: Float, or one for each column of X: the smallest possible value, publicly known, if
+            only roughly. None finds powers of two privately, which takes more rows. Or a dict from
+            names of columns to values; the bounds of other columns are found. The bounds [0, 1]
+            count as exact, and others may be narrowed.
         upper: Like `lower`, the largest possible value.
-        model: None for a linear model, or one hidden layer of 64 units if epsilon times rows is at
-            least 3,500; "linear" or "network" to choose; or a function of a symbolic Keras tensor
-            of scaled columns `[rows, columns]` that returns the last hidden tensor. The estimator
-            adds the dense layer for the outputs.
+        model: "linear", or "network" for one hidden layer of 64 units. None chooses the network if
+            epsilon times rows is at least 3,500. Or a function from a symbolic Keras tensor of
+            scaled columns `[rows, columns]` to the last hidden tensor; the estimator adds the dense
+            layer for the outputs.
         batch_size: Int, the expected number of rows in an update; None for all rows, at most
             65,536.
-        steps: Int, updates; None for 180, or 60 if epsilon times rows are below 300.
+        steps: Int, the number of updates; None for 180, or 60 if epsilon times rows is below 300.
         learning_rate: Float; None for the rule of docs/tables.md.
         l2_norm_clip: Float, the bound on the norm of a row's gradient, or "automatic". None chooses
             "automatic", or a float if a noisy count finds a rare label.
@@ -299,7 +301,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     classes: ArrayLike | None = None
 
     def _targets(self, y):
-        """Returns what a model learns, the number of classes, and a layer behind it or None."""
+        """Returns class indices `[rows]`, the number of classes, and None, as none are rescaled."""
         multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if len(self.classes_) < 2 or not np.all(np.isin(y, self.classes_)):
@@ -404,9 +406,9 @@ def cross_validate(
     `cv` fits but the cheapest. With a single held-out part there is one fit.
 
     Guarantee: all fitted estimators together have the epsilon of the ledger. The scores have no
-    guarantee, because they are exact functions of private rows. Folds depend on the number of rows
-    alone. Stratified folds, the default of scikit-learn for classifiers, would not do, because the
-    label of one row can move other rows to another fold.
+    guarantee, because they are exact functions of private rows. Folds depend only on the
+    number of rows. They are not stratified, unlike scikit-learn's for classifiers: there the label
+    of one row can move other rows to another fold.
 
     Args:
         estimator: `PrivateClassifier` or `PrivateRegressor`, or a `Pipeline` that ends with one.
@@ -514,10 +516,12 @@ class _Linear(FirstOrder):
 
 
 def _fit_linear(x, y, training, num_classes, shares, seed):
-    """Returns a linear model and its ledger. It equals `_fit_layers`' one, a hundred times faster.
+    """Returns the linear model of `_fit_layers` and its ledger, but a hundred times faster.
+
+    All rows are in each update. The arguments are as for `_fit_layers`.
 
     Args:
-        x: Like the following arguments, see `_fit_layers`. All rows are in each update.
+        x: float32 `[rows, features]`.
         y: Numbers outside of [-1, 1] are clipped.
         training: `rules.Training`.
         num_classes: Int.

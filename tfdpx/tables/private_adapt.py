@@ -1,7 +1,7 @@
 """Keras's `adapt` for private tables: noisy statistics of columns, counted in the ledger.
 
-Each statistic reads the data once, in a release. Its `sensitivity` bounds how much one row can
-change the statistic.
+Each statistic is one release: an exact array that gets Gaussian noise. Its `sensitivity` bounds the
+L2 norm by which one row can change the exact array.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def private_adapt(
 
     - `Normalization`: mean and variance of each column, clipped to `[lower, upper]`.
     - `Discretization`: boundaries of bins with about equally many rows, in `[lower, upper]`.
-    - `StringLookup`, `IntegerLookup`: the categories with a noisy count at least eight deviations
-      of the noise above one, the most frequent first. All others are out of the vocabulary, and so
-      are the empty text, texts of several lines and Keras's own tokens, because its files cannot
-      hold them.
+    - `StringLookup`, `IntegerLookup`: the categories with a noisy count that exceeds 1 by at least
+      eight standard deviations of the noise, the most frequent first. All others are out of the
+      vocabulary. So are the empty text, texts of several lines and Keras's own tokens, which the
+      files of Keras cannot hold.
     - `keras.utils.FeatureSpace`: each of its layers that would be adapted.
 
-    Guarantee: the content of the layers, together with a training with the ledger as `spent` of its
-    `PrivacyPlan`, is (epsilon, delta)-differentially private under adding or removing one row.
-    Each release is one Gaussian mechanism at `noise_multiplier` on all rows. A category that only
+    Guarantee: pass the returned ledger as `PrivacyPlan(spent=...)`. The layers and the model that
+    this plan trains are then together (epsilon, delta)-differentially private under adding or
+    removing one row. Each release is a Gaussian mechanism with this noise. A category that only
     one row has is published with a probability below 1e-15, which is paid for by the share of delta
     that accountants reserve. The number of rows, the columns, their types, and `lower` and `upper`
     if given are public: do not read them off the data.
@@ -123,7 +123,7 @@ def private_adapt(
 
 
 def releasing(releases, noise_multiplier):
-    """Returns a function that the functions below take as `released`.
+    """Returns the function that the functions below take as the argument `released`.
 
     It takes an exact array and its sensitivity. It returns the noisy array, and the standard
     deviation of its noise.
@@ -202,8 +202,9 @@ def _numbers(layer, x):
 def adapt_lookup(layer, x, released):
     """Gives a lookup the frequent categories of a column, the most frequent first.
 
-    Counts change by one with a row. A value is published if its noisy count is eight deviations of
-    the noise above one. For a value that only one row has, the probability is below 1e-15.
+    One row changes one count by 1. A value is published if its noisy count exceeds 1 by more than
+    eight standard deviations of the noise. For a value that only one row has, the probability of
+    that is below 1e-15.
 
     Args:
         layer: `StringLookup` or `IntegerLookup` without a vocabulary.
@@ -225,7 +226,7 @@ def adapt_lookup(layer, x, released):
     order = np.argsort(-noisy, kind="stable")
     frequent = [values[i].item() for i in order if noisy[i] > 1 + _RARE * deviation]
     tokens = layer.oov_token, layer.mask_token
-    # A line each in the vocabulary's file.
+    # The file of the vocabulary has one value in each line.
     vocabulary = [v for v in frequent if v not in tokens and str(v).splitlines() == [str(v)]]
     if layer.max_tokens is not None:
         special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
@@ -261,21 +262,22 @@ _RARE = 8.0
 def bounds(x, released, lower=np.nan, upper=np.nan):
     """Returns a lower and an upper bound of each column, powers of two, float64 [columns] each.
 
-    The histogram of signs and powers of two of a row's d values changes by sqrt(d) with the row.
+    Each column has a histogram by signs and powers of two. A row is in one cell of each of the d
+    histograms, so it changes all counts together by at most sqrt(d) in L2 norm.
 
     Args:
         x: float64 [rows, columns]; NaN is left out.
-        released: Function of a function to the exact array, and of its sensitivity.
+        released: Function that `releasing` returns.
         lower: float64 [columns], public, which stays the same; NaN for a bound to be found.
         upper: Like `lower`.
     """
     powers = 2.0 ** np.arange(_LEAST, _MOST + 2)
     edges = np.concatenate([-powers[::-1], powers])
     noisy, deviation = released(_counts(x, edges[1:-1]), math.sqrt(x.shape[1]))
-    # Noise exceeds it somewhere in one of fifty cases or fewer.
+    # In at most one of fifty cases the noise exceeds it in any cell.
     limit = deviation * math.sqrt(2 * math.log(10 * noisy[:-1].size)) + 0.5
     starts, ends = edges[:-1].copy(), edges[1:].copy()
-    starts[len(powers) - 1] = ends[len(powers) - 1] = 0.0  # Of the tiny values.
+    starts[len(powers) - 1] = ends[len(powers) - 1] = 0.0  # The cell of tiny values.
     starts, ends, present = starts[:, np.newaxis], ends[:, np.newaxis], noisy[:-1] > limit
     least = np.min(np.where(present, starts, np.inf), axis=0)
     most = np.max(np.where(present, ends, -np.inf), axis=0)
@@ -304,9 +306,9 @@ def _counts(x, edges):
 def narrow(x, lower, upper, released):
     """Returns the narrowest bounds that hold 80% of each column by noisy counts, float64 [columns].
 
-    Cells are powers of three of the range, on both sides of zero or of the bound next to it. A
-    value is counted in one cell, so the counts of d columns change by at most sqrt(d) with a row.
-    If no narrower bounds hold as many rows, the bounds stay the same.
+    The edges of the cells are the range divided by powers of three, on both sides of zero or of the
+    bound next to zero. A row is in one cell of each of the d columns, so it changes the counts by
+    at most sqrt(d) in L2 norm. If no narrower bounds hold 80% of the rows, the bounds stay.
 
     Args:
         x: float64 [rows, columns]; NaN is counted separately.
@@ -334,8 +336,9 @@ def narrow(x, lower, upper, released):
 def moments(x, lower, upper, released):
     """Returns mean and variance of each column, clipped to its bounds, float64 [columns] each.
 
-    In units of half the range around its middle a value u is in [-1, 1], and (u, u^2 - 1/2) has at
-    most the squared norm 1.25; d columns together change by at most sqrt(1.25 d) with a row.
+    A value is shifted by the middle of its range and divided by half the range, which gives u in
+    [-1, 1]. The squared norm of (u, u^2 - 1/2) is at most 1.25. So a row changes the sums of these
+    over d columns by at most sqrt(1.25 d) in L2 norm.
 
     Args:
         x: float64 [rows, columns]; NaN counts as the middle.

@@ -26,7 +26,7 @@ LINEAR, NETWORK = "linear", "network"
 # The noise of the label counts, as a multiple of the noise of the other releases.
 NOISE_OF_LABELS = 2
 _LABELS = "labels"
-# The share of the squared mu of Gaussian differential privacy: squares of mu add up.
+# The share of the budget, as squared mu of Gaussian differential privacy: squares of mu add up.
 _SHARE_OF_RELEASES = 0.1
 _LARGEST = 4.0  # Numbers are clipped to this many deviations.
 _NOISIEST_MEAN = 0.05  # Relative to the range; noisier means are not worth their budget.
@@ -104,7 +104,7 @@ class TooFewRows(ValueError):
 
 
 class Preprocessing:
-    """The statistics that a training pays for.
+    """Computes noisy statistics of columns and labels, for a part of the budget.
 
     Args:
         columns: `Columns` with one row of each person.
@@ -129,7 +129,7 @@ class Preprocessing:
         self._columns, self._num_classes, self._unit = columns, num_classes, unit
         num_rows = len(columns)
         unknown, rough = int(columns.is_unknown.sum()), int(columns.is_rough.sum())
-        known = columns.lower.size - unknown
+        with_limits = columns.lower.size - unknown
         budget = {"delta": delta, "accountant": "gdp"}
         plan = PrivacyPlan(num_rows, num_rows, 1, epsilon=epsilon, **budget)
         of_one = plan.noise_multiplier / math.sqrt(_SHARE_OF_RELEASES)
@@ -141,8 +141,8 @@ class Preprocessing:
         releases += self.counts_labels / NOISE_OF_LABELS**2
         of_cell = of_one * math.sqrt((releases + 2) * rough)
         self.narrows = bool(rough) and of_cell < _NOISIEST_CELL * num_rows
-        of_mean = of_one * math.sqrt((releases + 1) * 1.25 * known) / (2 * num_rows)
-        self.takes_moments = self.narrows or (bool(known) and of_mean < _NOISIEST_MEAN)
+        of_mean = of_one * math.sqrt((releases + 1) * 1.25 * with_limits) / (2 * num_rows)
+        self.takes_moments = self.narrows or (bool(with_limits) and of_mean < _NOISIEST_MEAN)
         of_known = self.narrows + (self.takes_moments and not unknown)
         noise = self.noise_multiplier = of_one * math.sqrt(releases + of_known)
         of_bin = math.sqrt(unknown * 2 * math.log(10 * _BINS * max(unknown, 1)))
