@@ -89,7 +89,7 @@ def test_heads_are_fitted_reported_and_added_up(backbone, run, arguments, tmp_pa
     text = " ".join((head / "privacy_statement.txt").read_text().split())
     assert re.search(r"\((3\.\d+|4(\.0+)?), 1e-05\)", text)
     is_mixed = "shots" in arguments["head"]
-    assert ("public images: the weights may tell all of them" in text) == is_mixed
+    assert ("public images: the weights may reveal all of them" in text) == is_mixed
     both, _ = run(account, workdir=tmp_path)
     spent = report["noise_multiplier"], 1.0, 2 * report["releases"], 1e-5, "gdp"
     assert both["epsilon"] == pytest.approx(tfdpx.accounting.epsilon(*spent), rel=1e-6)

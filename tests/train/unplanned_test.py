@@ -95,10 +95,10 @@ def test_nothing_promises_a_limit(case, run, tmp_path):
     for name in ("privacy_statement.txt", "report.html", "model_card.md"):
         text = flat((tmp_path / name).read_text())
         assert re.search(f"no differential privacy can be stated: {no_plan}", text), name
-        assert "as if all batches were Poisson samples; that is no limit" in text
+        assert "if all batches were Poisson samples; that is no limit" in text
         assert "-differential privacy after" not in text and "is right at most" not in text
     assert "It is unknown how well anyone in ward 7 is protected." in text
-    assert "No limit is known to what someone can find out" in text
+    assert "No limit is known on how much anyone can find out" in text
     assert "differential-privacy" not in text.split("---")[1]
     answer, text = run(account, workdir=str(tmp_path))
     assert answer["releasable"] is False and answer["attack_bounds"] is None

@@ -61,7 +61,7 @@ def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
         "5 at noise_multiplier = 1.5, sampling_probability = 0.33333333.",
         "Poisson sampling: every update draws",
         "Does not cover: loss and metrics on the training examples",
-        "random numbers, not kept",
+        "operating system, which were not kept",
         "Signature: none.",
     ]:
         assert phrase in text, phrase
@@ -86,7 +86,7 @@ def test_of_a_plan_before_and_within_the_training():
     assert "Nothing was spent on the training data" in flat(plan.statement(steps=0))
     assert "not Poisson samples" in flat(plan_of(sampling="shuffle").statement())
     ledger = Ledger((Entry(3.0, 0.1, 9, seeded=True),))
-    assert "NOT RELEASABLE. Somebody gave" in flat(ledger.statement(1e-5))
+    assert "NOT RELEASABLE. The draws or" in flat(ledger.statement(1e-5))
     for call, message in [
         (lambda: plan.statement(steps=-1), "`steps`"),
         (lambda: ledger.statement(1.0), "`delta`"),
@@ -154,7 +154,7 @@ def test_facts_of_a_record():
         "Assumes: The initial weights or features were trained on digits (epsilon infinite), on "
         "other data, as far as names",
         "Independence: no example influences another's gradient. Examples are mapped.",
-        "the folder individual_PRIVATE, which nobody should publish; 3 public images: the weights",
+        "the folder individual_PRIVATE, which must not be published; 3 public images: the weights",
     ]:
         assert phrase in text, phrase
     assert claimed(text)[0] >= ledger.epsilon(1e-5)
@@ -176,7 +176,7 @@ def test_only_weights_that_were_seen_being_initialized_know_no_data():
             words.statement(Record("x", None, Ledger((Entry(3.0, 0.1, 9),)), 1e-5, **facts))
         )
 
-    assert "Assumes: The initial weights and fixed features know no data." in assumed(
+    assert "Assumes: No data went into the initial weights and fixed features." in assumed(
         initialized=True
     )
     assert "came with a ledger, or were declared to be public" in assumed()

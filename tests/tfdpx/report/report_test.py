@@ -88,7 +88,10 @@ SENTENCES = [
     (dict(ledger=PEOPLE), "whether one given person was in the data"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Do not release: the run had a"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "someone who knows the seed."),
-    (dict(ledger=not_private(), delta=None), "Not private: the weights may tell everything about"),
+    (
+        dict(ledger=not_private(), delta=None),
+        "Not private: the weights may reveal everything about",
+    ),
     (dict(ledger=not_private(), delta=None), "Not a single image of folder:photos is protected."),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20),), is_complete=False)), "It is unknown how well"),
     (dict(sampling="shuffle"), "Epsilon is an approximation, because batches were shuffled. The"),

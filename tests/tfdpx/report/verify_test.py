@@ -239,7 +239,10 @@ TAMPERED = {
         lambda f: make_anew(f, ledger=Ledger(entries(f).entries, is_complete=False)),
         "a part of what its weights have spent is unknown",
     ),
-    "unpaid search": (lambda f: make_anew(f, searched="9 runs"), "searched .*, which nobody paid"),
+    "unpaid search": (
+        lambda f: make_anew(f, searched="9 runs"),
+        "searched .*does not count the search",
+    ),
     "other weights beside": (
         lambda f: (f / "extra.weights.h5").write_bytes(b"\x89HDF"),
         "extra.weights.h5 is damaged, edited, or no file of a run",
