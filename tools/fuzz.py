@@ -1,11 +1,11 @@
-r"""Trains random configurations for one update each, and compares them with batches of one.
+r"""Trains random configurations for one update each, and checks them by batches of one example.
 
     python tools/fuzz.py --seconds=600
 
-A configuration has a model, loss, optimizer, sizes, views, dtype, weights, compilation and hostile
-rows. It must either train with the expected result, or be refused by an error of tfdpx. A try of
-more than five minutes counts as a hang. The last line is a JSON object. The exit status is 1 if
-anything failed.
+A configuration has a model, loss, optimizer, sizes, views, dtype, weights, compilation and
+examples. One example may be hostile, such as NaN. A configuration must either train with the
+expected result, or be refused by an error of tfdpx. A try of more than five minutes counts as a
+hang. The last line is a JSON object. The exit status is 1 if anything failed.
 """
 
 import argparse

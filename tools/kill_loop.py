@@ -145,7 +145,7 @@ def kill(process, saved, moment, seconds):
 
 
 def differences(first, second):
-    """Returns the names of values that differ between two results, by any bit."""
+    """Returns the names of the arrays that differ in any bit between two files of results."""
     with np.load(first) as one, np.load(second) as other:
         if one.files != other.files:
             return ["the arrays that there are"]
@@ -157,7 +157,7 @@ def differences(first, second):
 
 
 def one_run(kind, seed, folder, rng, longest):
-    """Kills a run until it has ended.
+    """Kills and resumes a run again and again, until it reaches its end.
 
     Args:
         kind: One of `KINDS`.
@@ -167,7 +167,7 @@ def one_run(kind, seed, folder, rng, longest):
         longest: Float, the seconds of a run without kills.
 
     Returns:
-        Counter of kills, of those amid a save, and of starts that found a save.
+        Counter of "kills", "kills_amid_a_save", and "resumes", which are starts from a save.
     """
     counts, saved = collections.Counter(), folder / "checkpoint"
     while True:

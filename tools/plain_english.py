@@ -69,7 +69,7 @@ def assignments_of(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 
 
 def main(folders: list[str]) -> int:
-    """Prints the figures; returns 1 where one is beyond its bound."""
+    """Prints the figures; returns 1 if one is beyond its bound, else 0."""
     root = pathlib.Path(__file__).parent.parent
     paths = sorted(
         path

@@ -27,7 +27,7 @@ _NO_RESULT = ("microbatch_size", "report_every")
 
 
 def flags_of(program):
-    """Returns a dict of the flags that a program defines, without absl's."""
+    """Returns a dict of the flags that a program defines, without the flags of absl."""
     module = importlib.import_module(f"tfdpx.train.{program}")
     if hasattr(module, "define_flags"):
         values = flags.FlagValues()
@@ -69,7 +69,7 @@ def _object_rows():
 
 
 def _flag_rows(program):
-    """Yields each flag of a program and its row."""
+    """Yields the name and the table row of each flag of a program."""
     for name, flag in sorted(flags_of(program).items()):
         default = DEFAULTS.get(name) if program == "classify" else None
         default = default if flag.default is None else flag.default

@@ -27,7 +27,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 class AsMeant(griffe.Extension):
-    """An extension of griffe that shows docstrings of Keras as their readers understand them."""
+    """An extension of griffe that reads docstrings in the style of Keras."""
 
     def on_class(self, *, cls, **_):
         """Describes each argument of a `TypedDict` by the docstring of the class."""
@@ -137,7 +137,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Gives source files their path in the repository, and a link where it has an address."""
+    """Replaces paths of source files by paths in the repository, with a link if it is public."""
 
     def located(code):
         beside_core = code[1].startswith(("layers/", "models/", "train/"))

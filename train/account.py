@@ -44,7 +44,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Adds up the files that the flags name; errors of the user become one line."""
+    """Adds up the runs that the flags name. Prints an error of the user in one line."""
     with in_one_line("tfdpx.train.account", argv), checking_flags():
         if not values.workdir:
             raise ValueError(
@@ -140,7 +140,7 @@ def _together(read, delta, same_data):
 
 
 def _is_same(one, other):
-    """Returns whether two `DatasetId` name one data set, in any version and with any classes."""
+    """Returns whether two `DatasetId` name the same data set, ignoring its version and classes."""
     if one.identifier is not None or other.identifier is not None:
         return one.identifier == other.identifier
     first, second = (re.split("[:/]", data.name)[0] for data in (one, other))
@@ -148,14 +148,14 @@ def _is_same(one, other):
 
 
 def _overlap(one, other):
-    """Returns whether two `DatasetId` may share examples; classes 0-4 and 5-9 share none."""
+    """Returns whether two `DatasetId` may share examples. Different classes share none."""
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]
 
 
 def _read(path):
-    """Reads a file, or the ledgers, records and models in a folder and all folders in it.
+    """Reads a file, or all ledgers, records and models in a folder and its subfolders.
 
     Returns:
         Two dicts. The first maps files to their `Record`s. The second maps the other files and

@@ -43,7 +43,7 @@ _OF_UPDATES = ("resume", "dry_run", "strategy", "tpu", "cpu_devices")
 
 
 def main(argv):
-    """Runs the training that the flags describe; errors of the user become one line."""
+    """Runs the training that the flags describe. Prints an error of the user in one line."""
     with in_one_line("tfdpx.train.classify", argv):
         values = settings.flag_values()
         kind = settings.kind_of(values["dataset"], values["head"])

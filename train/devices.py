@@ -46,7 +46,7 @@ def from_flags():
 
 
 def make(kind, tpu=None, cpu_devices=1):
-    """Returns the strategy like `from_flags`, but from values.
+    """Returns a strategy like `from_flags`, but takes arguments instead of flags.
 
     Args:
         kind: One of `KINDS`.
@@ -136,7 +136,7 @@ def check_batch_size(strategy, batch_size):
 
 @contextlib.contextmanager
 def chief_first(strategy, settings):
-    """Context manager that lets the chief run a block first: it may write files for other hosts.
+    """Context manager that lets the chief run a block first, which may write files for all hosts.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
@@ -162,7 +162,7 @@ def chief_first(strategy, settings):
 
 
 def on_one_device(model):
-    """Copies a Functional or Sequential model, outside of any strategy.
+    """Returns a copy of a Functional or Sequential model outside of its strategy.
 
     The copy has no optimizer. Keras may compile the clone of a compiled model, so an uncompiled
     model is cloned.

@@ -62,7 +62,7 @@ def parse_flags(argv):
 
 
 def valid_values(name):
-    """Returns the values that a flag takes, for an error, for example "a positive integer"."""
+    """Returns the words for the values that a flag takes, for example "a positive integer"."""
     parser = flags.FLAGS[name].parser
     choices = getattr(parser, "enum_values", ()) or ("true", "false")
     return parser.syntactic_help or f"one of {', '.join(choices)}"
@@ -80,7 +80,7 @@ def did_you_mean(name, names):
 
 
 def printable(path):
-    """Returns a path or text for any terminal: escaped if it has an unprintable character."""
+    """Returns a text for the terminal, with escapes if it has characters that cannot be printed."""
     text = str(path)
     # Persian, Indic scripts and emoji use these two to join or separate letters.
     shown = text.replace("\u200c", "").replace("\u200d", "")

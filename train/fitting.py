@@ -204,7 +204,7 @@ def _fit(model, settings, strategy, plan, data, saved, steps, epoch, callbacks, 
 
 
 def head_and_features(settings, model, data):
-    """Returns the model and data to train on, which are the last layer and its inputs if possible.
+    """Returns the model and data to train on: only the last layer and its inputs if possible.
 
     If only the last layer trains, without augmentation, an image has the same features in every
     update. An update on the features then equals an update on the images, and takes a fraction of
@@ -277,7 +277,7 @@ class Curve(keras.callbacks.Callback):
         self.rows = [row for row in rows if row["step"] <= steps]
 
     def on_epoch_end(self, epoch, logs=None):
-        """Appends a row; `logs` must hold `val_accuracy`."""
+        """Appends a row for the updates so far; reads `val_accuracy` and `val_auc` from `logs`."""
         del epoch
         optimizer = self.model.optimizer
         epsilon = epsilon_spent(optimizer, self._plan, self._before)
@@ -295,7 +295,7 @@ class Curve(keras.callbacks.Callback):
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class AUC(keras.metrics.AUC):
-    """`keras.metrics.AUC` for the logits of two classes, also if one class is rare.
+    """`keras.metrics.AUC` for logits of two classes, which also works if one class is rare.
 
     By default Keras compares probabilities with evenly spaced thresholds. That cannot rank the
     small probabilities of a rare class. Here the 2,000 thresholds are evenly spaced in

@@ -133,7 +133,7 @@ def explanations(constructor: Callable) -> dict[str, str]:
 
 
 def without_folders(text: str | None) -> str | None:
-    """Returns the value of a flag without the folders of paths in it."""
+    """Returns the value of a flag, in which paths are replaced by names of files."""
     return text and re.sub(r"(=(?:\w+:)?)[^,]*/", r"\1", text)
 
 
@@ -174,13 +174,13 @@ def _plain(word):
 
 @dataclasses.dataclass(eq=False)
 class _AdaMix(heads.AdaMix):
-    """The head `tfdpx.heads.AdaMix`, with the choice of the images that are public.
+    """The head `tfdpx.heads.AdaMix`, with arguments that tell which images are public.
 
     Args:
         shots: Int, the number of training images of each class to take as public, for experiments.
         public_dataset: String, public images of the same classes, as for --dataset.
         initial_weights: String, a .npy file of public weights [features, classes] to start from,
-            for example of tfdpx.models.zero_shot_head.
+            for example those that tfdpx.models.zero_shot_head computes.
     """
 
     _: dataclasses.KW_ONLY
@@ -313,7 +313,7 @@ SCHEDULES = Objects(
 
 
 def _resized(image_shape, scale: float = 1.2, flip: bool = True):
-    """Returns `tfdpx.augment.ResizeCropFlip` to the size of the images.
+    """Returns a `tfdpx.augment.ResizeCropFlip` that makes views of the size of the images.
 
     Args:
         image_shape: `(height, width, channels)`.
@@ -331,7 +331,7 @@ _VIEWS = {
 
 
 def _augmentation(name):
-    """Returns the augmentation of tfdpx, or layer of Keras or KerasCV, with that name, or None."""
+    """Returns the augmentation of tfdpx, or the layer of Keras or KerasCV, of a name; or None."""
     layer = _VIEWS.get(name) or getattr(keras.layers, name, None)
     if layer is None:
         with warnings.catch_warnings(), contextlib.suppress(ImportError):

@@ -115,7 +115,7 @@ def _percent(share):
 
 
 def cell(value):
-    """Returns a JSON value as the `Text` of a cell: a name may look like markup."""
+    """Returns a JSON value as a rich `Text`, in which nothing is read as markup."""
     return Text(printable(words.readable(value)))
 
 

@@ -92,7 +92,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Answers the question of the flags; errors of the user become one line."""
+    """Answers the question that the flags ask. Prints an error of the user in one line."""
     with in_one_line("tfdpx.train.plan", argv), checking_flags():
         received = {name: values[name].value for name in ("num_examples", *_QUANTITIES)}
         about = groups.Sampling(values.sampling, values.neighbours), values.accountant
@@ -239,7 +239,7 @@ def _bounds(run, delta, sampling):
 
 
 def _print_answer(record, sampling):
-    """Prints an answer with other epsilons and bounds on attacks, and returns all, a dict."""
+    """Prints an answer, epsilons by other accountants and bounds on attacks; returns all."""
     run = tuple(record[name] for name in ("noise_multiplier", "sampling_probability", "steps"))
     for accountant in ("pld", "rdp", "gdp"):
         record[f"epsilon_{accountant}"] = _epsilon(sampling, run, record["delta"], accountant)

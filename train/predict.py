@@ -54,7 +54,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Predicts as the flags ask; errors of the user become one line."""
+    """Predicts as the flags ask. Prints an error of the user in one line."""
     with in_one_line("tfdpx.train.predict", argv):
         record = run(values)
     print(to_json(record), flush=True)

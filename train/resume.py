@@ -125,7 +125,7 @@ class SavingInterruption(keras.callbacks.Callback):
         self._asked = True
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Ends the training between two updates after Ctrl-C."""
+        """After Ctrl-C, saves the run and ends it before the next update."""
         del batch, logs
         if self._asked:
             self._save()
@@ -138,7 +138,7 @@ class SavingInterruption(keras.callbacks.Callback):
             signal.signal(signal.SIGINT, self._ask)
 
     def on_train_end(self, logs=None):
-        """Ends the program after Ctrl-C in the last update, which is saved; resets the handler."""
+        """Ends the program if Ctrl-C came in the last update, else resets the handler."""
         del logs
         if self._asked:
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))

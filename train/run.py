@@ -330,7 +330,7 @@ def _warm_start(folder, model):
 
 
 def _counting(plan, ledger):
-    """Returns the plan, to which the loss of the weights to start from is added, on any data."""
+    """Returns a plan that also counts the loss of the weights to start from, on any data."""
     if not ledger.entries or not plan.noise_multiplier:
         return plan
     names = ("sampling", "accountant", "unit", "delta", "noise_multiplier")

@@ -128,7 +128,7 @@ class Start:
         return model
 
     def sketch(self, name, shape, num_classes):
-        """Returns the classifier of a run without reading data; only its scaling is not final."""
+        """Returns the classifier of a run, not trained; its scaling of pixels is a placeholder."""
         about = {"image_shape": tuple(shape), "num_classes": num_classes}
         data = types.SimpleNamespace(**about, centre=127.5, deviation=127.5)
         start = copy.copy(self)
@@ -175,7 +175,7 @@ class Start:
         return model
 
     def _as_it_is(self, shape, num_classes, trained):
-        """Builds the network of the file, with a new last layer or, without classes, none."""
+        """Builds the network of the file with a new last layer; with none if classes are None."""
         # Layer by layer: if the model already has the value, Keras does not set its layers.
         for layer in layer_internals.flatten_layers(self._model):
             layer.trainable = trained != "last"
@@ -310,7 +310,7 @@ def without_secrets(settings):
 
 
 def without_paths(text):
-    """Returns a value of `--init_from` or `--features`, with two parts of each path; or None."""
+    """Shortens each path in a value of `--init_from` or `--features` to its last two parts."""
     return text and "+".join("/".join(pathlib.Path(part).parts[-2:]) for part in text.split("+"))
 
 
@@ -489,7 +489,7 @@ def image_input(path):
 
 
 def check_threshold(threshold, class_names):
-    """Raises UserError if there is a `--threshold` but not two classes."""
+    """Raises UserError if `--threshold` is set and the number of classes is not two."""
     if threshold != measure.THRESHOLD and len(class_names) != 2:
         raise UserError(
             "Flag --threshold is the least probability of the second of two classes: leave it out. "

@@ -127,7 +127,7 @@ class Run:
 
     @property
     def settings(self):
-        """The whole `Settings`."""
+        """The `Settings` of the run, with the values of the preset."""
         chosen = dict(self.chosen)
         return resolve(chosen.pop("preset"), chosen)
 
@@ -176,7 +176,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Runs the sweep that the flags describe; errors of the user become one line."""
+    """Runs the sweep that the flags describe. Prints an error of the user in one line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     is_paid = values.private_tuning is not None
     try:

@@ -81,7 +81,7 @@ class Measured:
         return records.plain(results | {"not_protected": exact})
 
     def warnings(self):
-        """Returns a list with a sentence if some classes of the labels are never predicted."""
+        """Returns a list with a warning if the model never predicts some of the classes."""
         names, predicted = np.array(self.class_names, str), np.unique(self.predictions)
         missing = np.setdiff1d(self.targets, predicted) if len(names) else ()
         if not len(missing):

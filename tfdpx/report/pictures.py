@@ -89,7 +89,7 @@ def confusion_matrix(labels, predictions, class_names, path):
 
 
 def calibration(labels, probabilities, name, path, with_thresholds=False):
-    """Draws how often a class occurs at each predicted probability, and a histogram of these.
+    """Draws how often a class occurs at each predicted probability, over their histogram.
 
     Args:
         labels: Labels `[num_examples]`, 1 for the class and 0 for the other.
@@ -170,7 +170,7 @@ def attack_curve(bounds, path):
 
 
 def individual_histogram(epsilons, worst, path):
-    """Draws a histogram of the epsilons of examples, which is private (Yu et al. 2022, Figure 1).
+    """Draws a histogram of individual epsilons (Yu et al. 2022, Figure 1). It is private data.
 
     Args:
         epsilons: Float array [n] of values up to `worst`.
@@ -188,7 +188,7 @@ def individual_histogram(epsilons, worst, path):
 
 
 def individual_groups(groups, path):
-    """Draws the mean epsilon of groups, which is private (Yu et al. 2022, Figure 6).
+    """Draws the mean epsilon of each group (Yu et al. 2022, Figure 6). It is private data.
 
     Args:
         groups: List of dicts with `name` and `mean_epsilon`, in the order to draw.

@@ -239,7 +239,7 @@ def _new(folder, name):
 
 @contextlib.contextmanager
 def _after_the_record(folder: pathlib.Path) -> Iterator[None]:
-    """Context manager for pictures and page, in which an error of the disk names the remedy."""
+    """Context manager that adds the remedy to an error of the disk in pictures or page."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:

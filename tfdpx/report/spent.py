@@ -67,7 +67,7 @@ def _says_what_was_spent(path):
 
 
 def _is_model(path):
-    """Returns whether a file is an archive or weights that Keras saved."""
+    """Returns whether Keras wrote a file, as a model or as weights."""
     start = _start(path)
     try:
         if start == _ARCHIVE:
@@ -87,7 +87,7 @@ def _start(path):
 
 
 def _is(path, kinds):
-    """Returns whether a file is JSON of one of these kinds of tfdpx, even if it is damaged."""
+    """Returns whether a file is JSON of tfdpx, for example a "Ledger", even a damaged one."""
     if not path.is_file() or _start(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
         return False
     form = rf'"format"\s*:\s*"tfdpx\.({kinds})/'.encode()
@@ -119,7 +119,7 @@ def record_in(path):
 
 
 def _ledger_in(path):
-    """Reads, without Keras, the `Ledger` that Keras saved with a private optimizer."""
+    """Reads the `Ledger` in a file of a model with a private optimizer, without Keras."""
     weights = path
     if _start(path) != _HDF5:
         with zipfile.ZipFile(path) as archive:
@@ -136,7 +136,7 @@ def _ledger_in(path):
 
 
 def check_model(folder, records_by_file):
-    """Compares the model of a run with its record, and removes it from a dict if both are the same.
+    """Compares the model of a run with its record; if both are the same, they count once.
 
     A model that was trained further and saved in place has only a ledger. It stays in the dict, as
     another training on the same data.

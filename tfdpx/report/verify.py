@@ -29,13 +29,13 @@ _OURS = words.version_of(words.worded(Record("verify", None, EMPTY, None)))
 
 @dataclasses.dataclass
 class Verdict:
-    """The result of a check whether the files of a run agree.
+    """The result of `check`: whether the files of a run agree.
 
     Attributes:
         record: The `Record` that all files are compared with; None if none could be read.
         files: Dict from the name of each file to "agrees" or another text.
         problems: List of reasons for NO.
-        unchecked: List of sentences about omitted checks.
+        unchecked: List of sentences about things that were not checked.
         is_folder: Bool, whether a whole folder was checked.
         against: String, the name of the file that `record` is from.
     """

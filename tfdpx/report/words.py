@@ -227,7 +227,7 @@ def readable(value: Any) -> str:
 
 
 def _of_one_person(record, rows):
-    """Returns a sentence on people with this number of examples; None for None."""
+    """Returns a sentence on a person with `rows` examples; None if `rows` is None."""
     if rows is None:
         return None
     hint = " Each is already all examples of one person."
@@ -237,7 +237,7 @@ def _of_one_person(record, rows):
 
 
 def _right(bounds):
-    """Returns the right guesses in 100, rounded up; above 99 with digits."""
+    """Returns the right guesses in 100, rounded up; above 99 with two decimal places."""
     right = math.ceil(1e4 * bounds.right_guesses - 1e-6) / 100
     return right if right > 99 else math.ceil(right)
 
@@ -264,7 +264,7 @@ def _scores(results, split):
 
 
 def _delta(record):
-    """Returns delta as text, rounded up. Without a delta, no text shows the answer."""
+    """Returns delta as text, rounded up; texts do not show it for a record without a delta."""
     return f"{float(rounded_up(record.total_delta or 0.5, 6)):g}"
 
 

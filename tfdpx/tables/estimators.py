@@ -168,7 +168,7 @@ class _PrivateEstimator(base.BaseEstimator):
 
     @property
     def _budget(self):
-        """Float, the epsilon of a fit, or the largest one with `right_guesses`."""
+        """Float, the epsilon of a fit, or the largest one that `right_guesses` allows."""
         if self.right_guesses is None:
             return _EPSILON if self.epsilon is None else self.epsilon
         return largest_epsilon(self.right_guesses, self.epsilon, self.delta)
@@ -301,7 +301,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     classes: ArrayLike | None = None
 
     def _targets(self, y):
-        """Returns class indices `[rows]`, the number of classes, and None, as none are rescaled."""
+        """Returns class indices `[rows]`, the number of classes, and None for the rescaling."""
         multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if len(self.classes_) < 2 or not np.all(np.isin(y, self.classes_)):
@@ -381,7 +381,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
 
 
 def _check_numbers(name, values, names=None):
-    """Raises ValueError for dates and texts, because scikit-learn's errors quote private values."""
+    """Raises ValueError for dates and texts. Errors of scikit-learn would quote private values."""
     column, kind = (None, None) if sparse.issparse(values) else unfit_column(values, names)
     if kind in _NO_NUMBERS:
         raise ValueError(
@@ -487,7 +487,7 @@ def predict(model: keras.Model, arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def input_name(column: str) -> str:
-    """Returns the name of a column's input of a model, because Keras's names have no slash."""
+    """Returns the name of the input for a column: names of Keras have no slash."""
     return column.replace("/", "_")
 
 
@@ -516,9 +516,9 @@ class _Linear(FirstOrder):
 
 
 def _fit_linear(x, y, training, num_classes, shares, seed):
-    """Returns the linear model of `_fit_layers` and its ledger, but a hundred times faster.
+    """Returns the same linear model and ledger as `_fit_layers`, a hundred times faster.
 
-    All rows are in each update. The arguments are as for `_fit_layers`.
+    All rows must be in each update.
 
     Args:
         x: float32 `[rows, features]`.

@@ -181,7 +181,7 @@ def set_moments(layer, mean, variance):
 
 
 def _numbers(layer, x):
-    """Returns float64 [rows, columns] with the columns of Keras's statistics."""
+    """Returns x as float64 [rows, columns], with one column for each statistic of the layer."""
     x = np.asarray(x)
     if x.dtype.kind not in "biuf" or x.ndim not in (1, 2) or not x.size:
         raise TypeError(
@@ -277,7 +277,7 @@ def bounds(x, released, lower=np.nan, upper=np.nan):
     # In at most one of fifty cases the noise exceeds it in any cell.
     limit = deviation * math.sqrt(2 * math.log(10 * noisy[:-1].size)) + 0.5
     starts, ends = edges[:-1].copy(), edges[1:].copy()
-    starts[len(powers) - 1] = ends[len(powers) - 1] = 0.0  # The cell of tiny values.
+    starts[len(powers) - 1] = ends[len(powers) - 1] = 0.0  # Tiny values count as zero.
     starts, ends, present = starts[:, np.newaxis], ends[:, np.newaxis], noisy[:-1] > limit
     least = np.min(np.where(present, starts, np.inf), axis=0)
     most = np.max(np.where(present, ends, -np.inf), axis=0)
@@ -289,11 +289,11 @@ def bounds(x, released, lower=np.nan, upper=np.nan):
 
 
 def _counts(x, edges):
-    """Returns the numbers of values between sorted edges, and of NaN, float64 [cells + 1, columns].
+    """Counts the values of each column in cells, and its NaN, float64 [cells + 1, columns].
 
     Args:
         x: float64 [rows, columns].
-        edges: float64 [cells - 1] or [cells - 1, columns].
+        edges: float64 [cells - 1] or [cells - 1, columns], the sorted edges between cells.
     """
     sums, edges = [], np.broadcast_to(edges.T, (x.shape[1], len(edges)))
     for inner, values in zip(edges, x.T, strict=True):
@@ -304,11 +304,12 @@ def _counts(x, edges):
 
 
 def narrow(x, lower, upper, released):
-    """Returns the narrowest bounds that hold 80% of each column by noisy counts, float64 [columns].
+    """Returns the narrowest bounds with 80% of the values of a column, two float64 [columns].
 
-    The edges of the cells are the range divided by powers of three, on both sides of zero or of the
-    bound next to zero. A row is in one cell of each of the d columns, so it changes the counts by
-    at most sqrt(d) in L2 norm. If no narrower bounds hold 80% of the rows, the bounds stay.
+    The values are counted in cells, with noise. The edges of the cells are the range divided by
+    powers of three, on both sides of zero or of the bound next to zero. A row is in one cell of
+    each of the d columns, so it changes the counts by at most sqrt(d) in L2 norm. If no narrower
+    bounds hold 80% of the rows, the bounds stay.
 
     Args:
         x: float64 [rows, columns]; NaN is counted separately.

@@ -81,7 +81,7 @@ class Columns:
         return len(next(iter(self.arrays.values())))
 
     def rows(self, places: np.ndarray) -> Columns:
-        """Returns some of the rows, in any order."""
+        """Returns the `Columns` of some rows, given their indices."""
         arrays = {name: values[places] for name, values in self.arrays.items()}
         return dataclasses.replace(self, arrays=arrays)
 

@@ -66,7 +66,7 @@ class Readable:
 
 
 def find(folder):
-    """Returns the files under a folder that have names of images, and all other files.
+    """Returns the files under a folder with names of images, and all other files under it.
 
     Skips hidden files and folders. Follows links to folders.
 
@@ -124,7 +124,7 @@ def check(files, folder, named, skip_broken=False):
 
 
 def eight_bits(image, channels):
-    """Returns an image upright, in 8 bits, and on white where it is transparent.
+    """Returns an image turned upright, in 8 bits, with white where it is transparent.
 
     Args:
         image: `PIL.Image.Image`.
@@ -263,7 +263,7 @@ def place(unit, seed):
 
 
 def people_of(files, path, user):
-    """Returns a dict from each file to its person, bytes in one normal form.
+    """Returns a dict from each file to the name of its person, as bytes without spelling variants.
 
     Args:
         files: List of `pathlib.Path`.
@@ -273,8 +273,8 @@ def people_of(files, path, user):
             expression, or the whole match if it has no group.
 
     Raises:
-        UserError: If `user` is no such expression, a path names no person, or two names differ
-            only in upper and lower case.
+        UserError: If `user` is no such expression, it finds no person in a path, or two names
+            differ only in upper and lower case.
     """
     try:
         persons = _persons(files, path, user)
@@ -397,7 +397,7 @@ def _in_classes(files, folder):
 
 
 def _shape(readable):
-    """Returns a `(height, width, channels)` for all images."""
+    """Returns the `(height, width, channels)` to which all images are converted."""
     channels = 1 if all(image.is_gray for image in readable) else 3
     sizes = {image.size for image in readable}
     largest = _LARGEST_SIDE if len(readable) <= _MANY else _LARGEST_SIDE_OF_MANY

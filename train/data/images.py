@@ -69,7 +69,7 @@ class ImageData:
 
     @property
     def num_protected(self):
-        """Number of training examples, or of people who are protected."""
+        """Number of training examples or, if people are protected, of people."""
         return self.num_train if self.train_users is None else len(set(self.train_users))
 
     @property
@@ -84,7 +84,7 @@ class ImageData:
 
     @property
     def eval_examples(self):
-        """The examples to measure on, as `Model.evaluate` and `distributed.fit` take them."""
+        """The examples to measure on: a tuple of arguments for `Model.evaluate`."""
         return (self.eval_x,) if self.eval_y is None else (self.eval_x, self.eval_y)
 
     def is_public(self, public_test=False):
@@ -369,7 +369,7 @@ def _size_note(shape, takes, image_size):
 
 
 def _hold_out(records, rows, validation, values):
-    """Returns the rows to train on, and the rows held out, stratified unless images are many.
+    """Splits rows into those to train on and those to hold out, by class unless images are many.
 
     Args:
         records: `tfds.Records`.

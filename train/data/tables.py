@@ -154,13 +154,13 @@ def load(settings):
 
 
 def _usable(source, names, bounded, categorical):
-    """Returns the kinds and the values of columns, two dicts.
+    """Checks columns; returns a dict of their kinds and a dict of their values.
 
     Args:
         source: `pyarrow.Table`.
         names: List of the columns that the model takes.
-        bounded: Columns with `--bounds`.
-        categorical: Columns of `--categorical`.
+        bounded: Names of the columns with `--bounds`.
+        categorical: Names of the columns in `--categorical`.
 
     Raises:
         UserError: If columns cannot be used. It names all of them.
@@ -283,7 +283,7 @@ def read(path, kinds, where):
 
 
 def _require(wanted, names, where):
-    """Refuses columns that do not exist."""
+    """Raises UserError if a wanted column does not exist."""
     for name in wanted:
         if name not in names:
             raise UserError(
@@ -293,7 +293,7 @@ def _require(wanted, names, where):
 
 
 def _kind_of(name, column):
-    """Returns the kind of a `pyarrow.ChunkedArray`."""
+    """Returns `NUMBER`, `BOOLEAN` or `CATEGORY` for a column, a `pyarrow.ChunkedArray`."""
     from pyarrow import types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
@@ -318,7 +318,7 @@ def _values(column, kind):
 
 
 def _check_texts(name, texts, is_declared):
-    """Refuses dates, and texts of which nearly all differ, as names do."""
+    """Refuses a column of dates, and a column in which nearly all texts differ."""
     present = texts[texts != MISSING]
     dates = sum(bool(_DATE.match(text)) for text in present)
     if not is_declared and dates > _NEARLY_ALL * len(present):

@@ -165,7 +165,7 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set of images with labels, of any kind.
+    """A data set of images with labels, from any source.
 
     Attributes:
         shape: `(height, width, channels)` of an image; None if it varies.
