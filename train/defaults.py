@@ -73,7 +73,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         values, reason = _for_features(budget, num_examples)
     else:
         values, reason = for_networks(num_examples)
-        if settings.individual:  # Which lowers the clip of each example from a constant.
+        if settings.individual:  # Individual clips start from a constant.
             values["l2_norm_clip"] = 1.0
     values["batch_size"] -= values["batch_size"] % replicas
     # A budget and a noise together determine the steps or, if the steps are set, the batch size.

@@ -103,7 +103,7 @@ def _end(workdir, error):
         text = "interrupted before the first update; start it again with the same command."
     print("\n" * sys.stdout.isatty(), end="", flush=True)
     print(f"tfdpx.train.classify: {text}", file=sys.stderr, flush=True)
-    sys.exit(128 + signal.SIGINT)  # As in shells.
+    sys.exit(128 + signal.SIGINT)  # The status in shells after Ctrl-C.
 
 
 class SavingInterruption(keras.callbacks.Callback):

@@ -313,7 +313,7 @@ def fit_table(table, settings):
 
 
 def _warm_start(folder, model):
-    """Trains a model on generated images, or loads the result from an interrupted run."""
+    """Trains a model on generated images, or loads the weights if an interrupted run did so."""
     if tf.distribute.has_strategy():
         raise UserError("Flag --warm_start trains on one device: leave out --strategy.")
     path = folder.path / "warm_start.weights.h5"

@@ -437,7 +437,7 @@ class _NumberOrAutomatic(flags.FloatParser):
         return argument if argument == "automatic" else super().convert(argument)
 
 
-# By the type of a field.
+# The functions that define flags, by the type of a field.
 _DEFINE = {
     str: flags.DEFINE_string,
     int: flags.DEFINE_integer,

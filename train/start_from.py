@@ -270,7 +270,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
         if not training.ledger.steps:
             continue
         is_known = training.limit not in (None, math.inf)
-        # A name that a user gave to `tfdpx.report` does not tell that the data were others.
+        # `tfdpx.report` records any name that a user gives, so the data may be the same.
         is_unnamed = training.data.identifier is None and not tfds.is_known(training.data.name)
         may_be_these = is_known and is_unnamed and tfds.Name.parse(dataset).path is not None
         if not (may_be_these or identity.overlap(training.data, dataset)):

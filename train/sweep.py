@@ -87,7 +87,7 @@ from tfdpx.train.start_from import Start, ledger_on
 HELD_OUT = 0.25
 # Without --epsilon, these settings change the epsilon of a run.
 _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampling", "accountant"}
-# Flags of every run that are not settings.
+# Flags that are not settings, and that every run gets.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
 # Statistics of the accuracies of a point over its seeds.

@@ -23,7 +23,7 @@ _MOST_NAMES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The outputs of a model for the examples to measure on, and their metrics.
+    """The outputs of a model for evaluation examples, and the metrics of these outputs.
 
     Attributes:
         targets: Array `[count]`: integer labels, or the values of a regression.
@@ -140,7 +140,7 @@ def predicted_classes(logits, threshold=THRESHOLD):
 
 
 def batches(data):
-    """Returns the examples to measure on as a `tf.data.Dataset` of batches, in order.
+    """Returns the evaluation examples as a `tf.data.Dataset` of batches, in order.
 
     Args:
         data: `images.ImageData`.

@@ -16,8 +16,8 @@ from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 
-MODEL = "model.keras"  # Of a run, next to its record.
-RELEASES = "releases.jsonl"  # Of other mechanisms.
+MODEL = "model.keras"  # The model of a run, next to its record.
+RELEASES = "releases.jsonl"  # Releases of other mechanisms, one in each line.
 # The folder of an unfinished run, with its settings, and the folders of an unfinished tuning.
 _UNFINISHED, _SETTINGS, _TUNING = "checkpoint", "settings.json", ".private_tuning-"
 _OF_TENSORFLOW = re.compile(r".*\.data-\d{5}-of-\d{5}")  # A file of `tf.train.Checkpoint`.
@@ -56,7 +56,7 @@ def _refuse(error):
 
 def _says_what_was_spent(path):
     if path.name in (records.FILE, RELEASES) or path.name.endswith((".keras", ".weights.h5")):
-        return True  # Also a link to nowhere: what it held was spent.
+        return True  # Also a broken link: the file behind it had a privacy loss.
     if not path.is_file():
         return False
     if _OF_TENSORFLOW.fullmatch(path.name):
@@ -136,10 +136,10 @@ def _ledger_in(path):
 
 
 def check_model(folder, records_by_file):
-    """Compares the model of a run with its record; if both are the same, they count once.
+    """Compares the model of a run with the record of the run, so that each training counts once.
 
-    A model that was trained further and saved in place has only a ledger. It stays in the dict, as
-    another training on the same data.
+    If both have the same account, the model leaves `records_by_file`. A model that was trained
+    further and saved in place has only a ledger. It stays, as another training on the same data.
 
     Args:
         folder: `pathlib.Path` of the run.

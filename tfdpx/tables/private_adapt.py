@@ -231,7 +231,7 @@ def adapt_lookup(layer, x, released):
     if layer.max_tokens is not None:
         special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
         vocabulary = vocabulary[: layer.max_tokens - special]
-    if not vocabulary:  # No error: it would reveal this without an entry in a ledger.
+    if not vocabulary:  # Not an error: then no ledger would count the release that shows this.
         warn(
             f"No category of {layer.name!r} has enough rows for so much noise, so all its values "
             "are out of the vocabulary. Use a lower noise_multiplier, or a public vocabulary."
@@ -268,7 +268,7 @@ def bounds(x, released, lower=np.nan, upper=np.nan):
     Args:
         x: float64 [rows, columns]; NaN is left out.
         released: Function that `releasing` returns.
-        lower: float64 [columns], public, which stays the same; NaN for a bound to be found.
+        lower: float64 [columns], public bounds to return as they are; NaN for a bound to find.
         upper: Like `lower`.
     """
     powers = 2.0 ** np.arange(_LEAST, _MOST + 2)

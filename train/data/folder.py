@@ -371,7 +371,7 @@ def _refuse(error):
 
 
 def _parts(path):
-    """Returns the folders of training and of test images; the latter is None if there is none."""
+    """Returns the folder of training images, and the folder of test images or None."""
     folders = {folder.name.lower(): folder for folder in _folders(path)}
     train = next((folders[name] for name in _TRAIN if name in folders), None)
     test = next((folders[name] for name in _TEST if name in folders), None)
@@ -388,7 +388,7 @@ def _folders(path):
 
 
 def _in_classes(files, folder):
-    """Returns a dict from the files in the class folders of a folder to names of classes."""
+    """Returns a dict from the files in a folder of class folders to the names of the classes."""
     return {
         file: printable(file.relative_to(folder).parts[0])
         for file in files

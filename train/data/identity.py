@@ -44,7 +44,7 @@ def of(name, num_examples=None):
 
 
 def called(name):
-    """Returns the name that records have for a value of `--dataset`, a string without a path."""
+    """Returns the name of a data set in records: its value of `--dataset` without the path."""
     parsed = tfds.Name.parse(name)
     if parsed.path is None:
         return parsed.full

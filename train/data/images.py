@@ -1,4 +1,4 @@
-"""Loads the images to train and to measure on, in memory or, if there are many, from disk."""
+"""Loads the images for training and evaluation, in memory or, if they are many, from disk."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ class ImageData:
         name: Name of the data set.
         train_x, train_y: The private data. The images may be larger than `image_shape`, see the
             argument `train_scale` of `load`.
-        eval_x, eval_y: Examples on which accuracy is measured.
+        eval_x, eval_y: The evaluation examples, on which accuracy is measured.
         num_train: Number of training examples.
         image_shape: `(height, width, channels)` of the images that the model takes.
         eval_split: `"test"`, or `"validation"` for held-out training images.
@@ -84,11 +84,11 @@ class ImageData:
 
     @property
     def eval_examples(self):
-        """The examples to measure on: a tuple of arguments for `Model.evaluate`."""
+        """The evaluation examples, a tuple of arguments for `Model.evaluate`."""
         return (self.eval_x,) if self.eval_y is None else (self.eval_x, self.eval_y)
 
     def is_public(self, public_test=False):
-        """Returns whether the examples to measure on are public test images.
+        """Returns whether the evaluation examples are public test images.
 
         Held-out training images are as private as the training images.
 
@@ -369,13 +369,13 @@ def _size_note(shape, takes, image_size):
 
 
 def _hold_out(records, rows, validation, values):
-    """Splits rows into those to train on and those to hold out, by class unless images are many.
+    """Returns the rows to train on and the rows to hold out; small data are split class by class.
 
     Args:
         records: `tfds.Records`.
         rows: Int array.
         validation: See `load`.
-        values: Int, the number of values of an image.
+        values: Int, the number of values of an image: height times width times channels.
     """
     is_small = records.count * values <= tfds.IN_MEMORY_BYTES
     try:

@@ -40,7 +40,7 @@ class DataSet:
         centre: Grey level that becomes 0: a float, or a tuple with one for each channel.
         deviation: Difference of grey levels that becomes 1, a float or a tuple. By default both are
             127.5, which maps bytes to [-1, 1].
-        test_split: Split to measure on; None is "test" if there is one, else "validation".
+        test_split: Split for evaluation; None is "test" if there is one, else "validation".
     """
 
     name: str
@@ -245,10 +245,10 @@ def read(name, data_dir=None, download=False):
 
 
 def described_by(builder, name):
-    """Returns the `Source`, without records, of a builder of (image, label) pairs.
+    """Returns the `Source` of a builder of TensorFlow Datasets, without records.
 
     Raises:
-        UserError: If there are no such pairs, or the images are not uint8.
+        UserError: If the examples are not pairs of a uint8 image and a label.
     """
     keys, info = builder.info.supervised_keys, builder.info.features
     # The pairs of places365_small end with the name of the file.
