@@ -392,10 +392,10 @@ def _seen_by(path, init_data):
 
 
 def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
-    """Returns the file that a flag names, or the model in a run's folder.
+    """Returns the file that a flag names, or the model in the run folder that it names.
 
     Args:
-        path: String.
+        path: String, the value of the flag.
         flag: String, the name of the flag, for errors.
         suffixes: Tuple of strings, the valid endings of files.
 

@@ -89,7 +89,7 @@ def confusion_matrix(labels, predictions, class_names, path):
 
 
 def calibration(labels, probabilities, name, path, with_thresholds=False):
-    """Draws how often a class occurs at each predicted probability, over their histogram.
+    """Draws the frequency of a class by predicted probability, and a histogram of probabilities.
 
     Args:
         labels: Labels `[num_examples]`, 1 for the class and 0 for the other.
