@@ -34,11 +34,7 @@ def define_flags(values):
     for define, name, text in (
         (flags.DEFINE_list, "workdir", "Finished runs: folders and files, separated by commas."),
         (flags.DEFINE_float, "delta", "Delta of the statement. Default: the delta of the runs."),
-        (
-            flags.DEFINE_bool,
-            "same_data",
-            "Also add up runs on different data of the same people.",
-        ),
+        (flags.DEFINE_bool, "same_data", "Also add up runs on different data of the same people."),
     ):
         define(name, None, text, flag_values=values)
 

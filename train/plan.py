@@ -80,12 +80,7 @@ def define_flags(values):
         define(name, None, text, flag_values=values)
     for name, default, choices, text in (
         ("sampling", "poisson", groups.SAMPLINGS, "How batches are drawn."),
-        (
-            "neighbours",
-            None,
-            groups.NEIGHBOURS,
-            "Neighbouring data sets. Default: by --sampling.",
-        ),
+        ("neighbours", None, groups.NEIGHBOURS, "Neighbouring data sets. Default: by --sampling."),
         ("accountant", None, ("pld", "rdp"), "Privacy accountant. Default: the tightest."),
     ):
         flags.DEFINE_enum(name, default, list(choices), text, flag_values=values)

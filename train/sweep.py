@@ -159,10 +159,7 @@ def define_flags(values):
     text = f"Settings to start from, one of: {presets.summary()}."
     flags.DEFINE_string("preset", "digits", text, **common)
     flags.DEFINE_string(
-        "grid",
-        None,
-        'Settings to sweep, as "learning_rate=1,2,4;batch_size=256,512".',
-        **common,
+        "grid", None, 'Settings to sweep, as "learning_rate=1,2,4;batch_size=256,512".', **common
     )
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds; each point runs with each seed.", **common)
     flags.DEFINE_integer("jobs", 1, "Number of runs at the same time.", lower_bound=1, **common)
