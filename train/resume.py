@@ -265,7 +265,7 @@ class RunFolder:
             remedy = "Its epsilon holds for what it began with; use that, or another --workdir."
             with checking_flags():
                 resumable.check_same(run["facts"], facts, holder, remedy)
-            self.seed = run["seed"]
+            self.seed, preset = run["seed"], run["base"]
         saved = dataclasses.asdict(settings)
         del saved["seed"]  # With it, the noise could be removed.
         flag_values = {name: flags.FLAGS[name].value for name in _FLAGS}

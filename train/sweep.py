@@ -375,6 +375,9 @@ def read_table(workdir):
 
     Args:
         workdir: Folder of the sweep, `pathlib.Path`.
+
+    Raises:
+        UserError: If a folder has a run that is not of this sweep.
     """
     rows, swept = [], {}
     with checking_flags():
@@ -383,7 +386,13 @@ def read_table(workdir):
     for folder in (workdir / "runs").glob("*"):
         if row := _read_run(folder):
             parts = (part.partition("=") for part in folder.name.split(","))
-            point = {name: _value(name, urllib.parse.unquote(text)) for name, _, text in parts}
+            try:
+                point = {name: _value(name, urllib.parse.unquote(text)) for name, _, text in parts}
+            except (KeyError, ValueError) as error:
+                raise UserError(
+                    f"The folder {folder} has a run, but not the name of one of this sweep: move "
+                    "it to another place."
+                ) from error
             rows.append(shared | row | point)
             swept |= dict.fromkeys(name for name in point if name != "seed")
 

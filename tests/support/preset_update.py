@@ -7,6 +7,7 @@ Two random images with all the preset's views, one image a pass. Prints a JSON o
 
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 import types
@@ -60,6 +61,9 @@ def update(preset):
         "peak_mib": int(peak.split()[1]) / 1024,
         "finite": all(np.isfinite(w).all() for w in after),
         "changed": all((a != b).any() for a, b in zip(after, before, strict=True)),
+        "trainable": values.trainable,
+        "trained_parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
+        "parameters": model.count_params(),
     }
 
 

@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 from finished_runs import NETWORK
 from interrupting import ctrl_c_after
@@ -17,7 +18,7 @@ import tfdpx
 from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import DatasetId
-from tfdpx.train import classify
+from tfdpx.train import classify, resume, settings
 from tfdpx.train.data import identity, images
 
 
@@ -124,6 +125,15 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     for a, b in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(a, b)
     assert recorded(workdir)["epsilon"] == recorded(finished.workdir)["epsilon"]
+
+
+def test_a_resume_without_flags_keeps_the_preset(tmp_path):
+    flags.FLAGS.mark_as_parsed()
+    asked = settings.resolve("folder", {"dataset": "folder:images"})
+    for preset in ("folder", "digits"):  # The second is the default without --dataset.
+        with flagsaver.flagsaver(resume=True):
+            resume.RunFolder(tmp_path, preset, asked, {}).begin()
+    assert resume.begun(tmp_path)["base"] == "folder"
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def test_two_workers_train_like_one_and_only_the_chief_writes(single, data_dir, 
     assert json.loads(outputs[0].splitlines()[-1])["replicas"] == 2
     assert outputs[1] == ""
     events = [p.parent.name for p in (tmp_path / "run" / "tensorboard").rglob("events*")]
-    assert sorted(events) == ["budget", "pictures", "train", "validation"]
+    assert sorted(events) == ["budget", "train", "validation"]
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 import sys
 
 import pytest
@@ -144,6 +145,11 @@ def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, refusal, w
     assert started(workdir) == 8
     with files.locked(workdir):
         assert "Another run writes" in refusal(sweep, workdir=workdir, grid="learning_rate=1")
+    for copy in ("copy", "learning_rate=1.0,seed=0 copy"):
+        shutil.copytree(workdir / "runs" / "learning_rate=1.0,seed=0", workdir / "runs" / copy)
+        line = refusal(sweep, workdir=workdir, grid="learning_rate=1", seeds=[0])
+        assert f"{copy} has a run, but not the name of one of this sweep: move it" in line
+        shutil.rmtree(workdir / "runs" / copy)
     next((workdir / "runs").glob("*/record.json")).write_text('{"test_accu')
     assert "no whole record" in refusal(sweep, workdir=workdir, grid="learning_rate=1")
 
