@@ -96,9 +96,11 @@ class TooFewRows(ValueError):
 
     def __str__(self):
         rows, columns, enough, epsilon = self.args
+        # Of a few rows no epsilon is enough.
+        larger = f", or epsilon={epsilon:g}" if epsilon < math.inf else ""
         return (
             f"{rows} rows are too few to find the ranges of {columns} columns privately, which "
-            f"takes some {enough} rows, or epsilon={epsilon:g}. Give what is publicly known of "
+            f"takes some {enough} rows{larger}. Give what is publicly known of "
             "the columns, even roughly, as `lower` and `upper`."
         )
 
@@ -152,7 +154,8 @@ class Preprocessing:
             needed = math.ceil(of_bin * of_one * math.sqrt(most) / _FULLEST_BIN)
             enough = plan.noise_multiplier * num_rows / needed
             cost = PrivacyPlan(num_rows, num_rows, 1, noise_multiplier=enough, **budget)
-            raise TooFewRows(num_rows, unknown, needed, math.ceil(10 * cost.epsilon) / 10)
+            epsilon = math.ceil(10 * cost.epsilon) / 10 if cost.epsilon < math.inf else math.inf
+            raise TooFewRows(num_rows, unknown, needed, epsilon)
         planned = {private_adapt.STATISTICS: (noise, 3 + len(columns.texts))}
         planned[_LABELS] = (NOISE_OF_LABELS * noise, 1)
         self._releases = Releases(planned, seed)

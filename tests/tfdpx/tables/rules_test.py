@@ -74,6 +74,12 @@ def test_the_epsilon_that_finds_ranges_is_named():
     *_, rows, epsilon = error.value.args
     assert 3 < epsilon < 10 and rows > 200
     adapt(columns, target, epsilon)
+    few, labels = columns_and_labels(3, 0.5, np.nan)
+    with (
+        pytest.warns(UserWarning, match="epsilon=inf"),
+        pytest.raises(rules.TooFewRows, match=r"^3 rows .* some \d+ rows\. Give"),
+    ):
+        adapt(few, labels)
 
 
 def test_the_rule_of_epsilon_times_rows():
