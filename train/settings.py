@@ -229,6 +229,9 @@ class Settings:
             "center_crop image_size", "Flag --center_crop must be at most --image_size."),
         (lambda s: s.eval_split == "validation" and not s.validation, "validation",
             "Flag --eval_split=validation measures on the images that --validation holds out."),
+        (lambda s: s.public_test and s.validation and s.eval_split != "test",
+            "public_test validation", "Flag --public_test is about test images, and this run "
+            "measures on images held out: leave it out, or give --eval_split=test."),
         (lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on
             or s.warm_start), "trainable", "Flag --trainable keeps all other weights as they are "
             "and needs a trained model: give --init_from."),
@@ -249,6 +252,9 @@ class Settings:
             f"--init_from, and trains only the last layer: give --model={AUTO}, without them."),
         (lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
             f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter."),
+        (lambda s: s.whiten and set((s.features or "scatter").split("+")) == {"scatter"},
+            "whiten features",
+            "Flag --whiten is for files of --features; scattering is whitened always."),
         (lambda s: s.warm_start and (s.init_from or s.model in (None, AUTO,
             "scatter_linear", "scatter_cnn", LINEAR_ON_FEATURES)), "warm_start model init_from",
             "Flag --warm_start is for a network from random weights: give its --model."),
@@ -260,6 +266,8 @@ class Settings:
             "Flag --user needs Poisson sampling, and no --individual or --validation."),
         (lambda s: s.kind == HEADS and s.has_people, "user head", "Heads protect single "
             "images: leave out --head, or give --user=none if every person has one image."),
+        (lambda s: s.classes and s.target_lower is not None, "classes target_lower",
+            "Flag --classes is for labels, and --target_lower for numbers: leave one of them out."),
         (lambda s: s.kind == TABLES and not s.target, "dataset target",
             "Name the column to predict: --target=COLUMN."),
     )

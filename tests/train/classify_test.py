@@ -191,6 +191,12 @@ ERRORS = [
     (dict(individual_release=3.0), "no effect without --individual"),
     (dict(features="scatter", model="small_cnn"), ON_FEATURES),
     (dict(features="scatter", head_steps=5), ON_FEATURES),
+    (dict(features="scatter", whiten="synthetic"), "--whiten is for files of --features"),
+    (dict(public_test=True, validation=0.1), "--public_test is about test images"),
+    (
+        dict(dataset="csv:x.csv", target="x", classes=["a"], target_lower=0.0, target_upper=1.0),
+        "--classes is for labels",
+    ),
     (dict(features="pixels"), r"must join 'scatter', \.keras files and working folders"),
     (dict(features="scatter+scatter"), "must name each kind once"),
     (dict(model="linear_on_features"), "--model=linear_on_features needs --features"),
