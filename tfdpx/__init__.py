@@ -1,10 +1,10 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
 Each public name is imported on first use, and `tfdpx.accounting` needs neither TensorFlow nor
-Keras. As soon as both tfdpx and Keras are imported, in either order, a hook changes two things: a
-DP optimizer replaces the training step of `keras.Model.fit` by the private one, and Keras can load
-files that name layers or optimizers of tfdpx. Other models are not affected. `docs/api.md` lists
-the public names.
+Keras. As soon as both tfdpx and Keras are imported, in either order, a hook changes two things in
+Keras. If a model is compiled with a DP optimizer, `fit` runs the private training step instead of
+the ordinary one. And Keras can load files that name layers or optimizers of tfdpx. Other models are
+not affected. `docs/api.md` lists the public names.
 """
 
 import importlib as _importlib

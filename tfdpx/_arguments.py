@@ -1,4 +1,4 @@
-"""Checks of arguments that all raise errors of the same form; used by all of tfdpx."""
+"""Checks arguments. All modules of tfdpx use these checks, and all errors have the same form."""
 
 import math
 import numbers
@@ -18,7 +18,7 @@ ELSEWHERE = {
 
 
 def refuse_elsewhere(function, names):
-    """Raises TypeError if an argument belongs to another library; the error names the one here.
+    """Raises TypeError if an argument has a name of another library. The error tells the remedy.
 
     Args:
         function: String, the name of the function that was called.
@@ -86,7 +86,7 @@ def check_choice(name, value, choices):
 
 
 def exactly_one_missing(values, spelling="`{}`"):
-    """Returns the name of the only argument that is None. The caller computes it from the others.
+    """Returns the name of the only argument that is None. The caller computes that argument.
 
     Args:
         values: Dict from names of arguments to their values.

@@ -21,7 +21,8 @@ def make_folder(path):
         path: `pathlib.Path` of the folder; it may exist.
 
     Raises:
-        OSError: If the folder cannot be made or written to, with the path and the reason.
+        OSError: If the folder cannot be made or written to. The message has the path and the
+            reason.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -83,11 +84,11 @@ def locked(folder, user="Another training uses the checkpoint folder"):
 
     Args:
         folder: `pathlib.Path` of an existing folder.
-        user: String, the subject of the error, which says who uses the folder already.
+        user: String, the beginning of the error, which tells who already uses the folder.
 
     Yields:
-        Int, the file descriptor of the lock. A process that inherits it holds the lock, too. None
-        on a file system without locks.
+        Int, the file descriptor of the lock, or None on a file system without locks. A process that
+        inherits the descriptor holds the lock, too.
 
     Raises:
         RuntimeError: If another process holds the lock.
@@ -119,7 +120,7 @@ def _flush(path):
 
 
 def sealed(record, indent=None):
-    """Returns a dict of JSON values as bytes of JSON with a digest, which `opened` checks.
+    """Returns the JSON of a dict as bytes, with a digest of the content that `opened` checks.
 
     Args:
         record: Dict of JSON values.
@@ -129,14 +130,14 @@ def sealed(record, indent=None):
 
 
 def opened(content, form):
-    """Returns the dict that was passed to `sealed`, after a check of its digest.
+    """Checks the digest of bytes that `sealed` returned, and returns the dict in them.
 
     Args:
         content: Bytes, as `sealed` returned them.
         form: String, the required value of the dict's entry "format".
 
     Raises:
-        ValueError: If the content was changed or has another format, with the reason.
+        ValueError: If the content was changed or has another format. The message tells the reason.
     """
     try:
         record = json.loads(content, object_pairs_hook=without_twins)
@@ -153,7 +154,7 @@ def opened(content, form):
 def without_twins(pairs):
     """Returns the dict of a JSON object; raises ValueError if a key occurs twice.
 
-    Programs that read JSON differ in the value that they take for such a key.
+    Some programs that read JSON use the first value of such a key, others the last one.
 
     Args:
         pairs: List of (key, value), as `json.loads` passes them to its `object_pairs_hook`.

@@ -1,9 +1,9 @@
-"""Installs the hook of tfdpx into Keras once both are imported, without importing Keras.
+"""Installs the hook of tfdpx into Keras as soon as both are imported, but never imports Keras.
 
 `import tfdpx` therefore does not wait for TensorFlow to load, and `tfdpx.accounting` works without
 TensorFlow. If Keras is imported after tfdpx, that import installs the wrappers of
-`tfdpx._keras.hook`. The layers and optimizers of tfdpx are imported when Keras first looks up a
-class by the name in a file.
+`tfdpx._keras.hook`. The layers and optimizers of tfdpx are imported when Keras loads a file and
+first looks up a class by its name.
 """
 
 import importlib
@@ -38,9 +38,9 @@ def _import_registered():
 
 
 class _AfterKeras:
-    """A finder of modules that waits for the import of Keras and then installs the hook.
+    """An import finder that waits until Keras is imported, and then installs the hook.
 
-    The other finders still find Keras; this one only wraps the loader that they return.
+    Python's other finders still find Keras. This finder only wraps the loader that they return.
     """
 
     def find_spec(self, name, path=None, target=None):

@@ -2,7 +2,7 @@
 
 A file in the folder holds the settings of the work. A resume with other settings is refused: the
 folder would mix results of different settings, and their epsilon would be wrong. Each result is
-written as soon as it is computed and is not computed again.
+written as soon as it is computed, and a resume does not compute it again.
 """
 
 import json
@@ -24,11 +24,12 @@ def begin(path, settings, holder, remedy, free=(), **more):
         **more: JSON values to save with the settings of new work. A resume ignores them.
 
     Returns:
-        Dict, the content of the file: "settings", and all of `more` of the first call.
+        Dict, the content of the file: the entry "settings", and the entries of `more` in the call
+        that began the work.
 
     Raises:
-        ValueError: If the work was begun with other settings, with the name of one that differs, or
-            if the file is damaged.
+        ValueError: If the work was begun with other settings (the message names one that differs),
+            or if the file is damaged.
     """
     record = begun(path)
     if record is None:
@@ -53,14 +54,14 @@ def begun(path):
 
 
 def save(path, settings, **more):
-    """Writes the settings and `more` to the file `path`, and returns its content, a dict."""
+    """Writes the settings and `more` to the file `path`, and returns a dict of its content."""
     record = json.loads(json.dumps({"format": _FORMAT, "settings": settings, **more}))
     files.write(path, files.sealed(record))
     return record
 
 
 def check_same(began, settings, holder, remedy, free=()):
-    """Raises ValueError, with the name of a setting, if it differs from the one at the beginning.
+    """Raises ValueError if a setting differs from its value at the beginning. The error names it.
 
     Args:
         began: Dict, the settings at the beginning of the work.

@@ -2,15 +2,15 @@
 
 An account belongs to weights, not to an optimizer, because the weights are published. The account
 survives when a model is compiled again, trained by another optimizer, saved, or copied by
-`copy_weights`. It lists entries of a `tfdpx.accounting.Ledger`. Two entries of the same run count
-the same updates, one earlier and one later, so only the larger count remains. Entries of different
-runs compose.
+`copy_weights`. It lists entries of a `tfdpx.accounting.Ledger`. If an account receives two entries
+of the same run, one was recorded earlier, and the later one includes its updates. So only the entry
+with more updates remains. Entries of different runs compose.
 
-Each variable has an origin, known or unknown, in a mark on the variable (`tfdpx._keras.origins`).
-The origin is known if an initializer of Keras filled the variable after `import tfdpx`, or if the
-values came with a ledger. It becomes unknown if values are loaded without a ledger, set by
-`set_weights`, or trained by an ordinary optimizer; `tfdpx.checks.mark_public` makes it known again.
-tfdpx cannot detect `variable.assign`.
+Each variable carries a mark that tells whether the origin of its values is known
+(`tfdpx._keras.origins`). The origin is known if an initializer of Keras filled the variable after
+`import tfdpx`, or if the values came with a ledger. It becomes unknown if values are loaded without
+a ledger, set by `set_weights`, or trained by an ordinary optimizer; `tfdpx.checks.mark_public`
+makes it known again. tfdpx cannot detect `variable.assign`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ os.register_at_fork(after_in_child=_begin_process)
 
 
 class _PrivacySpend:
-    """The entries of a loaded or copied ledger, to which no optimizer adds."""
+    """The entries of a ledger that was loaded or copied. No optimizer adds to these entries."""
 
     def __init__(self, ledger):
         self._entries = {}
@@ -122,7 +122,7 @@ class Account(_PrivacySpend):
             shuffled: Bool, whether the batches are parts of a permutation that tfdpx drew.
 
         Returns:
-            Dict of the arguments of the previous call; None if this is the first one.
+            Dict of the arguments of the previous call of this method; None at the first call.
         """
         self._settle()
         last, self._open = (
@@ -161,7 +161,7 @@ class Account(_PrivacySpend):
         return super().entries()
 
     def follow(self, model):
-        """Includes all that any optimizer has spent, or will spend, on the weights of `model`."""
+        """Makes the ledger include all that any optimizer has spent, or will spend, on `model`."""
         self._models.add(model)
         for mark in map(mark_of, model.weights):
             mark.followers.add(self)
@@ -174,11 +174,11 @@ class Account(_PrivacySpend):
                 self._adapted.add(layer)
 
     def variables(self):
-        """Returns a list of the `keras.Variable`s of models passed to `follow` that still exist."""
+        """Returns a list of the `keras.Variable`s that `follow` has added and that still exist."""
         return [v for mark in self._followed if (v := mark.owner()) is not None]
 
     def trains(self, variables):
-        """Records that this optimizer's updates change `variables`, so they count for these, too.
+        """Records that this optimizer changes `variables`, so its updates count for them, too.
 
         Args:
             variables: List of `keras.Variable`.
@@ -219,10 +219,10 @@ class Account(_PrivacySpend):
         return Ledger(self.entries(), is_complete)
 
     def warn_of_unknown(self, spent=()):
-        """Warns if the ledger may lack a part of the privacy loss, once for each cause.
+        """Warns if the ledger may lack a part of the privacy loss; each cause gives one warning.
 
         Args:
-            spent: Tuple of `Entry`, those that the plan includes as spent before.
+            spent: Tuple of `Entry`, the earlier costs that the plan already includes.
         """
         runs = {entry.run for entry in (*spent, *self.entries())}
         for layer in list(uncounted):
@@ -320,7 +320,7 @@ def arrays_of(ledger, adapted=()):
     Args:
         ledger: `tfdpx.accounting.Ledger`.
         adapted: Dict from the names of layers with noisy statistics to the digests of these
-            statistics. The ledger includes their cost.
+            statistics. The ledger includes the cost of the statistics.
     """
     texts = {saved.LEDGER: ledger.to_json(), saved.ADAPTED: json.dumps(dict(adapted))}
     return {name: np.frombuffer(text.encode(), "uint8") for name, text in texts.items()}
@@ -356,7 +356,7 @@ def are_initialized(variables):
 
 
 def pass_on(source, target):
-    """Copies the accounts and the origin of weights to other weights that get their values.
+    """Copies the accounts and the origin of some weights to others that get the same values.
 
     Args:
         source: List of `keras.Variable`, the weights that are copied.
@@ -373,7 +373,7 @@ def pass_on(source, target):
 
 
 def ledger_of(variables):
-    """Returns the ledger of all that was spent on weights. They need no optimizer.
+    """Returns the ledger of all that was spent on weights, which may have no optimizer.
 
     Args:
         variables: List of `keras.Variable`, the weights.
@@ -403,7 +403,8 @@ def ledger_of_statistics(layer):
         layer: A `keras.Layer`.
 
     Returns:
-        `tfdpx.accounting.Ledger`. None if none was recorded, or the statistics have changed since.
+        `tfdpx.accounting.Ledger`. None if no ledger was recorded, or if the statistics have changed
+        since then.
     """
     ledger, values = mark_of(layer).statistics or (None, None)
     if ledger is None:
@@ -434,7 +435,7 @@ def _is_complete(marks):
 
 
 def _tell_others(account, marks):
-    """Tells the other optimizers of some weights that `account` has spent more on them."""
+    """Tells all other accounts of the marked weights that `account` has spent more on these."""
     for other in set().union(*(mark.followers for mark in marks)) - {account}:
         step_context.eagerly(other.on_spent)  # May run while a step is traced, with `spent=`.
 

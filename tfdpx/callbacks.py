@@ -1,4 +1,4 @@
-"""Keras callbacks: stop at a budget, save a run, log values that the guarantee covers."""
+"""Keras callbacks that stop at a budget, save a run, and log values that the guarantee covers."""
 
 from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.training.callbacks import BudgetExceeded, PrivacyBudget, TensorBoard

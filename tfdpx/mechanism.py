@@ -5,9 +5,9 @@ One update is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
     g = 1/B * sum_i clip_C(1/K * sum_j grad l_ij) / C + sigma/B * xi,    xi ~ N(0, I),
 
 where the inner sum runs over the K views (augmented copies) of example i, and B is the declared
-batch size. Two options make terms smaller. With individual accounting each example has a separate
-clip f_i C with f_i <= 1, so the example changes the sum by at most f_i/B. With class weights w each
-term is multiplied by clip(w_i / w_max, 0, 1) after it is clipped.
+batch size. Two options make terms of the sum smaller. With individual accounting each example has a
+separate clip f_i C with f_i <= 1, so the example changes the sum by at most f_i/B. With class
+weights w each term is multiplied by clip(w_i / w_max, 0, 1) after it is clipped.
 
 Guarantee: adding or removing one example changes the sum before the noise by at most 1/B in l2
 norm, because each term is `clip_C(.)/C`, and B is a constant. So the update is one application of
@@ -39,8 +39,9 @@ INSTEAD_OF_TRAIN_STEP = (
 class PrivateGradient:
     """The noisy gradient of one variable; a tfdpx optimizer accepts no other gradients.
 
-    Only `privatize` creates one, after clipping, summing and adding noise. A type marks such
-    gradients, rather than a flag of the optimizer, because replicas run in parallel threads.
+    Only `privatize` creates one, after clipping, summing and adding noise. The type shows that a
+    gradient is noisy. A flag of the optimizer could not show this, because replicas run in parallel
+    threads.
 
     Attributes:
         tensor: float32 tensor with the shape of the variable.
@@ -58,7 +59,7 @@ class PrivateGradient:
         self.all_reduce_passed = False
 
     def __add__(self, tensor):
-        """Returns the sum with a tensor that depends on no data, e.g. of a weight regulariser."""
+        """Adds a tensor that depends on no data, for example of a weight regulariser."""
         return PrivateGradient(self.tensor + tensor, _KEY)
 
 
@@ -80,8 +81,9 @@ def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
 
     Args:
         squared_norms: float32 [n], the squared l2 norms of the gradients.
-        l2_norm_clip: Float, C. Infinity does not clip: all factors are 1/B, without privacy. Or a
-            float32 tensor [n] from `tfdpx.AdaptiveClip`, with finite values that are large enough.
+        l2_norm_clip: Float, C. With infinity nothing is clipped: all factors are 1/B, and there is
+            no privacy. Or a float32 tensor [n] from `tfdpx.AdaptiveClip`, with finite values that
+            are large enough.
         batch_size: Int, B.
         fractions: Optional float32 [n] in (0, 1], f: example i is clipped to the norm `f_i C`.
 
@@ -89,7 +91,7 @@ def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
         float32 [n]. The factor of a norm that is not finite is NaN or 0.
 
     Raises:
-        ValueError: If C is so small that the squares of gradients of its size are zero in float32.
+        ValueError: If C is so small that float32 cannot represent the square of a norm near C.
     """
     is_fixed = not tf.is_tensor(l2_norm_clip)
     if is_fixed and l2_norm_clip < rounding.SMALLEST_CLIP:
@@ -112,8 +114,8 @@ def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
 def zero_invalid(factors, squared_norms, present):
     """Returns the clip factors, with 0 for each example that must not contribute.
 
-    These are absent examples, and examples with a norm or a factor that is not finite. A factor is
-    infinite, for example, if a clip policy has divided it by a norm of zero.
+    Absent examples must not contribute, nor examples with a norm or a factor that is not finite.
+    For example, a factor is infinite if a clip policy has divided by a norm of zero.
 
     Args:
         factors: float32 [n], from any clip policy.
@@ -127,7 +129,7 @@ def zero_invalid(factors, squared_norms, present):
 def weight_factors(weights, largest):
     """Returns the factors `clip(w / w_max, 0, 1)` for clipped gradients with class weights w.
 
-    They are at most 1, so the sensitivity does not depend on the weights or on `largest`.
+    The factors are at most 1, so the sensitivity does not depend on the weights or on `largest`.
 
     Args:
         weights: float32 [n], w, the weight of each example.
@@ -143,7 +145,7 @@ def weight_factors(weights, largest):
 def cap_to_sensitivity(factors, squared_norms, batch_size):
     """Returns the clip factors, reduced where an example would add more than 1/B to the sum.
 
-    This enforces the sensitivity for any clip policy, also one that a user wrote.
+    The reduction enforces the sensitivity for any clip policy, even for one that a user wrote.
 
     Args:
         factors: float32 [n], from any clip policy.
@@ -157,7 +159,7 @@ def cap_to_sensitivity(factors, squared_norms, batch_size):
 def privatize(sums, noise_multiplier, batch_size, seed):
     """Adds noise to sums of clipped gradients: `sum + sigma / B * xi` with xi from N(0, I).
 
-    The noise of all variables is one draw, which is faster than a draw for each.
+    The noise of all variables is drawn together, which is faster than one draw for each variable.
 
     Args:
         sums: List of float32 tensors, one per variable: the sums of clipped gradients over the

@@ -2,8 +2,8 @@
 
 The normals are Box-Muller transforms of integers from the Philox generator.
 `tf.random.stateless_normal` cannot be used, because its values for one seed differ with and without
-XLA; the integers of `tf.random.stateless_uniform` are the same. A seed has 128 bits and is secret:
-anyone who knows it can subtract the noise.
+XLA. The integers of `tf.random.stateless_uniform` do not. A seed has 128 bits and is secret: anyone
+who knows it can subtract the noise.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ def make_seed(seed=None):
     """Returns a seed of 128 bits for the functions of this module.
 
     Args:
-        seed: Optional int. With None the operating system draws the seed, as private training
-            requires. An int is hashed by SHA-256, for experiments that must be repeatable.
+        seed: Optional int, only for experiments that must be repeatable; it is hashed by SHA-256.
+            With None, which private training requires, the operating system draws the seed.
 
     Returns:
         List of two ints in [-2**63, 2**63), for an int64 tensor of shape [2].
@@ -105,7 +105,8 @@ def words(shape, seed, dtype):
 def normal(shape, seed, stddev=1.0):
     """Returns independent N(0, stddev^2) values that depend only on the arguments.
 
-    A radius and an angle give a pair of values. Two approximations matter for privacy:
+    Each pair of values is computed from a random radius and a random angle. Two approximations
+    matter for privacy:
 
     - The tail is cut off. A radius is computed from 64 random bits and never exceeds
       `LARGEST_RADIUS`, which is 9.49 `stddev`. A true pair of normals exceeds it with a probability

@@ -48,9 +48,10 @@ class Suggestion:
         l2_norm_clip: Float, a clip that is smaller than the norms of most gradients.
         ema_momentum: Float, the momentum of the weights' moving average, with `use_ema=True`.
         batch_size: Int, a better expected batch size, for a new plan.
-        steps: Int, the number of updates for this batch size, at the same epsilon and delta.
-        signal: Float, the length of the largest possible sum of all updates divided by the length
-            of their noise, `batch_size * sqrt(steps) / (noise_multiplier * sqrt(weights))`.
+        steps: Int, the number of updates with `batch_size`, at the same epsilon and delta.
+        signal: Float, the largest possible length of the sum of all updates, divided by the length
+            of the sum of their noises:
+            `batch_size * sqrt(steps) / (noise_multiplier * sqrt(weights))`.
         outlook: "good", "hard" or "hopeless", which depends only on the signal.
         advice: String, a sentence about the outlook. It names remedies, some as code.
     """
@@ -68,12 +69,13 @@ class Suggestion:
 def suggest(plan: PrivacyPlan, model: keras.Model | int, optimizer: str = SGD) -> Suggestion:
     """Suggests settings for private training, and tells how well the model can learn.
 
-    No example is read, so the suggestion costs no privacy. The rule was fitted to simulated
-    trainings of networks of 650 to 10 million weights. Their inputs had values around zero, or were
-    mostly dark images such as MNIST. `experiments/settings` has the results, and docs/choosing.md
-    tells how good the rule is for networks and images that it was not fitted to. Centre your
-    images: with bright images in [0, 1], a third of the suggested learning rate of `DPSGD` is
-    best. Try half and twice the learning rate on public data as well.
+    No example is read, so the suggestion costs no privacy. The suggestion follows a rule that was
+    fitted to simulated trainings of networks of 650 to 10 million weights. The inputs had values
+    around zero, or were mostly dark images such as MNIST. `experiments/settings` has the results,
+    and docs/choosing.md tells how good the rule is for networks and images that it was not fitted
+    to. Centre the values of your images around zero. For bright images in [0, 1], which are not
+    centred, the best learning rate of `DPSGD` is a third of the suggested one. Try half and twice
+    the learning rate on public data as well.
 
     Args:
         plan: A `tfdpx.PrivacyPlan`, for the training.
@@ -125,10 +127,11 @@ def learning_rate(
 ) -> float:
     """Returns the learning rate that the rule of `suggest` gives.
 
-    The noise of all updates together moves each weight by about `rate * noise * sqrt(steps)` with
-    DP-SGD. With DP-Adam, which divides by a root that is mostly noise, it is `rate * sqrt(steps)`.
-    The rule keeps this distance constant in small networks and reduces it in large ones. If there
-    is little noise, a largest rate applies instead.
+    With DP-SGD, the noise of all updates together moves each weight by about
+    `rate * noise * sqrt(steps)`. With DP-Adam, it moves each weight by about `rate * sqrt(steps)`:
+    Adam divides each gradient by the root of its mean square, which is mostly noise. The rule gives
+    the same distance in all small networks, and a smaller one in large networks. If there is little
+    noise, a largest value limits the rate of DP-SGD.
 
     Args:
         noise: Float, the noise multiplier divided by the batch size.
@@ -221,7 +224,8 @@ def trained_before(model: keras.Model) -> bool:
     """Returns whether the weights of a model look as if they were trained before.
 
     They do if a bias or `beta` of a trainable layer has values that usual initializers do not give:
-    values that differ, and are not all 0 or 1. A model without biases counts as new.
+    the values differ from each other, and at least one is neither 0 nor 1. A model without biases
+    counts as new.
 
     Args:
         model: A built `keras.Model`.

@@ -42,7 +42,7 @@ _IMAGES, _UPDATES, _VIEWS, _RATE = 300, 2000, 64, 1e-3
 
 
 class Generator:
-    """The base class of generators of images, which use no data.
+    """The base class of generators, which make images without any data.
 
     Image `i` depends only on the arguments, the seed and `i`: its random numbers come from NumPy's
     `default_rng([seed, i])`. A request for more images therefore begins with the same images. The
@@ -116,7 +116,7 @@ class Generator:
 
 
 class DeadLeaves(Generator):
-    """Images of discs ("leaves"), each of one colour, that cover each other and all of the image.
+    """Images that are filled by overlapping discs ("leaves"), each of one colour.
 
     The centres of the discs are uniform. The radii have a density proportional to `r^-3` between
     `r_min` and `r_max`, so a scene looks the same at every scale, as photographs do (Lee, Mumford &
@@ -124,8 +124,8 @@ class DeadLeaves(Generator):
     (Baradad et al. 2021).
 
     The images are exact samples of this distribution: each new leaf is placed behind the earlier
-    ones until every pixel is covered, so no number of leaves has to be chosen. Leaves may have
-    their centre outside of the image, so its border looks like its middle.
+    ones until every pixel is covered, so no number of leaves has to be chosen. A leaf may have its
+    centre outside of the image, so the border of an image looks like its middle.
 
     Args:
         image_size: Int >= 1, or a pair of these: height and width in pixels.
@@ -222,8 +222,8 @@ def _front_leaf(rows, columns, radii, height, width):
         rows: Float array [n], the rows of the leaves' centres, in pixels.
         columns: Float array [n], the columns of the centres.
         radii: Float array [n].
-        height: Int, of the image.
-        width: Int, of the image.
+        height: Int, the height of the image in pixels.
+        width: Int, the width of the image in pixels.
 
     Returns:
         int64 array [height * width]; n for a pixel that no leaf covers.
@@ -248,7 +248,8 @@ def _integers_between(first, last):
 
     Args:
         first: Float array [n], the first integer of each interval.
-        last: Float array [n], the last integer, which may be less than `first` for no integers.
+        last: Float array [n], the last integer of each interval. If it is less than `first`, the
+            interval is empty.
 
     Returns:
         Two int64 arrays [m]: for each integer, the index of its interval and its value.
@@ -401,20 +402,20 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     Args:
         model: A built Functional or Sequential `keras.Model`. Its input is images `[batch, height,
             width, channels]` with a fixed height, width and number of channels, and its output is
-            logits or probabilities. Its weights must be new, or come from a warm start. The
-            function changes the weights.
+            logits or probabilities. The weights must be new, or come from an earlier warm start.
+            The function changes the weights.
         images: `Strokes` or `DeadLeaves` with the shape of the model's input, for example
-            `Strokes(28)`; or "auto" for `Strokes` with one channel and `DeadLeaves` with more.
-            Their values are scaled to [0, 255] if the model takes integers or begins with a
-            `Rescaling` by 1/100 or less, and to [0, 1] otherwise.
+            `Strokes(28)`; or "auto" for `Strokes` with one channel and `DeadLeaves` with more. The
+            values of these images are scaled to [0, 255] if the model takes integers or begins with
+            a `Rescaling` by 1/100 or less, and to [0, 1] otherwise.
 
     Returns:
         `model`, which was changed.
 
     Raises:
         ValueError: If the model takes other inputs, has been trained on data, has weights of
-            unknown origin, frozen layers or statistics of `adapt`, or does not end in a layer with
-            weights.
+            unknown origin, has frozen layers, has statistics of `adapt`, or does not end in a layer
+            with weights.
 
     References:
         - [Tang et al., 2023](https://arxiv.org/abs/2306.06076), DP-RandP.
@@ -453,7 +454,7 @@ def _random_views(source, scale, dtype):
 
     Args:
         source: `Generator` of the images.
-        scale: Float, by which values in [0, 1] are multiplied.
+        scale: Float, the factor that multiplies the images, which have values in [0, 1].
         dtype: String, the dtype of the model's input.
 
     Returns:
@@ -474,7 +475,7 @@ def _random_views(source, scale, dtype):
 
 
 def _check_untouched(model):
-    """Raises ValueError if a model may contain private data, because it is not new."""
+    """Raises ValueError if a model is not new: its weights may then contain private data."""
     ledger = account.ledger_of(model.weights)
     layers = layer_internals.flatten_layers(model)
     adapted = [x.name for x in layers if layer_internals.adapted_statistics(x) is not None]

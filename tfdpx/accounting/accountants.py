@@ -57,7 +57,7 @@ def epsilon(
     """Returns the epsilon of `steps` updates of DP-SGD at `delta`.
 
     Guarantee: the outputs of all steps together are (epsilon, delta)-differentially private for
-    data sets that differ by adding or removing one example. It has three conditions:
+    data sets that differ by adding or removing one example. The guarantee has three conditions:
 
     - each step draws every example independently with `sampling_probability` (Poisson sampling);
     - no example changes the sum of a step by more than `l2_norm_clip` in l2 norm;
@@ -67,10 +67,11 @@ def epsilon(
     the number of examples, from which `sampling_probability` follows (see `tfdpx.PrivacyPlan`).
 
     The share `RESERVED_SHARE` of delta is reserved for two events that the accountants do not
-    cover: a step may draw more examples than its batch has rows for, and the noise of tfdpx never
+    cover: a step may draw more examples than its batch has rows, and the noise of tfdpx never
     exceeds a largest value (`tfdpx.accounting.gaussian`). At noise multipliers below about 0.45, or
     deltas below 1e-10, the second event may need more than its share. The excess is then subtracted
-    from delta as well, for models of up to a billion weights.
+    from delta as well. It is computed for a billion weights, so it is enough for smaller models,
+    too.
 
     `dp_accounting` does the mathematics. The accountants are:
 
@@ -79,7 +80,8 @@ def epsilon(
     - "rdp" composes Renyi divergences (Mironov et al. 2019, "Renyi Differential Privacy of the
       Sampled Gaussian Mechanism") and converts them to epsilon by Canonne et al. 2020, Proposition
       12, like the accountant of De et al. 2022.
-    - "gdp" is exact, and only for full batches (`sampling_probability=1`), where "pld" agrees.
+    - "gdp" is exact. It is only for full batches (`sampling_probability=1`), where "pld" gives the
+      same epsilon.
     - "zcdp" is the looser conversion of Bun and Steinke 2016, also only for full batches.
 
     Args:
@@ -90,8 +92,8 @@ def epsilon(
         accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
-        Float. 0.0 if `steps` is 0. Otherwise infinity if `noise_multiplier` is 0, or so small that
-        the reserve takes all of delta.
+        Float. It is 0.0 if `steps` is 0. Otherwise it is infinite if `noise_multiplier` is 0, or so
+        small that the reserved part takes all of delta.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -144,8 +146,9 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
 def kept_back(runs: Sequence[Run], delta: float) -> float:
     """Returns the part of delta that is reserved for events that the accountants do not cover.
 
-    It is `delta * RESERVED_SHARE`. With little noise or a tiny delta it is larger, because the
-    missing tail of the noise then needs more than its half of that share.
+    It is `delta * RESERVED_SHARE`: half for each of the two events that `epsilon` describes. With
+    little noise or a tiny delta it is larger, because the missing tail of the noise then needs more
+    than its half.
 
     Args:
         runs: Sequence of tuples `(noise_multiplier, sampling_probability, steps)`.
@@ -211,7 +214,7 @@ class _DenseLosses(Protocol):
 def _deltas_of(pmf: _DenseLosses):
     """Returns a function from a float array of epsilons >= 0 to an array of deltas.
 
-    The corresponding function of dp_accounting takes a second.
+    The corresponding function of dp_accounting is slower: it takes a second.
 
     Args:
         pmf: The probabilities of the privacy losses, a distribution of dp_accounting.
@@ -230,7 +233,7 @@ def _deltas_of(pmf: _DenseLosses):
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:
-    """Returns an accountant of dp_accounting that has composed these runs.
+    """Returns an accountant of dp_accounting that has composed `runs`.
 
     Args:
         runs: Sequence of tuples `(noise_multiplier, sampling_probability, steps)`. The noise
@@ -259,11 +262,12 @@ def event_of(
 def _pld_accountant(runs):
     """Returns a PLD accountant that rounds privacy losses to a grid which suits the runs.
 
-    Epsilon is valid with any grid, because losses are rounded up. But it becomes too high if the
-    grid is coarser than the loss of a typical step: by 8% if it is 10 times as coarse, and three
-    times as high if it is 100 times as coarse. With a fifth of that loss, the grid used here,
-    epsilon is less than 0.5% too high. The grid is never coarser than the default of dp_accounting,
-    except if epsilon is above about 10. Full batches need no grid.
+    Epsilon is valid with any grid, because losses are rounded up. But epsilon becomes too high if
+    the spacing of the grid exceeds the loss of a typical step. A spacing of 10 times that loss
+    makes epsilon 8% too high, and one of 100 times that loss makes it three times as high. This
+    function uses a fifth of that loss, with which epsilon is less than 0.5% too high. The grid is
+    never coarser than the default of dp_accounting, except if epsilon is above about 10. Full
+    batches need no grid.
     """
     if all(probability == 1 for _, probability, _ in runs):
         return FullBatchAccountant(exact_epsilon)
@@ -339,7 +343,8 @@ def _step(noise_multiplier, sampling_probability, grid):
 class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
     """The privacy loss of a sampled step, with vectorized deltas.
 
-    dp_accounting inverts the loss for one epsilon at a time; this class does it for an array.
+    dp_accounting inverts the loss for one epsilon at a time; this class inverts it for an array of
+    epsilons.
     """
 
     def get_delta_for_epsilon(self, epsilon):
@@ -392,8 +397,8 @@ class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
 
     Since its version 0.4.4, dp_accounting leaves out fractional orders that do not converge, and
     logs a line for each. Epsilon is then valid but higher. In a comparison of 252 runs with version
-    0.4.3 it was up to 3.1% higher if epsilon was below 20, 9% at 50, and 120% at 900. "pld" does
-    not use orders.
+    0.4.3, epsilon was up to 3.1% higher if it was below 20, 9% higher at 50, and 120% higher at
+    900. The accountant "pld" uses no orders, so it did not change.
     """
 
     def compose(self, event, count=1):

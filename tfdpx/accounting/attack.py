@@ -8,9 +8,10 @@ of every attack is at most
     min over epsilon >= 0 of  exp(epsilon) a + delta(epsilon)
                          and  1 - exp(-epsilon) (1 - a - delta(epsilon))
 
-(Dong, Roth, Su 2022, "Gaussian Differential Privacy", Proposition 6.1). This is the convex hull of
-two trade-off curves, for adding and for removing the example. The profile comes from privacy loss
-distributions; for full batches it has a closed form.
+(Dong, Roth, Su 2022, "Gaussian Differential Privacy", Proposition 6.1). As a lower bound on the
+false negative rate, this is the convex hull of two curves: one for adding the example, one for
+removing it. The profile comes from privacy loss distributions; for full batches it has a closed
+form.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _LARGEST_EPSILON = 700.0  # The exponential of a larger one would overflow.
 class AttackBounds:
     """Upper bounds on the success of every attack on one example, or one person, of a training.
 
-    Guarantee: an attack may know everything except whether the example was in the data, and may
-    see every update, and still does not exceed any of these bounds. They have the same conditions
-    as `tfdpx.accounting.epsilon`, for adding or removing one `unit`. They are tight, except for
+    Guarantee: no attack exceeds any of these bounds, even if it sees every update and knows
+    everything except whether the example was in the data. The conditions are the same as for
+    `tfdpx.accounting.epsilon`, for adding or removing one `unit`. The bounds are tight, except for
     `kept_back` and the rounding of the privacy loss distribution. With `unit="example"`, an attack
     that uses several examples of one person may exceed them.
 
@@ -103,7 +104,8 @@ class AttackBounds:
     def right_guesses(self) -> float:
         """Float in [0.5, 1]: the largest share of right guesses.
 
-        A fair coin decides whether the example is in the data, and the attacker guesses.
+        A fair coin decides whether the example is in the data, and the attacker guesses the result
+        of the coin.
         """
         return (1 + self.advantage) / 2
 
@@ -120,8 +122,8 @@ class AttackBounds:
         """Float: the least mu for which the training is at least as private as mu-GDP.
 
         The Gaussian mechanism with this mu has a larger delta than the training at each epsilon
-        where the training's delta is at least `mu_from_delta`. No mu bounds a training with
-        sampling at all deltas.
+        where the training's delta is at least `mu_from_delta`. For training with sampling, no mu is
+        valid at all deltas.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
         # Includes one point below that delta, because the curve crosses the delta just before it.
@@ -138,7 +140,7 @@ class AttackBounds:
 
     @property
     def mu_from_delta(self) -> float:
-        """Float: the smallest delta at which `mu` holds, the larger of `delta` and 1e-9."""
+        """Float: the smallest delta at which `mu` is valid, the larger of `delta` and 1e-9."""
         return max(self.delta, accountants.LEAST_PLD_DELTA)
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,7 +158,7 @@ class AttackBounds:
 
 
 def full_batch_epsilon(right_guesses: float, delta: float) -> float:
-    """Returns the epsilon of a training with full batches that allows these right guesses.
+    """Returns the epsilon of full-batch training with the largest share `right_guesses`.
 
     Args:
         right_guesses: Float in (0.5, 1], the largest share of right guesses of an attack.
@@ -182,9 +184,9 @@ def attack_bounds(
             sampling.
         delta: Float in (0, 1).
         unit: "example" or "user".
-        selections: Tuple of pairs (epsilon, delta), one for each paid search or other mechanism
-            with no other known guarantee. Together they count as the worst mechanism with the sum
-            of these epsilons and the sum of these deltas.
+        selections: Tuple of pairs (epsilon, delta), one for each paid search, and for each other
+            mechanism of which only epsilon and delta are known. Together they count as the worst
+            mechanism with the sum of these epsilons and the sum of these deltas.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -205,13 +207,14 @@ def attack_bounds(
 
 
 def _with_selections(deltas, epsilon, failure):
-    """Returns a privacy profile, composed with the worst (epsilon, failure)-private mechanism.
+    """Returns the privacy profile of a training and the worst (epsilon, failure)-private mechanism.
 
     The worst such mechanism reveals everything with probability `failure`. Otherwise its privacy
     loss is plus or minus `epsilon`.
 
     Args:
-        deltas: Function, the privacy profile before: from an array of epsilons >= 0 to deltas.
+        deltas: Function from an array of epsilons >= 0 to an array of deltas, the privacy profile
+            of the training.
         epsilon: Float >= 0.
         failure: Float in [0, 1].
     """

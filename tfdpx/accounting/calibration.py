@@ -1,8 +1,8 @@
 """Computes the argument of a plan that was left out, for example the noise, from a target epsilon.
 
 Epsilon grows with the number of steps, with the sampling probability, and with less noise, so a
-search in one variable finds the solution. The chosen accountant checks each solution, so none
-exceeds the target.
+search in one variable finds the solution. The chosen accountant checks each solution, so the
+epsilon of a solution never exceeds the target.
 """
 
 import functools
@@ -100,9 +100,9 @@ def solve(
         on the side of a smaller epsilon.
 
     Raises:
-        ValueError: If the target is out of range. Also if no value in the range of the search is
-            within the target, or if all noise multipliers, or all numbers of steps, in the range
-            are. The range is [0.1, 1e6] for the noise multiplier, and 1 to 2**22 (2**40 for "rdp")
+        ValueError: If the target is out of range. Also if no value in the range of the search meets
+            the target, or if every noise multiplier, or every number of steps, in this range meets
+            it. The range is [0.1, 1e6] for the noise multiplier, and 1 to 2**22 (2**40 for "rdp")
             for the steps.
     """
     target, delta = quantities["epsilon"], quantities["delta"]
@@ -157,10 +157,10 @@ def solve(
 
 
 def _largest_within(spent, target, low, high, accountant):
-    """Returns approximately the largest number in a range with an epsilon within the target.
+    """Returns, approximately, the largest number in [low, high] whose epsilon is at most `target`.
 
-    The search begins with RDP, which is faster. Its solution is close to the solution for the other
-    accountants, and the search for these starts there.
+    The search for another accountant starts from the RDP solution, which is close and faster to
+    find.
 
     Args:
         spent: Function from a number and the name of an accountant to epsilon, which increases with

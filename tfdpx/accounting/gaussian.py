@@ -5,9 +5,9 @@ mu = sqrt(sum 1 / s_i^2) (Dong, Roth, Su 2022, "Gaussian Differential Privacy", 
 delta at an epsilon has a closed form.
 
 Poisson sampling: individual accounting needs the Renyi divergences of a step for many
-sensitivities, some very small. dp_accounting computes one at a time as the log of a number near 1,
-so that only rounding errors remain for a small sensitivity. This module subtracts the 1 first, and
-computes the divergences of many sensitivities at once.
+sensitivities, some of them very small. dp_accounting computes one divergence at a time, as the log
+of a number near 1. For a small sensitivity the result is only a rounding error. This module
+subtracts the 1 first, and computes the divergences of many sensitivities at once.
 
 A far tail: the noise of tfdpx never exceeds a largest value; `added_delta` bounds the effect.
 """
@@ -130,12 +130,13 @@ def divergences(
 ) -> np.ndarray:
     """Returns the Renyi divergences of one step for examples that are clipped to different norms.
 
-    At an integer order a, with s = noise_multiplier / fraction and sampling probability q, it is
+    At an integer order a, with s = noise_multiplier / fraction and sampling probability q, the
+    divergence is
 
         log(sum_k binomial(a, k) (1 - q)^(a - k) q^k exp(k (k - 1) / (2 s^2))) / (a - 1)
 
     (Mironov, Talwar, Zhang 2019, arXiv:1908.10530, Section 3.3), which bounds the divergence for
-    adding and for removing the example. If q is 1, it is a / (2 s^2).
+    adding and for removing the example. If q is 1, the formula becomes a / (2 s^2).
 
     Args:
         fractions: float64 array [n] of values in [0, 1]: the norm to which each example is clipped,
@@ -231,9 +232,9 @@ def added_delta(
         f(t) = exp(-R^2/2) * (exp(t^2/2) * (I0(R t) + L0(R t) + 1) / 2 - 1),
 
     with the modified Bessel function I0 and the modified Struve function L0. This is the
-    probability of a normal pair in the part of the disc that the shift moves out of it. The
-    clipped gradient bounds the shifts: their squares sum to at most
-    T^2 = 1 / noise_multiplier^2. All coefficients of the power series of f are positive, so
+    probability that a normal pair lies in the part of the disc that the shift moves out of the
+    disc. The clipped gradient bounds the shifts: their squares sum to at most T^2 = 1 /
+    noise_multiplier^2. All coefficients of the power series of f are positive, so
 
         sum f(t_i) <= f(T) + (sqrt(n) - 1) T R exp(-R^2/2) / pi,
 
@@ -242,12 +243,13 @@ def added_delta(
 
     Sampling: if a step draws the example with probability q, an output that is possible only with
     the example has q times that probability. In the other direction, an output may be possible only
-    in a step that does not draw the example. Its privacy loss is at most -log(1 - q) higher than
-    with Gaussian noise, which adds at most -log(1 - q) times the probability.
+    in a step that does not draw the example. The privacy loss of such an output is at most -log(1 -
+    q) higher than with Gaussian noise. This adds to delta at most -log(1 - q) times the probability
+    of such outputs.
 
-    Not included: the density in a disc is that of a Gaussian, divided by the Gaussian's probability
-    of the disc. This multiplies delta by 1 + n steps exp(-R^2/2), for example by 1 + 5e-7 for the
-    longest run of De et al. 2022.
+    The bound leaves out one effect: the density in a disc is the Gaussian density, divided by the
+    Gaussian's probability of the disc. This division multiplies delta by 1 + n steps exp(-R^2/2),
+    for example by 1 + 5e-7 for the longest run of De et al. 2022.
 
     Args:
         noise_multiplier: Float > 0. Standard deviation of the noise divided by the sensitivity.

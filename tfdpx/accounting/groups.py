@@ -53,8 +53,8 @@ def group_epsilon(
     "Privacy Amplification for Matrix Mechanisms", Corollary 4.7; Ganesh 2024, "Tight Group-Level DP
     Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms").
 
-    Full batches have an exact epsilon, which belongs to a Gaussian mechanism with a sensitivity of
-    `k` clips. Otherwise it depends on the accountant:
+    For full batches epsilon is exact: the mechanism is Gaussian with a sensitivity of `k` clips.
+    For other batches, the result depends on the accountant:
 
     - "pld" computes the privacy loss distribution of the mixture, as precisely as for one row.
     - "rdp" returns the smaller of two upper bounds. First, noise of variance s^2 is a sum of `k`
@@ -65,12 +65,12 @@ def group_epsilon(
       sqrt(k). For example, at noise multiplier 1, delta 1e-6 and 782 updates that draw each of
       10,000 rows with probability 0.0064, "pld" gives 15.5 for 10 rows, and "rdp" gives 145.
 
-    `RESERVED_SHARE` of delta is reserved, as for one row. For `k > 1` two events may need more. The
-    probability that any update draws more rows than its batch holds is at most `delta * 5e-5`, with
-    the `k` rows and without them; the training may differ by this from the one that the accountant
-    assumes. And the noise of tfdpx never exceeds 9.49 standard deviations: if `k` is more than
-    twice `noise_multiplier`, delta is larger by at most `tfdpx.accounting.gaussian.added_delta` at
-    `noise_multiplier / k`.
+    `RESERVED_SHARE` of delta is reserved, as for one row. For `k > 1` two events may need a larger
+    part of delta. The probability that any update draws more rows than its batch holds is at most
+    `delta * 5e-5`, both with and without the `k` rows. By this probability, the training may differ
+    from the training that the accountant assumes. The noise of tfdpx never exceeds 9.49 standard
+    deviations: if `k` is more than twice `noise_multiplier`, delta is larger by at most
+    `tfdpx.accounting.gaussian.added_delta` at `noise_multiplier / k`.
 
     Args:
         spent: A `tfdpx.PrivacyPlan`, for all of its steps, or a `tfdpx.accounting.Ledger`. As for
@@ -147,9 +147,9 @@ def _losses(runs, k):
 def _losses_of_step(noise, probability, k, grid):
     """Returns the privacy loss distribution of one step, for `k` rows.
 
-    With the rows, the outcome x of a step has the distribution
-    sum_j binomial(k, probability)(j) N(j, noise^2). Without them it has N(0, noise^2). The privacy
-    loss grows with x, so the delta at an epsilon is an integral over all x above a bound.
+    With the rows, the outcome x of a step has the distribution sum_j binomial(k, probability)(j)
+    N(j, noise^2). Without the rows, x has the distribution N(0, noise^2). The privacy loss grows
+    with x, so the delta at an epsilon is an integral over all x above a bound.
 
     Args:
         noise: Float, the noise multiplier.
@@ -168,7 +168,7 @@ def _losses_of_step(noise, probability, k, grid):
     least, most = np.array(-_TAIL * noise), np.array(k + _TAIL * noise)
 
     def outcomes(losses):
-        """Returns for each privacy loss the outcome x that has it, by bisection.
+        """Returns, for each privacy loss, the outcome x with this loss, found by bisection.
 
         If even `least` has a larger loss, the function returns `least`.
         """
@@ -284,14 +284,14 @@ _ABOUT = {
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """A way to draw batches, together with the neighbouring relation that epsilon is for.
+    """A way to draw batches, and a neighbouring relation: which data sets epsilon compares.
 
     Args:
         name: One of `SAMPLINGS`. "poisson" draws each example independently. "shuffle" permutes the
             data in every epoch, cuts the permutation into batches, and drops the remainder.
             "without_replacement" draws each batch as a random subset of fixed size.
         neighbours: One of `NEIGHBOURS`, or None for the default of the sampling. With "zero_out",
-            an example is replaced by one that has no gradient.
+            an example is replaced by an example without a gradient.
 
     Raises:
         ValueError: If an argument is invalid, or no accountant covers the combination.
@@ -326,7 +326,7 @@ class Sampling:
     def run(
         self, noise_multiplier: float, sampling_probability: float, steps: int
     ) -> tuple[float, float, int]:
-        """Returns a run with Poisson sampling that has the same epsilon.
+        """Returns a run with Poisson sampling that has the same epsilon as this sampling.
 
         "without_replacement" has no such run.
 

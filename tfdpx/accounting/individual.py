@@ -1,7 +1,8 @@
 """Computes an epsilon for each example (Yu et al. 2022, "Per-Instance Privacy Accounting").
 
 If the gradient of an example is never longer than a fraction f of the clip, the example changes
-each sum by at most that fraction. So it spends as much as DP-SGD with noise multiplier sigma / f.
+each sum by at most that fraction. So the example spends as much privacy as in DP-SGD with noise
+multiplier sigma / f.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
     There is no guarantee for norms that were measured but not used as a clip.
 
     Args:
-        norms: Float array of norms divided by the clip, in [0, 1]. Of shape `[n]` if each example
-            has the same norm at all steps of the plan, or `[steps, n]` for different norms, for any
-            number of steps.
+        norms: Float array of norms divided by the clip, in [0, 1]. The shape is `[n]` if each
+            example has the same norm at all steps of the plan. If norms differ between steps, the
+            shape is `[steps, n]`, for any number of steps.
         plan: A `PrivacyPlan` with Poisson sampling. It gives the noise multiplier, the sampling
             probability and, for `[n]`, the number of steps.
         delta: Float in (0, 1). Defaults to the plan's.
@@ -87,13 +88,13 @@ class IndividualAccountant:
     then stores the new norm (Yu et al. 2022, Algorithm 1). So the account is right even if norms
     change; if a norm grows, the example loses some signal.
 
-    Guarantee. Take an example i, and two data sets that differ only in having it. The clip of i at
-    a step depends on i, on the earlier draws of i, and on earlier weights, which are noisy. It
-    depends on no other example except through these. (It may depend on the draws of i, because the
-    training without i could simulate these draws, from their distribution for the same weights.
-    Each step is then a sampled Gaussian mechanism with the sensitivity that is charged, and the
-    simulation costs nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy losses at such clips
-    add up:
+    Guarantee. Take two data sets that are equal, except that only one of them has the example i.
+    The clip of i at a step depends on i, on the earlier draws of i, and on earlier weights, which
+    are noisy. It depends on no other example except through these. (The clip may depend on the
+    draws of i: the training without i could simulate these draws, from their distribution for the
+    same weights. Each step is then a sampled Gaussian mechanism with the sensitivity that is
+    charged, and the simulation costs nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy
+    losses at such clips add up:
 
     - If the sum of the RDP of i is at most R(a) in every possible run, then the training is
       (a, R(a))-RDP for adding or removing i. The plan's epsilon is such a bound for all runs, and
@@ -108,12 +109,12 @@ class IndividualAccountant:
       (`docs/individual.md`). The plan's epsilon is not such a bound for a single run, either.
       `epsilon` never exceeds the plan's epsilon.
 
-    Limits. The individual epsilons depend on private data: tell an epsilon at most to the person
-    whom the example is about, and publish statistics only by `release`. The float32 sum of a batch
-    has a rounding error of about 2**-24 C per example, which does not shrink with the clip of an
-    example. The guarantee is for one row. A person with two rows has more than the sum of both
-    epsilons (with full batches, noise 1 and delta 1e-5, 9.997 for two rows of 4.377), and at most
-    `group_epsilon(plan, 2)`.
+    Limits. The individual epsilons depend on private data: tell an epsilon only to the person whom
+    the example is about, and publish statistics only by `release`. The float32 sum of a batch has a
+    rounding error of about 2**-24 C per example, which does not shrink with the clip of an example.
+    The guarantee is for one row. The epsilon of a person with two rows is larger than the sum of
+    the epsilons of both rows, and at most `group_epsilon(plan, 2)`. For example, with full batches,
+    noise multiplier 1 and delta 1e-5, each row has 4.377 and the person 9.997.
 
     Memory: `4 * (ceil(1 / rounding) + 4)` bytes for each example on every device, for example 21 MB
     for 50,000 examples at the default. Time: a step also gathers and scatters one value for each
@@ -222,8 +223,8 @@ class IndividualAccountant:
         """Returns the epsilon that each example has spent so far. The result is private data.
 
         The ledger may have updates or releases that this accountant did not track, for example by
-        an earlier optimizer. In these, each example counts as if its gradient was as long as the
-        clip.
+        an earlier optimizer. In such updates and releases, each example counts as if its gradient
+        was as long as the clip.
 
         Args:
             delta: Float in (0, 1). Defaults to the plan's.
@@ -261,9 +262,10 @@ class IndividualAccountant:
         """Releases the mean and quantiles of the individual epsilons with noise.
 
         The result may be published. `release_statistics` in
-        `tfdpx.accounting.individual_statistics` describes the guarantee. The upper limit that it
-        needs is the ledger's epsilon, which is public. The cost of the release is added to the
-        ledger of the weights, so a `PrivacyBudget` of a later training includes it.
+        `tfdpx.accounting.individual_statistics` describes the guarantee. That function needs a
+        public upper limit of the individual epsilons; it is the ledger's epsilon here. The cost of
+        the release is added to the ledger of the weights, so a `PrivacyBudget` of a later training
+        includes it.
 
         Args:
             delta: Float in (0, 1), for the individual epsilons and for the release. Defaults to the
@@ -411,7 +413,7 @@ class Losses:
 
         Args:
             spent: float64 array [n, numbers], the sum of `of_step` over all steps.
-            delta: Float in (0, 1). `RESERVED_SHARE` of it is reserved.
+            delta: Float in (0, 1). The share `RESERVED_SHARE` of delta is reserved.
 
         Returns:
             float64 array [n].

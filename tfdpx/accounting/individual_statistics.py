@@ -53,12 +53,14 @@ def release_statistics(
     """Releases the noisy mean and quantiles of numbers, one per example, by Gaussian mechanisms.
 
     Guarantee: the release costs as much as 4 + `steps` Gaussian mechanisms with `noise_multiplier`
-    on the full data, for adding or removing one example; without quantiles, only 4. The number of
-    examples is public. A value may depend only on its example and on public information. This holds
-    for the epsilons of an `IndividualAccountant`, which depend on the example and on noisy weights.
+    on the full data, for adding or removing one example. Without quantiles, it costs as much as 4.
+    The number of examples is public. A value may depend only on its example and on public
+    information. This condition holds for the epsilons of an `IndividualAccountant`, which depend on
+    the example and on noisy weights.
 
     Mean: noise is added to the sum of `value - bound / 2`, which one example changes by at most
-    `bound / 2`. This release has half of the noise and counts as four.
+    `bound / 2`. The noise multiplier of this sum is half of `noise_multiplier`, so the sum counts
+    as four mechanisms.
 
     Quantiles: for m shares there are m thresholds. Each step counts the values below each threshold
     with noise, and then moves the thresholds toward the quantiles by a step of gradient descent on

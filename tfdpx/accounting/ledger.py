@@ -38,7 +38,7 @@ class Entry:
     - "release": noisy sums over all examples, for example noisy statistics.
     - "selection": updates or releases in each run of a paid search, which publishes only its best
       run (`Ledger.selected`). All entries of a search have the same `run`.
-    - "mechanism": a release with a known epsilon and delta only (`Ledger.with_release`).
+    - "mechanism": a release of which only epsilon and delta are known (`Ledger.with_release`).
 
     Args:
         noise_multiplier: Float >= 0; None for a mechanism.
@@ -47,16 +47,16 @@ class Entry:
         steps: Int >= 1, the number of updates or releases.
         poisson_sampled: Bool. Whether each example was drawn independently with that probability,
             as the accountants assume.
-        run: Optional int, the number of the training run. Two entries of one run with the same
-            noise and sampling are the same steps, recorded earlier and later.
+        run: Optional int, the number of the training run. If two entries have the same run, noise
+            and sampling, they count the same steps, at an earlier and at a later time.
         seeded: Bool. Whether the user chose the seed of the batches or the noise. Epsilon then
             holds only while the seed is secret, so such weights are only for experiments.
         unit: "example", or "user" if each update draws people and clips the mean gradient of each
             person's examples. Neighbouring data sets then differ in all examples of one person.
         kind: "update", "release", "selection" or "mechanism".
         mean_runs: Float > 1, the mean number of runs of a search. Only for a selection.
-        delta: Float, the delta that belongs to the epsilon of a selection, in (0, 1), or of a
-            mechanism, in [0, 1). None for other kinds.
+        delta: Float, the delta that belongs to the epsilon of a selection or a mechanism. It is in
+            (0, 1) for a selection, in [0, 1) for a mechanism, and None for other kinds.
         shuffled: Bool. Whether a plan cut the batches from permutations of the data. If batches are
             neither shuffled nor Poisson samples, epsilon is no upper bound.
         epsilon: Float >= 0. Only for a mechanism.
@@ -117,7 +117,7 @@ class Entry:
 
     @property
     def key(self) -> tuple:
-        """Tuple of all values but `steps` and `kind`. Entries of the same steps have equal keys."""
+        """Tuple of all values but `steps` and `kind`. It is equal if entries count the same steps."""
         sampling = self.sampling_probability, self.poisson_sampled, self.shuffled
         of_run = self.run, self.noise_multiplier, self.unit, self.seeded
         return *of_run, *sampling, self.mean_runs, self.delta, self.epsilon, self.name
@@ -152,8 +152,9 @@ class Ledger:
         is_complete: Bool. False if weights came from a source without a ledger, for example a file,
             arrays, or training with an ordinary optimizer. The entries are then only a part of the
             privacy spent, and `epsilon` is a lower bound.
-        delta: Optional float in (0, 1), the default of `statement` and `attack_bounds`.
-        num_examples: Optional int, the default of `statement`.
+        delta: Optional float in (0, 1), the delta that `statement` and `attack_bounds` use by
+            default.
+        num_examples: Optional int, the number of private examples that `statement` uses by default.
 
     Example:
     >>> first = Ledger((Entry(noise_multiplier=4.0, sampling_probability=0.1, steps=100),))
@@ -204,7 +205,8 @@ class Ledger:
         """Returns the ledger of all entries of both ledgers, which must be about the same data.
 
         Steps of a run that are in both ledgers count once. The sum is complete if both ledgers are.
-        Its `delta` and `num_examples` are those of the two ledgers, or None where these differ.
+        If only one ledger has a `delta`, or both have the same one, the sum has it, too; otherwise
+        it has None. The same applies to `num_examples`.
         """
         if not isinstance(other, Ledger):
             return NotImplemented
@@ -243,12 +245,12 @@ class Ledger:
 
         The release adds its epsilon and delta to the ledger's epsilon and `total_delta`. In
         `attack_bounds` it counts as the worst mechanism with this guarantee. Two equal releases
-        count twice. `load` and `tfdpx account --workdir=releases.jsonl` read such releases from a
-        file with one line of JSON for each, which has these arguments.
+        count twice. `load` and `tfdpx account --workdir=releases.jsonl` can read such releases from
+        a file: each line is a JSON object with these arguments.
 
         Args:
-            epsilon: Float >= 0, of the release.
-            delta: Float in [0, 1), of the release; 0 for pure differential privacy.
+            epsilon: Float >= 0, the epsilon of the release.
+            delta: Float in [0, 1), the delta of the release; 0 for pure differential privacy.
             unit: "example" or "user", the unit by which neighbouring data sets differ.
             neighbours: "add_or_remove". A guarantee for replacing a unit is refused, because it
                 does not compose with the other entries.
@@ -276,7 +278,7 @@ class Ledger:
     ) -> Ledger:
         """Returns the ledger with one more release, of numbers with Laplace noise.
 
-        Its epsilon is `l1_sensitivity / scale`, and its delta is 0.
+        The epsilon of the release is `l1_sensitivity / scale`, and its delta is 0.
 
         Args:
             scale: Float > 0, the scale of the Laplace noise on each released number.
@@ -333,7 +335,7 @@ class Ledger:
     def of(self, plan: PrivacyPlan) -> Ledger:
         """Returns a `Ledger` of the updates and releases that match a plan.
 
-        They have the noise multiplier, sampling probability and unit of the plan.
+        An entry matches if it has the noise multiplier, sampling probability and unit of the plan.
 
         Args:
             plan: A `PrivacyPlan`.
@@ -381,8 +383,8 @@ class Ledger:
     def epsilon(self, delta: float | None, accountant: str = "pld") -> float:
         """Returns the epsilon of all entries, for adding or removing one example (or user).
 
-        Updates and releases have their epsilon at `delta`. Each paid search and each mechanism adds
-        its epsilon and its delta, so the result holds at `total_delta(delta)`.
+        The epsilon of updates and releases is computed at `delta`. Each paid search and each
+        mechanism adds its epsilon and its delta, so the result holds at `total_delta(delta)`.
 
         Do not use a smaller delta than the plan's. A step that draws more examples than the plan's
         `capacity` raises an error, and only the plan's delta covers the probability of this error.
@@ -508,8 +510,8 @@ class Ledger:
     ) -> str:
         """Returns a text that states the privacy guarantee, for example for a paper.
 
-        It tells what is protected, how epsilon was computed, and what is assumed. It is computed
-        only from the ledger, and only the owner of the data can confirm it.
+        The text tells what is protected, how epsilon was computed, and what is assumed. It is made
+        only from the ledger. Only the owner of the data can confirm it.
 
         Args:
             delta: Float in (0, 1). Defaults to the ledger's. The ledger of an optimizer with a plan
@@ -545,8 +547,8 @@ class Ledger:
         """Returns the ledger that a string describes.
 
         Args:
-            text: String that `to_json` returned. Or a list of releases by other mechanisms, with a
-                line for each: JSON with the arguments of `with_release`.
+            text: String that `to_json` returned. Or a string with one line for each release by
+                another mechanism: a JSON object with the arguments of `with_release`.
 
         Raises:
             ValueError: If `text` is not a complete ledger of this version.

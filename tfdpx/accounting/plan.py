@@ -46,13 +46,12 @@ class PrivacyPlan:
 
     Guarantee: `steps` updates of a tfdpx optimizer on `plan.batches(...)` are (epsilon, delta)-
     differentially private for adding or removing one example; `tfdpx.accounting.epsilon` lists the
-    conditions. The plan itself is public, including `num_examples` and `batch_size`: a data set of
-    `num_examples` examples, and the same data without one example, are both trained with the
-    sampling probability `batch_size / num_examples`, and sums are divided by `batch_size`. So the
+    conditions. The plan itself is public, including `num_examples` and `batch_size`: the training
+    has the sampling probability `batch_size / num_examples` and divides sums by `batch_size`, both
+    for a data set of `num_examples` examples and for the same data without one example. So the
     presence and the content of an example are protected, but the number of examples in the plan is
-    not.
-    (This is the "zero-out" relation if the missing example is replaced by an empty one.) Delta
-    includes the probability that a step draws more examples than `capacity`.
+    not. (This neighbouring relation is called "zero-out" if an empty example replaces the missing
+    one.) Delta includes the probability that a step draws more examples than `capacity`.
 
     With `sampling="shuffle"`, batches are parts of a permutation of the data, but epsilon is
     computed for Poisson sampling. It is then only an approximation, as in De et al. 2022
@@ -69,11 +68,11 @@ class PrivacyPlan:
     With `right_guesses` instead of `epsilon`, the plan limits attacks (`attack_bounds`). A fair
     coin decides whether an example is in the data, and an attacker who knows everything else
     guesses; the share of right guesses is at most `right_guesses`. This share is an average. A few
-    updates with a small sampling probability could reach it with so little noise that an attacker
-    almost surely recognises those examples that were drawn. To prevent this, epsilon is also at
-    most the epsilon of full batches with the same right guesses, for example 2.02 for 0.6 and 3.25
-    for 0.65 at delta 1e-5. If this second limit decides, fewer guesses are right, and `summary`
-    says so.
+    updates with a small sampling probability could reach this average with so little noise that an
+    attacker almost surely recognises those examples that were drawn. To prevent this, epsilon is
+    also at most the epsilon of full batches with the same right guesses, for example 2.02 for 0.6
+    and 3.25 for 0.65 at delta 1e-5. If this second limit is the lower one, the share of right
+    guesses is below `right_guesses`, and `summary` says so.
 
     Args:
         num_examples: Int. Number of private examples, or of people for `unit="user"`; public.
@@ -93,8 +92,8 @@ class PrivacyPlan:
             with probability 0.5.
 
     Raises:
-        ValueError: If an argument is out of range, if not exactly one of the four is left out, or
-            if no value meets the target.
+        ValueError: If an argument is out of range, if not exactly one of the four arguments is left
+            out, or if no value meets the target.
 
     Warns:
         UserWarning: If delta exceeds 1/num_examples, or epsilon is below 0.01 or above 100.
@@ -234,11 +233,11 @@ class PrivacyPlan:
 
         With Poisson sampling the number of examples in a batch varies. Batches are padded to
         `capacity` rows, and a step that draws more examples raises an error. This error reveals
-        something about the data: one example decides whether it is raised if the other examples
-        fill the batch. The capacity is therefore so large that the others fill a batch in any of
-        the plan's steps with a probability of at most `delta * 5e-5` (binomial tail, union bound
-        over the steps). This part of delta is reserved. The capacity is the smallest such number,
-        and at most `num_examples`.
+        something about the data: if the other examples fill the batch, one more example decides
+        whether the error is raised. The capacity is therefore so large that the other examples fill
+        any batch of the plan with a total probability of at most `delta * 5e-5` (binomial tail,
+        union bound over the steps). This part of delta is reserved. The capacity is the smallest
+        such number, and at most `num_examples`.
         """
         if self.sampling == "shuffle":
             return self.batch_size
@@ -256,7 +255,7 @@ class PrivacyPlan:
             steps: Int >= 0, which may exceed the plan's steps.
 
         Returns:
-            Float. Without `spent` it is 0.0 for 0 steps. Infinity if there are updates and
+            Float. Without `spent` it is 0.0 for 0 steps. It is infinite if there are updates and
             `noise_multiplier` is 0.
 
         Raises:
@@ -323,11 +322,11 @@ class PrivacyPlan:
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example
                 with weight 0 counts as absent.
             class_weight: Optional dict from class (int) to weight, finite and >= 0. Other classes
-                have weight 1. Needs a single `y`, either class indices of shape `[num_examples]` or
-                `[num_examples, 1]`, or one-hot of shape `[num_examples, num_classes]`. A private
-                optimizer multiplies clipped gradients by these weights, divided by the largest one.
-                With `user_ids`, or without such an optimizer, `sample_weight` is multiplied
-                instead.
+                have weight 1. Requires a `y` that is a single array: either class indices of shape
+                `[num_examples]` or `[num_examples, 1]`, or one-hot of shape
+                `[num_examples, num_classes]`. A private optimizer multiplies clipped gradients by
+                these weights, divided by the largest one. With `user_ids`, or without such an
+                optimizer, the class weights multiply `sample_weight` instead.
             user_ids: Array of `num_rows` ints or strings, the person of each example, for a plan
                 with `unit="user"`. The plan's `num_examples` is the number of different ids.
             examples_per_user: Int k, with `user_ids`. Defaults to 4. If a person has more than k
@@ -463,7 +462,7 @@ class PrivacyPlan:
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
         """Returns the plan from a dict that `get_config` returned.
 
-        The epsilon of the plan is at least the one that follows from the other values.
+        The epsilon of the plan is at least the epsilon that follows from the other values.
 
         Args:
             config: Dict of all arguments.

@@ -2,7 +2,7 @@
 
 The record is saved as `record.json` in the folder of the run. The archive `model.keras` contains
 the same record, together with a digest of the weights, in an entry that Keras ignores. If Keras
-loads this file and saves it again, the record is lost.
+loads the archive and saves it again, the record is lost.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class UpstreamTraining:
 
     Args:
         data: `DatasetId` of the data of the earlier training.
-        ledger: `Ledger` of these data. It has an entry without noise if the training was not
-            private.
+        ledger: `Ledger` of the privacy spent on these data. It has an entry without noise if the
+            training was not private.
         delta: Float in (0, 1) from the record of the earlier training, or None.
     """
 
@@ -74,7 +74,7 @@ class UpstreamTraining:
 
     @property
     def limit(self) -> float | None:
-        """Float, epsilon. None if epsilon is finite but no upper bound on the privacy spent."""
+        """Float, the epsilon. None if it is finite but no upper bound on the privacy spent."""
         is_unknown = self.epsilon < math.inf and statement.is_unknown(self.ledger)
         return None if is_unknown else self.epsilon
 
@@ -137,7 +137,7 @@ class Record:
 
     @property
     def is_private(self) -> bool:
-        """Bool: whether epsilon is finite. It may be no upper bound (`statement.is_unknown`)."""
+        """Bool: whether epsilon is finite, even if it is no bound (`statement.is_unknown`)."""
         return self.epsilon < math.inf
 
     @property
@@ -186,7 +186,8 @@ class Record:
     def is_search_paid(self) -> bool:
         """Bool: whether epsilon covers the search for hyperparameters, if there was one.
 
-        It does if the ledger has a paid search that is not part of the trainings in `seen`.
+        Epsilon covers the search if the ledger has a paid search that is not part of the trainings
+        in `seen`.
         """
         earlier = {run for training in self.seen for run in training.ledger.selections}
         return self.searched is None or not earlier.issuperset(self.ledger.selections)
@@ -260,8 +261,8 @@ class Record:
     def to_json(self) -> bytes:
         """Returns the record as the bytes of a JSON file.
 
-        The file also has values that are computed from the record, for readers, and a digest, which
-        detects accidental changes.
+        For readers, the file also has values that are computed from the record. A digest in the
+        file detects accidental changes.
         """
         content = {"format": _FORMAT, **plain(dataclasses.asdict(self))}
         return files.sealed(content | {"derived": plain(self._derived())}, indent=1)
@@ -317,7 +318,7 @@ class Record:
 
 
 def read(path: str | os.PathLike) -> Record | None:
-    """Returns the `Record` in a JSON file or a `.keras` archive; None if an archive has none.
+    """Returns the `Record` in a JSON file or a `.keras` archive; None for an archive without one.
 
     Args:
         path: String or path-like, the file.
@@ -325,7 +326,8 @@ def read(path: str | os.PathLike) -> Record | None:
     Raises:
         OSError: If the file cannot be read.
         ValueError: If the file is damaged, or the archive's weights were replaced after the record
-            was added. The message has the path. This detects accidents, but no forgery.
+            was added. The message has the path. The check detects accidental changes, but no
+            forgery.
     """
     path = os.fspath(path)
     try:

@@ -29,7 +29,7 @@ def read(arrays: Mapping[str, np.ndarray] | None) -> Ledger | None:
         arrays: Dict from names to the arrays of the optimizer, or None.
 
     Returns:
-        `tfdpx.accounting.Ledger`; None if there is none.
+        `tfdpx.accounting.Ledger`; None if no array holds a ledger.
 
     Raises:
         ValueError: If the ledger is damaged, or was written by tfdpx 0.2.
@@ -49,7 +49,7 @@ def without_ledger(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def adapted(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Returns a dict from names of layers to digests of their noisy statistics.
 
-    These are the layers of `tfdpx.private_adapt`. The ledger includes the cost of their statistics.
+    `tfdpx.private_adapt` has computed these statistics, and the ledger includes their cost.
     """
     return json.loads(_text(arrays[ADAPTED])) if ADAPTED in arrays else {}
 

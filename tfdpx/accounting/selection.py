@@ -46,8 +46,8 @@ def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> fl
     """Returns the epsilon of a search that releases only the best of its runs.
 
     Guarantee: the release is (epsilon, delta)-differentially private for adding or removing one
-    example, under the three conditions of this module. Computed by RDP (Papernot and Steinke 2021,
-    Theorem 2 with eta = 1).
+    example, under the three conditions of this module. Epsilon is computed by RDP (Papernot and
+    Steinke 2021, Theorem 2 with eta = 1).
 
     Args:
         entries: Sequence of `tfdpx.accounting.ledger.Entry`: all updates and releases of one run,
@@ -70,8 +70,8 @@ def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> fl
 def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean: float) -> float:
     """Returns the factor by which the noise must grow to pay for a search.
 
-    It is the smallest factor of all noise multipliers for which `selection_epsilon` is at most
-    `target`.
+    If this factor multiplies all noise multipliers, `selection_epsilon` is at most `target`. It is
+    the smallest such factor.
 
     Args:
         entries: As for `selection_epsilon`.
@@ -102,7 +102,7 @@ def check_mean(mean: Any) -> None:
 
 
 def _left_of(delta, mean):
-    """Returns delta without the part that each run reserves; see `accountants.RESERVED_SHARE`."""
+    """Returns delta minus the parts (`accountants.RESERVED_SHARE`) that `mean` runs reserve."""
     return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 

@@ -1,4 +1,4 @@
-"""Facts about a ledger that texts need. The sentences are in `tfdpx.report.words`."""
+"""Computes facts about a ledger that the texts in `tfdpx.report.words` need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def words() -> types.ModuleType:
     """Returns the module `tfdpx.report.words`.
 
-    It is imported on the call, because it imports `tfdpx.accounting` itself.
+    This function imports the module when it is called, because that module imports
+    `tfdpx.accounting`.
     """
     from tfdpx.report import words
 
