@@ -19,7 +19,7 @@ def gaussian():
 
 
 def pooled_logits(x, num_classes):
-    """Returns logits [batch, num_classes] of a feature map, by global average and dense layer.
+    """Returns logits [batch, num_classes]: a dense layer on the global average of a feature map.
 
     Args:
         x: Symbolic tensor [batch, height, width, channels].
@@ -43,7 +43,8 @@ def check_filters(filters, groups):
 def logits_layer(num_classes, **arguments):
     """Returns a `Dense` layer named "logits".
 
-    Under mixed precision it computes in float32, because a loss of 16-bit logits is too inexact.
+    Under mixed precision the layer computes in float32, because the loss would be too inexact with
+    16-bit logits.
 
     Args:
         num_classes: Int, the number of outputs.
@@ -90,7 +91,7 @@ def WideResNet(
     >>> tfdpx.models.WideResNet(16, 4, 10, **code).count_params()
     2753818
 
-    For the network of Sander et al. (2023), use the same arguments, but without gain and with
+    For the network of Sander et al. (2023), use the same arguments, but with `use_gain=False` and
     `weight_standardization=False`.
 
     Args:
@@ -114,7 +115,8 @@ def WideResNet(
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` to logits
         `[batch, num_classes]`. There is no softmax, and logits are float32 under mixed precision.
-        `WRN-16-4` has 2.75 million parameters, `WRN-40-4` 8.9 and `WRN-28-10` 36.5 million.
+        `WRN-16-4` has 2.75 million parameters, `WRN-40-4` has 8.9 million, and `WRN-28-10` has 36.5
+        million.
 
     Raises:
         ValueError: If `depth` is not `6n + 4`, if `groups` does not divide 16, if `use_gain` is
@@ -223,10 +225,10 @@ def NFResNet(
     Here `beta` is the standard deviation of `h` that is expected before training, and `gain` is a
     trainable scalar (SkipInit). The branch `f` preserves the variance. It consists of ReLU, 1x1
     convolution, ReLU, 3x3 convolution, ReLU and 1x1 convolution. Each convolution has a gain and a
-    bias for every filter, and each ReLU is scaled by `sqrt(2 / (1 - 1/pi))`. The variance grows by
-    0.04 per block with `skip_init=1`, which `beta` assumes. In the first block of each of the four
-    stages, a 1x1 convolution of `relu(h / beta)` replaces the skip path and resets the variance to
-    one.
+    bias for every filter, and each ReLU is scaled by `sqrt(2 / (1 - 1/pi))`. With `skip_init=1`,
+    the variance grows by 0.04 per block; `beta` is computed for this growth. In the first block of
+    each of the four stages, a 1x1 convolution of `relu(h / beta)` replaces the skip path and resets
+    the variance to one.
 
     The network begins with a 7x7 convolution and max pooling, both with stride 2. It ends with
     ReLU, global average pooling and a dense layer. The last three stages halve the resolution.
@@ -246,10 +248,11 @@ def NFResNet(
 
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` to logits
-        `[batch, num_classes]`. The pixels should have about mean zero and variance one. There is no
-        softmax, and logits are float32 under mixed precision. With 1000 classes it has 25.6 million
-        parameters (depth 50), 44.5 (101), 60.2 (152) or 64.7 million (200): as many as the ResNet
-        with batch normalization, and one more per block.
+        `[batch, num_classes]`. The pixels should have a mean of about zero and a variance of about
+        one. There is no softmax, and logits are float32 under mixed precision. With 1000 classes
+        the model has 25.6 million parameters at depth 50, 44.5 million at 101, 60.2 million at 152
+        and 64.7 million at 200. The ResNet with batch normalization has as many, except for one
+        scalar per block.
 
     Raises:
         ValueError: If `depth` is not one of the above, if `num_classes` is not a positive integer,
@@ -299,7 +302,7 @@ def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
         x: Symbolic tensor [batch, height, width, channels].
         bottleneck: Int, the number of channels of the bottleneck.
         beta: Float, the standard deviation of `x` that is expected before training.
-        strides: Int.
+        strides: Int, the factor by which the block reduces height and width.
         project: Bool, whether a 1x1 convolution replaces the skip path.
         skip_init: Float, the initial value of the scalar.
         name: String, the beginning of the names of layers.

@@ -29,7 +29,7 @@ def LinearOnFeatures(
         input_shape: `(height, width, channels)` of one image, all fixed.
         extractors: List of `keras.Model`, each from images `[batch, height, width, channels]` to
             features `[batch, ...]`, where all sizes except the batch size are fixed. The function
-            freezes them: it sets `trainable` to False.
+            freezes these models: it sets `trainable` to False.
         name: String, the name of the model.
 
     Returns:
@@ -101,16 +101,16 @@ def ScatterLinear(
 
     The features are the square root of the Morlet scattering transform of the image. They are
     whitened with statistics of *generated* images (`tfdpx.synthetic`) and scaled to norm one. Only
-    the last layer is trained. Computing the features uses no private data except the image itself,
-    so they spend no privacy.
+    the last layer is trained. Computing the features of an image uses no other private data, so the
+    features spend no privacy.
 
     With a small privacy budget or few examples, these features are better than features that are
     learned privately. A private training adds noise to each trained weight. With features of norm
     one, the effect of this noise on a logit does not depend on the number of features.
 
-    Train the model with full batches (`batch_size=num_examples`), `tfdpx.DPSGD` without momentum, a
-    small clip, for example 0.02, and a large learning rate. `tfdpx.train.classify --model=auto`
-    chooses these settings.
+    Train the model by `tfdpx.DPSGD` without momentum, with full batches
+    (`batch_size=num_examples`), a small clip (for example 0.02) and a large learning rate.
+    `tfdpx.train.classify --model=auto` chooses these settings.
 
     Args:
         num_classes: Positive integer, the number of outputs.
@@ -243,7 +243,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
 
 
 def default_scales(shorter_side):
-    """Returns the default J of the transform: four to eleven positions are left along the axis.
+    """Returns the default J of the transform, which leaves four to eleven positions along the axis.
 
     Args:
         shorter_side: Int, the smaller of height and width in pixels.

@@ -48,23 +48,24 @@ def backbone(
     Args:
         model: String, the name of a function of `keras.applications`, for example `"ResNet50"`. Or
             a Functional or Sequential `keras.Model` of images, for example a backbone or classifier
-            of keras_cv or keras-hub; the result shares its weights. If it ends in a classifier,
-            this is left out; preprocessing and pooling of a keras-hub classifier are used. Tokens
-            are averaged, unless `model.use_class_token` is True: then the features are the class
-            token.
+            of keras_cv or keras-hub; the result shares its weights. If it ends in a classifier, the
+            classifier is left out; for keras-hub, its preprocessing and pooling are still used.
+            Tokens are averaged, unless `model.use_class_token` is True: then the features are the
+            class token.
         image_size: Int or `(height, width)`, to which images are resized. Defaults to the size that
-            the network was built for. If it takes any size, images are not resized by default.
+            the network was built for. If the network takes any size, images are not resized by
+            default.
         input_shape: `(height, width, channels)` of the images; height and width may be None. Gray
             images are repeated for all channels of the network.
-        weights: Only if `model` is a string. `"imagenet"`, which keras.applications downloads; the
-            path to a file of `save_weights` of the network without its classifier; or None for
-            random weights. The weights of ImageNet count as public. With a file that has no ledger,
-            `optimizer.ledger.is_complete` is False, unless you declare by
+        weights: String or None, only if `model` is a string. `"imagenet"` downloads the weights of
+            keras.applications, which count as public. A path loads a file that was saved by
+            `save_weights` of the network without its classifier. None gives random weights. With a
+            file that has no ledger, `optimizer.ledger.is_complete` is False, unless you declare by
             `tfdpx.checks.mark_public(model)` that the weights contain no private data.
         batch_norm: `"freeze"` or `"replace"`, for each `keras.layers.BatchNormalization`.
-            `"freeze"` freezes it, also in the argument `model`. `"replace"` replaces it by
-            `tfdpx.layers.replace_batch_norm`, without its moving statistics, so the network must be
-            trained further.
+            `"freeze"` freezes it, also in the model that you pass as `model`. `"replace"` replaces
+            it by `tfdpx.layers.replace_batch_norm`, without its moving statistics, so the network
+            must be trained further.
         pixels: The range of pixels that the network expects: `"0..255"`, `"0..1"`, `"-1..1"`,
             `"imagenet"` or `"caffe"`. With None the range is detected. It is 0..255 if the network
             scales pixels itself. Otherwise it comes from the preprocessor of keras-hub, or from
@@ -80,8 +81,8 @@ def backbone(
 
     Raises:
         ValueError: If there is no network of that name, the weights do not match, the model does
-            not take images or not this size, the range of pixels cannot be detected, or another
-            argument is invalid.
+            not take images, or not images of this size, the range of pixels cannot be detected, or
+            another argument is invalid.
 
     Example:
     >>> import keras, tfdpx
@@ -120,7 +121,7 @@ def backbone(
 
 
 def whitened(model: keras.Model, largest: float, generator: Any = "synthetic") -> keras.Model:
-    """Returns a model with whitened features, by the statistics of generated images.
+    """Returns a model with features that are whitened by statistics of generated images.
 
     Args:
         model: `keras.Model` from images `[batch, height, width, channels]` of fixed size to
@@ -296,8 +297,8 @@ def preparation(model, pixels=None):
         pixels: One of `PIXELS`, the range of pixels that the model expects; None detects it.
 
     Returns:
-        A function from symbolic images to symbolic images, and a description of the values after
-        it, a string.
+        Two values: a function from symbolic images to symbolic images, and a string that describes
+        the pixels after this function.
 
     Raises:
         ValueError: If the range cannot be detected.
@@ -330,7 +331,7 @@ def preparation(model, pixels=None):
 
 
 def resizing(model, size):
-    """Returns a layer that resizes images as the model's keras-hub preprocessor does, if any.
+    """Returns a layer that resizes images like the model's keras-hub preprocessor, if it has one.
 
     Args:
         model: A `keras.Model` of images.
@@ -345,9 +346,9 @@ def resizing(model, size):
 def without_head(model):
     """Returns the part of an image model that computes features, with shared weights.
 
-    If the last layer with weights classifies, it is left out. It does if it is dense, or a
-    convolution of a single pixel. Feature maps are averaged over height and width. Tokens are
-    averaged as well, unless there is a class token.
+    The last layer with weights is left out if it classifies. A layer counts as a classifier if it
+    is dense, or a 1x1 convolution of a single pixel. Feature maps are averaged over height and
+    width. Tokens are averaged as well, unless there is a class token.
 
     Args:
         model: A model that `image_shape` accepts.
@@ -395,7 +396,7 @@ def without_batch_statistics(model, batch_norm):
 
 
 def _remembering(model):
-    """Returns a model with the same layers that saves which of its layers are frozen.
+    """Returns a model with the same layers, which also saves which of them are frozen.
 
     The backbones of keras_cv and keras-hub do not save this, so they are rebuilt as plain
     functional models. A model without batch normalization is returned as it is, because some
@@ -410,7 +411,7 @@ def _remembering(model):
 
 
 def _converter(model):
-    """Returns the image converter of a keras-hub classifier; None if it has none."""
+    """Returns the image converter of a keras-hub classifier; None if the model has no converter."""
     return getattr(getattr(model, "preprocessor", None), "image_converter", None)
 
 
@@ -444,7 +445,7 @@ def _before_head(model):
 
     Returns:
         Symbolic tensor, the input of the last layer with weights, and the name of this layer. If
-        the last layer does not classify, the output of the model and None.
+        the last layer does not classify, the two values are the output of the model and None.
     """
     output = tensor = model.outputs[0]
     while True:

@@ -117,7 +117,7 @@ class Entry:
 
     @property
     def key(self) -> tuple:
-        """Tuple of all values but `steps` and `kind`. It is equal if entries count the same steps."""
+        """Tuple of all values but `steps` and `kind`. Entries of equal steps have equal keys."""
         sampling = self.sampling_probability, self.poisson_sampled, self.shuffled
         of_run = self.run, self.noise_multiplier, self.unit, self.seeded
         return *of_run, *sampling, self.mean_runs, self.delta, self.epsilon, self.name

@@ -20,7 +20,7 @@ the two bounds may be used without losing confidence:
 
       sum_{c in T} c/m p_c <= 1 - f(sum_{c in T} (r - c + 1)/m p_{c-1}).
 
-  `_least_mass` computes from this the smallest possible values of p_c.
+  From this inequality, `_least_mass` computes the smallest possible values of p_c.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def clopper_pearson_upper_bound(errors, trials, confidence):
     """Returns an upper bound on the probability of an error, from the number of errors in trials.
 
     Guarantee: if the trials are independent and have the same probability of an error, the bound is
-    at least this probability with the given confidence, for any number of trials (Clopper and
-    Pearson 1934).
+    at least this probability, with a probability of `confidence`, for any number of trials (Clopper
+    and Pearson 1934).
 
     Args:
         errors: Int >= 0, the number of trials with an error.
@@ -116,7 +116,7 @@ def gdp_mu_lower_bound(false_positives, negatives, false_negatives, positives, c
 
     Guarantee: if the mechanism is mu-GDP, mu is at least the bound, with probability at least
     `confidence`. Gaussian noise on full batches is exactly mu-GDP. With sampled batches the
-    mechanism is not, so the bound is only an estimate.
+    mechanism is not mu-GDP, so the bound is only an estimate.
 
     Args:
         false_positives: Int, as for `epsilon_lower_bound`.
@@ -189,7 +189,7 @@ def check_confidence(confidence):
 
 
 def _rates(false_positives, negatives, false_negatives, positives, confidence):
-    """Returns upper bounds on both error rates, which hold together with `confidence`."""
+    """Returns upper bounds on both error rates. With `confidence`, both hold at the same time."""
     check_confidence(confidence)
     confidence_of_each = 1 - (1 - confidence) / 2
     return (
@@ -208,7 +208,7 @@ def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.
     Guarantee: with probability at least `confidence` over the coins and the run, the bound is at
     most the epsilon that the mechanism has at `delta` for adding or removing one example. The coins
     must be fair, independent and unknown to the attack, and the number of guesses must not depend
-    on them.
+    on the coins.
 
     Args:
         correct: Int, the number of right guesses.
@@ -262,7 +262,7 @@ def one_run_mu_lower_bound(correct, guesses, canaries, confidence=0.95):
 def _steinke(correct, guesses, canaries, epsilon, delta):
     """Returns an upper bound on the probability of at least `correct` right guesses.
 
-    It is the theorem of Steinke et al. 2023 for an (epsilon, delta)-private mechanism.
+    The bound is the theorem of Steinke et al. 2023 for an (epsilon, delta)-private mechanism.
     """
     rate = 1 / (1 + math.exp(-epsilon))
     tail = scipy.stats.binom.sf(correct - 1, guesses, rate)
@@ -274,16 +274,17 @@ def _steinke(correct, guesses, canaries, epsilon, delta):
 
 
 def _least_mass(needed, correct, guesses, canaries, tail):
-    """Returns the smallest possible sum of p_0, ..., p_r; above 1, the `tail` is impossible.
+    """Returns the smallest possible sum of p_0, ..., p_r. Above 1, `tail` is impossible.
 
     p_c is the probability of c right guesses, and `tail` an assumed probability of at least
     `correct` right guesses. The inequality of Mahloujifar et al. for the set T = {i, i+1, ...}
-    gives the smallest p_{i-1} that is possible with p_i, p_{i+1}, ...; the loop computes these from
-    i = `correct` down to 1. The sum is smallest if all of the tail is at `correct`.
+    gives the smallest p_{i-1} that is possible with p_i, p_{i+1}, ...; the loop computes these
+    values from i = `correct` down to 1. The sum is smallest if p_c for c = `correct` is the whole
+    tail.
 
     Args:
         needed: Function from the left-hand side of the inequality to the least argument of f with
-            which it holds.
+            which the inequality holds.
         correct: Int, the number of right guesses.
         guesses: Int, r.
         canaries: Int, m.

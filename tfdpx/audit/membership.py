@@ -2,8 +2,9 @@
 
 An attack gives each example, or each run, a score that is high for members of the training set. The
 module computes the AUC of the scores, the advantage, and the rate of true positives at a low rate
-of false positives. For one model, these measure the average leakage of its examples. They are no
-bound on epsilon, which needs many models that were trained with and without one example.
+of false positives. For a single model, these numbers measure the average leakage of its examples.
+They are no bound on epsilon. Such a bound needs many models that were trained with and without one
+example.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ confidence), true positives at false positives: -.
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:
     """Returns the loss of each example in inference mode.
 
-    `-losses` are the scores of the attack that takes examples with a low loss for members (Yeom et
-    al. 2018).
+    `-losses` are the scores of a simple attack: it guesses that examples with a low loss are
+    members (Yeom et al. 2018).
 
     Args:
         model: A compiled `keras.Model`.
@@ -127,7 +128,7 @@ def auc(members, non_members):
 def advantage(members, non_members):
     """Returns the rate of true positives minus the rate of false positives, at the best threshold.
 
-    With few scores it is too high, because the threshold was chosen to fit these scores.
+    With few scores the result is too high, because the threshold was chosen to fit these scores.
 
     Args:
         members: Float array [M], scores.

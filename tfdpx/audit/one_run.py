@@ -45,8 +45,8 @@ class OneRunReport:
         epsilon_lower_bound: Float. With the given confidence, the true epsilon is at least this.
         gdp_epsilon_lower_bound: Float, a tighter lower bound for a mechanism that is mu-GDP for
             some mu. It is valid for full batches, and an estimate for sampled batches.
-        delta: Float, for all three epsilons.
-        confidence: Float in (0, 1), of both lower bounds.
+        delta: Float, the delta of all three epsilons.
+        confidence: Float in (0, 1), the confidence of both lower bounds.
         membership: `MembershipReport` of the canaries' scores.
     """
 
@@ -93,7 +93,8 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
         epsilon: Float, the epsilon of the ledger.
         confidence: Float in (0, 1).
         guesses: Optional int in [2, m], chosen without the coins. With None, the function tries m,
-            m / 2, m / 4 and m / 8, and divides the probability of an error between them.
+            m / 2, m / 4 and m / 8, and divides the allowed probability of an error among these
+            four.
 
     Returns:
         `OneRunReport`.
@@ -152,7 +153,8 @@ class OneRunAudit(keras.callbacks.Callback):
     Guarantee: as for `one_run_epsilon_lower_bound`, if the coins are secret until the scores are
     computed. The attack is weak, so a low bound is no proof of privacy. Losses are measured when
     the first `fit` with this callback begins, and when the last one ends. A program that resumes a
-    training must use the same `seed`, and attacks only its part of the training.
+    training must use the same `seed`. Its audit attacks only the part of the training after the
+    resume.
 
     Args:
         x: Array [m, ...], or a nested structure of arrays: the canaries, with the shape of the
@@ -164,8 +166,9 @@ class OneRunAudit(keras.callbacks.Callback):
         seed: Optional int for the coins. With None the operating system draws them.
 
     Raises:
-        ValueError: If an argument is out of range. In `fit`, if the training data do not end with
-            the canaries. (Only data in memory are checked, for example arrays in `plan.batches`.)
+        ValueError: If an argument is out of range. Also in `fit`, if the training data do not end
+            with the canaries. (Only data in memory are checked, for example arrays in
+            `plan.batches`.)
 
     Example:
     >>> audit = OneRunAudit(9 * np.eye(40, dtype="float32"), np.arange(40) % 2, seed=1)

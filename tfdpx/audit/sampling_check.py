@@ -2,8 +2,9 @@
 
 Random sampling reduces the privacy loss, because an attacker does not know which examples a step
 has used. The accountants compute this reduction for Poisson sampling: in each step, an independent
-coin decides for each example. Batches of equal size from a permutation of the data are a different
-mechanism. It can be far less private at the same noise (Chua et al. 2024, arXiv:2403.17673).
+coin decides for each example whether it is drawn. Batches of equal size from a permutation of the
+data are a different mechanism. Such a mechanism can be far less private at the same noise (Chua et
+al. 2024, arXiv:2403.17673).
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def check_sampling(
 
     Run your input pipeline on the indices of examples in place of the examples, and pass the
     batches. The test compares three numbers with their distribution under Poisson sampling: the
-    number of all drawn examples, the variance of the batch sizes, and the variance of how often an
-    example is drawn. Batches of equal size fail the second comparison, and batches from a
-    permutation the third.
+    number of all drawn examples, the variance of the batch sizes, and the variance, over all
+    examples, of how often an example is drawn. Batches of equal size fail the second comparison,
+    and batches from a permutation the third.
 
     Guarantee: Poisson samples fail with a probability of about `1 - confidence`. (The two variances
     are compared with gamma distributions of the right mean and variance.) The test does not find
@@ -116,7 +117,7 @@ def check_sampling(
 
 
 def _ids(batch, count):
-    """Returns the indices of the examples in a batch without absent rows, an int64 array [n]."""
+    """Returns the indices in a batch, except those of absent rows, as an int64 array [n]."""
     parts = batch if isinstance(batch, (tuple, list)) else (batch,)
     ids = np.asarray(tf.nest.flatten(parts[0])[0])
     if len(parts) > 2 and parts[2] is not None:
@@ -136,8 +137,8 @@ def _spread(counts, coins, q):
 
     Args:
         counts: Int array [n], which should be samples of Binomial(coins, q).
-        coins: Int, the number of coins behind each count.
-        q: Float in (0, 1], the probability of each coin.
+        coins: Int, the number of coins that were tossed for each count.
+        q: Float in (0, 1], the probability that a coin adds 1 to its count.
     """
     variance = coins * q * (1 - q)
     if variance == 0:

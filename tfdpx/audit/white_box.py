@@ -1,10 +1,11 @@
 """The white-box audit of an optimizer: does its noise hide an example as well as the ledger claims?
 
-The attacker sees each noisy gradient, and chooses everything else. They use batches of canaries
-only, artificial examples with equal gradients that are much longer than the clip (Nasr et al. 2021,
-arXiv:2101.04535). Without noise, the clipped gradients of the canaries add up to a vector, called
-the pull. To guess whether the canaries were in the batch, the attacker projects the noisy gradient
-onto the direction of the pull, and compares the result with half of the length of the pull.
+The attacker sees each noisy gradient, and chooses everything else. The batches consist only of
+canaries: artificial examples with equal gradients, which are much longer than the clip (Nasr et al.
+2021, arXiv:2101.04535). Without noise, the clipped gradients of the canaries add up to a vector,
+called the pull. To guess whether the canaries were in the batch, the attacker projects the noisy
+gradient onto the direction of the pull, and compares the result with half of the length of the
+pull.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class OptimizerReport:
         epsilon: Float, the epsilon that the accountant computes for one update, if the batch surely
             contains the canary.
         epsilon_lower_bound: Float. With the given confidence, the true epsilon is at least this.
-        delta: Float, for both epsilons.
+        delta: Float, the delta of both epsilons.
         confidence: Float. A correct optimizer passes with at least this probability.
         noise_multiplier: Float, the optimizer's argument.
         noise_multiplier_upper_bound: Float. With the given confidence, the effective noise
             multiplier is at most this.
-        trials: Int, the number of updates with canaries, and also the number without.
+        trials: Int, the number of updates with canaries, and also the number of updates without
+            them.
         canaries: Int, the number of canaries in each update.
         problems: Tuple of strings, other faults that were found.
     """
@@ -106,14 +108,14 @@ def check_optimizer(
     noise, on canaries. No data are read. The user's model, optimizer and ledger do not change.
 
     With k canaries in a batch, a mu-GDP mechanism is k mu-GDP (Dong, Roth, Su 2022, Theorem 2.14).
-    So the attack bounds k mu, and divides by k. With more canaries for larger noise, the number of
-    updates does not have to grow.
+    So the attack gives a lower bound on k mu, which is divided by k. With more canaries for larger
+    noise, the number of updates does not have to grow.
 
     In addition to the attack, the function checks that the sum of clipped gradients follows Eq. 4
     of De et al. 2022 (arXiv:2204.13650), and that padding adds nothing. It checks that the noise of
     each variable has the right standard deviation, is different in each update, and is the same on
     all replicas. If the model has a single output of classes, the canaries have a large class
-    weight, which must not make them add more.
+    weight. This weight must not make a canary add more to the sum.
 
     Guarantee: a correct optimizer fails with probability at most `1 - confidence`. Passing does not
     prove privacy. The check does not cover how batches are sampled (see `check_sampling`), whether
@@ -130,7 +132,8 @@ def check_optimizer(
             model without known input shapes; only shapes and dtypes are read.
         delta: Optional float in (0, 1). Defaults to the delta of the optimizer's plan, or 1e-5.
         confidence: Float in (0, 1).
-        trials: Int, the number of updates with canaries, and also the number without.
+        trials: Int, the number of updates with canaries, and also the number of updates without
+            them.
         seconds: Float, the time limit in seconds, without compilation. If it allows fewer trials,
             the lower bound is lower.
 
@@ -244,9 +247,9 @@ def _trials(canaries, sigma, pull, trials, seconds):
         seconds: Float, the time limit.
 
     Returns:
-        The noisy sums projected onto the direction of the pull, two float arrays [n], with canaries
-        and without; the squared norms of the sums without canaries, a float array [n, variables];
-        and the largest difference between replicas, a float.
+        Four values: two float arrays [n], the projections of the noisy sums onto the direction of
+        the pull, with canaries and without; a float array [n, variables], the squared norms of the
+        sums without canaries; and a float, the largest difference between replicas.
     """
     norm = tf.linalg.global_norm(pull)
     direction = [tensor / tf.maximum(norm, 1e-12) for tensor in pull]

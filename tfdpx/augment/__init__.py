@@ -1,8 +1,8 @@
 """Augmentation multiplicity: each update uses K random views (augmented copies) of each example.
 
 An augmentation first draws the random choices for the whole batch, and then applies them to parts
-of the batch. The views therefore do not depend on `microbatch_size`, and are the same again for the
-same seed.
+of the batch. The views therefore do not depend on `microbatch_size`, and the same seed gives the
+same views.
 
 Reference: De et al. 2022 (arXiv:2204.13650), section 3.1.
 """

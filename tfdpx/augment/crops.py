@@ -19,9 +19,9 @@ from tfdpx.augment._draws import draw_below
 class RandomCropFlip:
     """Views by random crops of the mirror-padded image, and random horizontal flips.
 
-    A view is the image, shifted by up to `padding` pixels along each axis. Its border is filled by
-    reflection. With probability one half it is flipped left to right. This is the CIFAR-10
-    augmentation of De et al. 2022, appendix C.2.
+    A view is the image, shifted by up to `padding` pixels along each axis. Pixels from outside of
+    the image are filled by reflection. With probability one half the view is flipped left to right.
+    This is the CIFAR-10 augmentation of De et al. 2022, appendix C.2.
 
     Args:
         padding: Int, the number of pixels of mirror padding on each edge. It must be smaller than
@@ -91,15 +91,16 @@ class RandomCropFlip:
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class ResizeCropFlip:
-    """Views of photographs by random crops of the resized image, and random horizontal flips.
+    """Views of photographs by a resize, random crops, and random horizontal flips.
 
-    An image is first resized to `scale` times the height and width of a view, once for all of its
-    views. A view is a random crop of the resized image, flipped left to right with probability one
-    half. This is the ImageNet and Places-365 augmentation of De et al. 2022, appendix C.2. The
-    model must take images of `height` x `width`. For evaluation, resize images to this size.
+    An image is first resized to `scale` times the height and width of a view. All of its views use
+    this resized image. A view is a random crop of the resized image, flipped left to right with
+    probability one half. This is the ImageNet and Places-365 augmentation of De et al. 2022,
+    appendix C.2. The model must take images of `height` x `width`. For evaluation, resize images to
+    this size.
 
-    The resize equals `tf.image.resize(antialias=True)`, which is bilinear, in a form that XLA can
-    compile. Images that already have the larger size are not resized, so you can save time by
+    The resize gives the results of the bilinear `tf.image.resize(antialias=True)`, but XLA can
+    compile it. Images that already have the larger size are not resized, so you can save time by
     storing them in this size.
 
     Args:
@@ -220,6 +221,6 @@ def _resize(images, height, width):
 
 
 def _reflect(index, size):
-    """Returns indices in (-size, 2*size-1) mirrored into [0, size), without repeating the edge."""
+    """Mirrors indices in (-size, 2*size-1) into [0, size), without repeating the edge."""
     index = tf.abs(index)
     return tf.minimum(index, 2 * (size - 1) - index)

@@ -76,8 +76,8 @@ class CustomViews:
     """Calls a user's augmentation for each example separately.
 
     Args:
-        augment: The user's object, with methods `draw` and `apply`. They are called with batches of
-            one example.
+        augment: The user's object, with methods `draw` and `apply`. Both methods are called with
+            batches of one example.
         augmult: Int, K, the number of views of each example.
     """
 

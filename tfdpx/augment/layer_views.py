@@ -45,7 +45,7 @@ class LayerViews:
         self.__init__(**state)
 
     def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> tf.Tensor:
-        """Returns a random key for each view. The layer draws its choices from it in `apply`.
+        """Returns a random key for each view, from which the layer draws its choices in `apply`.
 
         Args:
             batch_size: Int or int tensor.

@@ -77,7 +77,7 @@ class MixViews:
         Returns:
             A pair. First, the choices of `augment` for the ordinary views. Second, an int32 tensor
             [batch_size, mixed_views, 3] for the mixtures: the indices of the two views, and the
-            index of the weight among the quantiles.
+            index of the weight among quantiles of the Beta distribution.
 
         Raises:
             ValueError: If there are fewer than two views to mix.

@@ -47,7 +47,8 @@ class AdaMix(Head):
     """Softmax regression on fixed features by noisy gradients, with the help of public examples.
 
     This is Algorithm 2 of the paper, for features with a norm near one. Let N be the number of all
-    examples, public and private, and let `G` be sums of gradients. The fit repeats `steps` times
+    examples, public and private, and let `G_public` and `G_private` be the sums of their gradients.
+    The fit repeats `steps` times
 
         w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_0)).
 
@@ -76,19 +77,20 @@ class AdaMix(Head):
             of 1 needs a smaller learning rate, for example 4.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
-        steps: Int, T, the number of gradients, instead of epsilon.
-        learning_rate: Float, for the mean of the gradients of all examples.
-        l2_regularization: Float > 0, lambda, which is added to sums. With the paper's 0.01 the
-            public gradients at the start are smaller, and so is the clip; use a larger learning
-            rate.
+        steps: Int, T, the number of gradients. Pass it instead of epsilon.
+        learning_rate: Float, the step size for the mean gradient of all examples.
+        l2_regularization: Float > 0, lambda, which is added to sums. With the paper's 0.01, the
+            public gradients at the start are smaller, and so is the clip. Then use a larger
+            learning rate.
         quantile: Float in (0, 1], the quantile of the norms of public gradients that becomes tau.
         projection: Int, the number of columns of U; None for no projection. It is reduced to
-            `num_classes - 1` if larger: the columns of `G_public` sum to zero, so another singular
-            vector would be only rounding.
+            `num_classes - 1` if larger: the columns of `G_public` sum to zero, so a further
+            singular vector would consist only of rounding errors.
         decay_to: "start" for the decay `lambda (w - w_0)`, or "zero" for `lambda w`.
         initial_weights: Public array `[d, num_classes]`, for example from
-            `tfdpx.models.zero_shot_head`. The search for w_0 begins there and is regularized
-            toward it. Without public examples it is w_0. None means zeros.
+            `tfdpx.models.zero_shot_head`. The search for w_0 begins at these weights and is
+            regularized toward them. Without public examples, w_0 equals these weights. None means
+            zeros.
 
     Attributes:
         steps: Int, T, available before `fit`.
@@ -157,8 +159,8 @@ class AdaMix(Head):
 
         Args:
             features: Private array `[n, d]`, or a finite `tf.data.Dataset` of batches
-                `(features, labels)` that yields every example once, in any order. A dataset is read
-                once and held in memory.
+                `(features, labels)` that yields every example exactly once, in any order. The
+                dataset is read a single time and held in memory.
             labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]` that sum to one in each
                 row. None with a dataset.
             public_data: Pair of arrays `(features, labels)`, or a dataset like `features`. It is
@@ -213,7 +215,7 @@ class AdaMix(Head):
         return self._public.minimum(self.l2_regularization, self._first)
 
     def _clip_and_subspace(self, kernel):
-        """Returns the clip, a float, and the subspace U, or None without a projection.
+        """Returns the clip, a float, and the subspace U (None without a projection).
 
         Both are computed only from public examples and from weights that are already private.
         """
@@ -286,10 +288,10 @@ class PublicSet:
     def minimum(self, l2_regularization: float, reference: np.ndarray) -> np.ndarray:
         """Returns the kernel that minimizes the regularized loss of the public examples.
 
-        The regularizer is `l2_regularization / 2 |kernel - reference|^2`. L-BFGS in float64 runs
-        until each entry of the gradient is at most 1e-6, or for 500 iterations. The difference of
-        the solution and `reference` is a linear combination of the rows of `x`, so the search is
-        only among these.
+        The regularizer is `l2_regularization / 2 |kernel - reference|^2`. L-BFGS in float64 stops
+        when each entry of the gradient is at most 1e-6, or after 500 iterations. The solution minus
+        `reference` is a linear combination of the rows of `x`. So only such combinations are
+        searched.
 
         Args:
             l2_regularization: Float > 0. Separable data would have no minimum without it.
@@ -374,7 +376,7 @@ class PublicSet:
 
 
 def _check_private(examples, public):
-    """Raises ValueError unless private examples have the public ones' width and valid labels."""
+    """Raises ValueError unless private examples have valid labels and the public dimension."""
     if public.x.shape[1] != examples.dimension:
         raise ValueError(
             "Arguments `features` and `public_data` must have the same width. Received: "

@@ -1,6 +1,7 @@
 """Holds features and labels in memory, yields them in chunks of float64, and clips them.
 
-A `tf.data.Dataset` is read once, so all passes of a head over the data see the same examples.
+A `tf.data.Dataset` is read a single time, so all passes of a head over the data see the same
+examples.
 
 Rounding: a head sums over all n examples in float64, b rows at a time. If the terms have norms of
 at most C, the rounding error of the sum is at most (b + n / b) 2^-53 n C, in any order of the terms
@@ -29,11 +30,11 @@ _OF_THE_SUM = 1e-4
 
 
 class FeatureSet:
-    """Checked features of examples, with their labels (which prediction does not need).
+    """The features of examples and, except for prediction, their labels. Both are checked.
 
     Args:
         features: Array `[n, d]`, for example a `np.memmap`. Or a finite `tf.data.Dataset` of
-            batches `(features, labels)` that yields every example once.
+            batches `(features, labels)` that yields every example exactly once.
         labels: Array of class numbers `[n]`, or of numbers in [0, 1] `[n, num_classes]`. None with
             a dataset, or for features without labels.
         num_classes: Int, the number of classes.
@@ -151,8 +152,9 @@ def clip_factors(norms: np.ndarray, l2_norm_clip: float | str) -> np.ndarray:
 
     Args:
         norms: float64 array `[n]`, the norms of the rows.
-        l2_norm_clip: Float; infinity does not clip. Or "automatic" for the automatic clipping of
-            `tfdpx.training.clipping.AutomaticClip`, after which a row has a norm of at most 1.
+        l2_norm_clip: Float; with infinity, no row is clipped. Or "automatic" for the automatic
+            clipping of `tfdpx.training.clipping.AutomaticClip`, after which a row has a norm of at
+            most 1.
 
     Returns:
         float64 array `[n]`.
@@ -168,7 +170,7 @@ def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
 
     Args:
         x: float64 array `[n, d]`.
-        l2_norm_clip: Float, the largest norm of a row; infinity does not clip.
+        l2_norm_clip: Float, the largest norm of a row; with infinity, no row is clipped.
     """
     x, norms = finite_rows(x)
     return x * clip_factors(norms, l2_norm_clip)[:, np.newaxis]
@@ -177,9 +179,9 @@ def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
 def first_positives(targets: np.ndarray, most: int) -> np.ndarray:
     """Returns targets with only the first labels of each example, and zeros for the others.
 
-    If the targets are zeros and ones, these are the first `most` ones. For soft labels, the labels
-    are used as long as their sum of squares is at most `most`; if they sum to one, all are used.
-    Each row then has a norm of at most sqrt(most), which bounds the sensitivity.
+    If the targets are zeros and ones, the first `most` ones remain. Soft labels remain as long as
+    the sum of their squares is at most `most`; if the labels of an example sum to one, all of them
+    remain. Each row then has a norm of at most sqrt(most), which bounds the sensitivity.
 
     Args:
         targets: Array `[n, num_classes]` of values in [0, 1].

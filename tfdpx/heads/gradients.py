@@ -69,8 +69,8 @@ def gradient_sum(
         l2_norm_clip: Float, or infinity for no clipping. Or "automatic", with a bound of 1 in the
             guarantee; see `clip_factors`.
         link: Function from logits to probabilities: the sigmoid or the softmax.
-        use_bias: Bool, whether the bias is trained. If not, there is no guarantee for its sum, so
-            do not use it.
+        use_bias: Bool, whether the bias is trained. If False, the sum for the bias has no guarantee
+            and must not be used.
 
     Returns:
         Two float64 arrays `[d, m]` and `[m]`.
@@ -93,9 +93,9 @@ class FirstOrder(Head):
     """Logistic regression by a Keras optimizer with `steps` noisy gradients of the full data.
 
     This is Algorithm 4 of "Differentially Private Image Classification from Features", where it is
-    the baseline. Each step clips the gradient of each example, for kernel and bias together, to
-    C = `l2_norm_clip`, sums the gradients, and adds noise of standard deviation sigma C to the sum
-    (Eq. 3; line 4 of the algorithm wrongly adds it to the mean). The optimizer receives the noisy
+    the baseline. Each step clips the gradient of each example, for kernel and bias together, to C =
+    `l2_norm_clip`, sums the gradients, and adds noise of standard deviation sigma C to the sum (Eq.
+    3; line 4 of the algorithm wrongly adds the noise to the mean). The optimizer receives the noisy
     sum divided by the number of examples.
 
     Guarantee: the fit is (epsilon, delta)-differentially private for adding or removing one
@@ -107,11 +107,11 @@ class FirstOrder(Head):
         delta: Float in (0, 1).
         steps: Int, the number of gradients.
         optimizer: "adam", "sgd" or "momentum", which is SGD with a momentum of 0.9.
-        learning_rate: Float, of the optimizer.
+        learning_rate: Float, the learning rate of the optimizer.
         l2_regularization: Float, lambda; `lambda / 2 |kernel|^2` is added to the mean loss.
         initial_bias: Float, the bias of each class at the start.
-        average: Bool, whether the result is the mean of the weights after all steps instead of
-            the last weights.
+        average: Bool. If True, the result is the mean of the weights over all steps, instead of the
+            weights after the last step.
         noise_multiplier: Float, sigma, instead of epsilon.
         l2_norm_clip: Float, C, the largest norm of an example's gradient.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".

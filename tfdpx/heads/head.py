@@ -76,9 +76,9 @@ class Head(abc.ABC):
     """The base class of private linear classifiers on fixed features.
 
     Each head is a composition of Gaussian mechanisms on the full data. A subclass is one algorithm,
-    and a dataclass: its fields are its arguments, and `_checks` has a function for each name that
-    checks the argument. The subclass declares its releases (`_releases`, `_sizes`) and computes the
-    weights from them (`_fit`).
+    and a dataclass: its fields are its arguments, and `_checks` has a function for each argument
+    that checks its value. The subclass declares its releases (`_releases`, `_sizes`) and computes
+    the weights from them (`_fit`).
 
     Args:
         num_classes: Int, the number of classes.
@@ -200,8 +200,9 @@ class Head(abc.ABC):
 
         Args:
             features: Array `[n, d]`, or a finite `tf.data.Dataset` of batches `(features, labels)`
-                that yields every example once, in any order. A dataset is read once and held in
-                memory. For features that are larger than memory, pass a `np.memmap`.
+                that yields every example exactly once, in any order. The dataset is read a single
+                time and held in memory. For features that are larger than memory, pass a
+                `np.memmap`.
             labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]`, for example soft
                 labels, or zeros and ones if an example has several classes. None with a dataset.
 
@@ -255,7 +256,7 @@ class Head(abc.ABC):
         )
 
     def predict(self, features: ArrayLike | tf.data.Dataset) -> np.ndarray:
-        """Returns the scores of all classes; the predicted class is the one with the largest.
+        """Returns the scores of all classes. The class with the largest score is the prediction.
 
         Args:
             features: Array `[n, d]` or a `tf.data.Dataset` of batches, with or without labels.
@@ -278,8 +279,8 @@ class Head(abc.ABC):
             labels: As for `fit`.
 
         Returns:
-            Dict with "accuracy": the share of examples with a predicted class that is one of their
-            classes. For soft labels, it is the mean label of the predicted class.
+            Dict with "accuracy": the share of examples whose predicted class is one of their true
+            classes. For soft labels, this is the mean label of the predicted class.
 
         Raises:
             ValueError: If the head is not fitted, or features or labels do not match it.

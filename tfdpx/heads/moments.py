@@ -46,7 +46,7 @@ class LeastSquares(Head):
     """Least-squares regression of the labels, in closed form, from noisy second moments.
 
     This is Algorithm 2 of "Differentially Private Image Classification from Features". The features
-    x_i are clipped to C = `l2_norm_clip`. With noise multiplier sigma for each, the head releases
+    x_i are clipped to C = `l2_norm_clip`. The head releases, each with noise multiplier sigma,
 
         G = sum_i x_i x_i^T,   A_j = sum_{i in j} x_i x_i^T,   b_j = sum_{i in j} x_i,
 
@@ -135,12 +135,12 @@ class FeatureCovariance(Head):
     `positive_solver` raises its eigenvalues.
 
     The weights start at zero. The bias of each class stays at `initial_bias`, because Algorithm 3
-    does not train one. To learn a bias, add a constant feature
+    does not train the bias. To learn a bias, add a constant feature
     (`tfdpx.layers.UnitNormWithConstant`).
 
-    Two arguments are not in the paper. `covariance_share` gives G another part of the budget. With
-    `start="least_squares"` the weights start at the solution of Algorithm 2, times `start_scale`;
-    this needs two more releases and uses the same G.
+    Two arguments are not in the paper. `covariance_share` sets the part of the budget that G gets.
+    With `start="least_squares"` the weights start at the solution of Algorithm 2, times
+    `start_scale`. That solution uses the same G and needs two more releases.
 
     Args:
         num_classes: Int, the number of classes.
@@ -156,8 +156,8 @@ class FeatureCovariance(Head):
         alpha: Float, as for `LeastSquares`. Only for `start="least_squares"`.
         start_scale: Float, the factor of the least-squares solution at the start.
         initial_bias: Float, the bias of each class.
-        noise_multiplier: Float, instead of epsilon: the noise multiplier of each release if all
-            had the same.
+        noise_multiplier: Float, instead of epsilon: the noise multiplier that each release would
+            have if all had the same one.
         l2_norm_clip: Float, C_g, the largest norm of an example's gradient.
         feature_norm_clip: Float, C_G, the largest norm of an example's features in G. None means
             `l2_norm_clip`.
@@ -373,13 +373,13 @@ def solve_classes(
     max_positives: int,
     ridge_of: Callable[[np.ndarray], float],
 ) -> np.ndarray:
-    """Releases the moments A_j and b_j of each class, and solves for its weights.
+    """Releases the moments A_j and b_j of each class, and computes the class's weights from them.
 
     The weights of class j are the solution of `(A_j + shared + ridge I) theta_j = b_j`; see
     `LeastSquares`.
 
-    Guarantee: this makes two Gaussian mechanisms for adding or removing one example. All A_j
-    together have the sensitivity `sqrt(max_positives) l2_norm_clip^2`, and all b_j together
+    Guarantee: the function applies two Gaussian mechanisms, for adding or removing one example. All
+    A_j together have the sensitivity `sqrt(max_positives) l2_norm_clip^2`, and all b_j together
     `sqrt(max_positives) l2_norm_clip`.
 
     Args:
@@ -389,7 +389,7 @@ def solve_classes(
         num_classes: Int, m.
         l2_norm_clip: Float, the largest norm of an example's features.
         max_positives: Int, the number of labels of an example that count; see `first_positives`.
-        ridge_of: Function from a noisy matrix to the ridge that is added.
+        ridge_of: Function from a noisy matrix to the ridge that is added to it.
 
     Returns:
         float64 array `[d, m]`.
@@ -417,7 +417,7 @@ def _class_sums(x, places, weights, l2_norm_clip):
         x: Array `[n, d]`, the features of all examples.
         places: Int array [k], the indices of the examples to sum over.
         weights: Float array [k], the weight of each of them.
-        l2_norm_clip: Float, to which features are clipped first.
+        l2_norm_clip: Float, the norm to which features are clipped first.
     """
     moment, total = np.zeros([x.shape[1]] * 2), np.zeros(x.shape[1])
     for start in range(0, len(places), ROWS):
@@ -438,13 +438,14 @@ def positive_solver(matrix: np.ndarray, ridge: float) -> Callable[[np.ndarray], 
     """Returns a function that solves `(matrix + ridge I) x = right` for a noisy matrix.
 
     Without noise, no eigenvalue of `matrix + ridge I` would be below the ridge. If the noise has
-    made one smaller than an eighth of the ridge, all eigenvalues below the ridge are set to the
-    ridge. The result is the nearest matrix, in the Frobenius norm, that is possible without noise.
-    The condition number is therefore at most 8 times the largest eigenvalue, divided by the ridge.
-    This is post-processing: it reads only the noisy matrix and the public scale of its noise.
+    made an eigenvalue smaller than an eighth of the ridge, all eigenvalues below the ridge are set
+    to the ridge. The result is the nearest matrix, in the Frobenius norm, that is possible without
+    noise. The condition number is therefore at most 8 times the ratio of the largest eigenvalue to
+    the ridge. This is post-processing: it reads only the noisy matrix and the public scale of its
+    noise.
 
-    A Cholesky decomposition tests whether an eigenvalue is too small, which takes a tenth of the
-    time of computing the eigenvalues.
+    A Cholesky decomposition tests whether an eigenvalue is too small. This test is ten times as
+    fast as computing the eigenvalues.
 
     Args:
         matrix: float64 array `[d, d]`, symmetric.
@@ -467,17 +468,18 @@ def positive_solver(matrix: np.ndarray, ridge: float) -> Callable[[np.ndarray], 
 def ridge(
     matrix: np.ndarray, regularization: float | None, noise_multiplier: float, sensitivity: float
 ) -> float:
-    """Returns the ridge of a linear system, the multiple of the identity that is added.
+    """Returns the ridge of a linear system: the number r in `matrix + r I`.
 
     By default it is a quarter larger than the spectral norm of the noise. With a standard deviation
     of s on the diagonal and s / sqrt(2) in all other entries, this norm is about sqrt(2 d) s.
 
     Args:
         matrix: float64 array `[d, d]`, the noisy matrix.
-        regularization: Float, the ridge that the user chose, which is used if it is not tiny. None
-            for the default, which is at least a millionth of the mean eigenvalue.
+        regularization: Float, the ridge that the user chose; a tiny one is raised to 1e-9 of the
+            mean eigenvalue. None gives the default, which is at least a millionth of the mean
+            eigenvalue.
         noise_multiplier: Float, s divided by the sensitivity.
-        sensitivity: Float, of the matrix; infinite without privacy.
+        sensitivity: Float, the sensitivity of the matrix; infinite without privacy.
     """
     least = 1e-9 * max(float(np.trace(matrix)) / len(matrix), 1e-9)
     if regularization is not None:

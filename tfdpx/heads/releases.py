@@ -1,4 +1,4 @@
-"""Adds noise to the statistics of a head, and counts them.
+"""Adds noise to the statistics of a head, and counts these releases.
 
 A head declares in advance how often it releases each statistic, and at which noise multiplier. Any
 further release raises an error, so every release is paid for from the privacy budget.
@@ -24,10 +24,10 @@ from tfdpx.accounting.ledger import RELEASE, Entry, Ledger
 class Releases:
     """Makes and counts the Gaussian releases of one fit.
 
-    Guarantee: each release is a Gaussian mechanism for adding or removing one example, given all
-    earlier releases. The caller must pass a valid `sensitivity`: one example changes the value, or
-    all parts of it together, by at most this much in l2 norm. `ledger` has the cost of all
-    releases.
+    Guarantee: each release is a Gaussian mechanism for adding or removing one example, even if
+    `value` depends on the results of earlier releases. The caller must pass a valid `sensitivity`:
+    one example changes the value, or all parts of it together, by at most this much in l2 norm.
+    `ledger` has the cost of all releases.
 
     Args:
         planned: Dict from the name of a statistic to `(noise_multiplier, times)`, where `times` is
@@ -128,7 +128,7 @@ class Releases:
 
 @functools.lru_cache(maxsize=64)
 def _drawing(shape):
-    """Returns a `tf.function` that draws noise of a shape; the eager operations would be slow."""
+    """Returns a `tf.function` that draws noise of a shape. Eager operations would be slow."""
 
     def draw(seed, index):
         return noise.normal(shape, noise.fold_in(seed, index), 1.0)
@@ -141,7 +141,8 @@ def check_tail(
 ) -> None:
     """Raises ValueError if delta is too small for noise that has a largest value.
 
-    The reserved share of delta must cover the effect; see `tfdpx.accounting.gaussian.added_delta`.
+    The reserved share of delta must cover the effect of this limit; see
+    `tfdpx.accounting.gaussian.added_delta`.
 
     Args:
         planned: As for `Releases`.
