@@ -1,4 +1,4 @@
-"""Layers that keep examples separate: group normalization, SkipInit, unit norm and whitening."""
+"""Layers that never mix examples: group normalization, SkipInit, unit norm and whitening."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class GroupNorm(keras.layers.GroupNormalization):
 
     The layer normalizes each example over all positions and over the channels of a group, so the
     output of an example does not depend on other examples. Under differential privacy it replaces
-    batch normalization. It differs from `keras.layers.GroupNormalization` only in the default of
-    `groups`, which is 32 in Keras, and in an error that lists the possible numbers of groups.
+    batch normalization. There are two differences to `keras.layers.GroupNormalization`: in Keras,
+    the default of `groups` is 32, and the error for a wrong number does not list possible numbers.
 
     Args:
         groups: Integer, the number of groups, which must divide the number of channels. -1 means
@@ -33,10 +33,10 @@ class GroupNorm(keras.layers.GroupNormalization):
         **kwargs: Arguments of `keras.layers.GroupNormalization`: `axis`, `epsilon`, `center`,
             `scale`, initializers, regularizers, constraints, `name`, `dtype`.
 
-    Input and output shape: `[batch, ..., channels]`, or the channels at `axis`.
+    Input and output shape: `[batch, ..., channels]`. With `axis`, the channels are at this axis.
 
     Raises:
-        ValueError: When built, if `groups` does not divide the channels.
+        ValueError: When built, if `groups` does not divide the number of channels.
 
     Example:
     >>> images = np.random.default_rng(0).normal(size=(2, 8, 8, 32))
@@ -47,15 +47,15 @@ class GroupNorm(keras.layers.GroupNormalization):
 
     References:
         - [Wu & He, 2018](https://arxiv.org/abs/1803.08494).
-        - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1 and appendix C.1, for
-          the 16 groups.
+        - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1 and appendix C.1, who
+          use 16 groups.
     """
 
     def __init__(self, groups: int = 16, **kwargs: Any) -> None:
         super().__init__(groups=groups, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        """Creates `gamma` and `beta` after checking that `groups` divides the channels."""
+        """Checks that `groups` divides the number of channels, and creates `gamma` and `beta`."""
         channels = input_shape[self.axis]
         if channels is not None and self.groups != -1:
             divisors = [groups for groups in range(1, channels + 1) if channels % groups == 0]
@@ -73,10 +73,10 @@ class SkipInit(keras.layers.Layer):
     training, and trains without normalization. The layer keeps examples separate.
 
     Args:
-        scale: Float, a constant factor in addition to the trainable one, for example the `alpha` of
-            Brock et al. (2021a).
-        initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) use ones
-            for NF-ResNets that are trained privately from scratch.
+        scale: Float, a constant factor in addition to the trainable factor, for example the
+            `alpha` of Brock et al. (2021a).
+        initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) initialize
+            with ones if they train NF-ResNets privately from scratch.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
     Input shape: any. The output has the same shape.
@@ -91,16 +91,16 @@ class SkipInit(keras.layers.Layer):
         self.initializer = keras.initializers.get(initializer)
 
     def build(self, input_shape: Any) -> None:
-        """Creates `gain`."""
+        """Creates the scalar weight `gain`."""
         del input_shape
         self.gain = self.add_weight(name="gain", shape=(), initializer=self.initializer)
 
     def call(self, inputs: Any) -> Any:
-        """Returns `inputs`, multiplied by the constant and the trainable factor."""
+        """Returns `inputs` multiplied by `scale` and `gain`."""
         return inputs * (self.scale * self.gain)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the input."""
+        """Returns the output shape, which is the input shape."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -113,8 +113,8 @@ class SkipInit(keras.layers.Layer):
 class SkipInitRule(Rule):
     """The rule for per-example gradients of `SkipInit`.
 
-    The gradient of `gain` is `scale` times the inner product of the inputs and the output
-    gradients of an example.
+    For each example, the gradient of `gain` is the inner product of the inputs and the output
+    gradients, times `scale`.
     """
 
     def per_example_gradients(self):
@@ -132,22 +132,23 @@ class UnitNormWithConstant(keras.layers.Layer):
     constant takes the place of a bias. Features `x` of norm one have two advantages in private
     training:
 
-    - The gradient of the cross-entropy with respect to the kernel is `x (p - y)^T`, with a norm of
-      at most `sqrt(2)`. With `l2_norm_clip=math.sqrt(2)` no gradient is shortened.
-    - If the noise on each weight has the standard deviation `s`, the noise on each logit has it,
-      too, for any number of features.
+    - The gradient of the cross-entropy with respect to the kernel is `x (p - y)^T`, where `p` are
+      the predicted probabilities and `y` the one-hot class. Its norm is at most `sqrt(2)`, so
+      `l2_norm_clip=math.sqrt(2)` does not change any gradient.
+    - If the noise on each weight has the standard deviation `s`, the noise on each logit also has
+      the standard deviation `s`, for any number of features.
 
     If all features of an example are zero, its output is zeros and a one. The layer keeps examples
     separate and has no weights.
 
     Args:
-        constant: Positive number, which is appended to features of norm one.
+        constant: Positive number to append to the features after they are scaled to norm one.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
     Input shape: `[batch, ...]`, where all sizes except the batch size are fixed.
     Output shape: `[batch, features + 1]`, because the layer flattens its input. The layer computes
-    in float32 (in float64 if its `dtype` is float64), and returns the compute dtype. The norms are
-    one up to rounding in this dtype.
+    in float32 (in float64 if its `dtype` is float64), and casts the result to its compute dtype.
+    The norm of each example is one, up to rounding in this dtype.
 
     Raises:
         ValueError: If `constant` is not a positive number, or if a size of the input is not fixed
@@ -167,7 +168,7 @@ class UnitNormWithConstant(keras.layers.Layer):
         self.constant = float(constant)
 
     def call(self, inputs: Any) -> Any:
-        """Returns the features and the constant at norm one, `[batch, features + 1]`."""
+        """Returns the features and the constant, scaled to norm one, `[batch, features + 1]`."""
         num_features = self.compute_output_shape(inputs.shape)[-1] - 1
         rows = ops.reshape(inputs, (-1, num_features))
         rows = ops.cast(rows, keras.backend.result_type(self.compute_dtype, "float32"))
@@ -176,7 +177,7 @@ class UnitNormWithConstant(keras.layers.Layer):
         return ops.cast(rows, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns `(batch, features + 1)`."""
+        """Returns the output shape, `(batch, features + 1)`."""
         _check_sizes(self, input_shape)
         return (input_shape[0], math.prod(input_shape[1:]) + 1)
 
@@ -195,7 +196,7 @@ def _check_sizes(layer, input_shape):
 
 
 def _unit(rows):
-    """Returns `rows` [batch, features], each divided by its norm; rows of zeros do not change."""
+    """Divides each of `rows` [batch, features] by its norm. Rows of zeros do not change."""
     # First divide by the largest entry, so that squares neither overflow nor underflow. The result
     # does not depend on this factor, so no gradient needs to pass through it.
     largest = ops.max(ops.abs(rows), axis=-1, keepdims=True)
@@ -220,25 +221,25 @@ class ChannelWhitening(keras.layers.Layer):
     `outputs = (inputs - mean) @ V (D + regularization * mean(D))^exponent V^T`
 
     `mean` has an entry for each feature (each channel at each position). `V D V^T` is the
-    covariance of the channels, over all images and positions. With the exponent -0.5 this is ZCA
-    whitening. It helps linear classifiers on fixed features: a small privacy budget allows only a
-    few steps of gradient descent, and these make more progress if the features have about the same
-    variance in all directions.
+    covariance matrix of the channels, over all images and positions. With the exponent -0.5, the
+    layer does ZCA whitening. Whitening helps linear classifiers on fixed features: a small privacy
+    budget allows only a few steps of gradient descent, which make more progress if the features
+    have about the same variance in all directions.
 
-    Call `adapt` before training to compute the statistics. They are stored in the model without
-    noise, so statistics of private data would break the guarantee. `adapt` therefore accepts
-    generated images (`tfdpx.synthetic`), and other images only if you declare them public. The
-    layer keeps examples separate, and none of its weights is trainable.
+    Call `adapt` before training to compute the statistics. The model stores them without noise, so
+    statistics of private data would break the guarantee. `adapt` therefore accepts generated images
+    (`tfdpx.synthetic`), and other images only if you declare them public. The layer keeps examples
+    separate and has no trainable weights.
 
     Args:
-        regularization: Positive number. This multiple of the mean eigenvalue is added to the
-            eigenvalues `D`, so that directions with little variance are not amplified too much.
+        regularization: Positive number. The layer adds this multiple of the mean eigenvalue to all
+            eigenvalues `D`, which limits how much it amplifies directions with little variance.
         exponent: Number from -1 to 0. -0.5 whitens, and 0 only subtracts the mean.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
     Input shape: `[batch, ..., channels]`, where all sizes except the batch size are fixed. The
-    output has the same shape. Statistics and computations are in float32, also under mixed
-    precision, or in float64 if the layer's `dtype` is float64.
+    output has the same shape. Statistics and computations are in float32, even under mixed
+    precision. If the layer's `dtype` is float64, they are in float64.
 
     Raises:
         ValueError: If an argument is invalid, if a size of the input is not fixed (except for the
@@ -254,10 +255,10 @@ class ChannelWhitening(keras.layers.Layer):
     True
 
     References:
-        - [Coates, Ng & Lee, 2011](https://proceedings.mlr.press/v15/coates11a.html), for the effect
-          of whitening on fixed features with a linear classifier.
+        - [Coates, Ng & Lee, 2011](https://proceedings.mlr.press/v15/coates11a.html), who measure
+          the effect of whitening on a linear classifier with fixed features.
         - [Tramer & Boneh, 2021](https://arxiv.org/abs/2011.11660), who normalize scattering
-          features with noisy statistics of the private data, which costs a part of the budget.
+          features with noisy statistics of the private data. This costs a part of the budget.
     """
 
     def __init__(self, regularization: float = 0.03, exponent: float = -0.5, **kwargs: Any) -> None:
@@ -289,19 +290,20 @@ class ChannelWhitening(keras.layers.Layer):
         public: bool = False,
         batch_size: int = 64,
     ) -> None:
-        """Computes the statistics in float64, in place of earlier ones.
+        """Computes the statistics in float64. They replace those of an earlier call.
 
         Args:
-            source: A generator of `tfdpx.synthetic`. With `public=True`, also a generator of a
-                class that you wrote, an array of images `[n, ...]`, or a `tf.data.Dataset` of
-                batches of images `[n, ...]`.
+            source: A generator of `tfdpx.synthetic`. With `public=True`, it may also be a generator
+                of a class that you wrote, an array of images `[n, ...]`, or a `tf.data.Dataset`
+                that yields batches of images `[n, ...]`.
             num_images: Positive int, the largest number of images to use. Defaults to 1,500 for
                 a generator, and to all images otherwise.
-            features: Optional layer, model or function from a batch of images to features
-                `[n, ..., channels]`, the inputs of this layer. Defaults to the images themselves.
-                If it was trained on private data, that training must have been private.
+            features: Optional layer, model or function that computes this layer's inputs,
+                `[n, ..., channels]`, from a batch of images. By default, the images themselves are
+                the inputs. A model that was trained on private data must have been trained
+                privately.
             public: Bool. True declares that `source` contains no private data.
-            batch_size: Positive int, the number of images in a call of `features`.
+            batch_size: Positive int, the number of images that `features` is called with.
 
         Raises:
             ValueError: If `source` may be private, if an argument is invalid, or if the features
@@ -343,7 +345,7 @@ class ChannelWhitening(keras.layers.Layer):
         return ops.cast(ops.matmul(centered, self.matrix), self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the input."""
+        """Returns the output shape, which is the input shape."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -365,7 +367,7 @@ class ChannelWhitening(keras.layers.Layer):
 
 
 def _checked_source(source, public):
-    """Returns the source of images; raises ValueError if it may contain private data."""
+    """Returns the source of images. Raises ValueError if it may contain private data."""
     if public:
         return source
     if type(source) not in (synthetic.DeadLeaves, synthetic.Strokes):

@@ -29,32 +29,33 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
     - `"norm"`: scales and offsets of all layers with "Norm" in the name of their class. Batch
       normalization is still frozen, and uses the statistics of its pre-training.
     - `"lora"`: a product of two low-rank matrices is added to each kernel of the queries and values
-      in attention, and only these matrices train. If no layer has a name like "query" or "value",
-      every `Dense` and `EinsumDense` gets them. If any layer has LoRA already, no other layer gets
-      it, and its rank does not change. For other layers, such as an `Embedding`, first call
-      `layer.enable_lora(rank)`.
+      in attention, and only the low-rank matrices train. If no layer has a name like "query" or
+      "value", every `Dense` and `EinsumDense` layer gets such matrices. If any layer has LoRA
+      already, no other layer gets LoRA, and `rank` is ignored. For other layers, such as an
+      `Embedding`, first call `layer.enable_lora(rank)`.
 
-    In all four cases the last layer is trained, too. It is the last layer with weights before the
-    output, usually the new head; in a subclassed model, the last one that the constructor made. If
-    the last layer is, or contains, an `Embedding`, this embedding is not trained, because language
-    models also use it as their first layer. There is one exception: `"last"` trains an `Embedding`
-    that is itself the last layer.
+    In all four cases the last layer is trained, too. This is the last layer with weights before the
+    output, usually the new head. In a subclassed model, it is the last layer with weights that the
+    constructor made. If the last layer is, or contains, an `Embedding`, this embedding is not
+    trained, because language models also use it as their first layer. There is one exception:
+    `"last"` trains an `Embedding` that is itself the last layer.
 
-    Call this function before `compile`: as in Keras, it does not change the training of a model
-    that is compiled already. Keras saves which layers are trainable, but not which weights of a
-    layer, so call it again on a loaded model.
+    Call this function before `compile`. As in Keras, the function does not change the training of
+    a model that is already compiled. Keras saves which layers are trainable, but not which weights
+    of a layer are, so call the function again on a loaded model.
 
     Args:
-        model: A built `keras.Model`, which is changed. Earlier values of `trainable` do not matter.
+        model: A built `keras.Model`. The function changes it, and ignores earlier values of
+            `trainable`.
         what: `"last"`, `"bias"`, `"norm"` or `"lora"`.
-        rank: Positive integer, the rank for `"lora"`.
+        rank: Positive integer, the rank of the matrices for `"lora"`.
 
     Returns:
         Int, the number of trainable weights (scalars).
 
     Raises:
-        ValueError: If the model is not built or has no such weights, its last layer is quantized,
-            or an argument is invalid.
+        ValueError: If the model is not built, if it has no weights of the chosen kind, if its last
+            layer is quantized, or if an argument is invalid.
     """
     check_choice("what", what, WHAT)
     check_positive_integer("rank", rank, " Use 8.")
@@ -79,7 +80,7 @@ def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
 
     Args:
         model: A built `keras.Model`.
-        variables: Iterable of `keras.Variable`, the weights of the model to train.
+        variables: Iterable of the `keras.Variable`s of the model that stay trainable.
     """
     chosen = {id(v) for v in variables}
     # Outer layers come first, because Keras passes their `trainable` on to all inner layers.
@@ -93,7 +94,7 @@ def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
 def last_layer(model: keras.Model) -> keras.layers.Layer:
     """Returns the last layer with weights in a model.
 
-    If this is a model itself, the function returns the last layer with weights of that model.
+    If that layer is itself a model, the search goes on inside it.
 
     Args:
         model: A built `keras.Model`.
@@ -110,7 +111,7 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
 
 
 def _of_head(head):
-    """Returns the variables to train in the last layer, without those of an `Embedding` inside."""
+    """Returns the variables to train in the last layer, except those of an `Embedding` in it."""
     if getattr(head, "quantization_mode", None) not in (None, "float8") and not lora.factors(head):
         raise ValueError(
             f"Argument `model` ends with the quantized layer {head.name!r}, and its kernel cannot "
@@ -124,7 +125,7 @@ def _of_head(head):
 
 
 def _chosen(model, head, what, rank):
-    """Returns the variables to train in layers before the last one, a dict by `id`.
+    """Returns a dict from ids to variables, the variables to train in layers before the last one.
 
     Args:
         model: A built `keras.Model`.

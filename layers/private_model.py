@@ -59,11 +59,12 @@ def make_private_model(
 
     The copy has the same loss and metrics, and the private variant of the optimizer. For example,
     `tfdpx.DPAdam` replaces `keras.optimizers.Adam` and has the same arguments. Train the copy by
-    `model.fit(x, y, epochs=math.ceil(plan.epochs))`. The weights must be new or public: weights
-    that were trained on the private data before reveal these data already.
+    `model.fit(x, y, epochs=math.ceil(plan.epochs))`. The weights must be new or public. Weights
+    that were trained on the private data before already reveal these data.
 
-    With noise, other networks train best than without. The function therefore changes the copy, and
-    prints the name of each change. `without` takes the names of changes that you do not want.
+    The networks that train best with noise are not those that train best without it. The function
+    therefore changes the copy, and prints the name of each change. Pass the names of changes that
+    you do not want in `without`.
 
     - `"group_norm"`: each `BatchNormalization` becomes a `GroupNorm`
       (`tfdpx.layers.replace_batch_norm`).
@@ -72,30 +73,31 @@ def make_private_model(
 
     - `"pool"`: instead of averaging the last feature map over all positions, the network averages
       it over 3 x 3 regions.
-    - `"tanh"`: tanh replaces ReLU, in a network without normalization.
+    - `"tanh"`: tanh replaces ReLU if the network has no normalization.
 
     docs/own_code.md shows how much each change improves the accuracy. If there is nothing to
-    change, the model itself is compiled again and returned. Arguments that are left out get the
-    values that `tfdpx.suggest` suggests, and its outlook is printed. The moving average of the
-    weights is used (`use_ema=True`), unless you pass `use_ema=False`.
+    change, the model itself is compiled again and returned. For arguments that you leave out, the
+    function uses the values from `tfdpx.suggest`, and prints the outlook for them (in the example,
+    the line that begins with "Good"). The moving average of the weights is used (`use_ema=True`),
+    unless you pass `use_ema=False`.
 
-    Guarantee: as for `tfdpx.PrivacyPlan`.
+    Guarantee: the same as for `tfdpx.PrivacyPlan`.
 
     Args:
         model: A compiled `keras.Model`. Only a Functional or Sequential model that is built can be
             changed.
-        num_examples: Int. Number of private examples, which is public.
+        num_examples: Int. Number of private examples. The guarantee does not hide this number.
         delta: Float in (0, 1), well below 1/num_examples.
         epsilon: Float. The privacy budget, from which the noise is computed.
         noise_multiplier: Float, instead of `epsilon`.
-        epochs: Float. How often an example is drawn on average.
+        epochs: Float. How many times each example is drawn, on average.
         steps: Int. Number of model updates, instead of `epochs`.
         batch_size: Int. Expected number of examples per update.
         l2_norm_clip: As for `tfdpx.DPSGD`, the norm to which gradients are clipped.
         learning_rate: Optional float or schedule. By default, `tfdpx.suggest` suggests a rate for
-            SGD, Adam and AdamW, unless the optimizer of `model` has a schedule. Other optimizers
-            and schedules do not change. Gradients are divided by `l2_norm_clip`, so a learning rate
-            of ordinary training is seldom right.
+            SGD, Adam and AdamW. A schedule, or the rate of another optimizer, is taken from
+            `model`. Gradients are divided by `l2_norm_clip`, so a learning rate for ordinary
+            training is seldom right.
         accountant: As for `tfdpx.PrivacyPlan`.
         groups: As for `tfdpx.layers.replace_batch_norm`.
         without: Strings, the names of changes to leave out.
@@ -159,13 +161,13 @@ def make_private_model(
 
 
 def _reset_metric(metric):
-    """Returns a new metric with the same arguments; a name or a function is returned as it is."""
+    """Returns a new metric with the same arguments. A name or a function is returned unchanged."""
     is_object = isinstance(metric, keras.metrics.Metric)
     return type(metric).from_config(metric.get_config()) if is_object else metric
 
 
 def _changes_of(model):
-    """Returns a list of names, the changes that are possible and useful for a model."""
+    """Returns a list with the names of the changes that are possible and useful for a model."""
     layers = layer_internals.flatten_layers(model)
     names = ["group_norm"] if batch_norms(model) else []
     is_frozen = any(layer_internals.own_weights(x) and not x.trainable for x in layers)
@@ -199,8 +201,8 @@ def _pool_of(model):
     """Returns the global average pooling before a model's dense last layer.
 
     Returns:
-        The layer. None if there is none, or if it cannot be replaced, for example because another
-        layer also reads its output.
+        The pooling layer. None if there is no such layer or if it cannot be replaced, for example
+        because two layers read its output.
     """
     tensor, head = model.outputs[0], None
     while True:
@@ -222,11 +224,11 @@ def _private_optimizer(model, twin, learning_rate, plan, l2_norm_clip, arguments
 
     Args:
         model: The user's compiled `keras.Model`.
-        twin: The model to train, a changed copy or `model` itself.
+        twin: The model that will be trained, which is a changed copy or `model` itself.
         learning_rate: As for `make_private_model`.
         plan: A `tfdpx.PrivacyPlan`.
         l2_norm_clip: As for `make_private_model`.
-        arguments: Dict of more arguments of the private optimizer.
+        arguments: Dict of further arguments for the private optimizer.
     """
     inner = model_internals.innermost(model.optimizer)
     if hasattr(inner, "private_train_step"):
@@ -265,24 +267,25 @@ def _private_optimizer(model, twin, learning_rate, plan, l2_norm_clip, arguments
 def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
     """Returns a clone of a model with a `GroupNorm` in place of each `BatchNormalization`.
 
-    Batch normalization computes statistics over the examples of a batch. A single example then has
-    no gradient that depends only on this example, so DP-SGD is impossible. The `GroupNorm` has the
-    same name, `axis`, `epsilon`, `center`, `scale`, initializers, regularizers, constraints and
-    `trainable` as the layer that it replaces. Its number of groups is the largest divisor of the
-    number of channels that is at most `groups`.
+    Batch normalization computes statistics over the examples of a batch. The gradient of an example
+    then depends on other examples, so DP-SGD is impossible. The `GroupNorm` has the same name,
+    `axis`, `epsilon`, `center`, `scale`, initializers, regularizers, constraints and `trainable` as
+    the layer that it replaces. Its number of groups is the largest number up to `groups` that
+    divides the number of channels.
 
-    All weights are copied, including `gamma` and `beta` of the replaced layers, but `GroupNorm` has
-    no moving statistics. The clone therefore computes another function than `model`, and must be
-    trained or fine-tuned. `GroupNorm` also normalizes masked positions.
+    All weights are copied, including `gamma` and `beta` of the replaced layers. But `GroupNorm` has
+    no moving statistics, so the outputs of the clone differ from those of `model`, and the clone
+    must be trained or fine-tuned. `GroupNorm` ignores masks: it also normalizes masked positions.
 
     Args:
         model: A built Functional or Sequential `keras.Model`, which does not change. Functional and
             Sequential models inside it are cloned, too.
-        groups: Positive integer, the largest number of groups of any layer. De et al. (2022) use
-            16 in all layers.
+        groups: Positive integer, the largest number of groups that a layer may have. De et al.
+            (2022) use 16 in all layers.
 
     Returns:
-        A `keras.Model` with separate weights. It is compiled like `model`, if that is compiled.
+        A `keras.Model` with separate weights. If `model` is compiled, the clone is compiled in the
+        same way.
 
     Raises:
         ValueError: If `groups` is not a positive integer, if `model` is a subclassed model or not
@@ -342,7 +345,7 @@ def _clone(model, changes, groups):
 
 
 def _pool_of_regions(layer):
-    """Returns a model that averages `_GRID x _GRID` regions, to replace a global average."""
+    """Returns a model that replaces a global average by the averages of `_GRID x _GRID` regions."""
     grid = [math.ceil(size / _GRID) for size in layer.input.shape[1:3]]
     pool = keras.layers.AveragePooling2D(grid, padding="same", dtype=layer.dtype_policy)
     flatten = keras.layers.Flatten(dtype=layer.dtype_policy)
@@ -350,7 +353,7 @@ def _pool_of_regions(layer):
 
 
 def batch_norms(layer):
-    """Returns a list of the `BatchNormalization` layers in a model or layer, including itself."""
+    """Returns a list of the `BatchNormalization` layers in `layer`, which may be one itself."""
     layers = layer_internals.flatten_layers(layer)
     return [part for part in layers if isinstance(part, keras.layers.BatchNormalization)]
 
@@ -372,7 +375,7 @@ def _group_norm_like(layer, groups):
 
 
 def _call_without_mask(layer, *args, **kwargs):
-    """Calls a cloned layer; without `mask` and `training`, if it is a `GroupNorm`."""
+    """Calls a cloned layer. A `GroupNorm` is called without `mask` and `training`."""
     if isinstance(layer, GroupNorm):
         kwargs = {key: kwargs[key] for key in kwargs if key not in ("mask", "training")}
     return layer(*args, **kwargs)
@@ -390,7 +393,7 @@ def _refuse_hidden_batch_norm(layer):
 
 
 def _copy_weights(layer, clone):
-    """Copies all weights of a layer that its clone has, too."""
+    """Copies to a clone all weights that both the layer and its clone have."""
     if isinstance(clone, GroupNorm) and isinstance(layer, keras.layers.BatchNormalization):
         for name in ("gamma", "beta"):
             if getattr(layer, name) is not None:

@@ -1,4 +1,4 @@
-"""The wavelet scattering transform of images, as a layer without weights."""
+"""A layer without weights that computes the wavelet scattering transform of images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TINY = 1e-36
 
 
 class ScatteringPath(typing.NamedTuple):
-    """The wavelets of a feature of `Scattering2D`, in the order in which they are applied.
+    """The wavelets that a feature of `Scattering2D` uses, in the order in which they are applied.
 
     Attributes:
         order: Int, the number of wavelets: 0, 1 or 2.
@@ -37,7 +37,7 @@ class ScatteringPath(typing.NamedTuple):
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class Scattering2D(keras.layers.Layer):
-    """Computes fixed features of images, the Morlet scattering transform.
+    """Computes fixed features of images: the scattering transform with Morlet wavelets.
 
     Let psi be wavelets of J scales and L directions, phi a Gaussian, and `*` the convolution. The
     layer computes these local averages for each colour channel x, and keeps every `2**J`-th pixel
@@ -50,7 +50,8 @@ class Scattering2D(keras.layers.Layer):
 
     That makes `num_paths = 1 + J L + L^2 J (J - 1) / 2` features per position and colour, or
     `1 + J L` without order 2. The features hardly change if the image is shifted or distorted a
-    little, so a linear model on them classifies well, and no network must be trained privately.
+    little. So a linear model on the features classifies well, and only this linear model must be
+    trained privately.
     Filters, padding and values are the same as in Kymatio 0.3.
 
     Privacy: the layer has no weights and keeps examples separate. You may compute the features of
@@ -60,9 +61,9 @@ class Scattering2D(keras.layers.Layer):
         J: Integer, the number of scales. Height and width of images must be at least `2**J`.
         L: Integer, the number of directions.
         max_order: 1 or 2, the highest order of features.
-        padding: How an image continues beyond its border: "reflect" mirrors it, and "zeros" is
-            black. The padded image has `(size // 2**J + 2) * 2**J` pixels per axis. Features of the
-            padding are dropped.
+        padding: How to continue an image beyond its border: "reflect" mirrors the image, and
+            "zeros" adds zeros. The padded image has `(size // 2**J + 2) * 2**J` pixels per axis.
+            Features at positions in the padding are dropped.
         data_format: "channels_last" or "channels_first". Defaults to
             `keras.config.image_data_format()`.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
@@ -79,7 +80,7 @@ class Scattering2D(keras.layers.Layer):
     Output shape: `[batch, height // 2**J, width // 2**J, channels * num_paths]`, or
     `[batch, channels * num_paths, height // 2**J, width // 2**J]` with "channels_first", in the
     compute dtype. Channel `c * num_paths + p` is path p of colour c. The paths are sorted by order,
-    then by scale and direction of the first wavelet, then of the second.
+    then by scale and direction of the first wavelet, then by scale and direction of the second.
 
     The layer always computes in float32 (in float64 with `dtype="float64"`). On a TPU the Gaussian
     averages have the precision of XLA's float32 products. With J=2 and L=8, the intermediate values
@@ -88,8 +89,8 @@ class Scattering2D(keras.layers.Layer):
     the other.
 
     Raises:
-        ValueError: If an argument is out of range. When built, if height, width or channels
-            are not fixed, or height or width is less than `2**J`.
+        ValueError: If an argument is out of range. When built, if the height, the width or the
+            number of channels is not fixed, or if the height or the width is less than `2**J`.
 
     Example:
     >>> layer = Scattering2D(J=2, L=8, padding="zeros")
@@ -101,8 +102,8 @@ class Scattering2D(keras.layers.Layer):
     References:
         - [Bruna & Mallat, 2013](https://arxiv.org/abs/1203.1513), "Invariant scattering
           convolution networks".
-        - [Andreux et al., 2020](https://arxiv.org/abs/1812.11214), Kymatio, for the filters, the
-          padding and the order of paths.
+        - [Andreux et al., 2020](https://arxiv.org/abs/1812.11214). The filters, the padding and the
+          order of paths are those of this library, Kymatio.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Scattering2D(keras.layers.Layer):
 
     @property
     def paths(self) -> tuple[ScatteringPath, ...]:
-        """Tuple of `ScatteringPath`, in the order of the output's channels."""
+        """Returns a tuple of `ScatteringPath`s, in the order of the output's channels."""
         wavelets = list(itertools.product(range(self.J), range(self.L)))
         firsts = [ScatteringPath(1, (j,), (t,)) for j, t in wavelets]
         seconds = [
@@ -166,11 +167,12 @@ class Scattering2D(keras.layers.Layer):
     def _make_filters(self, padded):
         """Computes the filters as NumPy arrays, which become constants of a graph.
 
-        `_wavelets[j, r]` has the wavelets of scale j for images at resolution r <= j, which means
-        that only every `2**r`-th pixel is left. It is an array `[L, height / 2**r, width / 2**r]`
-        to multiply the spectra of such images with. `_moduli` then sums the products over
-        frequencies that are the same after keeping every `2**j`-th pixel. `_averages[r]` has two
-        `low_pass` matrices at resolution r, for height and width.
+        An image at resolution r has only every `2**r`-th pixel of the original. `_wavelets[j, r]`
+        contains the wavelets of scale j for images at resolution r <= j. It is an array
+        `[L, height / 2**r, width / 2**r]`, and `_moduli` multiplies the spectra of such images by
+        it. Keeping only every `2**j`-th pixel makes some frequencies equal, so `_moduli` then adds
+        up the products at these frequencies. `_averages[r]` contains two `low_pass` matrices at
+        resolution r, for height and width.
 
         Args:
             padded: List of two ints, the height and width of padded images.
@@ -226,7 +228,7 @@ class Scattering2D(keras.layers.Layer):
         return "complex128" if self._real_dtype == "float64" else "complex64"
 
     def _channels_and_size(self, shape):
-        """Returns channels, height and width from the shape of the input."""
+        """Returns the numbers of channels, rows and columns in an input shape."""
         _, *axes = shape
         return [axes[-1], *axes[:-1]] if self.data_format == "channels_last" else axes
 
@@ -283,7 +285,7 @@ class Scattering2D(keras.layers.Layer):
         Args:
             spectra: Complex tensor `[rows, ..., height, width]`, the Fourier transforms of x.
             scale: Int, the scale j of the wavelets.
-            resolution: Int; x has only every `2**resolution`-th pixel of the image.
+            resolution: Int. x has only every `2**resolution`-th pixel of the image.
 
         Returns:
             Real tensor `[rows, ..., L, height', width']`.
@@ -306,12 +308,12 @@ class Scattering2D(keras.layers.Layer):
         """Returns the Gaussian averages `maps * phi` at the positions of the features.
 
         Args:
-            maps: Tensor `[rows, ..., height, width]` with every `2**resolution`-th pixel.
-            resolution: Int.
+            maps: Tensor `[rows, ..., height, width]`.
+            resolution: Int. `maps` have only every `2**resolution`-th pixel of the image.
 
         Returns:
-            Tensor `[rows, ..., width // 2**J, height // 2**J]`, with columns before rows. The sizes
-            are those of the image without padding.
+            Tensor `[rows, ..., width // 2**J, height // 2**J]`, with columns before rows. Here
+            width and height are those of the image without padding.
         """
         vertical, horizontal = self._averages[resolution]
         *leading, height, width = maps.shape[1:]
@@ -330,7 +332,7 @@ def _bytes_at_a_time():
 def _quarters(maps, split):
     """Returns the four quarters of spectra `[..., height, width]`.
 
-    Their sum is the spectrum of the images with only every second pixel along each axis.
+    The sum of the quarters is the spectrum of the images with only every second pixel per axis.
     """
     return [quarter for half in split(maps, 2, axis=-2) for quarter in split(half, 2, axis=-1)]
 
@@ -348,15 +350,16 @@ _REACH = 9
 def _rounds_of_padding(size, padded):
     """Returns the paddings that are applied to an image, one after the other.
 
-    Usually there is one. A reflection cannot be wider than the image, so very small images are
-    padded twice. The margins on both sides are equal, or differ by one pixel.
+    Usually there is one padding. A reflection cannot be wider than the image, so very small images
+    are padded twice. The margins on both sides are equal, or differ by one pixel.
 
     Args:
         size: List of two ints, the height and width of images.
         padded: List of two ints, the height and width after padding.
 
     Returns:
-        List of one or two paddings. A padding has a pair of ints, the margins, for each axis.
+        List of one or two paddings. A padding contains, for each axis, a pair of ints: the margins
+        before and after the image.
     """
     margins = [((p - n) // 2, (p - n + 1) // 2) for n, p in zip(size, padded, strict=True)]
     first = [[min(m, n - 1) for m in margin] for margin, n in zip(margins, size, strict=True)]
@@ -373,9 +376,9 @@ def wavelets(shape, scale, angles):
         angles: Int, L, the number of directions.
 
     Returns:
-        float64 array `[angles, height, width]`, the Fourier transforms, which are real. Direction t
-        is the angle `(max(L // 2 - 1, 0) - t) * pi / L` from the vertical axis toward the
-        horizontal axis.
+        float64 array `[angles, height, width]`, the Fourier transforms of the wavelets, which are
+        real. Direction t is the angle `(max(L // 2 - 1, 0) - t) * pi / L` from the vertical axis
+        toward the horizontal axis.
     """
     first = max(angles // 2 - 1, 0)
     turns = [(first - t) * math.pi / angles for t in range(angles)]
@@ -387,9 +390,10 @@ def _wavelet(shape, scale, turn, slant):
 
     Args:
         shape: `(height, width)` of the padded image.
-        scale: Int, j.
+        scale: Int, the scale j of the wavelet.
         turn: Float, the direction of the wavelet, an angle in radians.
-        slant: Float, the width of the wavelet along its direction divided by the width across it.
+        slant: Float, the width of the wavelet along its direction, divided by its width at right
+            angles to that direction.
     """
     sigma = _SIGMA * 2**scale
     radius = math.ceil(_REACH * sigma / min(slant, 1))
@@ -409,19 +413,19 @@ def _wavelet(shape, scale, turn, slant):
 def _positions(size, radius):
     """Returns positions along an axis relative to the centre of a filter, an int array.
 
-    They cover at most the five periods of the padded image that Kymatio uses.
+    The positions cover at most five periods of the padded image, as in Kymatio.
     """
     return np.arange(max(-2 * size, -radius), min(3 * size, radius + 1))
 
 
 def at_resolution(spectra, resolution, axes=(-2, -1)):
-    """Returns the part of spectra with the frequencies of images at a lower resolution.
+    """Returns the part of some spectra that remains at a lower resolution of the images.
 
     Args:
         spectra: Array of Fourier transforms, with sizes that are multiples of
             `2**(resolution + 1)` along `axes`.
         resolution: Int. The images have only every `2**resolution`-th pixel along `axes`.
-        axes: Axes of height and width.
+        axes: Pair of ints, the axes of height and width.
     """
     for axis in axes:
         half = spectra.shape[axis] // 2 ** (resolution + 1)
@@ -432,8 +436,9 @@ def at_resolution(spectra, resolution, axes=(-2, -1)):
 def low_pass(size, scales, resolution):
     """Returns a matrix that computes the Gaussian averages of an image along one axis.
 
-    A product with the matrix averages, keeps every `2**(J - r)`-th pixel, and drops one of these at
-    each end, which is padding. The average over an image is the product for both axes.
+    A product with the matrix computes averages, keeps every `2**(J - r)`-th of them, and drops the
+    first and the last, which belong to the padding. To average over an image, multiply along both
+    axes.
 
     Args:
         size: Int, the padded height or width.

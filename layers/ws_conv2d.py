@@ -1,4 +1,4 @@
-"""A convolution with weight standardization, and the rule for its per-example gradients."""
+"""Defines a convolution with weight standardization, and the rule for its per-example gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfdpx.per_example.rules.convolution import Conv2DRule, channels_last
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class WSConv2D(keras.layers.Conv2D):
-    """2D convolution with a kernel that is standardized for each filter.
+    """A 2D convolution that standardizes the kernel of each filter.
 
     The layer replaces `keras.layers.Conv2D`. For each output channel `o` the convolution uses,
     instead of the raw kernel `w`,
@@ -39,16 +39,17 @@ class WSConv2D(keras.layers.Conv2D):
         kernel_size: Integer or pair of integers, the size of the window.
         *args: More positional arguments of `keras.layers.Conv2D`, for example `strides`.
         use_gain: Boolean, whether each filter has a trainable scale, a weight `gain` of shape
-            `[filters]` that starts at one (Brock et al., 2021a). Appendix C.1 of De et al. (2022)
-            has none.
-        epsilon: Float, the lower bound of `fan_in * var`, which limits the scale of filters with
-            nearly equal weights. It has no effect on other filters. 1e-4 as in Brock et al.
+            `[filters]` that starts at one (Brock et al., 2021a). De et al. (2022), appendix C.1,
+            use no such scale.
+        epsilon: Float, the lower bound of `fan_in * var`. It keeps filters with nearly equal
+            weights from being scaled up too much, and has no effect on other filters. The default
+            is 1e-4, as in Brock et al.
         **kwargs: Arguments of `keras.layers.Conv2D`: `strides`, `padding`, `data_format`,
             `dilation_rate`, `groups`, `activation`, `use_bias`, initializers, regularizers,
             constraints, `name`, `dtype`. Regularizers and constraints act on the raw kernel.
 
     Call arguments and output shapes are as in `keras.layers.Conv2D`. Under mixed precision, the
-    kernel is standardized in float32, and the convolution is in the compute dtype.
+    layer standardizes the kernel in float32, and convolves in the compute dtype.
 
     Raises:
         ValueError: If `epsilon` is not positive, or if a filter has a single weight, because that
@@ -99,14 +100,14 @@ class WSConv2D(keras.layers.Conv2D):
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Creates a weight. `kernel` and `gain` are not cast to the compute dtype.
 
-        With this cast, under mixed precision, the kernel would be standardized after rounding.
+        Otherwise, under mixed precision, the kernel would be rounded before it is standardized.
         """
         if kwargs.get("name") in ("kernel", "gain"):
             kwargs["autocast"] = False
         return super().add_weight(*args, **kwargs)
 
     def standardized_kernel(self) -> tf.Tensor:
-        """Returns the standardized kernel, which the convolution uses.
+        """Returns the standardized kernel that the convolution uses.
 
         Returns:
             float32 tensor (float64 if the layer's weights are float64) of shape `[kernel height,
@@ -119,7 +120,7 @@ class WSConv2D(keras.layers.Conv2D):
         """Returns the convolution of `inputs` with the standardized kernel, in the compute dtype.
 
         Args:
-            inputs: Tensor, the images.
+            inputs: Tensor of images, in the layer's data format.
             kernel: Tensor, the raw kernel.
         """
         kernel = ops.cast(self._standardize(kernel), self.compute_dtype)
@@ -163,16 +164,16 @@ register_rowwise(WSConv2D)
 class Standardized(typing.NamedTuple):
     """The standardized kernel without its gain, and constants for `WSConv2DRule`.
 
-    All are float32 tensors. The docstring of `WSConv2DRule` defines u, s and G, the gradient for u.
-    To convert G to the raw kernel, the rule subtracts the mean of G, and the component of G along
-    u.
+    All attributes are float32 tensors. The docstring of `WSConv2DRule` defines the kernel u, the
+    scale s and the gradient G for u. To convert G to a gradient for the raw kernel, the rule
+    subtracts the mean of G and the component of G along u, and multiplies by s.
 
     Attributes:
         unit: [kernel height, kernel width, input channels / groups, filters], u.
         scale: [filters], s.
-        shares: [2, filters], two factors. The first, 1 / fan_in, makes the mean from the sum of G.
-            The second belongs to the inner product of G with u. It is 1, or 0 for filters where
-            epsilon keeps s constant, because nothing is subtracted along u there.
+        shares: [2, filters], two factors. The sum of G times the first, 1 / fan_in, is the mean of
+            G. The second belongs to the inner product of G and u. It is 1, or 0 for filters where
+            epsilon keeps s constant, because the rule subtracts no component along u there.
         weights: [3, filters], the factors in the squared norm of a converted gradient: s^2 for
             |G|^2, and s^2 times `shares` for the squared sum of G and the squared inner product.
     """
@@ -218,7 +219,7 @@ class WSConv2DRule(Conv2DRule):
 
     @classmethod
     def shared(cls, layer):
-        """Returns the `Standardized` kernel; see `Rule.shared`."""
+        """Returns the `Standardized` kernel of the layer. See `Rule.shared`."""
         kernel = tf.cast(tf.convert_to_tensor(layer.kernel.value), "float32")
         centered = kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
         squares = tf.reduce_sum(tf.square(centered), axis=[0, 1, 2])
@@ -269,7 +270,7 @@ class WSConv2DRule(Conv2DRule):
         return self.standardized.to_raw(gradients)
 
     def to_sum(self, total):
-        """Returns `total` unchanged; `post_sum_transforms` converts it to the raw kernel."""
+        """Returns `total` unchanged. `post_sum_transforms` converts it to the raw kernel."""
         return total
 
     @property
@@ -278,11 +279,12 @@ class WSConv2DRule(Conv2DRule):
         return self.standardized.unit if self._by_kernels else None
 
     def measured(self, measurements):
-        """Adds the two inner products and their rounding errors; see `Conv2DRule.measured`.
+        """Adds the two inner products and their rounding errors. See `Conv2DRule.measured`.
 
-        Each inner product is a vector over filters, and a sum over positions of inner products with
-        a vector of length one. Its rounding error is at most the relative error of such a sum,
-        times M, the sum of the sizes of the terms (`tfdpx.per_example.rounding`).
+        Each inner product is a vector with one entry per filter. An entry is a sum over positions
+        of inner products with a vector of length one. The rounding error of an entry is at most the
+        relative error of such a sum, times M, the sum of the sizes of the terms
+        (`tfdpx.per_example.rounding`).
         """
         fan_in = math.prod(self.kernel_shape[:3])
         by_axis = self.window.taps + self.kernel_shape[2]
@@ -309,10 +311,10 @@ class WSConv2DRule(Conv2DRule):
 
     @property
     def _by_kernels(self):
-        """Bool: whether the inner products are computed from per-example kernel gradients.
+        """Returns whether the inner products are computed from per-example kernel gradients.
 
-        Otherwise they are sums over positions. The kernel gradients give more exact results if the
-        clipped sum also uses them, or if the fan-in is small.
+        Otherwise, they are computed as sums over positions. Kernel gradients lead to more exact
+        results if the clipped sum also uses them, or if the fan-in is small.
         """
         has_kernel_gradients = self.choice.norm == "instantiate"
         few = math.prod(self.kernel_shape[:3]) < self.sizes()[1]
@@ -320,7 +322,7 @@ class WSConv2DRule(Conv2DRule):
 
     @functools.cached_property
     def small_gradients(self):
-        """Returns the gradients of bias and gain; see `Rule.small_gradients`."""
+        """Returns the gradients of bias and gain. See `Rule.small_gradients`."""
         layer = self.layer
         last = channels_last(self.output_gradients[-1], layer)
         pairs = []
@@ -341,7 +343,7 @@ class WSConv2DRule(Conv2DRule):
         return self.window.convolve(self.inputs, self.standardized.unit)
 
     def _patch_sums(self):
-        """Returns the sum of each patch, float32 [B * K, H', W', 1 or filters]."""
+        """Returns the sum of the pixels in each patch, float32 [B * K, H', W', 1 or filters]."""
         shape, groups = self.inputs.shape, self.groups
         by_group = tf.concat([tf.shape(self.inputs)[:3], [groups, -1]], axis=0)
         images = tf.reduce_sum(tf.reshape(self.inputs, by_group), axis=-1)
@@ -351,6 +353,6 @@ class WSConv2DRule(Conv2DRule):
 
 
 def _by_channel(layer, variable, outputs):
-    """Returns a variable [filters] with a shape that broadcasts to `outputs`, in their dtype."""
+    """Reshapes a variable [filters] to broadcast to `outputs`, and casts it to their dtype."""
     value = tf.cast(variable.value, outputs.dtype)
     return value if layer.data_format == "channels_last" else tf.reshape(value, [1, -1, 1, 1])

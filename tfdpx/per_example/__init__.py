@@ -1,7 +1,8 @@
 """Per-example gradient norms and clipped sums for any Keras model.
 
-`register` adds a rule for a layer class, a subclass of `Rule`. `GenericRule` forms the whole
-gradient of each example. `tfdpx.gradient_norms` computes norms for choosing a clip.
+A `Rule` computes the norms and the clipped sums of the gradients of one layer class, and `register`
+adds a rule for a new class. `GenericRule` forms the whole gradient of each example. To choose a
+clip, look at the norms from `tfdpx.gradient_norms`.
 """
 
 from tfdpx import _keras as _keras  # Refuses other backends of Keras first.

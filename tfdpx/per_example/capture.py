@@ -1,9 +1,9 @@
-"""Records the calls of layers that a model makes, with their inputs.
+"""Records the calls that a model makes to its layers, with the inputs of each call.
 
 A *unit* is an outermost layer with a rule for its class, together with all layers in it. An active
 `Recorder` *captures* each call of a unit: it keeps the inputs, and its tape watches the outputs.
-One backward pass over activations then gives the gradient at every unit's output. Variables that
-are read outside of captured calls get their whole gradient from the same tape.
+One backward pass over activations then gives the gradient at every unit's output. If variables are
+read outside of captured calls, the same tape computes their whole gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ReadOutside(Exception):
 
     Args:
         variables: List of `keras.Variable`.
-        reason: Str, a clause that says why, for messages.
+        reason: Str, a clause for error messages that says why they are read there.
     """
 
     def __init__(self, variables, reason):
@@ -47,7 +47,7 @@ class UnitRecorder:
         self._inside = False
 
     def observe(self, operation, args, kwargs):
-        """Makes the call `operation(*args, **kwargs)` in place of Keras; the hook calls it."""
+        """Makes the call `operation(*args, **kwargs)`. The hook in Keras runs this instead."""
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return layer_internals.call_operation(operation, args, kwargs)
@@ -61,7 +61,7 @@ class UnitRecorder:
             self._inside = False
 
     def _rule(self, operation, args, kwargs):
-        """Returns the rule class for a call of a unit; None for other calls and symbolic ones."""
+        """Returns the rule class if this is a call of a unit on data, otherwise None."""
         if not isinstance(operation, keras.Layer) or any(
             isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
         ):
@@ -74,7 +74,7 @@ class UnitRecorder:
 
 
 class Recorder(UnitRecorder):
-    """Captures the calls of units in one training-mode run of a model.
+    """Captures the calls of units while a model runs once in training mode.
 
     Args:
         layout: `tfdpx.per_example.layout.Layout`, which lists the expected calls.
@@ -96,7 +96,7 @@ class Recorder(UnitRecorder):
 
     @contextlib.contextmanager
     def taping(self):
-        """Context manager in which operations are recorded on the tape."""
+        """Returns a context manager that records operations on the tape."""
         self._graph = _graph()
         with self._tape, self.outside.watching():
             for variable in self._layout.whole:
@@ -132,15 +132,15 @@ class Recorder(UnitRecorder):
                 self.outside.add(call.layer.trainable_variables)
 
     def gradients(self, targets, cotangents):
-        """Returns the gradients at the outputs of each call, and at variables that no rule covers.
+        """Returns the gradients at the outputs of each call and at the variables without a rule.
 
         Args:
             targets: List of tensors, the outputs of the model.
             cotangents: List of tensors, the gradients at `targets`.
 
         Returns:
-            Pair. First, a list with the gradients of each call, a list of tensors. Second, the
-            gradients at `layout.whole`, a list of tensors.
+            Two lists. The first contains, for each call, a list of the gradients at its outputs.
+            The second contains the gradients at the variables in `layout.whole`.
 
         Raises:
             ReadOutside: If another trainable variable was read outside of every captured call.
@@ -183,7 +183,7 @@ class OutsideReads:
 
     @contextlib.contextmanager
     def watching(self, explained=()):
-        """Context manager in which reads of variables count, except of those in `explained`."""
+        """Returns a context manager that counts reads of variables not in `explained`."""
         former = self._stop()
         self._start({id(v) for v in explained})
         try:
@@ -194,7 +194,7 @@ class OutsideReads:
                 self._start(former)
 
     def add(self, variables):
-        """Counts variables as read."""
+        """Adds variables to those that were read."""
         self._read.update((id(v), v) for v in variables)
 
     def _start(self, explained):
@@ -216,13 +216,13 @@ class OutsideReads:
 
     @property
     def variables(self):
-        """List of the variables that were read."""
+        """Returns a list of the variables that were read."""
         if self._watcher is not None:
             self._collect_reads()
         return list(self._read.values())
 
     def check(self, allowed):
-        """Raises ReadOutside for variables that are not in the list `allowed`."""
+        """Raises ReadOutside if a variable was read that is not in the list `allowed`."""
         allowed = {id(v) for v in allowed}
         unexpected = [v for v in self.variables if id(v) not in allowed]
         if unexpected:

@@ -1,4 +1,4 @@
-"""Chooses, for each layer, the cheaper way to form norms and the cheaper way to form sums."""
+"""Predicts, for each layer, the cheapest way to compute norms and clipped sums."""
 
 import contextlib
 import dataclasses
@@ -16,11 +16,11 @@ _forced = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The work of a rule, in addition to the forward and backward pass over activations.
+    """The work of a rule. The forward and backward pass over activations are not included.
 
     Attributes:
-        flops: Floating point operations, two for each multiplication with addition.
-        bytes: Bytes read and written, if memory, not arithmetic, is the bottleneck.
+        flops: Number of floating point operations. A multiplication and an addition count as two.
+        bytes: Bytes read and written by the operations that memory, not arithmetic, slows down.
         calls: Number of separate kernel launches.
     """
 
@@ -67,7 +67,8 @@ class LayerChoice:
     Attributes:
         layer: Name of the layer.
         rule: Name of the rule's class.
-        norm: "instantiate" (every example's gradient is formed) or "ghost" (only its norm).
+        norm: "instantiate" (every example's gradient is formed) or "ghost" (only the norm of every
+            example's gradient is computed).
         sum: "contract" (the formed gradients are weighted and added) or "ordinary" (output
             gradients are weighted, and one ordinary weight gradient follows for the whole batch).
         flops: Predicted floating point operations of norm and sum, for the whole batch.
@@ -100,15 +101,15 @@ class Choices(list):
 
 @contextlib.contextmanager
 def forced_norms(norm):
-    """Context manager in which steps are traced with one kind of norm, if a rule has it.
+    """Returns a context manager that traces steps with one kind of norm, for rules that have it.
 
-    It serves tests and benchmarks. Results differ only by rounding.
+    Tests and benchmarks use it to compare the kinds. Their results differ only by rounding.
 
     Args:
-        norm: "instantiate", "ghost", or "auto" for the cheaper one by prediction.
+        norm: "instantiate", "ghost", or "auto" for the kind that is predicted to be cheaper.
 
     Raises:
-        ValueError: If `norm` is none of these.
+        ValueError: If `norm` is another string.
     """
     if norm not in (*NORMS, "auto"):
         raise ValueError(
@@ -156,7 +157,8 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
 def _sums_after(norm, costs, allows_ordinary_sum):
     """Returns the names of the sums that may follow a norm.
 
-    A sum must add the arrays that were normed, or the norm must allow for its rounding errors.
+    A sum must add exactly the arrays that the norm was computed from. Otherwise the norm must allow
+    for the rounding errors of the sum.
     """
     if norm == "ghost" or "contract" not in costs:
         return ["ordinary"]
@@ -164,7 +166,7 @@ def _sums_after(norm, costs, allows_ordinary_sum):
 
 
 def cheapest(*costs):
-    """Returns the `Cost` with the least predicted time on this device."""
+    """Returns the one of several `Cost`s with the least predicted time on this device."""
     device = device_kind()
     return min(costs, key=lambda cost: cost.seconds(device))
 

@@ -1,4 +1,4 @@
-"""Per-example gradients, from a function of one example that is mapped over a batch.
+"""Computes per-example gradients by mapping a function of one example over a batch.
 
 The function runs the model's forward pass, the loss and the backward pass over activations on the K
 rows of one example. *The map* applies it to all examples with `tf.vectorized_map`. The function
@@ -53,9 +53,10 @@ class EngineOutput:
         y_pred: The model's output, a nest of tensors [B * K, ...].
         squared_norms: float32 [B], the squared l2 norm of each example's mean gradient over its
             views and over all trainable variables.
-        clipped_sums: Function of factors, float32 [B], that returns the sum over examples of factor
-            times gradient, a list of float32 tensors in the order of `model.trainable_variables`.
-            An example of factor zero contributes exactly zero.
+        clipped_sums: Function that takes a factor for each example, float32 [B]. It multiplies each
+            example's gradient by its factor and returns the sum over examples, a list of float32
+            tensors in the order of `model.trainable_variables`. An example with the factor zero
+            contributes exactly zero.
     """
 
     losses: tf.Tensor
@@ -70,14 +71,15 @@ class Engine:
 
     Args:
         model: A compiled, built `keras.Model`.
-        x: Nest of tensors [rows, ...] like later inputs; only shapes and dtypes are read.
+        x: Nest of tensors [rows, ...] with the shapes and dtypes of later inputs. The values are
+            not read.
         num_views: Int K, the number of rows of an example.
 
     Attributes:
-        choices: The `LayerChoice` of each layer, from the last call.
-        work: The `Work` of one row. Elements of whole gradients count too.
-        loops: Bool, whether examples are computed one after the other, because TensorFlow cannot
-            vectorize the model.
+        choices: List with the `LayerChoice` of each layer in the last call.
+        work: The `Work` of one row, which includes the elements of whole gradients.
+        loops: Bool, whether a loop computes one example after the other. This is necessary if
+            TensorFlow cannot vectorize the model.
     """
 
     def __init__(self, model, x, num_views):
@@ -93,19 +95,22 @@ class Engine:
 
     @property
     def obstacle(self):
-        """Str, why examples are mapped; None if all rows run at once ("batched")."""
+        """Returns why examples are mapped, a str; None if all rows run at once ("batched")."""
         return self._not_rowwise or self._layout.reason
 
     @property
     def mode(self):
-        """Str, "mapped" or "batched", and the reason."""
+        """Returns "mapped" or "batched", followed by the reason, as one str."""
         if self.obstacle is None:
             return "batched: every layer treats each example by itself"
         return f"mapped: each example is computed by itself, because {self.obstacle}"
 
     @property
     def suits_any_number(self):
-        """Bool, whether all rules are tfdpx's. A user's rule may depend on the number of rows."""
+        """Returns whether microbatches may differ in their number of rows.
+
+        This is True if tfdpx defines all rules. A user's rule may depend on the number of rows.
+        """
         calls = (call for call in self._layout.calls if call.is_captured)
         return all(call.rule.__module__.split(".")[0] == "tfdpx" for call in calls)
 
@@ -120,10 +125,10 @@ class Engine:
             x: Nest of tensors [B * K, ...].
             y: As `x`, or None.
             sample_weight: As `x`, or None.
-            update: Optional `Update`. The caller then applies its `apply_transforms` to the sums,
-                once for all microbatches.
-            key: Optional int64 tensor [2], which random layers draw with. No other call may get
-                the same key.
+            update: Optional `Update`. If passed, the caller must call its `apply_transforms` once,
+                on the sums over all microbatches.
+            key: Optional int64 tensor [2], the secret key of the random layers' draws. No other
+                call may get the same key.
             shares: Optional float32 [B * K], the weight of each row's loss in the loss of its
                 example; by default 1 / K.
         """
@@ -164,13 +169,13 @@ class Engine:
         return EngineOutput(pass_.losses, pass_.tracked, pass_.outputs, norms, form_clipped_sums)
 
     def explain(self, x):
-        """Sets `choices` for rows like `x`, in a graph that is not run."""
+        """Sets `choices` for rows like `x`. It traces a graph, but does not run it."""
         update = self.update()
         pass_ = self.differentiate((x, None, None), update, None, None, has_loss=False)
         self._groups(pass_)
 
     def _groups(self, pass_):
-        """Returns the rules of the calls in a pass; rules that share a variable are joined."""
+        """Returns the rules of the calls in a pass. Rules that share a variable are joined."""
         rules = [
             call.rule(call, output_gradients, self._num_views, self._layout.trained_by(call))
             for call, output_gradients in zip(pass_.calls, pass_.output_gradients, strict=True)
@@ -184,7 +189,7 @@ class Engine:
         return groups
 
     def differentiate(self, data, update, key, shares, has_loss=True):
-        """Returns the `_Pass` over `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
+        """Returns the `_Pass` over `data`: `(x, y, sample_weight)`, nests of [B * K, ...]."""
         # The model may have changed after the layout was made.
         self._not_rowwise = self._not_rowwise or rowwise.find_obstacle(self._model)
         batch, num_views = Rows(data), self._num_views
@@ -232,7 +237,7 @@ class Engine:
         return passes[-1].with_tensors(tf.nest.map_structure(merge_views, tensors), whole)
 
     def _one(self, data, shares, forward_states, loss_states, update, has_loss):
-        """Returns the `_Pass` of the rows of one example, or of all rows if they are batched."""
+        """Returns the `_Pass` over one example's rows, or over all rows if they run at once."""
         model, (x, y, sample_weight) = self._model, data
         recorder = Recorder(self._layout, update, tensorflow_internals.is_for_xla(model))
         without_cudnn = layer_internals.without_cudnn(model)
@@ -266,9 +271,11 @@ class _Pass:
         tracked: List of float32 [n], as in `RowLosses`.
         outputs: `Outputs` of the model.
         calls: List of the captured `Call`s.
-        output_gradients: List with a list of tensors [n, ...] for each call.
-        whole: List of float32 tensors, the whole gradients that no rule forms: [*variable.shape] in
-            the function of one example, [B, *variable.shape] after the map.
+        output_gradients: List that contains, for each call, a list of the gradients [n, ...] at its
+            outputs.
+        whole: List of float32 tensors, the whole gradients of variables without a rule. A gradient
+            is [*variable.shape] in the function of one example, and [B, *variable.shape] after the
+            map.
     """
 
     losses: tf.Tensor
@@ -280,12 +287,12 @@ class _Pass:
 
     @property
     def row_tensors(self):
-        """Nest of all tensors [n, ...]."""
+        """Returns all tensors [n, ...] of this pass, as a nest."""
         inputs = [call.tensors for call in self.calls]
         return self.losses, self.tracked, self.outputs.tensors, inputs, self.output_gradients
 
     def with_tensors(self, row_tensors, whole):
-        """Returns the same pass with other tensors; its `outputs` become a nest of tensors."""
+        """Returns this pass with other tensors. The new `outputs` is a nest of tensors."""
         tf.nest.map_structure(
             lambda t, former: t.set_shape([None, *former.shape[1:]]), row_tensors, self.row_tensors
         )
@@ -305,9 +312,9 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
         views: Int K, the number of rows of an example.
 
     Returns:
-        List of `LayerChoice`, which prints as a table. It has one for each call of a trainable
-        layer with a rule (for recurrent cells, one for each kernel). It also has one for each layer
-        without a rule, with the bytes of its whole gradients.
+        List of `LayerChoice`, which prints as a table. Each call of a trainable layer with a rule
+        has one entry (a recurrent cell has one for each kernel). Each layer without a rule also has
+        one, which states the bytes of its whole gradients.
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     engine = Engine(model, x, views)
@@ -317,7 +324,7 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
 
 
 class _Joint:
-    """Several calls that share variables; their gradients are added before the norm is taken."""
+    """Joins several calls that share variables: adds their gradients before computing the norm."""
 
     layer, post_sum_transforms, small_gradients, inputs_to_mask = None, {}, (), ()
 
@@ -328,7 +335,7 @@ class _Joint:
 
     @property
     def choices(self):
-        """List with a `LayerChoice` for each call; all are instantiated."""
+        """Returns a list with a `LayerChoice` for each call. All gradients are formed."""
         costs = {"instantiate": Cost(), "contract": Cost()}
         return [choose(rule.layer.name, type(rule).__name__, costs) for rule in self._rules]
 
@@ -350,7 +357,7 @@ class _Joint:
 
 
 def _join_shared(rules):
-    """Returns the rules as a list, in which rules that share a variable are joined."""
+    """Returns a list of the rules, where rules that share a variable are joined into one."""
     groups = []
     for rule in rules:
         variable_ids = {id(v) for v in rule.variables}
@@ -367,12 +374,12 @@ def _join(rules):
 
 
 class Update:
-    """Tensors that the microbatches of an update share, as they depend only on the weights.
+    """The tensors that are computed once for all microbatches of an update.
 
-    Otherwise each microbatch would compute them again.
+    They depend only on the weights, so all microbatches can share them.
 
     Args:
-        units: Pairs of a layer and its rule class.
+        units: Iterable of pairs of a layer and its rule class.
     """
 
     def __init__(self, units=()):
@@ -381,16 +388,16 @@ class Update:
         self._post_sum_transforms = {}
 
     def again(self):
-        """Returns an `Update` of the same layers, with the current weights."""
+        """Returns a new `Update` for the same layers, computed from the current weights."""
         return Update(self._units)
 
     @property
     def tensors(self):
-        """List of the tensors that are shared."""
+        """Returns a list of the shared tensors."""
         return [t for t in tf.nest.flatten(self._shared) if t is not None]
 
     def with_tensors(self, tensors):
-        """Returns the same update with `tensors` of a graph in place of `self.tensors`."""
+        """Returns this update with `tensors`, which belong to a graph, as its `tensors`."""
         twin, replacements = copy.copy(self), iter(tensors)
         twin._shared = tf.nest.map_structure(
             lambda t: None if t is None else next(replacements), self._shared
@@ -402,16 +409,16 @@ class Update:
         return self._shared[id(layer)]
 
     def add_post_sum_transforms(self, layer, transforms):
-        """Keeps functions of `Rule.post_sum_transforms`; every microbatch has the same ones."""
+        """Stores a layer's `Rule.post_sum_transforms`, which are the same in all microbatches."""
         for key, function in transforms.items():
             self._post_sum_transforms[key] = layer, function
 
     def apply_transforms(self, variables, sums):
-        """Returns the sums over the examples of all microbatches, after the rules' transforms.
+        """Returns the clipped sums of an update, after the rules' transforms.
 
         Args:
             variables: The trained `keras.Variable`s.
-            sums: List of float32 tensors, one for each variable, added up over microbatches.
+            sums: List of float32 tensors, for each variable the sum over all microbatches.
         """
         results = list(sums)
         for place, variable in enumerate(variables):

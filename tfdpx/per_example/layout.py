@@ -1,9 +1,10 @@
 """Runs a model on dummy rows to find out which calls of its layers can be captured.
 
-The model runs on batches of two and of three rows, which shows which tensors have a batch axis. If
-the model is known to treat each row by itself, all of them have one, and a run on two rows is
-enough. No data are read: `probe_batch` and `probe_targets` make rows in the ranges of the model's
-inputs. See `capture` for units and captured calls, and `engine` for the map.
+The model runs on a batch of two rows and on a batch of three. A tensor has a batch axis if the
+length of its first axis is the number of rows in both runs. If the model is known to treat each row
+by itself, all tensors have a batch axis, and a run on two rows is enough. The module reads no data:
+`probe_batch` and `probe_targets` make rows in the ranges of the model's inputs. See `capture` for
+units and captured calls, and `engine` for the map.
 """
 
 import contextlib
@@ -25,13 +26,14 @@ from tfdpx.per_example.rule import CallLayout, GenericRule
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which calls of a model's layers are captured, and which variables are left to the map.
+    """Lists the calls that are captured in a model, and the variables that are left to the map.
 
     Attributes:
         variables: List of the trainable `keras.Variable`s of the model.
         calls: List of the `CallLayout` of every unit call of the training-mode forward pass.
-        whole: List of the variables that are left to the map, which forms their whole gradient.
-        reason: Str, why there are such variables; None if there are none.
+        whole: List of the variables that are left to the map. For these, the map forms the whole
+            gradient of each example.
+        reason: Str, why variables are left to the map; None if `whole` is empty.
     """
 
     variables: list
@@ -40,14 +42,15 @@ class Layout:
     reason: str | None
 
     def without(self, variables, reason):
-        """Returns the same layout with more variables left to the map.
+        """Returns this layout with more variables left to the map.
 
-        A layer keeps its rule only if the map forms none of its gradients. So all calls that share
-        a variable agree, and no gradient is split into parts with separate norms.
+        If the map forms the gradient of one of a layer's variables, it forms all of them, and the
+        layer's rule is not used. So no gradient is split between a rule and the map, which would
+        compute separate norms.
 
         Args:
-            variables: List of `keras.Variable`.
-            reason: Str, a clause that says why; used if the layout has no reason yet.
+            variables: List of the `keras.Variable`s to leave to the map.
+            reason: Str, a clause that says why. It is used if the layout has no reason yet.
         """
         whole_ids = {id(v) for v in [*self.whole, *variables]}
         size = -1
@@ -67,7 +70,7 @@ class Layout:
         return Layout(self.variables, calls, whole, self.reason or (reason if whole else None))
 
     def trained_by(self, call):
-        """Returns the trainable variables of a captured call's layer, a list."""
+        """Returns a list of the variables that a layer trains through a captured call."""
         ids_of_layer = {id(v) for v in call.layer.trainable_variables}
         return [v for v in self.variables if id(v) in ids_of_layer]
 
@@ -76,7 +79,7 @@ class Layout:
 
         Args:
             model: The `keras.Model`.
-            gradients: List of tensors [B, *variable.shape], one for each of `whole`.
+            gradients: List of tensors [B, *variable.shape], one for each variable in `whole`.
         """
         owners, bytes_read = {}, {}
         for layer in reversed(layer_internals.flatten_layers(model)):
@@ -102,9 +105,9 @@ def find_layout(model, x, is_rowwise=False):
 
     Args:
         model: A built `keras.Model`.
-        x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
-        is_rowwise: Bool, whether the model is known to treat each row by itself. Then all tensors
-            that its layers are called with have a batch axis, and one run is enough.
+        x: Nest of tensors [rows, ...]. Only shapes and dtypes are read.
+        is_rowwise: Bool, whether the model is known to treat each row by itself. If so, all inputs
+            of its layers have a batch axis, and one run is enough.
     """
     variables = model.trainable_variables
     empty = Layout(variables, [], [], None)
@@ -135,7 +138,7 @@ def _run_on_rows(model, x, numbers):
 
 @contextlib.contextmanager
 def restoring(variables):
-    """Context manager that restores the values of `variables` afterwards, in eager mode."""
+    """Returns a context manager that restores the values of `variables` at its end (eager mode)."""
     values = [(v, v.numpy()) for v in variables]
     try:
         yield
@@ -145,7 +148,7 @@ def restoring(variables):
 
 
 class _Sighting(typing.NamedTuple):
-    """A unit's call in a run. Only shapes are kept, because tensors would need memory."""
+    """A record of one call of a unit in a run. It saves memory by storing shapes, not tensors."""
 
     layer: keras.layers.Layer
     rule: type
@@ -157,7 +160,7 @@ class _Sighting(typing.NamedTuple):
 
 
 def _record(model, x):
-    """Returns the `_Sighting`s of a run, and the variables that were read outside of them."""
+    """Runs a model. Returns the `_Sighting`s, and the variables that were read outside of these."""
     sightings, outside = [], OutsideReads(model.trainable_variables)
 
     def record_call(layer, rule, args, kwargs):
@@ -191,7 +194,7 @@ def _record(model, x):
 
 
 def _compare(sightings):
-    """Returns the `CallLayout` of a call from its `_Sighting` in each run."""
+    """Returns the `CallLayout` of a call. `sightings` holds the call's `_Sighting` in each run."""
     first, draws = sightings[0], any(sighting.draws for sighting in sightings)
     batched = tuple(map(_grows, zip(*(sighting.arguments for sighting in sightings), strict=True)))
     grows = [_grows(shapes) for shapes in zip(*(s.outputs for s in sightings), strict=True)]
@@ -203,7 +206,7 @@ def _compare(sightings):
 
 
 def _work(calls):
-    """Returns the `Work` of the calls of a run on two rows."""
+    """Returns the `Work` of one row, computed from the calls in a run on two rows."""
     flops = elements = 0
     for call in calls:
         if has_plain_cells(call.layer):  # Its kernels multiply at each time step.
@@ -227,20 +230,21 @@ def _shapes(nest):
 
 
 def _grows(shapes):
-    """Returns whether the first axis is 2 in the first run, and 3 in the second if there is one."""
+    """Returns whether the first axis has the length 2 in the first run, and 3 in a second run."""
     return all(shape and shape[0] == rows for shape, rows in zip(shapes, (2, 3), strict=False))
 
 
 def probe_batch(model, specs, rows, seed=0):
-    """Returns dummy inputs of a model, a nest of tensors [rows, ...], in plausible ranges.
+    """Returns dummy inputs of a model in plausible ranges, a nest of tensors [rows, ...].
 
-    Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, if a layer rescales or if they have
-    the axes of an image, else tokens 0 and 1. If a layer looks up tokens or texts, they are from
-    its vocabulary; other texts are "0" and "1". Axes of unknown length get the length 32.
+    Floats are uniform in [0, 1]. Integers are pixels from 0 to 255 if a layer rescales its inputs
+    or if the inputs have the axes of an image. Other integers are the tokens 0 and 1, and texts are
+    "0" and "1". If a layer looks up tokens or texts, these are taken from its vocabulary instead.
+    An axis of unknown length gets the length 32.
 
     Args:
         model: A built `keras.Model`, or None.
-        specs: Nest of tensors or specs; only shapes and dtypes are read.
+        specs: Nest of tensors or `tf.TensorSpec`s. Only shapes and dtypes are read.
         rows: Int, the number of rows.
         seed: Int, the seed of the values.
     """
@@ -266,7 +270,10 @@ def probe_batch(model, specs, rows, seed=0):
 
 
 def probe_targets(specs, rows):
-    """Returns dummy targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
+    """Returns dummy targets and sample weights, a nest of tensors [rows, ...].
+
+    Integers are the classes 0 and 1. Floats are uniform in [0.1, 1].
+    """
     generator = np.random.default_rng(1)
 
     def make(leaf):
@@ -279,6 +286,6 @@ def probe_targets(specs, rows):
 
 
 def _find_vocabulary(layers, kind):
-    """Returns the vocabulary of the first layer of a class, a list; empty if there is none."""
+    """Returns the vocabulary of the first layer of class `kind`, or an empty list without one."""
     lookups = [layer for layer in layers if isinstance(layer, kind)]
     return list(lookups[0].get_vocabulary(include_special_tokens=False)) if lookups else []

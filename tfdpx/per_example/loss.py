@@ -1,4 +1,4 @@
-"""The loss of each row as Keras computes it on a batch of one, for the whole batch at once."""
+"""Computes the loss of each row as Keras does on a batch of this row, for all rows at once."""
 
 import dataclasses
 
@@ -14,19 +14,19 @@ from tfdpx.per_example.vectorize import vectorized_map
 
 @dataclasses.dataclass(frozen=True)
 class RowLosses:
-    """The losses of rows and their gradients.
+    """The loss of each row, and the gradients of these losses.
 
     Attributes:
         losses: float32 [rows].
-        tracked: List of float32 [rows]. First comes the unweighted loss of each output, for the
-            metrics of `model_internals.output_loss_trackers(model)`. Then, for each metric of
-            `own_trackers(model)`, the numbers that `compute_loss` adds to its total and to its
-            count.
-        predictions: List of the tensors [rows, ...] in the model's output at which a loss can have
-            a gradient. They include the logits that Keras's cross-entropies read.
+        tracked: List of float32 [rows]. First comes the unweighted loss of each output, which the
+            metrics in `model_internals.output_loss_trackers(model)` average. Two tensors follow for
+            each metric in `own_trackers(model)`: the numbers that `compute_loss` adds to the
+            metric's total, and those that it adds to its count.
+        predictions: List of the tensors [rows, ...] in the model's output that a loss can have a
+            gradient at. They include the logits that Keras's cross-entropies read.
         cotangents: List of tensors, the gradients of the sum of `losses` at `predictions`.
         direct: List of float32 tensors [rows, *variable.shape], the gradients of each row's loss at
-            variables that the loss itself reads.
+            the variables that the loss reads directly, for example a learned temperature.
     """
 
     losses: tf.Tensor
@@ -39,12 +39,12 @@ class RowLosses:
 def row_losses(
     model, x, y, y_pred, sample_weight, states=None, variables=(), shared=(), is_rowwise=False
 ):
-    """Returns the loss of each row: `model.compute_loss` on batches of one row, vectorized.
+    """Returns the loss of each row: the result of `model.compute_loss` on a batch of this row.
 
-    So any loss, weighting and reduction means the same as in Keras. (The loss of a batch times its
-    size would be wrong for the reductions `sum` and `mean_with_sample_weight`.) Weight regularisers
-    read no data and are left out. A loss that `rowwise` knows is called on all rows at once, which
-    takes a quarter of the time to trace.
+    So any loss, weighting and reduction means the same as in Keras. (The loss of a batch times the
+    size of the batch would be wrong for the reductions `sum` and `mean_with_sample_weight`.) Weight
+    regularizers read no data and are left out. If `rowwise` lists the loss, it is called on all
+    rows at once, and tracing takes a quarter of the time.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -52,11 +52,11 @@ def row_losses(
         y: As `x`, or None.
         y_pred: The model's output, a nest of tensors [rows, ...].
         sample_weight: As `x`, or None.
-        states: int64 tensor [rows, generators, 2], the states from which the model's seed
-            generators start if a loss calls the model again. None means states that are not secret.
-        variables: List of `keras.Variable` for `RowLosses.direct`.
+        states: int64 tensor [rows, generators, 2]. If a loss calls the model again, the model's
+            seed generators start from these states. None means states that are not secret.
+        variables: List of the `keras.Variable`s that `RowLosses.direct` has gradients for.
         shared: List of other tensors that the loss may read.
-        is_rowwise: Bool, whether `rowwise` knows the model.
+        is_rowwise: Bool, whether the model is known to treat each row by itself.
 
     Returns:
         `RowLosses`.
@@ -99,7 +99,7 @@ def row_losses(
 
 
 def _losses_by_row(loss, y, y_pred):
-    """Returns the `RowLosses` of a loss that `rowwise` knows, on all rows at once."""
+    """Returns the `RowLosses` of a loss that is known to treat each row by itself."""
     predictions = Outputs(y_pred)
     # Not `copy.copy`, which goes through `get_config`, where Keras's Huber leaves out its delta.
     by_entry = layer_internals.without(loss, reduction="none")
@@ -122,7 +122,9 @@ def _losses_by_row(loss, y, y_pred):
 
 
 def sum_of_outputs(y_pred, variables):
-    """Returns the `RowLosses` of the sum of all outputs, a stand-in with the shapes of a loss.
+    """Returns `RowLosses` as if the loss were the sum of all outputs.
+
+    It stands in for a loss where only shapes matter.
 
     Args:
         y_pred: Nest of tensors [rows, ...].
@@ -136,7 +138,7 @@ def sum_of_outputs(y_pred, variables):
 
 
 def _losses_of_one(model, x, y, sample_weight, y_pred, states):
-    """Returns the loss of a batch of one row and its sums for each tracker, a list of scalars."""
+    """Returns a list of scalars: the loss of one row, and the numbers it adds to each tracker."""
     output_trackers = model_internals.output_loss_trackers(model)
     other_trackers = model_internals.own_trackers(model)
     # Trackers count once, later; here, their updates stay in the scope.
@@ -162,7 +164,7 @@ def _losses_of_one(model, x, y, sample_weight, y_pred, states):
 
 
 def _check_unread(totals, loss):
-    """Raises UnmappedState if a loss depends on the counts of its trackers."""
+    """Raises UnmappedState if a loss depends on `totals`, the values of the model's metrics."""
     visited, waiting = set(), [loss]
     operations = {id(t.op) for t in totals if tf.is_symbolic_tensor(t)}
     while waiting:

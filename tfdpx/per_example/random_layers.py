@@ -1,13 +1,14 @@
 """Makes Keras's random layers draw from secret keys instead of their seed generators' states.
 
 A layer draws from the states of its `keras.random.SeedGenerator`s. These states are not secret:
-`keras.utils.set_random_seed` sets them, and Keras saves them. In the private step, states from a
-secret key take their place (`keras.StatelessScope`). Keras's states are then neither read, nor
-advanced, nor saved. With states from a key, the masks of rows are independent and identically
-distributed, so the order of rows changes no distribution (`docs/proofs/private_step.md`).
+`keras.utils.set_random_seed` sets them, and Keras saves them. In the private step, states that are
+derived from a secret key take their place (`keras.StatelessScope`). Keras's states are then neither
+read, nor advanced, nor saved. With states from a key, the masks of rows (for example, of dropout)
+are independent and identically distributed, so the order of rows changes no distribution
+(`docs/proofs/private_step.md`).
 
-A draw in the function of one example is vectorized as one draw for all examples (see
-`vectorizing_by`), and each example gets its part.
+The function of one example may draw random numbers. Vectorization turns this into one draw for all
+examples (see `vectorizing_by`), and each example gets its part.
 """
 
 import contextlib
@@ -23,15 +24,15 @@ _WORDS = 2**31 - 2
 
 
 class UnmappedState(ValueError):
-    """Raised if a layer adds a loss, or assigns to state other than its seed generators'."""
+    """Raised if a layer adds a loss, or assigns to a state that is not a seed generator's."""
 
 
 def seeds(key, shape):
-    """Returns independent, uniformly distributed states of seed generators.
+    """Returns independent, uniformly distributed states for seed generators, derived from `key`.
 
     Args:
         key: int64 tensor [2].
-        shape: Sequence of ints and scalar int tensors.
+        shape: Sequence of ints and scalar int tensors, the number of states along each axis.
 
     Returns:
         int64 tensor [*shape, 2].
@@ -46,14 +47,16 @@ def seeds(key, shape):
 
 @contextlib.contextmanager
 def drawing_from_key(layer, key):
-    """Context manager in which all seed generators of a layer and its sublayers follow from `key`.
+    """Returns a context manager that sets all seed generators in a layer to states from `key`.
+
+    Seed generators of sublayers are set, too.
 
     Args:
         layer: `keras.Layer`.
         key: int64 tensor [2].
 
     Raises:
-        UnmappedState: If another variable was assigned to, because that would be lost.
+        UnmappedState: If another variable was assigned to. The new value would be lost.
     """
     count = len(layer_internals.seed_generators(layer))
     with starting_from(layer, seeds(key, [count]) if count else None):
@@ -62,14 +65,16 @@ def drawing_from_key(layer, key):
 
 @contextlib.contextmanager
 def starting_from(layer, states):
-    """Context manager in which seed generators of a layer and its sublayers start from `states`.
+    """Returns a context manager that starts all seed generators in a layer from `states`.
+
+    Seed generators of sublayers start from them, too.
 
     Args:
         layer: `keras.Layer`.
-        states: int64 tensor [generators, 2]; not read if there are no generators.
+        states: int64 tensor [generators, 2]. It is not read if there are no generators.
 
     Raises:
-        UnmappedState: If another variable was assigned to, because that would be lost.
+        UnmappedState: If another variable was assigned to. The new value would be lost.
     """
     generators = layer_internals.seed_generators(layer)
     graph = tf.compat.v1.get_default_graph()
@@ -105,7 +110,7 @@ def starting_from(layer, states):
 
 
 def state_mapping(generators, states):
-    """Returns pairs of the state of each seed generator and a value for it.
+    """Returns a list of pairs: the state variable of each seed generator, and its new value.
 
     Args:
         generators: List of `keras.random.SeedGenerator`.
@@ -118,15 +123,15 @@ def state_mapping(generators, states):
 
 
 def check_assigned(scope, allowed, name, layer=None):
-    """Raises UnmappedState if code in a scope assigned to variables that are not allowed.
+    """Raises UnmappedState if code in a scope assigned to a variable that is not in `allowed`.
 
-    Keras drops such an assignment, and no graph shows it.
+    Keras drops such an assignment at the end of the scope, and the graph does not show it.
 
     Args:
         scope: `keras.StatelessScope` that has ended.
         allowed: List of the `keras.Variable`s that may be assigned to.
-        name: Str, the name of the code in the scope, for the message.
-        layer: Optional `keras.Layer`; the message names its variables.
+        name: Str, the name of the code in the scope, which the message shows.
+        layer: Optional `keras.Layer`. The message names the variables of this layer.
     """
     allowed_ids = {id(variable) for variable in allowed}
     unmapped_ids = [i for i in scope.state_mapping if i not in allowed_ids]

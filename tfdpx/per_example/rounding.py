@@ -1,6 +1,7 @@
-"""Norms that allow for the rounding of gradients and sums.
+"""Computes norms that allow for the rounding of gradients and sums.
 
-An example is clipped by a norm, but it adds the result of float32 arithmetic to the released sum.
+The factor that clips an example is computed from a norm, but the example adds the result of float32
+arithmetic, with its rounding errors, to the released sum.
 With u = 2^-24, a sum of n terms errs by at most n u times the sum of their absolute values, in any
 order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). If gradients cancel,
 this error is larger than the gradient itself. If the clipped sum is formed from inputs a_t and
@@ -11,14 +12,14 @@ output gradients g_t of T positions (for example after every ghost norm), an exa
 with L = max(32, 4 sqrt(T)).
 
 The first argument of the maximum bounds the sum of the example's terms, rounding included. The
-second bounds the example's effect on the rounding of others, because a partial sum with a large
-term absorbs small ones. It keeps the terms of a sum below L C, so n terms in one sum change by at
-most L n u C. It does not change ordinary examples, because their M is near sqrt(T) times their
-norm.
+second argument bounds the example's effect on the rounding of other examples: in a partial sum, a
+large term absorbs small ones. With the clip C, all terms of a sum stay below L C, so n terms in one
+sum change by at most L n u C. The second argument does not affect ordinary examples, where M is
+near sqrt(T) times the norm.
 
 If the gradients of all examples are formed and kept, the clipped sum adds exactly these arrays, and
-only the sum of their squares can err. This sum runs over one axis at a time, so no partial sum
-absorbs many terms.
+only the sum of their squares has rounding errors. It is summed over one axis at a time, so no
+partial sum absorbs many terms.
 """
 
 import contextlib
@@ -54,9 +55,10 @@ _active = threading.local()
 
 @contextlib.contextmanager
 def from_below():
-    """Context manager in which norms are never too large, instead of never too small.
+    """Returns a context manager that makes norms never too large, instead of never too small.
 
-    It acts in this thread. The exact norm lies between both, however much of its sum cancels.
+    It affects only the current thread. The exact norm lies between the norm inside of this context
+    and the norm outside, even if the terms of a gradient cancel.
     """
     _active.is_below = True
     try:
@@ -73,7 +75,8 @@ def _sign():
 def product_error():
     """Returns the relative error of one product in a matrix product on this machine, a float.
 
-    GPUs round inputs to TF32 if TensorFlow allows it (its default), TPUs to bfloat16.
+    GPUs round the inputs to TF32 if TensorFlow allows it, as it does by default. TPUs round them to
+    bfloat16.
     """
     if tf.config.list_logical_devices("TPU"):
         return 2.0**-7
@@ -84,7 +87,7 @@ def product_error():
 
 
 def dot_error(terms):
-    """Returns a bound on the error of an inner product, relative to the sum of its terms' sizes.
+    """Returns a bound on the error of an inner product, relative to its terms' absolute sum.
 
     Args:
         terms: Int or float32 scalar tensor, the number of terms.
@@ -93,17 +96,17 @@ def dot_error(terms):
 
 
 def count_sequential_terms(terms):
-    """Returns the number of terms that a matrix product or convolution adds one after the other."""
+    """Returns how many of `terms` a matrix product or convolution adds one after the other."""
     return min(terms, _BLOCK + terms / _BLOCK)
 
 
 def is_long(vectors):
-    """Returns whether inner products of float32 vectors [..., d] are formed in parts."""
+    """Returns whether vectors [..., d] are so long that inner products are formed in parts."""
     return vectors.shape[-1] > _LONG
 
 
 def split_long(vectors):
-    """Splits long vectors [..., d] into parts [..., n, m], the last one filled up with zeros."""
+    """Splits long vectors [..., d] into n parts, [..., n, m]. Zeros fill up the last part."""
     length, rank = vectors.shape[-1], vectors.shape.rank
     padded = tf.pad(vectors, [[0, 0]] * (rank - 1) + [[0, -length % PART]])
     parts = [-(-length // PART), PART]
@@ -117,15 +120,16 @@ def terms_in_line(vectors):
 
 
 def sum_by_axis(tensor, axes, keepdims=False):
-    """Sums over one axis after the other, the last of `axes` first.
+    """Sums a tensor over one axis after the other, starting with the last of `axes`.
 
-    The rounding error grows with the sum of the axes' lengths, not with their product.
+    The rounding error grows with the sum of the axes' lengths. In a sum over all axes at once, it
+    would grow with the product.
 
     Args:
-        tensor: float32.
-        axes: List of axes in rising order, all negative or none. An entry may be a list of axes,
-            which are summed over at once.
-        keepdims: See `tf.reduce_sum`.
+        tensor: float32 tensor.
+        axes: List of axes in rising order. Either all are negative, or none is. An entry may be a
+            list of axes, to sum over these at once.
+        keepdims: As in `tf.reduce_sum`.
     """
     rank = tensor.shape.rank
     for place, axis in enumerate(reversed(axes)):
@@ -139,8 +143,8 @@ def sum_by_axis(tensor, axes, keepdims=False):
 def squared_norms(gradients):
     """Returns the squared l2 norm of each example's gradients, float32 [B], never too small.
 
-    `gradients` is a list of float32 tensors [B, ...]. An overflow is infinite. A square that
-    underflows counts as the smallest number.
+    `gradients` is a list of float32 tensors [B, ...]. The result is infinite if it overflows. A
+    square that underflows counts as the smallest float32 number.
     """
     _, vectors, other_gradients = join_vectors(gradients)
     norms = []
@@ -157,7 +161,7 @@ def squared_norms(gradients):
 
 
 def squared_lengths(vectors):
-    """Returns squared l2 norms of float32 vectors [..., d], never too small."""
+    """Returns the squared l2 norms of float32 vectors [..., d], rounded up: never too small."""
     squares = tf.square(vectors)
     if not is_long(vectors):
         return raise_for_rounding(tf.reduce_sum(squares, axis=-1), [vectors.shape[-1]])
@@ -166,18 +170,18 @@ def squared_lengths(vectors):
 
 
 def raise_for_rounding(squares, sizes):
-    """Returns sums of squares, raised by the bounds on rounding and underflow.
+    """Returns sums of squares plus the bounds on their rounding and underflow.
 
     Args:
-        squares: float32 tensor of sums that `sum_by_axis` made of float32 squares.
-        sizes: List of the sizes of the axes that were summed over, as `size_of` gives them.
+        squares: float32 tensor, sums of squares that `sum_by_axis` computed.
+        sizes: List of the sizes of the axes that were summed over, as `size_of` returns them.
     """
     relative, absolute = errors_of_squares(sizes)
     return squares * (1.0 + _sign() * relative) + _sign() * absolute
 
 
 def errors_of_squares(sizes):
-    """Returns bounds on the relative rounding and the absolute underflow of sums of squares.
+    """Returns two bounds for sums of squares: the relative rounding and the absolute underflow.
 
     Args:
         sizes: As for `raise_for_rounding`.
@@ -192,12 +196,13 @@ def size_of(tensor, axis):
 
 
 def join_vectors(gradients):
-    """Joins all vectors in a list of float32 tensors [B, ...], because each costs graph nodes.
+    """Joins all vectors in a list of float32 tensors [B, ...], which saves graph nodes.
 
     Returns:
-        Triple. The first part is a list of bools, whether each of `gradients` is a vector [B,
-        length] of static length or a scalar [B]. The second is a tensor [B, total length] that
-        joins them, or None without any. The third is a list of the others.
+        Triple. The first part is a list of bools: whether each of `gradients` is a vector [B,
+        length] of static length, or a scalar [B]. The second is a tensor [B, total length] that
+        joins the vectors and scalars, or None if there are none. The third is a list of all other
+        tensors.
     """
     small = [g.shape.rank < 3 and g.shape[1:].is_fully_defined() for g in gradients]
     vectors = [
@@ -210,7 +215,7 @@ def join_vectors(gradients):
 
 
 def _split_rows(vectors):
-    """Splits padded vectors [B, length] into [B, n, m] with n near m, so sums err less."""
+    """Pads vectors [B, length] and splits them into [B, n, m], with n near m to reduce rounding."""
     length = vectors.shape[1]
     width = math.isqrt(length)
     if not width:
@@ -220,20 +225,20 @@ def _split_rows(vectors):
 
 
 class Measured(typing.NamedTuple):
-    """Squared norms of the gradients at one kernel, without an allowance for rounding.
+    """The squared norms of the gradients at one kernel, without an allowance for rounding.
 
-    The engine computes the allowances of all kernels at once, from the tensors and numbers here.
+    From the tensors and numbers here, the engine computes the allowances of all kernels at once.
 
     Attributes:
-        squares: float32 [B, 1], the squared norms. Or [B, 3]: the other two columns are squares of
-            inner products, which must be subtracted from the first.
-        terms: Int or float32 scalar, how many terms are added up.
-        magnitudes: float32 [B, 1], M, the sum of the sizes of the terms. None means the root of
-            `squares`, for gradients that are kept and added themselves.
+        squares: float32 [B, 1], the squared norms, or [B, 3]. In the second case the squares of two
+            inner products, in the last two columns, must be subtracted from the first column.
+        terms: Int or float32 scalar, the number of terms in the sum that is a gradient.
+        magnitudes: float32 [B, 1], the sum M of the norms of these terms. None if the clipped sum
+            adds the gradients themselves. Then M is the square root of `squares`.
         relative: Float or float32 scalar, the relative rounding error of `squares`.
         absolute: Float or float32 scalar, the absolute error of `squares` by underflow.
-        removed_errors: Two floats, the error of each inner product as a share of M.
-        removed_relative: Float, the error of the subtraction as a share of `squares`.
+        removed_errors: Two floats, the error of each inner product divided by M.
+        removed_relative: Float, the error of the subtraction divided by `squares`.
     """
 
     squares: tf.Tensor
@@ -246,11 +251,11 @@ class Measured(typing.NamedTuple):
 
 
 def add_up(norms):
-    """Returns the sum of squared norms with an allowance for rounding, float32 [B].
+    """Adds up squared norms, with allowances for rounding. Returns float32 [B].
 
     Args:
-        norms: List of squared norms, each float32 [B] or a `Measured`. `Measured`s of one kind are
-            handled together.
+        norms: List of squared norms, each a float32 [B] or a `Measured`. The function adds the
+            allowances only to a `Measured`.
     """
     total, kinds = [], {}
     for norm in norms:
@@ -263,7 +268,7 @@ def add_up(norms):
 
 
 def _allow_together(measured):
-    """Returns the sum over `Measured`s of one kind with their allowances, float32 [B]."""
+    """Adds up the `Measured`s of one kind, with their allowances. Returns float32 [B]."""
     squares, inner_squares = tf.stack([norm.squares for norm in measured]), None
     if squares.shape[2] > 1:
         squares, inner_squares = tf.split(squares, [1, 2], axis=2)  # [kernels, B, 1 or 2].
@@ -285,7 +290,10 @@ def _allow_together(measured):
 
 
 def _column(numbers):
-    """Stacks numbers or scalar tensors to [length, 1, 1]; numbers alone to a NumPy array."""
+    """Stacks a list to the shape [length, 1, 1].
+
+    The result is a tensor if one of `numbers` is a tensor, otherwise a NumPy array.
+    """
     if any(tf.is_tensor(number) for number in numbers):
         numbers = tf.stack([tf.cast(number, "float32") for number in numbers])
         return tf.reshape(numbers, [-1, 1, 1])
@@ -293,11 +301,11 @@ def _column(numbers):
 
 
 def allow(squares, magnitudes, terms):
-    """Returns the squares of the norms to clip by, float32 [...].
+    """Returns the squared norms that clip factors are computed from, float32 [...].
 
     Args:
-        squares: float32 [...], squared norms, not too small.
-        magnitudes: float32 [...], M, the sum of the sizes of the terms.
+        squares: float32 [...], squared norms, never too small.
+        magnitudes: float32 [...], M in the module's docstring.
         terms: Number of terms: an int, or a float32 tensor or NumPy array that broadcasts to
             `squares`.
     """
@@ -315,11 +323,12 @@ def allow(squares, magnitudes, terms):
 
 
 def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
-    """Returns |A^T G|^2 from inner products of positions, and its M.
+    """Returns |A^T G|^2, computed from inner products of positions, and the sum M for it.
 
-    An inner product of inputs errs by e_in |a_s| |a_t|, one of gradients by e_out |g_s| |g_t|, and
-    the sum of the T^2 products by 2 T u times each product. These errors are added. The squared
-    lengths are raised until e |a_s| |a_t| also covers underflow.
+    The error of an inner product of inputs is at most e_in |a_s| |a_t|, and of gradients at most
+    e_out |g_s| |g_t|. The sum of the T^2 products adds an error of 2 T u times each product. The
+    three errors are added up. The squared lengths are raised until e |a_s| |a_t| also covers
+    underflow.
 
     Args:
         inputs: A A^T, float32 [B, groups, T, T].
@@ -344,7 +353,7 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
 
 
 def _square_norms_of_products(sign, inputs, output_gradients, numbers):
-    """Does `squared_norms_of_products` with the errors in `numbers`."""
+    """Computes `squared_norms_of_products`, with the relative errors in `numbers`."""
     *gram_errors, relative_error, absolute_error = tf.unstack(numbers)
     sizes, slack = [], []
     for gram, least, error in (inputs, *gram_errors[:2]), (output_gradients, *gram_errors[2:]):

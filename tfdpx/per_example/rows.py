@@ -1,4 +1,4 @@
-"""Splits, merges and sums rows; each example has K rows, one for each view."""
+"""Splits, merges and sums rows of a batch. An example has K rows, one for each augmented view."""
 
 import math
 
@@ -9,12 +9,12 @@ from tfdpx.per_example import rounding
 
 
 class Rows:
-    """The tensors of a nest that have a batch axis; other tensors can take their place.
+    """Selects the tensors of a nest that have a batch axis, and can replace them.
 
     Args:
         nest: Any nest of tensors, `None` and other values.
-        batched: Optional list of bools, one for each leaf of `tf.nest.flatten(nest)`: whether it
-            has a batch axis. By default every tensor has one.
+        batched: Optional list with a bool for each leaf in `tf.nest.flatten(nest)`: whether the
+            leaf has a batch axis. By default every tensor has one.
     """
 
     def __init__(self, nest, batched=None):
@@ -30,7 +30,7 @@ class Rows:
 
         Args:
             tensors: Iterable of tensors.
-            keep_others: Bool. Whether tensors without a batch axis stay, or become None.
+            keep_others: Bool. True keeps tensors without a batch axis, and False makes them None.
         """
         replacements = iter(tensors)
         leaves = [
@@ -45,13 +45,16 @@ class Rows:
 
     @property
     def count(self):
-        """The length of the batch axis: an int if it is static, else a scalar int32 tensor."""
+        """Returns the length of the batch axis: an int if static, else a scalar int32 tensor."""
         static = self.tensors[0].shape[0]
         return tf.shape(self.tensors[0])[0] if static is None else static
 
 
 def split_views(tensor, num_views):
-    """Reshapes [B * K, ...] to [B, K, ...], for example [6, 5] to [3, 2, 5]; keeps static axes."""
+    """Reshapes a tensor [B * K, ...] to [B, K, ...], for example [6, 5] to [3, 2, 5].
+
+    Static lengths of the other axes remain static.
+    """
     rows, *rest = tensor.shape
     static_shape = [None if rows is None else rows // num_views, num_views, *rest]
     if static_shape.count(None) <= 1:
@@ -63,12 +66,12 @@ def split_views(tensor, num_views):
 
 
 def sum_rows(tensor, num_views, axes=()):
-    """Sums [B * K, ...] over an example's views and over `axes` of a row: [B, ...].
+    """Sums a tensor [B * K, ...] over the views of each example, and over `axes`. Returns [B, ...].
 
     Args:
         tensor: Tensor [B * K, ...] of numbers.
-        num_views: Int, K.
-        axes: Sequence of ints above zero, further axes of `tensor` to sum over.
+        num_views: Int K, the number of views of an example.
+        axes: Sequence of positive ints, further axes of `tensor` to sum over.
     """
     if num_views == 1:
         return tf.reduce_sum(tensor, list(axes)) if axes else tensor
@@ -76,30 +79,32 @@ def sum_rows(tensor, num_views, axes=()):
 
 
 def repeat_views(tensor, num_views):
-    """Repeats each entry of a tensor [B] for the K views of an example: [B * K]."""
+    """Repeats each entry of a tensor [B] for the K views of an example. Returns [B * K]."""
     return tensor if num_views == 1 else tf.repeat(tensor, num_views)
 
 
 def along(values, tensor):
-    """Reshapes `values` [rows] for broadcasting with `tensor`; for example, [4] to [4, 1, 1]."""
+    """Reshapes `values` [rows] to broadcast with `tensor`, for example [4] to [4, 1, 1]."""
     return tf.reshape(values, [-1] + [1] * (tensor.shape.rank - 1))
 
 
 def merge_views(tensor):
-    """Reshapes [B, K, ...] to [B * K, ...]."""
+    """Reshapes a tensor [B, K, ...] to [B * K, ...]."""
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
 
 
 class Outputs:
     """Splits a nest of outputs into plain tensors, and rebuilds the nest with other tensors.
 
-    Keras's cross-entropies read an attribute `_keras_logits` of a prediction, and so bypass its
-    last activation. A tape must watch these logits too, or it misses gradients of the loss.
+    Keras's cross-entropies read the logits in the attribute `_keras_logits` of a prediction, and so
+    bypass the last activation. A tape must watch these logits, too. Otherwise it misses gradients
+    of the loss.
 
     Attributes:
-        tensors: Every tensor of the nest, each followed by its mask and its logits, if any.
-        differentiable: List of bools, one for each of `tensors`: whether it is floating point and
-            no mask.
+        tensors: List of all tensors of the nest. Each is followed by its mask and its logits, if it
+            has them.
+        differentiable: List with a bool for each of `tensors`: True for floating-point tensors that
+            are not masks.
     """
 
     def __init__(self, nest):
@@ -115,11 +120,11 @@ class Outputs:
 
     @property
     def has_masks(self):
-        """Bool, whether an output has a mask."""
+        """Returns whether any output has a mask."""
         return any(has_mask for _, has_mask, _ in self._attached)
 
     def rebuild(self, tensors):
-        """Returns the nest with `tensors` in place of `self.tensors`, in the same order."""
+        """Returns the nest with `tensors` in place of `self.tensors`. Both have the same order."""
         replacements, leaves = iter(tensors), []
         for leaf, (is_tensor, has_mask, has_logits) in zip(
             tf.nest.flatten(self._nest), self._attached, strict=True
@@ -133,7 +138,7 @@ class Outputs:
         return tf.nest.pack_sequence_as(self._nest, leaves)
 
     def select(self, tensors):
-        """Returns those of `tensors`, in the order of `self.tensors`, that a gradient can reach."""
+        """Returns the differentiable ones of `tensors`, a list in the order of `self.tensors`."""
         return [
             t
             for t, is_differentiable in zip(tensors, self.differentiable, strict=True)
@@ -142,12 +147,12 @@ class Outputs:
 
 
 def positions(tensor, num_views, groups=False):
-    """Reshapes [B * K, ..., d] to float32 [B, T, d]; T counts the positions of all K views.
+    """Reshapes a tensor to float32 [B, T, d], where T counts the positions of all K views.
 
     Args:
         tensor: Tensor [B * K, ..., d].
-        num_views: Int, K.
-        groups: Bool, whether to return [B, 1, T, d], with an axis for one group.
+        num_views: Int K, the number of views of an example.
+        groups: Bool, whether to add an axis for a single group and return [B, 1, T, d].
     """
     tensor = tf.cast(tensor, "float32")
     rows, *middle, last = tensor.shape
@@ -160,12 +165,15 @@ def positions(tensor, num_views, groups=False):
 
 
 def sum_examples(tensor, factors):
-    """Sums `tensor` [B, ...] over examples with `factors` [B]; 0 * nan counts as 0."""
+    """Sums `tensor` [B, ...] times `factors` [B] over examples. The result is [...].
+
+    An example with the factor zero counts as zero, even if its entries are not finite.
+    """
     return tf.reduce_sum(scale_examples(tensor, factors), axis=0)
 
 
 def sum_each(tensors, factors):
-    """Returns `sum_examples` of each tensor in a list, a list."""
+    """Returns a list with the result of `sum_examples` for each tensor in a list."""
     small, vectors, other_tensors = rounding.join_vectors(tensors)
     sums = iter([sum_examples(tensor, factors) for tensor in other_tensors])
     if vectors is None:
@@ -177,19 +185,22 @@ def sum_each(tensors, factors):
 
 
 def scale_examples(tensor, factors):
-    """Multiplies `tensor` [B, ...] by `factors` [B]; exactly zero where the factor is."""
+    """Multiplies `tensor` [B, ...] by `factors` [B].
+
+    An example with the factor zero becomes zero, even if its entries are not finite.
+    """
     factors = tf.reshape(factors, [-1] + [1] * (tensor.shape.rank - 1))
     return tf.math.multiply_no_nan(tensor, factors)
 
 
 def zero_excluded(tensors, factors, finite=None):
-    """Returns tensors [B * n, ...] with zeros for the examples of factor zero, as a list.
+    """Returns a list of the tensors, with zeros for all examples with the factor zero.
 
     Args:
-        tensors: List of float32 tensors; the n rows of an example stand one after the other.
+        tensors: List of float32 tensors [B * n, ...]. The n rows of an example are consecutive.
         factors: float32 [B].
-        finite: Scalar bool tensor, whether everything is finite, so nothing need be done. None
-            means unknown, which only costs time.
+        finite: Scalar bool tensor. True means that all tensors are finite, so they need no zeros
+            and are returned unchanged. None means that this is unknown.
     """
 
     def mask_tensors():

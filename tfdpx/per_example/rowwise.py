@@ -1,7 +1,9 @@
-"""The layers, operations and losses that treat each row by itself, so need not be mapped.
+"""Lists the layers, operations and losses that treat each row by itself.
 
-The list fails closed: a model with an unlisted layer, operation or argument is mapped. Classes are
-compared by identity, never by name, and no method may be replaced on the object.
+If all parts of a model are listed, the private step runs it on all rows at once instead of mapping
+it over examples. The list fails closed: a model with an unlisted layer, operation or argument is
+mapped. Classes are compared by identity, never by name. A layer does not count as listed if a
+method was replaced on the object.
 """
 
 import functools
@@ -39,26 +41,28 @@ _layers = {}
 
 
 def register_rowwise(*layer_classes, problem_of=None):
-    """Registers layer classes that treat each row by itself, in calls as Keras makes them.
+    """Registers layer classes that treat each row by itself if Keras calls them as usual.
 
-    The guarantee depends on this: a registered layer is not mapped, even if it mixes rows.
+    The privacy guarantee depends on this property: a registered layer is not mapped, even if it
+    mixes rows.
 
     Args:
         *layer_classes: Classes of `keras.layers.Layer`. Their subclasses are not registered.
-        problem_of: Optional function `problem_of(layer, rank)` of a layer and the rank of its
-            input. It returns why this layer may mix rows, a str, or None.
+        problem_of: Optional function `problem_of(layer, rank)`, which takes a layer and the rank of
+            the layer's input. It returns a str that says why this layer may mix rows, or None if
+            the layer does not mix rows.
     """
     _layers.update(dict.fromkeys(layer_classes, problem_of))
 
 
 def find_obstacle(model):
-    """Returns the first reason why a model may not treat each row by itself.
+    """Returns the first reason why a model may mix rows.
 
     Args:
         model: A built `keras.Model`.
 
     Returns:
-        Str, a clause; None if all parts of the model are known.
+        Str, a clause. None if all parts of the model are listed, so each row is treated by itself.
     """
     graph = model_internals.plain_graph(model)
     if graph is None:
@@ -84,10 +88,10 @@ def find_obstacle(model):
 
 
 def find_loss(model, y, y_pred):
-    """Returns the loss of a model if it is known to treat each row by itself; or None.
+    """Returns the loss of a model if this loss is known to treat each row by itself, else None.
 
     Args:
-        model: A compiled `keras.Model` in which `find_obstacle` finds none, with its losses built.
+        model: A compiled `keras.Model` with built losses, for which `find_obstacle` returned None.
         y: Nest of tensors [rows, ...], or None.
         y_pred: The model's output, a nest of tensors [rows, ...].
     """
@@ -113,7 +117,7 @@ def find_loss(model, y, y_pred):
 
 
 def has_plain_cells(layer):
-    """Returns whether a recurrent layer of Keras has cells of exactly Keras's classes."""
+    """Returns whether all cells of a recurrent Keras layer have exactly Keras's classes."""
     if type(layer) not in _RECURRENT or layer.stateful:
         return False
     cells = cells_of(layer)
@@ -132,7 +136,7 @@ def has_plain_cells(layer):
 
 
 def cells_of(layer):
-    """Returns the cells of a recurrent layer, a list of one or several."""
+    """Returns a list of the cells of a recurrent layer."""
     return list(getattr(layer.cell, "cells", [layer.cell]))
 
 
@@ -157,7 +161,7 @@ def _masked_by_row(layer, rank):
 
 
 def over_rows(layer, rank):
-    """Returns a problem if the `axis` of a layer is the axis of the batch; otherwise None."""
+    """Returns a clause if the `axis` of a layer is the batch axis, otherwise None."""
     axes = np.atleast_1d([] if layer.axis is None else layer.axis)
     return "works along the axis of the batch" if any(axis % rank == 0 for axis in axes) else None
 
@@ -199,7 +203,7 @@ def _attends_otherwise(layer, rank):
 
 
 def _problem_of_part(layer):
-    """Returns a problem of a layer that does not depend on its calls, a clause; or None."""
+    """Returns a clause why a layer may mix rows in any call, or None."""
     methods = layer_internals.replaced_methods(layer)
     if methods:
         return f"overrides `{methods[0]}`"
@@ -214,7 +218,7 @@ def _problem_of_part(layer):
 
 
 def _problem_of_layer(layer, check):
-    """Returns a problem of a layer or its calls, a clause; or None."""
+    """Returns a clause why a layer may mix rows, in any call or in the model's calls, or None."""
     problem = _problem_of_part(layer)
     for args, kwargs in _calls(layer):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
@@ -224,7 +228,7 @@ def _problem_of_layer(layer, check):
 
 
 def _problem_of_arguments(layer):
-    """Returns a problem of the arguments in a layer's calls, a clause; or None."""
+    """Returns a clause why the arguments of a layer's calls may make it mix rows, or None."""
     for args, kwargs in _calls(layer):
         inputs = keras.tree.flatten(args[:1])
         arguments = [value for value in keras.tree.flatten((args[1:], kwargs)) if value is not None]
@@ -236,7 +240,7 @@ def _problem_of_arguments(layer):
 
 
 def _calls(layer):
-    """Yields (args, kwargs) of a layer's calls, without masks that act on each row by itself."""
+    """Yields (args, kwargs) of each call of a layer. Masks that cannot mix rows are left out."""
     for args, kwargs in model_internals.symbolic_calls(layer):
         mask, inputs = kwargs.get("mask"), keras.tree.flatten(args[:1])
         if type(layer) in _MASKED and _is_tensor(mask) and all(map(_is_tensor, inputs)):
@@ -255,7 +259,7 @@ def _calls(layer):
 
 
 def _problem_of_operands(operation, check):
-    """Returns a problem of the operands in an operation's calls, a clause; or None."""
+    """Returns a clause why the operands of an operation may make it mix rows, or None."""
     problem = None
     for args, kwargs in model_internals.symbolic_calls(operation):
         values = keras.tree.flatten((args, kwargs))
@@ -276,7 +280,7 @@ def _problem_of_shapes(tensors):
 
 
 def _keeps_array(layer):
-    """Returns whether a layer keeps an array, or some object in place of a number argument."""
+    """Returns whether a layer has an array as an attribute, or an object in place of a number."""
     kinds = tf.Tensor, tf.Variable, np.ndarray
     arrays = (value for value in vars(layer).values() if isinstance(value, kinds))
     numbers = (getattr(layer, name, 0.0) for name in _names_of_numbers(type(layer)))
@@ -286,7 +290,7 @@ def _keeps_array(layer):
 
 @functools.cache
 def _names_of_numbers(layer_class):
-    """Returns the names of the constructor arguments of a class that default to a float."""
+    """Returns the names of the constructor arguments with a float as the default."""
     constructors = [vars(base).get("__init__", object) for base in layer_class.__mro__]
     signatures = [inspect.signature(constructor) for constructor in constructors]
     parameters = [p for signature in signatures for p in signature.parameters.values()]

@@ -1,7 +1,7 @@
-"""The interface of per-example rules of layers, and the registry of rules by layer class.
+"""Defines the interface of rules for per-example gradients, and registers rules by layer class.
 
-A rule gets one captured `Call` of a layer and the gradients at its outputs, and forms norms and
-clipped sums of the gradients of the layer's weights.
+A rule gets one captured `Call` of a layer, with the gradients at the layer's outputs. It forms the
+norms and the clipped sums of the per-example gradients of the layer's weights.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ _VARIANTS: dict[type, list[type]] = {}
 def register(*layer_classes: type) -> Callable[[type], type]:
     """Registers the decorated rule for the per-example gradients of `layer_classes`.
 
-    A layer of a registered class is captured as a whole, with its sublayers. For example,
+    The rule then serves the calls of such a layer, including all sublayers. For example,
     `register(MyLayer)(tfdpx.per_example.GenericRule)` forms the whole gradient of each example.
 
     Args:
-        *layer_classes: Subclasses of `keras.Layer`. A subclass of a registered class uses the same
-            rule if the rule's `handles(layer, registered_class)` says so, else the generic rule.
+        *layer_classes: Subclasses of `keras.Layer`. A layer of a subclass of these uses the same
+            rule if `handles(layer, registered_class)` of the rule returns True. Otherwise it uses
+            `GenericRule`.
 
     Returns:
         The decorator, which takes and returns a subclass of `tfdpx.per_example.Rule`.
 
     Raises:
-        TypeError: If one of `layer_classes` is no layer class.
+        TypeError: If one of `layer_classes` is not a subclass of `keras.Layer`.
     """
     for layer_class in layer_classes:
         if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
@@ -61,10 +62,10 @@ def register(*layer_classes: type) -> Callable[[type], type]:
 
 
 def variant_of(layer_class):
-    """Registers the decorated rule for layers of a class that `register`'s rule does not handle.
+    """Registers a further rule for a class, for the layers that the first rule does not handle.
 
     Args:
-        layer_class: Subclass of `keras.Layer`.
+        layer_class: Subclass of `keras.Layer` for which `register` registered the first rule.
     """
 
     def decorate(rule):
@@ -75,9 +76,10 @@ def variant_of(layer_class):
 
 
 def find_rules(layer):
-    """Returns the rules of the nearest registered ancestor of a layer's class, and that ancestor.
+    """Returns a list of the rules that may serve a layer, and the class they are registered for.
 
-    Without one, these are an empty list and None.
+    This class is the layer's class or its nearest registered base class. If there is none, the
+    function returns an empty list and None.
     """
     for ancestor in type(layer).__mro__:
         if ancestor in _RULES:
@@ -91,9 +93,9 @@ class CallLayout:
 
     Attributes:
         layer: The `keras.Layer`.
-        rule: The `Rule` class that serves it.
-        batched: Tuple of bools, for each leaf of the call's (args, kwargs), whether it has a batch
-            axis.
+        rule: The `Rule` class that serves the layer.
+        batched: Tuple with a bool for each leaf of the call's (args, kwargs): whether the leaf has
+            a batch axis.
         is_captured: Bool, whether the rule forms the gradients. Otherwise the map of `engine` does.
     """
 
@@ -108,9 +110,9 @@ class Call:
 
     Attributes:
         layer: The `keras.Layer`.
-        rule: The `Rule` class that serves it.
-        args, kwargs: The arguments of the call. Tensors without a batch axis are None after the
-            forward pass, because they belong to one example.
+        rule: The `Rule` class that serves the layer.
+        args, kwargs: The arguments of the call. After the forward pass, tensors without a batch
+            axis are replaced by None, because they belong to one example.
         kept: Dict in which a rule's `forward` may save tensors [B * K, ...].
         shared: The result of `Rule.shared`.
         jit_compile: Bool, whether XLA compiles the step.
@@ -126,12 +128,12 @@ class Call:
         self._batched = layout.batched
 
     def forward(self, tape, watching_reads):
-        """Makes the call and watches its outputs; returns them as the layer would.
+        """Calls the layer, watches the outputs, and returns them.
 
         Args:
-            tape: `tf.GradientTape`.
-            watching_reads: Function that returns a context manager. Variables that are read within
-                it, even this layer's, are left to the map.
+            tape: The `tf.GradientTape` that watches the outputs.
+            watching_reads: Function that returns a context manager. All variables that are read in
+                this context are left to the map, even the variables of this layer.
         """
         self._watching_reads = watching_reads
 
@@ -148,10 +150,10 @@ class Call:
         return self.rule.forward(self, watch)
 
     def activate(self, outputs):
-        """Returns the layer's activation of `outputs`.
+        """Applies the layer's activation to `outputs`.
 
-        Variables that the activation reads are left to the map, because no rule forms their
-        gradients.
+        No rule forms the gradients of variables that the activation reads, so these variables are
+        left to the map.
         """
         if self.layer.activation is None:
             return outputs
@@ -160,11 +162,11 @@ class Call:
 
     @property
     def tensors(self):
-        """List of the tensors with a batch axis that the rule may read."""
+        """Returns a list of the tensors with a batch axis that the rule may read."""
         return [*self._rows.tensors, *Rows(self.kept).tensors]
 
     def with_tensors(self, tensors):
-        """Returns the same call with new tensors in place of its `tensors`."""
+        """Returns this call with new tensors in place of `self.tensors`."""
         twin, tensors = copy.copy(self), iter(tensors)
         twin.args, twin.kwargs = self._rows.pack(tensors, keep_others=False)
         twin.kept = Rows(self.kept).map(lambda _: next(tensors))
@@ -176,23 +178,23 @@ class Call:
 
 
 class Rule:
-    """Per-example gradients of one call of one layer.
+    """The base class of rules, which form the per-example gradients of one call of one layer.
 
-    The batch of a layer holds K consecutive rows for each example, one for each view. The gradient
-    of an example is the sum over its rows and positions: the output gradients already contain the
-    factor 1/K of augmentation multiplicity (De et al. 2022, Eq. 4).
+    The batch of a layer contains K consecutive rows for each example, one for each augmented view.
+    The gradient of an example is the sum over its rows and positions, not the mean: the output
+    gradients already contain the factor 1/K (De et al. 2022, Eq. 4).
 
-    A subclass must define `per_example_gradients`. It may add `ghost_squared_norms` and
-    `ordinary_clipped_sum`, which need no array of per-example gradients, and `costs`, for choosing
-    the cheaper way. All arithmetic is float32.
+    A subclass must define `per_example_gradients`. It may also define `ghost_squared_norms` and
+    `ordinary_clipped_sum`, which need no array of per-example gradients. Then it also defines
+    `costs`, which is used to choose the cheaper way. All arithmetic is in float32.
 
     Attributes:
         call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
         layer: The `keras.Layer`.
-        output_gradients: Gradients at the tensors that `forward` watched, a list of float32 tensors
-            [B * K, ...]. A gradient is zero if the loss does not depend on the tensor.
-        num_views: Int, K.
-        variables: The trainable `keras.Variable`s that this call forms gradients of.
+        output_gradients: List of float32 tensors [B * K, ...], the gradients at the tensors that
+            `forward` watched. They are zero at a tensor that does not affect the loss.
+        num_views: Int K, the number of views of an example.
+        variables: List of the `keras.Variable`s for which this rule forms gradients.
     """
 
     # Names that a subclass of the registered layer must not override, or the rule does not hold.
@@ -202,11 +204,11 @@ class Rule:
 
     @classmethod
     def handles(cls, layer: keras.Layer, registered_class: type) -> bool:
-        """Returns whether this rule is right for `layer`, of a subclass of `registered_class`.
+        """Returns whether this rule is right for a layer of `registered_class` or of a subclass.
 
-        The default is True if the subclass overrides nothing that `assumes` lists, and the layer
-        has neither LoRA nor quantization, nor a sublayer with weights (for example, a `PReLU` as
-        its activation).
+        By default, a layer must meet three conditions. Its class overrides nothing that `assumes`
+        lists. It has neither LoRA nor quantization. It has no sublayer with weights, such as a
+        `PReLU` as its activation.
 
         Args:
             layer: The `keras.Layer`.
@@ -225,13 +227,13 @@ class Rule:
 
     @classmethod
     def forward(cls, call: Call, watch: Callable[[Any], Any]) -> Any:
-        """Makes the layer's call while the model is captured.
+        """Calls the layer while the model's calls are captured.
 
         Args:
             call: The `Call`.
-            watch: Function that takes a nest of outputs and returns an equal nest. The
-                differentiable tensors of the result are added to `call.outputs`, and the rule gets
-                the gradients at these.
+            watch: Function that takes a nest of outputs and returns a nest with the same values.
+                It adds the differentiable tensors of the new nest to `call.outputs`. The rule gets
+                the gradients at these tensors.
 
         Returns:
             The outputs of the layer.
@@ -240,9 +242,10 @@ class Rule:
 
     @classmethod
     def shared(cls, layer: keras.Layer) -> Any:
-        """Returns tensors that depend only on the weights, computed once for all passes.
+        """Returns tensors that depend only on the weights, computed once per update.
 
-        `forward` and the rule find them in `call.shared`. The default is None, for no tensors.
+        `forward` and the rule read the result from `call.shared`. By default it is None, which
+        means no tensors.
 
         Args:
             layer: The `keras.Layer`.
@@ -252,7 +255,9 @@ class Rule:
 
     @classmethod
     def joined(cls, rules: list[Rule]) -> Rule | None:
-        """Returns one rule for several calls of one layer, or None to add up their gradients.
+        """Returns one rule for several calls of one layer, or None if there is no such rule.
+
+        If the method returns None, the per-example gradients of the calls are added up.
 
         Args:
             rules: List of rules of this class, with the same layer and variables.
@@ -275,50 +280,55 @@ class Rule:
 
     @property
     def small_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Pairs (variable, float32 [B, *variable.shape]) of small gradients, for example of biases.
+        """Returns pairs of a variable and its gradients, for small variables such as biases.
 
-        They are always formed. The engine computes their norms and sums for all layers at once.
+        The gradients are a float32 tensor [B, *variable.shape]. They are always formed, and the
+        engine computes their norms and sums for all layers at once.
         """
         return []
 
     @property
     def large_variables(self) -> list[keras.Variable]:
-        """The `variables` that are not in `small_gradients`."""
+        """Returns a list of those `variables` that are not in `small_gradients`."""
         return [v for v in self.variables if not any(v is w for w, _ in self.small_gradients)]
 
     @property
     def post_sum_transforms(self) -> dict[int, Callable]:
-        """Dict from ids of variables to functions that transform the sums of `clipped_sum`.
+        """Returns a dict from ids of variables to functions that transform their clipped sums.
 
-        A function takes the sum over all microbatches and `shared` tensors. The function is linear
-        in the sum, and reads no tensor of a microbatch.
+        Such a function has two arguments: the sum over all microbatches, and the result of
+        `shared`. It must be linear in the sum, and must not read a tensor of a microbatch.
         """
         return {}
 
     def per_example_gradients(self) -> list[tf.Tensor]:
-        """Returns a list of float32 tensors [B, *variable.shape], in the order of `variables`."""
+        """Returns the gradients of each example.
+
+        Returns:
+            List of float32 tensors [B, *variable.shape], in the order of `variables`.
+        """
         raise NotImplementedError
 
     def ghost_squared_norms(self) -> Any:
-        """Returns `squared_norms`, without forming per-example gradients.
+        """Returns the result of `squared_norms`, without forming per-example gradients.
 
-        The method is needed if `costs` has "ghost".
+        A subclass must define this method if its `costs` contain "ghost".
         """
         raise NotImplementedError
 
     @property
     def inputs_to_mask(self) -> list[tf.Tensor]:
-        """List of float32 [B * n, ...] that `clipped_sum` multiplies with scaled tensors.
+        """Returns a list of float32 tensors [B * n, ...] that `clipped_sum` needs with zeros.
 
-        The engine passes them back as `masked`, with zeros for examples of factor zero, because 0 *
-        inf is not zero.
+        The engine sets them to zero for examples with the factor zero, and passes them to
+        `clipped_sum` as `masked`. A factor of zero is not enough, because 0 * inf is not zero.
         """
         return []
 
     def ordinary_clipped_sum(self, factors: tf.Tensor, masked: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns `clipped_sum`, without forming per-example gradients.
+        """Returns the result of `clipped_sum`, without forming per-example gradients.
 
-        The method is needed if `costs` has "ordinary".
+        A subclass must define this method if its `costs` contain "ordinary".
 
         Args:
             factors: As for `clipped_sum`.
@@ -327,37 +337,37 @@ class Rule:
         raise NotImplementedError
 
     def costs(self) -> dict[str, Cost]:
-        """Returns a dict from the names in `cost_model.NORMS` and `SUMS` to the rule's `Cost`s.
+        """Returns the predicted `Cost` of each way that the rule has, to choose the cheapest.
 
-        It lacks the names of ways that the rule does not have. Only ratios of costs matter, and
-        only if there is a choice.
+        The result is a dict. Its keys are names in `cost_model.NORMS` and `cost_model.SUMS`. Only
+        the ratios of the costs matter.
         """
         return {"instantiate": Cost(), "contract": Cost()}
 
     def allows_ordinary_sum(self) -> bool:
         """Returns whether instantiated norms allow for rounding errors of `ordinary_clipped_sum`.
 
-        See `tfdpx.per_example.rounding`.
+        `tfdpx.per_example.rounding` explains this allowance.
         """
         return False
 
     @functools.cached_property
     def choice(self) -> LayerChoice:
-        """The `LayerChoice` that `squared_norms` and `clipped_sum` follow."""
+        """Returns the `LayerChoice` that `squared_norms` and `clipped_sum` follow."""
         costs = self.costs() if self.large_variables else Rule.costs(self)
         name = type(self).__name__
         return choose(self.layer.name, name, costs, self.allows_ordinary_sum())
 
     @property
     def choices(self) -> list[LayerChoice]:
-        """`choice`, as a list."""
+        """Returns a list of the `LayerChoice`s of this rule, by default only `choice`."""
         return [self.choice]
 
     def squared_norms(self) -> Any:
         """Returns the squared l2 norm of each example's gradient over all of `large_variables`.
 
         It is never less than the squared norm of the array that `clipped_sum` adds for this example
-        at factor one, with rounding errors: see `tfdpx.per_example.rounding`.
+        at factor one, including rounding errors. See `tfdpx.per_example.rounding`.
 
         Returns:
             float32 [B], or a `rounding.Measured`, to which the engine adds the allowance for
@@ -370,13 +380,13 @@ class Rule:
     def clipped_sum(
         self, factors: tf.Tensor, masked: list[tf.Tensor] | None = None
     ) -> list[tf.Tensor]:
-        """Returns the sum over examples of `factors[i]` times gradient i.
+        """Multiplies the gradient of each example by its factor, and returns the sum.
 
         Args:
-            factors: float32 [B]. An example of factor zero contributes exactly zero, also if its
-                gradient is not finite.
-            masked: List of tensors: `inputs_to_mask`, with zeros for examples of factor zero. By
-                default they are made here.
+            factors: float32 [B]. An example with the factor zero contributes exactly zero, even if
+                its gradient is not finite.
+            masked: List of the tensors in `inputs_to_mask`, with zeros for examples with the factor
+                zero. By default, this method sets the zeros.
 
         Returns:
             List of float32 tensors, one for each of `large_variables`, before
@@ -389,13 +399,13 @@ class Rule:
         return self.contracted_clipped_sum(factors, masked)
 
     def instantiated_squared_norms(self) -> Any:
-        """Returns `squared_norms` from `instances`."""
+        """Returns the result of `squared_norms`, computed from `instances`."""
         return rounding.squared_norms(self.instances)
 
     def contracted_clipped_sum(
         self, factors: tf.Tensor, masked: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns `clipped_sum` from `instances`.
+        """Returns the result of `clipped_sum`, computed from `instances`.
 
         Args:
             factors: As for `clipped_sum`.
@@ -406,12 +416,15 @@ class Rule:
 
     @functools.cached_property
     def instances(self) -> list[tf.Tensor]:
-        """`per_example_gradients` of `large_variables`, computed once for norm and sum."""
+        """Returns the per-example gradients of `large_variables`, a list of tensors.
+
+        They are computed once, for both norm and sum.
+        """
         pairs = zip(self.variables, self.per_example_gradients(), strict=True)
         return [g for v, g in pairs if any(v is w for w in self.large_variables)]
 
     def explains(self, variable: Any) -> bool:
-        """Returns whether a variable is trained through this call.
+        """Returns whether this rule forms the gradients of a variable.
 
         Args:
             variable: `keras.Variable` or None.
@@ -419,10 +432,10 @@ class Rule:
         return any(variable is v for v in self.variables)
 
     def in_order(self, by_variable: list[tuple[Any, Any]]) -> list:
-        """Returns the values of the trained variables, in the order of `variables`.
+        """Sorts values into the order of `variables`, and drops those of other variables.
 
         Args:
-            by_variable: List of pairs of a `keras.Variable` and a value.
+            by_variable: List of pairs of a `keras.Variable` and a value, such as its gradient.
         """
         return [next(value for w, value in by_variable if w is v) for v in self.variables]
 
@@ -438,22 +451,23 @@ class BeforeActivation(Rule):
 
 
 class RuleOfParts(Rule):
-    """A rule of a layer with several kernels: each is the only large variable of a part.
+    """The base class of rules for layers with several kernels. Each kernel has a rule, a *part*.
 
     Attributes:
-        parts: List of `Rule`s of the same call; a subclass fills it.
+        parts: List of `Rule`s for the same call, which a subclass fills. Each has one kernel as its
+            only large variable.
     """
 
     parts: list[Rule]
 
     @property
     def large_variables(self):
-        """See `Rule.large_variables`: the kernels."""
+        """See `Rule.large_variables`. They are the kernels of all parts."""
         return [v for part in self.parts for v in part.large_variables]
 
     @property
     def choices(self):
-        """See `Rule.choices`: one a kernel."""
+        """See `Rule.choices`. The list has one `LayerChoice` for each kernel."""
         name = type(self).__name__
         return [dataclasses.replace(part.choice, rule=name) for part in self.parts]
 
@@ -490,7 +504,7 @@ class RuleOfParts(Rule):
 class GenericRule(Rule):
     """Leaves a layer and its sublayers to the map of `engine`, which forms whole gradients.
 
-    The rule is right for any layer, and needs memory for a whole gradient of each example.
+    The rule is right for any layer, but needs memory for the whole gradient of each example.
     """
 
     @classmethod

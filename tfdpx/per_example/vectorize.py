@@ -1,16 +1,17 @@
-"""`tf.vectorized_map`, restricted to converters that our tests found to be right.
+"""A `tf.vectorized_map` that uses only converters that our tests found to be right.
 
-TensorFlow has a converter for each type of operation, and some are wrong: for example, the
-converter of `PadV2` always pads with zeros. `SAFE_TO_VECTORIZE` lists the types that
-`tests/tfdpx/per_example/converters_test.py` compares, with their gradients, with the operation on
-each example separately. Any other type runs as it is, in a loop over the examples.
+To vectorize a function, TensorFlow has a converter for each type of operation. Some converters are
+wrong: for example, the one of `PadV2` always pads with zeros. `SAFE_TO_VECTORIZE` lists the tested
+types: `tests/tfdpx/per_example/converters_test.py` compares their results and gradients with those
+of the operation on each example separately. An operation of any other type is not converted, but
+runs in a loop over the examples.
 
-With oneDNN, which is on by default, TensorFlow 2.16 to 2.21 multiply `[n, 1, a, b]` with a common
-matrix `[1, 1, b, c]` wrongly from n = 5 on, and write beyond their memory. Vectorization makes such
-a product of an example's `[1, a, b]` times a layer's weights, so products get a single batch axis
-first.
+With oneDNN, which is on by default, TensorFlow 2.16 to 2.21 have a bug: they multiply
+`[n, 1, a, b]` with a common matrix `[1, 1, b, c]` wrongly if n is at least 5, and write beyond
+their memory. Vectorization creates such a product if a function multiplies an example's `[1, a, b]`
+by a layer's weights. To avoid the bug, the operands are first reshaped to have a single batch axis.
 
-XLA cannot compile a vectorized loop. This error shows during tracing, before any step.
+XLA cannot compile a vectorized loop. The error is raised during tracing, before any step.
 """
 
 import tensorflow as tf
@@ -28,11 +29,11 @@ _ANY_LENGTH = frozenset(
 
 
 def _is_of_the_user(record):
-    """Returns whether a log message concerns the user.
+    """Returns whether a log message concerns the user. It is a filter of TensorFlow's logger.
 
-    Outside of a graph `tf.vectorized_map` makes a new function on each call, and TensorFlow warns
-    of retracing it. If it cannot vectorize a graph, it logs hundreds of lines, although the error
-    says so, or a loop takes the place of the map.
+    Outside of a graph, `tf.vectorized_map` makes a new function in each call, so TensorFlow warns
+    of retracing. If TensorFlow cannot vectorize a graph, it logs hundreds of lines. The user does
+    not need them: either an error says the same, or a loop replaces the map.
     """
     message = record.getMessage()
     is_retracing = "retracing" in message and "<function pfor." in message
@@ -50,7 +51,7 @@ class TakesBatch(ValueError):
 def vectorized_map(
     function, elements, name="The function", jit_compile=False, loop=False, shared=()
 ):
-    """Maps a function of one example over a batch, and checks that it reads nothing else of it.
+    """Maps a function of one example over a batch, and checks that it reads no other example.
 
     Operations of the types in `SAFE_TO_VECTORIZE` are vectorized. Other operations run in a loop
     over the examples. If TensorFlow fails to vectorize the function, all of it runs in such a loop.
@@ -59,8 +60,8 @@ def vectorized_map(
         function: As in `tf.vectorized_map`. It may also read variables and constants.
         elements: Nest of tensors [n, ...].
         name: String that begins error messages, for example "The loss".
-        jit_compile: Bool, whether XLA will compile the result; not needed if it already traces for
-            XLA.
+        jit_compile: Bool, whether XLA will compile the result. It need not be passed while a graph
+            for XLA is traced.
         loop: Bool, whether to run the whole function in a loop from the start.
         shared: List of further tensors that `function` may read.
 
@@ -133,7 +134,7 @@ def vectorized_map(
 
 
 def _make_loop(run_one, elements):
-    """Returns a function like `map_examples` of `vectorized_map` that loops over the examples."""
+    """Returns a function that calls `run_one` on one example after the other, in a loop."""
 
     def map_examples(*tensors):
         specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in tensors]
@@ -152,10 +153,10 @@ def _make_loop(run_one, elements):
 
 
 def _source(tensor, allowed):
-    """Returns an argument of a function, other than a resource, that a tensor depends on; or None.
+    """Returns an argument of a function that a tensor depends on; None if it depends on none.
 
-    Variables and tables are resources, and constants depend on no argument. Tensors in the list
-    `allowed` are skipped.
+    Arguments that are resources (variables and tables) do not count. Neither do the tensors in the
+    list `allowed`.
     """
     visited, waiting = {id(t) for t in allowed}, [tensor]
     while waiting:
@@ -178,16 +179,16 @@ def _source(tensor, allowed):
 
 
 def _has_loop(graph):
-    """Returns whether a graph, or a function in it, has a loop."""
+    """Returns whether a graph, or a function that the graph calls, contains a loop."""
     definition = graph.as_graph_def()
     nodes = [definition.node, *(function.node_def for function in definition.library.function)]
     return any(node.op in _LOOPS for part in nodes for node in part)
 
 
 def _operation_types(tensors):
-    """Returns the types of the operations that tensors are computed with, a set.
+    """Returns a set with the types of all operations that compute `tensors`.
 
-    Operations in functions and loops count too.
+    The set includes operations inside of functions and loops.
     """
     visited, waiting, types = set(), [t.op for t in tensors], set()
     while waiting:
@@ -205,7 +206,7 @@ def _operation_types(tensors):
 
 
 def _multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b):
-    """Does `BatchMatMulV2` for all examples; a stacked operand has their axis in front."""
+    """Computes `BatchMatMulV2` for all examples. A stacked operand has one entry per example."""
     adjoint = {"adjoint_a": adjoint_a, "adjoint_b": adjoint_b}
     if x_stacked and y_stacked:
         return tf.matmul(x, y, **adjoint)

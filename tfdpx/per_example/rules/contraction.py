@@ -19,12 +19,13 @@ _SMALL_PRODUCTS = 1.75
 
 
 class ProductRule(BeforeActivation):
-    """A rule for a kernel with the gradient A^T G, of inputs A and output gradients G.
+    """A rule for a kernel with the gradient A^T G, where A are inputs and G output gradients.
 
     For each example and group, A is [T, in] and G is [T, out], where T counts positions. The
-    squared norm of A^T G is `<A A^T, G G^T>` (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021,
-    arXiv:2110.05679), the "ghost" norm. It is cheaper if the T positions are few compared with the
-    kernel. The sum over examples is one product over all positions of the batch.
+    squared norm of A^T G is equal to `<A A^T, G G^T>` (Goodfellow 2015, arXiv:1510.01799; Li et al.
+    2021, arXiv:2110.05679), the "ghost" norm. The ghost norm is cheaper if T is small compared with
+    the size of the kernel. The sum over examples is one matrix product over all positions of the
+    batch.
 
     A subclass defines `inputs_by_position`, `output_gradients_by_position`, `to_kernel` and
     `bias_gradients`.
@@ -34,16 +35,16 @@ class ProductRule(BeforeActivation):
 
     @functools.cached_property
     def inputs_by_position(self):
-        """A, float32 [B, groups, T, in]."""
+        """Returns A, float32 [B, groups, T, in]."""
         raise NotImplementedError
 
     @functools.cached_property
     def output_gradients_by_position(self):
-        """G, float32 [B, groups, T, out]."""
+        """Returns G, float32 [B, groups, T, out]."""
         raise NotImplementedError
 
     def to_kernel(self, products):
-        """Reshapes [..., groups, in, out] to [..., *kernel shape]."""
+        """Reshapes `products` [..., groups, in, out] to [..., *kernel shape]."""
         raise NotImplementedError
 
     def bias_gradients(self):
@@ -110,23 +111,23 @@ class ProductRule(BeforeActivation):
 
     @property
     def _matrices(self):
-        """A and G."""
+        """Returns A and G."""
         return self.inputs_by_position, self.output_gradients_by_position
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`: the bias."""
+        """See `Rule.small_gradients`. They are the gradients of the bias."""
         bias = self.layer.bias
         return [(bias, self.bias_gradients())] if self.explains(bias) else []
 
     @functools.cached_property
     def _kernel_instances(self):
-        """The gradients at the kernel, float32 [B, *kernel shape]."""
+        """Returns each example's gradient at the kernel, float32 [B, *kernel shape]."""
         return self.to_kernel(tf.matmul(*self._matrices, transpose_a=True))
 
 
 def ghost_product_norms(inputs, output_gradients):
-    """Returns the `rounding.Measured` of |A^T G|^2 from inner products of positions.
+    """Returns |A^T G|^2, computed from inner products of positions, as a `rounding.Measured`.
 
     Args:
         inputs: A, float32 [B, groups, T, in].
@@ -147,14 +148,17 @@ def ghost_product_norms(inputs, output_gradients):
 
 
 def length(magnitudes):
-    """Returns the l2 norm of `magnitudes` [B, groups] over groups, float32 [B, 1]."""
+    """Returns the l2 norm over groups of `magnitudes` [B, groups], float32 [B, 1]."""
     if magnitudes.shape[1] == 1:
         return magnitudes
     return tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1, keepdims=True))
 
 
 def gram(vectors):
-    """Returns inner products [..., T, T] of vectors [..., T, d]; long ones are formed in parts."""
+    """Returns the inner products [..., T, T] of all pairs of T vectors [..., T, d].
+
+    For long vectors, the inner products of parts are added up, which reduces rounding errors.
+    """
 
     def product(start, size):
         shape = tf.concat([tf.shape(vectors)[:-1], [size]], axis=0)
@@ -174,7 +178,7 @@ def gram(vectors):
 
 
 def sum_of_products(inputs, output_gradients):
-    """Returns the sum of A^T G over positions and examples: float32 [groups, in, out]."""
+    """Returns the sum of A^T G over all examples, float32 [groups, in, out]."""
     if inputs.shape[1] == 1:
         flat = [tf.reshape(t, [-1, t.shape[-1]]) for t in (inputs, output_gradients)]
         return tf.expand_dims(tf.matmul(*flat, transpose_a=True), 0)
@@ -187,11 +191,11 @@ def sum_of_products(inputs, output_gradients):
 
 @register(keras.layers.Dense)
 class DenseRule(ProductRule):
-    """The rule of `Dense`; the gradient at the bias is the sum of G over positions."""
+    """The rule of `Dense`. The gradient at the bias is the sum of G over positions."""
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: the positions of all calls, one after the other."""
+        """See `Rule.joined`. The new rule concatenates the positions of all calls."""
         joined_rule = copy.copy(rules[0])
         joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         joined_rule.inputs_by_position = tf.concat([r.inputs_by_position for r in rules], axis=2)
@@ -202,35 +206,39 @@ class DenseRule(ProductRule):
 
     @functools.cached_property
     def inputs_by_position(self):
-        """See `ProductRule`."""
+        """See `ProductRule.inputs_by_position`."""
         return positions(self.call.args[0], self.num_views, groups=True)
 
     @functools.cached_property
     def output_gradients_by_position(self):
-        """See `ProductRule`."""
+        """See `ProductRule.output_gradients_by_position`."""
         return positions(self.output_gradients[0], self.num_views, groups=True)
 
     def to_kernel(self, products):
-        """See `ProductRule`."""
+        """See `ProductRule.to_kernel`."""
         return tf.squeeze(products, axis=-3)
 
     def bias_gradients(self):
-        """See `ProductRule`."""
+        """See `ProductRule.bias_gradients`."""
         return tf.reduce_sum(self.output_gradients_by_position, axis=[1, 2])
 
 
 @register(keras.layers.EinsumDense)
 class EinsumDenseRule(ProductRule):
-    """The rule of `EinsumDense`, with the equation written as products of matrices.
+    """The rule of `EinsumDense`, which writes the equation as a product of matrices for each group.
 
-    There are four kinds of axes. An axis of inputs and kernel is summed over (in). An axis of
-    kernel and outputs is new (out). An axis of all three is a group. An axis of only inputs and
-    outputs is a position.
+    There are four kinds of axes. An axis of only inputs and kernel is an input feature (in), which
+    the layer sums over. An axis of only kernel and outputs is an output feature (out). An axis of
+    inputs, kernel and outputs is a group. An axis of only inputs and outputs is a position.
     """
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`: the first axis is the batch; no ellipsis, repeats or lone axes."""
+        """See `Rule.handles`. The layer's equation must meet three more conditions.
+
+        The first axis of inputs and outputs is the batch. The equation has no ellipsis. Each axis
+        occurs at most once in a tensor, and in at least two of inputs, kernel and outputs.
+        """
         inputs, kernel, outputs = letters(layer)
         is_valid = (
             "." not in layer.equation
@@ -245,16 +253,16 @@ class EinsumDenseRule(ProductRule):
 
     @functools.cached_property
     def inputs_by_position(self):
-        """See `ProductRule`."""
+        """See `ProductRule.inputs_by_position`."""
         return self._by_position(self.call.args[0], letters(self.layer)[0], self._axes()[2])
 
     @functools.cached_property
     def output_gradients_by_position(self):
-        """See `ProductRule`."""
+        """See `ProductRule.output_gradients_by_position`."""
         return self._by_position(self.output_gradients[0], letters(self.layer)[2], self._axes()[3])
 
     def to_kernel(self, products):
-        """See `ProductRule`."""
+        """See `ProductRule.to_kernel`."""
         _, groups, fan_in, fan_out = self._axes()
         kernel = letters(self.layer)[1]
         sizes = dict(zip(kernel, self.layer.kernel.shape, strict=True))
@@ -265,11 +273,14 @@ class EinsumDenseRule(ProductRule):
         return tf.transpose(split, [*range(lead), *(lead + order.index(axis) for axis in kernel)])
 
     def bias_gradients(self):
-        """See `ProductRule`."""
+        """See `ProductRule.bias_gradients`."""
         return bias_gradients(self.output_gradients[0], self.layer.bias.shape, self.num_views)
 
     def _axes(self):
-        """Returns the letters of positions, groups, in and out, four strings."""
+        """Returns four strings, the letters in the equation for the four kinds of axes.
+
+        Their order is positions, groups, input features and output features.
+        """
         inputs, kernel, outputs = letters(self.layer)
         return (
             "".join(a for a in inputs[1:] if a not in kernel),
@@ -279,7 +290,10 @@ class EinsumDenseRule(ProductRule):
         )
 
     def _by_position(self, tensor, axes, features):
-        """Reshapes [B * K, ...] with `axes` to float32 [B, groups, T, features]."""
+        """Reshapes a tensor [B * K, ...] to float32 [B, groups, T, features].
+
+        `axes` has the letters of the tensor's axes, and `features` the letters of features.
+        """
         positions, groups, _, _ = self._axes()
         tensor = split_views(tf.cast(tensor, "float32"), self.num_views)
         view = next(a for a in string.ascii_letters if a not in self.layer.equation)
@@ -296,7 +310,7 @@ class EinsumDenseRule(ProductRule):
 
 
 def bias_gradients(output_gradients, shape, num_views):
-    """Returns gradients [B, *shape] of a broadcast bias from output gradients [B * K, ...]."""
+    """Returns the gradients at a bias, [B, *shape], for output gradients [B * K, ...]."""
     # Sum over views, and over the axes along which the bias was broadcast.
     gradients = tf.reduce_sum(split_views(output_gradients, num_views), axis=1)
     num_extra = gradients.shape.rank - 1 - len(shape)
@@ -307,14 +321,14 @@ def bias_gradients(output_gradients, shape, num_views):
 
 
 def letters(layer):
-    """Returns the letters of inputs, kernel and outputs in a layer's equation, three strings."""
+    """Returns three strings, the letters in a layer's equation for inputs, kernel and outputs."""
     left, outputs = layer.equation.replace(" ", "").split("->")
     inputs, kernel = left.split(",")
     return inputs, kernel, outputs
 
 
 def _reshape(tensor, sizes):
-    """Reshapes [B, ...] to [B, *sizes], with at most one size of -1."""
+    """Reshapes a tensor [B, ...] to [B, *sizes]. At most one size may be -1."""
     count = tensor.shape[0]
     if count is None and -1 in sizes:
         return tf.reshape(tensor, [tf.shape(tensor)[0], *sizes])

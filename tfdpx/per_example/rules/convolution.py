@@ -33,25 +33,26 @@ _BYTES_OF_COPY = 60
 class Conv2DRule(BeforeActivation):
     """The rule of `Conv2D` for any stride, padding, dilation, groups and data format.
 
-    With the patches A [T, fan_in] and output gradients G [T, out] of an example's T positions, the
-    kernel gradient is A^T G. It is formed in one of two ways: as a product of patches and output
-    gradients for all examples at once, or by a call for each example that computes the ordinary
-    kernel gradient of its images. The norm needs only `<A A^T, G G^T>`, which is cheaper if
-    positions are few, for example in late layers.
+    Let A [T, fan_in] be the patches at an example's T positions, and G [T, out] the output
+    gradients. Then the kernel gradient is A^T G. It is formed in one of two ways: for all examples
+    at once, as a product of patches and output gradients, or by one call for each example, which
+    computes the ordinary kernel gradient for the images of this example. If there are few
+    positions, as in late layers, it is cheaper to compute the norm as `<A A^T, G G^T>`.
 
-    In a subclass, the convolution's kernel may be a function of the trained kernel, for example
-    with weight standardization. Such a subclass sets `filter_scale`, `weights` and `unit`, and
-    replaces `to_kernel`, `to_sum`, `measured` and `small_gradients`.
+    In a subclass, the convolution's kernel may be a function of the trained kernel. An example is
+    weight standardization. Such a subclass sets `filter_scale`, `weights` and `unit`, and replaces
+    `to_kernel`, `to_sum`, `measured` and `small_gradients`.
 
     Attributes:
         inputs: float32 [B * K, H, W, C], channels last in any data format of the layer.
         convolved_gradients: float32 [B * K, H', W', out], gradients at the convolution's outputs.
-        window: The `Window`.
+        window: The `Window` of the convolution.
         groups: Int, the number of groups.
-        filter_scale: float32 [out], or None for ones: the factor of each filter's gradient. It is
-            applied to gradients of kernels, which is cheaper than to gradients of outputs.
-        weights: float32 [n, out], or None for ones: the factors of `statistics`.
-        unit: float32 [*kernel_shape] for inner products in `statistics`, or None.
+        filter_scale: float32 [out], a factor for the gradient of each filter, or None for ones. The
+            rule multiplies the kernel gradients by it, because output gradients are larger.
+        weights: float32 [n, out], the weights of the n rows of `statistics` in a squared norm, or
+            None for ones.
+        unit: float32 [*kernel_shape], with which `statistics` forms inner products, or None.
     """
 
     assumes: tuple[str, ...] = ("call", "convolution_op", "kernel")
@@ -73,15 +74,15 @@ class Conv2DRule(BeforeActivation):
 
     @property
     def kernel_shape(self):
-        """[height, width, in / groups, out] of the convolution's kernel."""
+        """Returns the shape [height, width, in / groups, out] of the convolution's kernel."""
         return list(self.layer.kernel.shape)
 
     def sum_positions(self, images):
-        """Sums [B * K, H', W', out] over an example's views and positions: [B, out]."""
+        """Sums `images` [B * K, H', W', out] over views and positions. Returns [B, out]."""
         return sum_rows(images, self.num_views, [1, 2])
 
     def kernel_gradient(self, inputs, output_gradients):
-        """Returns the gradient at the convolution's kernel, summed over images: [*kernel_shape].
+        """Returns the gradient at the convolution's kernel, summed over images.
 
         Args:
             inputs: float32 [N, H, W, C].
@@ -91,24 +92,25 @@ class Conv2DRule(BeforeActivation):
 
     @functools.cached_property
     def kernel_instances(self):
-        """float32 [B, *kernel_shape]: each example's gradient at the convolution's kernel."""
+        """Returns each example's gradient at the convolution's kernel, [B, *kernel_shape]."""
         return self._loop_results[0] if self._by_calls else self._multiply_patches()
 
     @property
     def statistics(self):
-        """float32 [B, 1 or 3, out]: the sum of squares of each filter of `kernel_instances`.
+        """Returns statistics of each filter in `kernel_instances`, float32 [B, 1 or 3, out].
 
-        With `unit`, there are two more rows: the square of a filter's sum, and of its inner product
-        with `unit`.
+        The first row is the filter's sum of squares. With `unit`, there are two more rows: the
+        squared sum of the filter, and the squared inner product of the filter and `unit`.
         """
         if self._by_calls:
             return self._loop_results[1]
         return _statistics(self.kernel_instances, self.unit)
 
     def instance_costs(self):
-        """Returns the costs of the two ways to form `kernel_instances`, a pair of `Cost`.
+        """Returns two `Cost`s, for the two ways to form `kernel_instances`.
 
-        The first way is a call for each example, the second a product of patches for all examples.
+        The first way is one call for each example. The second way is a product of patches and
+        output gradients for all examples.
         """
         count, positions, fan_in, fan_out = self.sizes()
         multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
@@ -120,7 +122,10 @@ class Conv2DRule(BeforeActivation):
         return by_calls, Cost(multiply, bytes=4 * patches + _BYTES_OF_COPY * copies)
 
     def sizes(self):
-        """Returns examples, positions of all views, fan-in and fan-out; nominal if unknown."""
+        """Returns four numbers: examples, positions, and the fan-in and fan-out of a group.
+
+        Positions are counted over all views. Assumed values stand in for unknown sizes.
+        """
         rows, height, width, out = self.convolved_gradients.shape
         fan_in = self.window.taps * self.kernel_shape[2]
         area = 1024 if None in (height, width) else height * width
@@ -134,7 +139,7 @@ class Conv2DRule(BeforeActivation):
 
     @functools.cached_property
     def _loop_results(self):
-        """`kernel_instances` and `statistics`, computed in a loop over examples."""
+        """Returns `kernel_instances` and `statistics`, computed in a loop over examples."""
         tensors = self.inputs, self.convolved_gradients, self.unit
         tensors = [t for t in tensors if t is not None]
         kind = self.window, tuple(self.kernel_shape), self.num_views
@@ -153,7 +158,7 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(products, [-1, *self.kernel_shape])
 
     def by_group(self, images, taps=1):
-        """Reshapes [B * K, H', W', taps * groups * c] to [B, groups, T, taps * c]."""
+        """Reshapes `images` [B * K, H', W', taps * groups * c] to [B, groups, T, taps * c]."""
         if self.groups == 1:
             return positions(images, self.num_views, groups=True)
         pixels = positions(images, self.num_views)
@@ -163,9 +168,9 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(pixels, [shape[0], self.groups, shape[1], channels])
 
     def to_kernel(self, gradients):
-        """Returns gradients at the trained kernel from gradients at the convolution's kernel.
+        """Converts gradients at the convolution's kernel to gradients at the trained kernel.
 
-        The function is linear.
+        The conversion is linear.
 
         Args:
             gradients: float32 [..., *kernel_shape].
@@ -178,25 +183,25 @@ class Conv2DRule(BeforeActivation):
 
     @functools.cached_property
     def scaled_gradients(self):
-        """`convolved_gradients` times `filter_scale`."""
+        """Returns `convolved_gradients` times `filter_scale`."""
         return self.scaled(self.convolved_gradients)
 
     def to_sum(self, total):
-        """Returns the sum at the trained kernel from the sum at the convolution's kernel."""
+        """Converts a clipped sum at the convolution's kernel to the trained kernel."""
         return self.to_kernel(total)
 
     def measured(self, norms):
-        """Converts measured norms from the convolution's kernel to the trained kernel.
+        """Converts norms of gradients at the convolution's kernel to the trained kernel.
 
         Args:
-            norms: `rounding.Measured`, of gradients times `filter_scale`. Its `squares` are the
-                weighted sums over filters of `statistics`, or only the squared norm.
+            norms: `rounding.Measured` of the gradients times `filter_scale`. Its `squares` are the
+                rows of `statistics`, weighted and summed over filters, or only the squared norm.
         """
         return norms
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`: all variables except the kernel."""
+        """See `Rule.small_gradients`. They cover all variables except the kernel."""
         if not self.explains(self.layer.bias):
             return []
         return [(self.layer.bias, self.sum_positions(self.convolved_gradients))]
@@ -276,7 +281,7 @@ class Conv2DRule(BeforeActivation):
         )
 
     def _magnitudes(self):
-        """Returns the sums M (see `rounding`), from lengths of patches and output gradients."""
+        """Returns M (see `rounding`), computed from the norms of patches and output gradients."""
         pixels = tf.reduce_sum(tf.square(self.inputs), axis=-1, keepdims=True)
         patches = self.window.convolve(pixels, tf.ones([*self.window.size, 1, 1]))
         gradients = tf.square(self.scaled_gradients)
@@ -305,13 +310,13 @@ class Conv2DRule(BeforeActivation):
 
 @register(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 class DepthwiseConvRule(Conv2DRule):
-    """The rule of depthwise convolutions, with a group for each channel.
+    """The rule of depthwise convolutions, where each channel is a group.
 
-    A sequence is an image of one row.
+    A sequence is treated as an image with one row.
 
-    No channel sees another, so the images of all examples can be joined as channels of one image.
-    One ordinary weight gradient, or one convolution of images with output gradients, then contains
-    the gradients of all examples.
+    The layer convolves each channel separately, so the images of all examples can become channels
+    of one image. Then one ordinary weight gradient, or one convolution of images with output
+    gradients, contains the gradients of all examples.
     """
 
     assumes = ("call", "kernel")
@@ -319,7 +324,10 @@ class DepthwiseConvRule(Conv2DRule):
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`: strides or dilation, not both, which `Window` has not."""
+        """See `Rule.handles`. The layer must not have both strides and dilation.
+
+        `Window` does not support this combination.
+        """
         return not _is_strided_and_dilated(layer) and super().handles(layer, registered_class)
 
     @property
@@ -364,13 +372,13 @@ class DepthwiseConvRule(Conv2DRule):
         return sum_rows(tf.transpose(gradients, [3, 0, 1, 2, 4]), self.num_views)
 
     def costs(self):
-        """See `Rule.costs`: a kernel is smaller than the images that other ways would read."""
+        """See `Rule.costs`. Kernel gradients are always formed, because they are small."""
         costs = super().costs()
         return {way: costs[way] for way in ("instantiate", "contract")}
 
 
 class _PointwiseRule(Conv2DRule):
-    """A convolution by one pixel."""
+    """The rule of the second part of a separable convolution, with a kernel of one pixel."""
 
     kernel_shape = property(lambda self: [1, 1, *self.layer.kernel.shape[-2:]])
     to_kernel = DepthwiseConvRule.to_kernel
@@ -378,11 +386,15 @@ class _PointwiseRule(Conv2DRule):
 
 @register(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 class SeparableConvRule(RuleOfParts):
-    """A depthwise convolution, then one by one pixel: the channels between them are watched."""
+    """The rule of separable convolutions.
+
+    Such a layer is a depthwise convolution, followed by a convolution with a kernel of one pixel.
+    The rule also watches the channels between the two, to get their gradient.
+    """
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`: strides or dilation, not both."""
+        """See `Rule.handles`. The layer must not have both strides and dilation."""
         return not _is_strided_and_dilated(layer) and super().handles(layer, registered_class)
 
     @classmethod
@@ -442,7 +454,7 @@ class SeparableConvRule(RuleOfParts):
 
 
 def _part(call, layer, inputs):
-    """Returns a `Call` of a part of a layer."""
+    """Returns a copy of a call in which `layer`, a part of the called layer, gets `inputs`."""
     part = copy.copy(call)
     part.layer, part.args = layer, (inputs,)
     return part
@@ -453,13 +465,13 @@ def _is_strided_and_dilated(layer):
 
 
 def _join_as_channels(images):
-    """Reshapes [N, H, W, C] to [1, H, W, N * C]."""
+    """Turns images [N, H, W, C] into the channels of one image, [1, H, W, N * C]."""
     channels = tf.transpose(images, [1, 2, 0, 3])
     return tf.reshape(channels, tf.concat([[1], tf.shape(channels)[:2], [-1]], axis=0))
 
 
 def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):
-    """Returns kernel gradients and statistics, from one call for each example."""
+    """Computes `kernel_instances` and `statistics` by one call for each example."""
     count = Rows(inputs).count // num_views
 
     def compute_next(index, instances, statistics):
@@ -482,7 +494,7 @@ def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradient
 
 
 def _statistics(gradients, unit):
-    """Returns `Conv2DRule.statistics` of gradients [n, *kernel_shape]."""
+    """Returns `Conv2DRule.statistics` for kernel gradients [n, *kernel_shape]."""
     filters = [1, 2, 3]
     squares = [tf.reduce_sum(tf.square(gradients), filters)]
     if unit is not None:
@@ -492,7 +504,7 @@ def _statistics(gradients, unit):
 
 
 def channels_last(images, layer):
-    """Returns `images` as [N, H, W, C], from any data format; sequences as images of one row."""
+    """Converts images to [N, H, W, C]. A sequence becomes an image with one row."""
     if layer.data_format != "channels_last":
         images = tf.transpose(images, [0, *range(2, images.shape.rank), 1])
     return images if images.shape.rank == 4 else images[:, tf.newaxis]

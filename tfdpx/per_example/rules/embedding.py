@@ -1,4 +1,4 @@
-"""Rules of `keras.layers.Embedding`, and of `ReversibleEmbedding`, which also makes logits."""
+"""Rules of `keras.layers.Embedding` and `ReversibleEmbedding`. The latter also computes logits."""
 
 import copy
 
@@ -15,18 +15,18 @@ from tfdpx.per_example.rules.contraction import FLOAT, ghost_product_norms, gram
 
 @register(keras.layers.Embedding)
 class EmbeddingRule(Rule):
-    """A sparse rule, which never forms an array [B, vocabulary, d].
+    """The rule of `Embedding`, which usually forms no array [B, vocabulary, d].
 
-    Norms come from the gradients at the entries of the table that an example reads, one for each
-    distinct token, or ("ghost") from pairs of positions with equal tokens. Sums are formed by
-    scattering.
+    There are two ways to compute norms. The rule either adds up the gradients of each distinct
+    token of an example, or ("ghost") uses pairs of positions with equal tokens. It forms clipped
+    sums by scattering the output gradients into the table.
     """
 
     assumes: tuple[str, ...] = ("call", "embeddings")
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: the tokens of all calls, one after the other."""
+        """See `Rule.joined`. The new rule concatenates the tokens of all calls."""
         joined_rule = copy.copy(rules[0])
         joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         joined_rule._gradients = tf.concat([rule._gradients for rule in rules], axis=1)
@@ -50,12 +50,15 @@ class EmbeddingRule(Rule):
         self._tokens = tf.cast(tf.where(in_range, tokens, 0), "int32")
 
     def per_example_gradients(self):
-        """See `Rule.per_example_gradients`; dense, used only where other layers share the table."""
+        """See `Rule.per_example_gradients`. Used only if other layers share the table.
+
+        The result is dense: [B, vocabulary, d].
+        """
         one_hot = tf.one_hot(self._tokens, self.layer.input_dim)
         return [tf.matmul(one_hot, self._gradients, transpose_a=True)]
 
     def instantiated_squared_norms(self):
-        """See `Rule.instantiated_squared_norms`: the squares of the entries that were read."""
+        """See `Rule.instantiated_squared_norms`. Only entries that were read are squared."""
         count, length = tf.unstack(tf.shape(self._tokens))
         order = tf.argsort(self._tokens, axis=1)
         tokens = tf.gather(self._tokens, order, batch_dims=1)
@@ -75,7 +78,10 @@ class EmbeddingRule(Rule):
         return tf.reduce_sum(tf.reshape(squared_norms, [count, length]), axis=1)
 
     def ghost_squared_norms(self):
-        """See `Rule.ghost_squared_norms`: the sum of <g_s, g_t> over positions of one token."""
+        """See `Rule.ghost_squared_norms`.
+
+        The norm is the sum of <g_s, g_t> over all pairs of positions s, t with equal tokens.
+        """
         is_same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
         # Positions of one token have equal inputs, of length one.
         inputs = tf.cast(is_same, "float32")
@@ -99,7 +105,7 @@ class EmbeddingRule(Rule):
         return [tf.math.unsorted_segment_sum(gradients, tokens, self.layer.input_dim)]
 
     def costs(self):
-        """See `Rule.costs`: sorting and scattering against all pairs."""
+        """See `Rule.costs`. The choice is between sorting tokens and comparing all pairs."""
         count, length, width = self._gradients.shape
         count, length = count or 32, length or 1024
         bytes_read = FLOAT * count * length * width
@@ -113,22 +119,23 @@ class EmbeddingRule(Rule):
 
 @variant_of(keras.layers.Embedding)
 class ReversibleEmbeddingRule(EmbeddingRule):
-    """A rule for a table that embeds tokens and makes logits, without a [B, vocabulary, d] array.
+    """The rule of a layer that both embeds tokens and computes logits with one table.
 
-    A call that embeds one-hot tokens O, with output gradients G, has the gradient O^T G. A call
-    that makes logits of hidden states H, with gradients L at the logits, has the gradient L^T H.
-    With tied weights, the sum of both is one product over all positions.
+    If a call embeds the one-hot tokens O, the gradient is O^T G, where G are the output gradients.
+    If a call computes logits from hidden states H, the gradient is L^T H, where L are the gradients
+    at the logits. With tied weights, the sum of both is one product over all positions. Norms and
+    sums need no array [B, vocabulary, d].
     """
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`: a subclass must not override the `call` of these classes."""
+        """See `Rule.handles`. A subclass must not override `call`."""
         keras_class = next(filter(_is_reversible, type(layer).__mro__), None)
         return keras_class is not None and super().handles(layer, keras_class)
 
     @classmethod
     def forward(cls, call, watch):
-        """See `Rule.forward`: logits are watched before their soft cap."""
+        """See `Rule.forward`. The logits are watched before the soft cap is applied."""
         cap = call.layer.logit_soft_cap
         if not (cap and _is_reverse(call)):
             return super().forward(call, watch)
@@ -138,7 +145,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: the positions of all calls, one after the other."""
+        """See `Rule.joined`. The new rule concatenates the positions of all calls."""
         joined_rule = copy.copy(rules[0])
         joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         for name in ("_tokens", "_gradients", "_hidden", "_logits"):
@@ -162,7 +169,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
             self._logits = tf.repeat(self._hidden[:, :, :1], self.layer.input_dim, axis=2)
 
     def per_example_gradients(self):
-        """See `Rule.per_example_gradients`; dense."""
+        """See `Rule.per_example_gradients`. The result is dense: [B, vocabulary, d]."""
         of_tokens = super().per_example_gradients()[0]
         return self._by_variable(of_tokens, tf.matmul(self._logits, self._hidden, transpose_a=True))
 
@@ -211,7 +218,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self._by_variable(of_tokens, sum_of_products(masked[0][:, tf.newaxis], hidden)[0])
 
     def costs(self):
-        """See `Rule.costs`: as a `Dense` layer at the positions of both calls."""
+        """See `Rule.costs`. They are those of a `Dense` layer at the positions of both calls."""
         if self._only_embeds:
             return super().costs()
         count, length, size = self._logits.shape
@@ -233,7 +240,12 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self._logits.shape[1] == 0
 
     def _by_variable(self, of_tokens, of_logits):
-        """Returns the gradients of variables from gradients [..., vocabulary, d] of both calls."""
+        """Returns the gradient at each variable, in the order of `variables`.
+
+        Args:
+            of_tokens: [..., vocabulary, d], the gradient from the calls that embed.
+            of_logits: [..., vocabulary, d], the gradient from the calls that compute logits.
+        """
         layer = self.layer
         if layer.tie_weights:
             return [of_tokens + of_logits]
@@ -242,7 +254,10 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self.in_order(pairs)
 
     def _rows_in_pairs(self):
-        """Returns inner products of the rows of O and L, float32 [B, 1, T + S, T + S]."""
+        """Returns the inner products of all pairs among the T rows of O and the S rows of L.
+
+        The result is float32 [B, 1, T + S, T + S].
+        """
         is_same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
         across = tf.gather(self._logits, self._tokens, axis=2, batch_dims=1)  # [B, S, T].
         upper = [tf.cast(is_same, "float32"), tf.transpose(across, [0, 2, 1])]
@@ -252,7 +267,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
 
 def _is_reversible(layer_class):
-    """Returns whether a class is Keras's `ReversibleEmbedding`, or the older one of KerasHub."""
+    """Returns whether a class is Keras's `ReversibleEmbedding` or KerasHub's older one."""
     keras_class = getattr(keras.layers, "ReversibleEmbedding", None)
     name = keras.saving.get_registered_name(layer_class)
     return layer_class is keras_class or name == "keras_hub>ReversibleEmbedding"

@@ -1,9 +1,10 @@
-"""Rules of layers with LoRA: kernel + s A B, where only the thin A and B train (Hu et al. 2021).
+"""Rules of layers with LoRA (Hu et al. 2021).
 
-The gradient at B is the kernel gradient of a layer with inputs s x A. The gradient at A is the
-kernel gradient of a layer with output gradients s G B^T. So no array of the kernel's size is
-formed. A and B are so thin that per-example gradients take less memory and time than inner products
-of positions.
+Such a layer uses the matrix kernel + s A B, where s is a constant. The kernel is frozen, and only
+the thin matrices A and B are trained. The gradient at B is the kernel gradient of a layer with
+inputs s x A. The gradient at A is the kernel gradient of a layer with output gradients s G B^T. So
+no array of the kernel's size is formed. Per-example gradients of A and B take less memory and time
+than inner products of positions, because A and B are thin.
 """
 
 import string
@@ -23,7 +24,10 @@ _QUANTIZED = (None, "int8", "int4")
 
 
 def _has_lora(layer, registered_class, assumes):
-    """Returns whether a layer is exactly Keras's, except for LoRA and quantized frozen weights."""
+    """Returns whether a layer has LoRA, and otherwise is exactly Keras's.
+
+    Its frozen weights may be quantized.
+    """
     frozen = lora.frozen(layer)
     is_supported = getattr(layer, "quantization_mode", None) in _QUANTIZED
     is_supported = is_supported and frozen is not None and not frozen.trainable
@@ -39,7 +43,7 @@ def _scale(layer):
 
 
 class _Thin(BeforeActivation):
-    """The base class of rules for A, B and the bias."""
+    """The base class of rules for layers that train only A, B and the bias."""
 
     assumes = ("call", "kernel", "quantized_call", "enable_lora")
 
@@ -93,7 +97,7 @@ class LoraDenseRule(_Thin):
 class LoraEinsumDenseRule(_Thin):
     """The rule of an `EinsumDense` layer with A [..., r] and B [r, last].
 
-    The last axis of the kernel must be one of the outputs and not of the inputs.
+    The last axis of the kernel must be an axis of the outputs, but not of the inputs.
     """
 
     @classmethod
@@ -151,7 +155,7 @@ class LoraEmbeddingRule(EmbeddingRule):
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: calls are never joined."""
+        """See `Rule.joined`. This rule never joins calls."""
         return None
 
     def __init__(self, call, output_gradients, num_views, variables):
@@ -162,7 +166,7 @@ class LoraEmbeddingRule(EmbeddingRule):
 
     @property
     def small_gradients(self):
-        """See `Rule.small_gradients`: the factor B."""
+        """See `Rule.small_gradients`. They are the gradients of B."""
         b = self.layer.lora_embeddings_b
         if not self.explains(b):
             return []

@@ -16,8 +16,8 @@ from tfdpx.per_example.rule import Rule, register
 class ScaleAndOffsetRule(Rule):
     """A rule for outputs y = gamma * z + beta, with a scale gamma and an offset beta.
 
-    With output gradients G, the gradients are sum(G * z) and sum(G), over all axes but the
-    features.
+    With output gradients G, the gradient of gamma is sum(G * z), and the gradient of beta is
+    sum(G). The sums are over all axes except the batch and the features.
     """
 
     def scale_gradients(self):
@@ -30,7 +30,7 @@ class ScaleAndOffsetRule(Rule):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`: everything."""
+        """See `Rule.small_gradients`. They cover all variables of the layer."""
         layer = self.layer
         functions = (layer.beta, self.offset_gradients), (layer.gamma, self.scale_gradients)
         return [(v, gradients()) for v, gradients in functions if self.explains(v)]
@@ -46,22 +46,22 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`: feature axes must rise, like the axes of the weights."""
+        """See `Rule.handles`. The feature axes must be in rising order, as in the weights."""
         axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
         has_one_sign = all(a < 0 for a in axes) or all(a >= 0 for a in axes)
         is_rising = list(axes) == sorted(axes)
         return has_one_sign and is_rising and super().handles(layer, registered_class)
 
     def scale_gradients(self):
-        """See `ScaleAndOffsetRule`."""
+        """See `ScaleAndOffsetRule.scale_gradients`."""
         return self._sum_normalized(gamma=None, beta=None)
 
     def offset_gradients(self):
-        """See `ScaleAndOffsetRule`."""
+        """See `ScaleAndOffsetRule.offset_gradients`."""
         return self._sum_positions(self.output_gradients[0])
 
     def _sum_normalized(self, **without):
-        """Returns sum(G * z), where z is the output of the layer `without` its weights."""
+        """Returns sum(G * z), where z is the output that the layer has without its weights."""
         # In float32, even if the layer computes in bfloat16.
         plain = layer_internals.in_float32(self.layer, **without)
         normalized = plain.call(tf.cast(self.call.args[0], "float32"))
@@ -82,26 +82,28 @@ class RMSNormalizationRule(LayerNormalizationRule):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`: everything."""
+        """See `Rule.small_gradients`. They cover all variables of the layer."""
         return [(self.layer.scale, self.scale_gradients())]
 
     def scale_gradients(self):
-        """See `ScaleAndOffsetRule`."""
+        """See `ScaleAndOffsetRule.scale_gradients`."""
         return self._sum_normalized(scale=1.0)
 
 
 @register(keras.layers.GroupNormalization)
 class GroupNormalizationRule(ScaleAndOffsetRule):
-    """The rule of group normalization: all gradients come from the same two sums.
+    """The rule of group normalization, which computes all gradients from the same two sums.
 
-    For the n numbers x in a group of an image, let m be their mean, r = 1/sqrt(variance + epsilon)
-    and z = r (x - m). With output gradients G, the sums over positions are sum(G), the gradient of
-    beta, and sum(G z) = r (sum(G x) - m sum(G)), of gamma. The gradient at the input is
+    Let x be the n numbers in a group of an image, m their mean, r = 1/sqrt(variance + epsilon) and
+    z = r (x - m). Let G be the output gradients. The sums are over positions. The gradient of beta
+    is sum(G), and the gradient of gamma is sum(G z) = r (sum(G x) - m sum(G)). The gradient at the
+    input is
 
-        gamma r G - a - r z b,
+        gamma r G - a - r z b.
 
-    with a and b the sums over a group's channels of gamma r times either sum, divided by n.
-    TensorFlow's derivation takes three times as many operations, and computes the two sums again.
+    Here a and b are sums over the channels of a group, divided by n: a adds up gamma r sum(G), and
+    b adds up gamma r sum(G z). TensorFlow's derivation takes three times as many operations, and
+    computes sum(G) and sum(G z) again.
     """
 
     assumes = ("call", *layer_internals.GROUP_NORMALIZATION_STEPS)
@@ -134,11 +136,11 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
         return watch(layer_internals.call_operation(layer, call.args, call.kwargs))
 
     def offset_gradients(self):
-        """See `ScaleAndOffsetRule`."""
+        """See `ScaleAndOffsetRule.offset_gradients`."""
         return sum_rows(self._sums[0], self.num_views)
 
     def scale_gradients(self):
-        """See `ScaleAndOffsetRule`."""
+        """See `ScaleAndOffsetRule.scale_gradients`."""
         return sum_rows(self._sums[1], self.num_views)
 
     @property
@@ -152,18 +154,18 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
 
 
 class _Kind(typing.NamedTuple):
-    """The properties that layers and inputs must share to use one trace.
+    """The properties of a layer and its inputs. Calls with equal properties share traced functions.
 
-    Arrays are [N, before, groups, channels of a group, after], where `before` and `after` count the
-    positions before and after the axis of channels. They are float32, or float64 if the inputs are.
-    Each row is computed only from that row.
+    The functions compute on arrays [N, before, groups, channels of a group, after]. Here `before`
+    and `after` count the positions before and after the channel axis. Arrays are float32, or
+    float64 if the inputs are. Each row of a result is computed from only one row.
 
     Attributes:
         axis: Int, the axis of the channels.
         groups: Int, the number of groups.
         channels: Int, the number of channels in a group.
         epsilon: Float.
-        has_gamma, has_beta: Bools, which weights the layer has.
+        has_gamma, has_beta: Bools, whether the layer has these weights.
         output_dtype: Str, the dtype of the outputs.
     """
 
@@ -177,14 +179,14 @@ class _Kind(typing.NamedTuple):
 
     @classmethod
     def from_layer(cls, layer, inputs):
-        """Returns the kind of a `keras.layers.GroupNormalization` called with a tensor."""
+        """Returns the `_Kind` of a call of a `keras.layers.GroupNormalization` on `inputs`."""
         axis = layer.axis % inputs.shape.rank
         channels = inputs.shape[axis] // layer.groups
         settings = layer.epsilon, layer.scale, layer.center, layer.compute_dtype
         return cls(axis, layer.groups, channels, *settings)
 
     def split(self, tensor):
-        """Returns a tensor with the shape of the inputs as such an array."""
+        """Reshapes a tensor with the shape of the inputs to the array in the class docstring."""
 
         def product(axes):
             sizes = tensor.shape[axes]
@@ -231,6 +233,6 @@ def _backward(kind, output_gradients, inputs, mean, inverse, scale):
 
 
 def _average(images):
-    """Returns the mean of each group, [N, 1, groups, 1, 1], over positions first for speed."""
+    """Returns the mean of each group, [N, 1, groups, 1, 1]. Averaging positions first is faster."""
     means = tf.reduce_mean(images, [1, 4], keepdims=True)
     return tf.reduce_mean(means, 3, keepdims=True)

@@ -1,11 +1,13 @@
 """The rule of `LSTM`, `GRU`, `SimpleRNN`, and of `RNN` with their cells.
 
-A cell multiplies an input x_t and a state h_t by two kernels at each of T time steps, and adds both
-products up in its gates. With the gradients g_t at the gates of all time steps, the gradients of
-the kernels are sums of x_t^T g_t and of h_t^T g_t, like a `Dense` layer's at T positions.
+At each of T time steps, a cell multiplies the input x_t by one kernel and the state h_t by another,
+and adds up both products in its gates. Let g_t be the gradient at the gates. The gradients of the
+kernels are then the sums over time of x_t^T g_t and of h_t^T g_t, as in a `Dense` layer with T
+positions.
 
-So this module runs the recurrence itself: x_t is multiplied for all time steps at once, and the
-backward loop over time returns the gates' gradients. Each row is computed only from that row.
+Keras does not return these g_t, so this module runs the recurrence. It multiplies x_t for all time
+steps at once, and a backward loop over time returns the gradients at the gates. Each row of a
+result is computed from only one row.
 """
 
 import dataclasses
@@ -23,19 +25,19 @@ from tfdpx.per_example.rules.contraction import ProductRule
 
 @register(keras.layers.RNN)
 class RecurrentRule(RuleOfParts):
-    """A rule with two products for each cell: inputs, and states, times the gates' gradients."""
+    """The rule of recurrent layers. A cell has two kernels, one for inputs and one for states."""
 
     keeps_draws = True
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`: layers and cells of exactly Keras's classes."""
+        """See `Rule.handles`. The layer and all cells must have exactly Keras's classes."""
         del registered_class
         return has_plain_cells(layer)
 
     @classmethod
     def forward(cls, call, watch):
-        """See `Rule.forward`: the gates are watched, before their activations."""
+        """See `Rule.forward`. The gates are watched before their activations."""
         inner_loop = functools.partial(_run_layer, call, watch)
         layer = layer_internals.without(call.layer, inner_loop=inner_loop)
         return layer_internals.call_operation(layer, call.args, call.kwargs)
@@ -59,7 +61,7 @@ class RecurrentRule(RuleOfParts):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`: the biases."""
+        """See `Rule.small_gradients`. They are the gradients of the biases."""
         sums = [
             (bias, [sum_rows(gradient, self.num_views, [1]) for gradient in gradients])
             for bias, gradients in self._biases
@@ -68,12 +70,12 @@ class RecurrentRule(RuleOfParts):
 
 
 class _KernelRule(ProductRule):
-    """One kernel of a cell; its positions are the time steps of all views.
+    """The rule of one kernel of a cell. The positions are the time steps of all views.
 
     Args:
-        rule: The `RecurrentRule`.
+        rule: The `RecurrentRule` of the layer.
         kernel: The `keras.Variable`, [in, gates * units].
-        operands: Dict of arguments of `_gate_operands`.
+        operands: Dict of the arguments for `_gate_operands`.
         gradients: float32 [B * K, T, gates * units], the gradients after the product with the
             kernel.
     """
@@ -86,18 +88,18 @@ class _KernelRule(ProductRule):
 
     @functools.cached_property
     def inputs_by_position(self):
-        """See `ProductRule`: the groups are gates, if these have separate operands."""
+        """See `ProductRule.inputs_by_position`. Gates with separate operands are groups."""
         groups = _gate_operands(**self._operands)
         return tf.concat([positions(x, self.num_views, groups=True) for x in groups], axis=1)
 
     @functools.cached_property
     def output_gradients_by_position(self):
-        """See `ProductRule`."""
+        """See `ProductRule.output_gradients_by_position`."""
         groups = tf.split(self.output_gradients[0], len(_gate_operands(**self._operands)), axis=2)
         return tf.concat([positions(g, self.num_views, groups=True) for g in groups], axis=1)
 
     def to_kernel(self, products):
-        """See `ProductRule`."""
+        """See `ProductRule.to_kernel`."""
         if products.shape[-3] == 1:
             return tf.squeeze(products, axis=-3)
         return tf.concat(tf.unstack(products, axis=-3), axis=-1)
@@ -108,13 +110,13 @@ class _KernelRule(ProductRule):
 
 
 def _gate_operands(vectors, masks, last=None):
-    """Returns the operands of a kernel's gates, a list: one for each gate, or one for all.
+    """Returns a list of the vectors that a kernel multiplies: one for each gate, or one for all.
 
     Args:
         vectors: [N, ..., d].
-        masks: List of dropout masks [N, d], one for each gate or one for all; empty without
-            dropout.
-        last: Optional [N, ..., d], by which the last gate's operand is multiplied.
+        masks: List of dropout masks [N, d], one for each gate or one for all. The list is empty
+            without dropout.
+        last: Optional [N, ..., d], a factor for the vectors of the last gate.
     """
     if vectors.shape.rank > 2:
         masks = [mask[:, tf.newaxis] for mask in masks]
@@ -142,8 +144,8 @@ class _Step:
 
     Attributes:
         cell: The cell.
-        kernel: Its recurrent kernel, a tensor.
-        bias: The bias that is added to this kernel's product, a tensor, or None.
+        kernel: Tensor, the cell's recurrent kernel.
+        bias: Tensor, the bias that is added to the product with this kernel, or None.
         masks: List of dropout masks [N, units] of the states.
     """
 
@@ -153,12 +155,12 @@ class _Step:
     masks: list
 
     def multiply(self, state):
-        """Returns the product of the first state [N, units] and the kernel."""
+        """Returns the product of `state`, the first state [N, units], and the kernel."""
         product = _multiply_by_kernel(self.kernel, state, self.masks)
         return product if self.bias is None else product + self.bias
 
     def advance(self, x, product, states):
-        """Returns the states after the step, a list.
+        """Returns a list of the states after the time step.
 
         Args:
             x: The product of the inputs and their kernel, [N, gates * units].
@@ -186,7 +188,7 @@ class _GRUStep(_Step):
         return [z * states[0] + (1 - z) * candidate]
 
     def gates(self, x, product):
-        """Returns the gates of update and reset, [N, ..., 2 * units]."""
+        """Returns the update gate and the reset gate in one tensor, [N, ..., 2 * units]."""
         size = 2 * self.cell.units
         return self.cell.recurrent_activation(x[..., :size] + product[..., :size])
 
@@ -195,7 +197,7 @@ class _GRUStep(_Step):
 
 
 class _GRUStepThatResetsBefore(_GRUStep):
-    """A GRU step that multiplies the state by the reset gate before the last gate's kernel."""
+    """A GRU step that multiplies the state by the reset gate before it applies the last kernel."""
 
     def multiply(self, state):
         return _multiply_by_kernel(self.kernel[:, : -self.cell.units], state, self.masks[:2])
@@ -213,7 +215,10 @@ def _step_class(cell):
 
 
 def _run_layer(call, watch, sequences, initial_state, mask, training):
-    """Replaces `keras.layers.RNN.inner_loop`: returns last outputs, all outputs, and states."""
+    """Replaces `keras.layers.RNN.inner_loop`.
+
+    Returns the outputs of the last time step, the outputs of all time steps, and the final states.
+    """
     layer, cells = call.layer, cells_of(call.layer)
     is_stacked = cells[0] is not layer.cell
     flags = tf.nest.flatten(mask)[0]
@@ -247,9 +252,9 @@ def _run_cell(cell, watch, sequences, states, flags, training, unroll):
         cell: The cell.
         watch: As for `Rule.forward`.
         sequences: [N, T, in].
-        states: List of [N, units], at the start.
-        flags: Optional bool [N, T], whether a time step counts.
-        training: Bool, whether there is dropout.
+        states: List of [N, units], the states at the start.
+        flags: Optional bool [N, T], whether a time step counts. False means that it is masked.
+        training: Bool, whether to apply dropout.
         unroll: Bool, whether the loop over time steps is a Python loop.
     """
     dtype = cell.compute_dtype
@@ -284,11 +289,12 @@ def _recurrence(step, flags, x, probes, states, unroll):
 
     Args:
         step: The `_Step`.
-        flags: Optional bool [N, T].
-        x: [N, T, gates * units], the part of the gates that comes from the inputs.
-        probes: List of one tensor of zeros [N, T, gates * units]. Its gradient is the gradient
-            after the recurrent kernel. The list is empty if this equals the gradient at `x`.
-        states: List of [N, units], at the start.
+        flags: As for `_run_cell`.
+        x: [N, T, gates * units], the products of the inputs and their kernel.
+        probes: List of one tensor of zeros [N, T, gates * units]. The gradient at this tensor is
+            the gradient at the product with the recurrent kernel. The list is empty if that equals
+            the gradient at `x`.
+        states: List of [N, units], the states at the start.
         unroll: As for `_run_cell`.
     """
     length, state_arrays = x.shape[1] or tf.shape(x)[1], []
@@ -304,7 +310,7 @@ def _recurrence(step, flags, x, probes, states, unroll):
         return [tf.where(is_counted, *pair) for pair in zip(new_states, states, strict=True)]
 
     def loop(body, values, dtypes, backwards=False):
-        """Runs `body(t, values)` for each t; returns the last values and arrays of outputs."""
+        """Runs `body(t, values)` for each t. Returns the last values and arrays of outputs."""
         arrays = [tf.TensorArray(d, length, clear_after_read=False) for d in dtypes]
 
         def run_step(count, values, arrays):
@@ -320,7 +326,7 @@ def _recurrence(step, flags, x, probes, states, unroll):
         return tf.while_loop(lambda count, *_: count < length, run_step, start)[1:]
 
     def stack(array, like):
-        """Returns the entries of an array, [N, T, ...], with the static shape of a tensor."""
+        """Stacks the entries of an array to [N, T, ...], with the static shape of `like`."""
         rows = tf.transpose(array.stack(), [1, 0, 2])
         rows.set_shape([*x.shape[:2], like.shape[-1]])
         return rows

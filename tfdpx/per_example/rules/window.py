@@ -1,4 +1,4 @@
-"""The patches of images that a convolution's kernel sees, and their inner products."""
+"""Computes the patches of images that a convolution's kernel sees, and their inner products."""
 
 import dataclasses
 import itertools
@@ -12,13 +12,13 @@ from tfdpx.per_example.rows import positions
 class Window:
     """The window of a convolution's kernel, and how it moves over an image.
 
-    A *tap* is a place in the kernel, and a *patch* holds the pixels that the kernel sees at a
-    position.
+    A *tap* is one of the height x width places in the kernel. A *patch* contains the pixels that
+    the kernel covers at one position of the output.
 
     Attributes:
-        size: Pair of ints, the rows and columns of the kernel.
-        strides: Pair of ints, the rows and columns from one position to the next.
-        dilation: Pair of ints, the rows and columns from one tap to the next.
+        size: Pair of ints, the height and width of the kernel.
+        strides: Pair of ints, the step from one position to the next, in rows and in columns.
+        dilation: Pair of ints, the step from one tap to the next, in rows and in columns.
         padding: "same" or "valid".
     """
 
@@ -29,7 +29,7 @@ class Window:
 
     @classmethod
     def from_layer(cls, layer):
-        """Returns the window of a convolution layer; of a sequence, that of an image of one row."""
+        """Returns the window of a convolution layer. A sequence counts as an image with one row."""
         if len(layer.kernel_size) == 2:
             return cls(layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding)
         # TensorFlow's depthwise kernels have equal strides along both axes.
@@ -38,16 +38,16 @@ class Window:
 
     @property
     def taps(self):
-        """Int: the number of taps, kernel height times kernel width."""
+        """Returns the number of taps, kernel height times kernel width."""
         return self.size[0] * self.size[1]
 
     def patches(self, images, contiguous):
-        """Returns the patches of `images` [N, H, W, C]: [N, H', W', kh * kw * C].
+        """Returns the patches of `images`, float32 [N, H', W', kh * kw * C].
 
         Args:
-            images: float32.
-            contiguous: Bool, whether to join slices, which is fastest at stride one and under XLA.
-                It needs known H and W.
+            images: float32 [N, H, W, C].
+            contiguous: Bool, whether to concatenate slices of the images, which is fastest at
+                stride one and under XLA. H and W must then be static.
         """
         if self.taps == 1 and max(self.strides) == 1:
             return images
@@ -75,7 +75,7 @@ class Window:
         )
 
     def kernel_gradient(self, inputs, output_gradients, kernel_shape):
-        """Returns the gradient at the kernel, summed over all images, [*kernel_shape].
+        """Returns the gradient at the kernel, summed over all images, float32 [*kernel_shape].
 
         Args:
             inputs: float32 [N, H, W, C].
@@ -102,10 +102,10 @@ class Window:
         return group_gradients[0] if groups == 1 else tf.concat(group_gradients, axis=-1)
 
     def correlate(self, images, gradients):
-        """Returns the kernel gradient of each channel, by a convolution of images with gradients.
+        """Returns the kernel gradient of each channel. It convolves images with output gradients.
 
         Args:
-            images: float32 [1, H, W, C], with known H and W.
+            images: float32 [1, H, W, C], with static H and W.
             gradients: float32 [H', W', C, multiplier], at the outputs of each channel.
 
         Returns:
@@ -125,16 +125,17 @@ class Window:
         )
 
     def split_phases(self, images, gradients):
-        """Splits images and gradients into the phases of a dilation.
+        """Splits images and output gradients into phases, which need no dilation.
 
-        The gradient at a kernel without dilation or padding is the same for the phases.
+        With dilation d, a phase contains every d-th pixel along each axis. On the phases, a kernel
+        without dilation or padding has the same gradient as the dilated kernel on whole images.
 
         Args:
             images: float32 [N, H, W, C].
             gradients: float32 [N, H', W', out], at the outputs of the convolution.
 
         Returns:
-            The phases of `images` and of `gradients`: float32 [N * phases, ...].
+            Two tensors, the phases of `images` and of `gradients`, float32 [N * phases, ...].
         """
         sizes = gradients.shape[1:3]
         if None in sizes:
@@ -150,15 +151,16 @@ class Window:
         ]
 
     def gram(self, images, num_views, contiguous=False):
-        """Returns inner products of patches: [B, T, T] with T = K H' W'.
+        """Returns the inner products of all pairs of patches, [B, T, T] with T = K H' W'.
 
-        Products of patches are sums of products of pixels over the kernel's taps. So products of
-        pixels are formed once, then shifted and added, along rows and then along columns. With
-        strides the patches are formed, because most products of pixels would not be used.
+        The inner product of two patches is a sum over taps of inner products of pixels. So the
+        inner products of pixels are computed once, then shifted and added, first along rows and
+        then along columns. With strides, most of them would not be used, so the patches are formed
+        instead.
 
         Args:
-            images: float32 [B * K, H, W, C], with known H and W.
-            num_views: Int, K.
+            images: float32 [B * K, H, W, C], with static H and W.
+            num_views: Int K, the number of views of an example.
             contiguous: As for `patches`.
         """
         if self._is_strided:
@@ -181,12 +183,12 @@ class Window:
         return tf.reshape(products, [-1, count, count])
 
     def gram_terms(self, channels):
-        """Returns how many terms `gram` adds one after the other for a product of two patches."""
+        """Returns how many terms `gram` adds one after the other for one pair of patches."""
         # Products of pixels, then as many sums as the window has rows and columns.
         return self.taps * channels if self._is_strided else channels + sum(self.size)
 
     def gram_sizes(self, height, width, num_views):
-        """Returns how many products `gram` forms first, and their number of terms per channel."""
+        """Returns how many inner products `gram` forms first, and their terms per channel."""
         if self._is_strided:
             count = num_views * self._count(0, height) * self._count(1, width)
             return count**2, self.taps
@@ -199,7 +201,7 @@ class Window:
         return max(self.strides) > 1
 
     def _edges(self, size):
-        """Returns how many rows and columns of zeros TensorFlow pads before and after an image."""
+        """Returns TensorFlow's padding as two pairs: (top, bottom) and (left, right)."""
         if self.padding == "valid":
             return [(0, 0), (0, 0)]
         edges = []
@@ -210,7 +212,7 @@ class Window:
         return edges
 
     def _slices(self, size):
-        """Returns, for each axis, the slice of the padded image for each tap."""
+        """Returns, for height and width, a list with the slice of the padded axis for each tap."""
         slices = []
         for axis, length in enumerate(size):
             stride, last = self.strides[axis], self._count(axis, length) - 1
@@ -228,7 +230,7 @@ class Window:
 
 
 def _sum_of_shifts(products, axes, taps, length):
-    """Returns the sum of parts of [..., T, ..., T, ...], shifted by each tap along `axes`."""
+    """Shifts `products` along both of `axes` by each tap, and adds up the shifted parts."""
     rank = products.shape.rank
     size = tf.constant([length if axis in axes else -1 for axis in range(rank)])
     starts = [[tap.start if axis in axes else 0 for axis in range(rank)] for tap in taps]
