@@ -1,7 +1,7 @@
 """Wraps the methods of Keras that private training needs, and restores them.
 
 Keras passes finished gradients to an optimizer, but neither the model nor the batch. It has no
-extension point for these, so we wrap the following methods:
+extension point that passes them, so we wrap the following methods:
 
 - `keras.Model.train_step`: if the optimizer defines `private_train_step(model, data)`, that method
   makes the step. Other optimizers train as before. A model class with another `train_step` bypasses
@@ -11,8 +11,8 @@ extension point for these, so we wrap the following methods:
   optimizer's `fit_arguments`, records the data, and yields the arguments for Keras. The step can
   then tell that Keras has split the batch over replicas.
 - `keras.Model.train_on_batch`: if the optimizer defines a context manager `unplanned_step(model,
-  rows, sample_weight, class_weight)`, the call runs within it, which accounts for batches that no
-  plan drew.
+  rows, sample_weight, class_weight)`, the call runs within it. The context manager accounts for
+  batches that no plan drew.
 - `keras.Model.compile`: if the optimizer defines `compiled(model)`, it is called afterwards with
   the model.
 - The `fit` of KerasHub's models: it passes a data set of preprocessed batches to Keras, but a plan
@@ -30,10 +30,10 @@ extension point for these, so we wrap the following methods:
 - Keras's `ops.take`, which `Embedding` uses: in the private step an entry at an index out of range
   is NaN, for the same reason.
 - Keras's random numbers: all rows get the same ones while two forward passes are compared.
-- TensorFlow's converters for `tf.vectorized_map`, and its stateful random draws: they change only
+- TensorFlow's converters for `tf.vectorized_map`, and its stateful random draws: these change only
   within the private step.
-- `keras.Operation.__call__`: if a recorder is active in this thread, it sees every call of every
-  layer. If not, the wrapper only adds an attribute look-up.
+- `keras.Operation.__call__`: if a recorder is active in this thread, the recorder sees every call
+  of every layer. Otherwise the wrapper only adds an attribute look-up.
 
 `install()` runs once tfdpx and Keras are imported. It is idempotent, and `uninstall()` restores
 all methods.
@@ -62,7 +62,7 @@ _watch = types.SimpleNamespace()
 
 
 def install(load=None):
-    """Wraps the methods in the module's docstring. Idempotent.
+    """Wraps the methods that the module's docstring lists. Idempotent.
 
     Args:
         load: Function without arguments that imports all modules that register classes with Keras
@@ -125,9 +125,9 @@ def watch_weights(on_load, on_set_weights, on_replace):
 
     Args:
         on_load: Function `on_load(layer, arrays)`, called before a model or layer loads a file.
-            `arrays` is a dict by name of the optimizer's state in the file, None if the file has no
-            optimizer. It returns a function that is called after loading, with a list of weights:
-            those that a ledger in the file accounts for.
+            `arrays` is the optimizer's state in the file, a dict by name; None if the file has no
+            optimizer. `on_load` returns a function, which is called after loading with the list of
+            weights that a ledger in the file accounts for.
         on_set_weights: Function `on_set_weights(layer, arrays)`, called before
             `layer.set_weights(arrays)`.
         on_replace: Function `on_replace(before, after)` of two lists of `keras.Variable`s, called
@@ -151,7 +151,7 @@ def _wrap(owner, name, make):
 
 
 def _method(model, name):
-    """Returns the method of the model's optimizer with this name, or None."""
+    """Returns the method `name` of the model's innermost optimizer; None if it has none."""
     optimizer = model_internals.innermost(getattr(model, "optimizer", None))
     return getattr(optimizer, name, None)
 
@@ -330,7 +330,7 @@ def _quantize(original):
 
 
 def _follow_quantize(layer):
-    """Wraps the `quantize` that Keras stored in the layer, perhaps before `install`."""
+    """Wraps the `quantize` that Keras has stored in a layer, perhaps before `install`."""
     quantize = layer.quantize
     if not getattr(quantize, "is_followed", False):
         followed = _quantize(lambda self, *args, **kwargs: quantize(*args, **kwargs))

@@ -23,11 +23,11 @@ def preprocess(model, arguments):
 
     Args:
         model: A model of KerasHub.
-        arguments: Dict of the arguments of `fit` by name, which is changed.
+        arguments: Dict by name, the arguments of `fit`. The function changes the dict.
 
     Returns:
-        Bool, whether `keras.Model.fit` can take the changed arguments. It cannot if `x` is a data
-        set that KerasHub has to preprocess.
+        Bool, whether `keras.Model.fit` can take the changed arguments. `fit` cannot if `x` is a
+        data set that KerasHub has to preprocess.
 
     Raises:
         ValueError: If a string holds several texts, and there are no `user_ids`.

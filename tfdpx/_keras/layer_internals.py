@@ -95,8 +95,8 @@ def call_operation(operation, args, kwargs):
 def without(layer, **attributes):
     """Returns a shallow copy of `layer` that shares its variables, with `attributes` replaced.
 
-    The copy bypasses Keras's `__setattr__`, so nothing is tracked twice and the layer does not
-    change.
+    The copy is made without Keras's `__setattr__`. So Keras tracks no variable twice, and `layer`
+    does not change.
     """
     twin = object.__new__(type(layer))
     twin.__dict__.update(layer.__dict__)
@@ -105,7 +105,7 @@ def without(layer, **attributes):
 
 
 def in_float32(layer, **attributes):
-    """Returns `without(layer, **attributes)` that computes in float32."""
+    """Returns the copy `without(layer, **attributes)`, which computes in float32."""
     return without(layer, _dtype_policy=keras.DTypePolicy("float32"), **attributes)
 
 
@@ -127,7 +127,7 @@ def own_weights(layer):
 
 
 def handles(variable):
-    """Returns the resources that hold a `keras.Variable`: one, or one per replica."""
+    """Returns the resources with the value of a `keras.Variable`, a list: one for each replica."""
     value = variable.value
     return [part.handle for part in getattr(value, "values", [value])]
 
@@ -138,7 +138,7 @@ def checkpoint_of(trackable):
 
 
 def replaced_methods(layer):
-    """Returns the names of methods that were replaced on a layer, or `call` on its class.
+    """Returns names of methods that were replaced on a layer object, or `call` on its class.
 
     Three names do not count: Keras itself wraps `build` and `quantize` on every layer, and stores a
     loss as an attribute `loss`.
@@ -169,7 +169,7 @@ def overwritten_with_gradients(layer):
 
 @contextlib.contextmanager
 def replacing(objects, name, value):
-    """Sets an attribute of objects to another value, and restores it afterwards."""
+    """Context manager that sets an attribute of objects, and restores the former values."""
     former_values = [(holder, getattr(holder, name)) for holder in objects]
     for holder, _ in former_values:
         setattr(holder, name, value)
@@ -181,16 +181,16 @@ def replacing(objects, name, value):
 
 
 def without_weight_regularizers(variables):
-    """Removes the weight regularisers of `variables`, and restores them afterwards.
+    """Context manager that removes the weight regularisers of `variables`, and restores them.
 
-    Regularisers read no data, so the private step adds their gradient after the noise. So the
-    per-example loss must not contain them.
+    Regularisers read no data, so the private step adds their gradients after the noise. The
+    per-example loss must therefore not contain regularisers.
     """
     return replacing([v for v in variables if v.regularizer is not None], "regularizer", None)
 
 
 def without_cudnn(model):
-    """Keeps recurrent layers from using cuDNN, which `tf.vectorized_map` cannot vectorize."""
+    """Context manager without cuDNN in recurrent layers: `tf.vectorized_map` cannot handle it."""
     recurrent = [part for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
     return replacing(recurrent, "use_cudnn", False)
 
@@ -231,7 +231,7 @@ def set_side_channels(tensor, mask, logits):
 
 @contextlib.contextmanager
 def undisturbed():
-    """Restores Keras's counters of layer names and Python's random state afterwards.
+    """Context manager that restores Keras's counters of layer names and Python's random state.
 
     Inside of the context, Keras counts layer names from one.
     """
@@ -258,9 +258,9 @@ def draw(original, shape, args, kwargs):
 
     Args:
         original: The function.
-        shape: Its first argument, the shape of the draw; the first axis is the rows.
-        args: Its other arguments, a tuple.
-        kwargs: Dict of its keyword arguments, including `seed`.
+        shape: The first argument of `original`, the shape of the draw. The first axis is the rows.
+        args: The other positional arguments of `original`, a tuple.
+        kwargs: Dict of the keyword arguments of `original`, including `seed`.
     """
     if not step_context.is_rng_frozen():
         return original(shape, *args, **kwargs)
@@ -298,7 +298,7 @@ RANDOM, _ = DROPPING
 
 
 def has_statistics(layer):
-    """Returns whether a Keras preprocessing layer has statistics, as arguments or by `adapt`."""
+    """Returns whether a Keras preprocessing layer has statistics, from arguments or `adapt`."""
     if isinstance(layer, keras.layers.Normalization):
         return layer.input_mean is not None or adapted_statistics(layer) is not None
     if isinstance(layer, keras.layers.Discretization):
@@ -312,7 +312,7 @@ def adaptable_features(space):
 
 
 def finish_features(space):
-    """Does the last part of `FeatureSpace.adapt`, after its layers are adapted."""
+    """Does the last part of `FeatureSpace.adapt`; call it when all its layers are adapted."""
     space._is_adapted = True
     space.get_encoded_features()
     space.built = space._sublayers_built = True

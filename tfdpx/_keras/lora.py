@@ -22,7 +22,7 @@ def factors(layer):
 
 
 def frozen(layer):
-    """Returns the frozen weight that a layer adds A times B to; None without LoRA."""
+    """Returns the frozen weight to which a layer adds A times B; None without LoRA."""
     names = ("_kernel", "_embeddings") if is_enabled(layer) else ()
     return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
 
@@ -35,8 +35,8 @@ def factors_of(model):
 def enable_as(model, copy):
     """Enables LoRA in the layers of `copy` that have it in `model`.
 
-    A copy that was made from a config may lack it: the config of attention layers does not record
-    it.
+    A copy that was made from a config may lack LoRA, because the config of attention layers does
+    not record it.
     """
     both = layer_internals.flatten_layers(model), layer_internals.flatten_layers(copy)
     for old, new in zip(*both, strict=True):
@@ -45,7 +45,7 @@ def enable_as(model, copy):
 
 
 def unmerged(model):
-    """Context manager in which files store frozen weights; Keras would add A times B to them."""
+    """Context manager in which Keras saves frozen weights without adding A times B to them."""
     adapted = [x for x in layer_internals.flatten_layers(model) if is_enabled(x)]
     return layer_internals.replacing(adapted, "lora_enabled", False)
 
@@ -53,7 +53,8 @@ def unmerged(model):
 def reinitialize_zero_lora(model):
     """Draws A again if A and B are zero, as they are in a model that Keras has loaded.
 
-    Otherwise both gradients would stay zero. With B at zero the outputs do not change.
+    If both factors are zero, their gradients stay zero. B remains zero, so the outputs do not
+    change.
     """
     for seed, layer in enumerate(layer_internals.flatten_layers(model)):
         pair = factors(layer)

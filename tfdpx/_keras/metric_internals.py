@@ -48,7 +48,7 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
 
 
 def _update(metric, y_true, y_pred, present, weight=None):
-    """Calls `metric.update_state`, without the rows that are not `present`, float32 [rows]."""
+    """Calls `metric.update_state` for the present rows; `present` is float32 [rows]."""
     mask = getattr(y_pred, "_keras_mask", None)
     y_true, y_pred = _without_absent(y_true, present), _without_absent(y_pred, present)
     if weight is None:

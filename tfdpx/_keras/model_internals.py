@@ -35,19 +35,19 @@ NOT_EQUAL, ANY = names.get("NotEqual"), names.get("Any")
 
 
 def compile_owner():
-    """Returns the class between `keras.Model` and its ancestors that defines `compile`."""
+    """Returns the class that defines `keras.Model.compile`: `keras.Model` or an ancestor."""
     return next(base for base in keras.Model.__mro__ if "compile" in vars(base))
 
 
 def innermost(optimizer):
-    """Returns the optimizer inside of any number of wrappers, for example `LossScaleOptimizer`."""
+    """Returns the optimizer inside of all wrappers, for example inside a `LossScaleOptimizer`."""
     while isinstance(getattr(optimizer, "inner_optimizer", None), keras.optimizers.Optimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def compile_arguments(model):
-    """Returns the arguments that `keras.Model` was compiled with, as a dict of the same objects."""
+    """Returns the arguments that a model was compiled with, as a dict of the same objects."""
     return dict(model._compile_config.config)
 
 
@@ -77,7 +77,7 @@ def compilation(model):
 
 
 def output_loss_trackers(model):
-    """Returns the metrics in which Keras averages each output's loss; none for one output."""
+    """Returns the metrics that average each output's loss; an empty list for a single output."""
     return [] if model._compile_loss is None else list(model._compile_loss.metrics)
 
 
@@ -90,18 +90,18 @@ def own_trackers(model):
 
 
 def count_tracked(model):
-    """Returns how many numbers a loss adds to metrics: one per output, two per `Mean`."""
+    """Returns how many numbers a loss adds to metrics: one for each output, two for each `Mean`."""
     return len(output_loss_trackers(model)) + 2 * len(own_trackers(model))
 
 
 def update_loss_tracker(model, loss, count):
-    """Adds a batch of `count` examples with mean `loss` to the `loss` that Keras shows."""
+    """Adds the mean `loss` of `count` examples to the metric `loss` that Keras shows."""
     model._loss_tracker.update_state(loss, sample_weight=count)
 
 
 @contextlib.contextmanager
 def keeping_first_epoch(model):
-    """Restores the `initial_epoch` of `fit` afterwards, also after an error."""
+    """Context manager that resets the `initial_epoch` of `fit` at its end, also after an error."""
     try:
         yield
     finally:
@@ -109,7 +109,7 @@ def keeping_first_epoch(model):
 
 
 def initial_epoch(model):
-    """Returns the epoch that a callback made `fit` begin at, an int or None."""
+    """Returns the epoch, an int, at which a callback made `fit` begin; None if none did."""
     return model._initial_epoch
 
 
@@ -121,7 +121,7 @@ def set_initial_epoch(model, epoch):
 def taken_for_uncompiled(model):
     """Context manager in which Keras copies a model without its loss.
 
-    Keras might not find the code of the loss when it makes the copy.
+    Keras might not find the code of the loss when it copies the model.
     """
     return layer_internals.replacing([model], "compiled", False)
 
@@ -137,7 +137,7 @@ def plain_graph(model):
 
 
 def symbolic_calls(operation):
-    """Returns pairs (args, kwargs) of the calls of an operation on symbolic tensors, a list."""
+    """Returns a list of the calls of an operation on symbolic tensors, pairs (args, kwargs)."""
     return [(node.arguments.args, node.arguments.kwargs) for node in operation._inbound_nodes]
 
 
@@ -147,7 +147,7 @@ def build(model, data):
     Args:
         model: A compiled `keras.Model`.
         data: `(x, y, sample_weight)`; only the dtypes and the shapes after the batch axis of y and
-            sample_weight are read. `x` holds made-up rows, which a built model may run on.
+            sample_weight are read. `x` holds dummy rows, on which a built model may run.
     """
 
     def symbolic(leaf):
@@ -190,8 +190,8 @@ def _knows_its_outputs(model, x):
 def _build_compiled(model, x, y, sample_weight, y_pred):
     """Does what `_symbolic_build` does, but traces neither the model nor a user's loss.
 
-    Tracing takes as long as in the step, and a user's loss may need gradients, which symbolic
-    tensors do not have.
+    Tracing here would take as long as tracing in the step, and a user's loss may need gradients,
+    which symbolic tensors do not have.
     """
     if model._compile_metrics is not None and not model._compile_metrics.built:
         _compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
@@ -248,11 +248,11 @@ def compute_loss(model, x, y, y_pred, sample_weight):
 class OptimizerOverrides(_Mixin):
     """A mixin that makes private methods of a Keras optimizer call public ones of a subclass.
 
-    It comes before the Keras optimizer in the bases.
+    Among the base classes, the mixin comes before the Keras optimizer.
 
     Methods that a subclass defines:
         all_reduce_sums(grads_and_vars): Called in place of Keras's sum of gradients over replicas.
-            Takes and returns a list of pairs.
+            The method takes and returns a list of pairs (gradient, variable).
         average_weights(pairs): Updates the moving averages. `pairs` holds pairs of a weight and its
             average. Called only with `use_ema=True`.
     """

@@ -1,8 +1,8 @@
-"""The private names of Keras and TensorFlow that this folder uses, and their versions.
+"""The private names of Keras and TensorFlow that this folder uses, by version and place.
 
 If the installed Keras lacks a function that is looked up here, importing tfdpx fails with an error
-that names it: a wrapper in a wrong place would silently do nothing. `make smoke-test PRE=1` tries
-future versions.
+that names the function. Otherwise, a wrapper in the wrong place would silently do nothing. `make
+smoke-test PRE=1` tries future versions.
 """
 
 import functools
@@ -145,10 +145,10 @@ TABLE = (
 
 @functools.cache
 def find(name: str) -> tuple[Any, str]:
-    """Returns the module of the installed Keras that has the object `name`, and `name`.
+    """Returns a pair: the module or class of the installed Keras that has `name`, and `name`.
 
     Raises:
-        ImportError: If Keras has it in none of its places in `TABLE`.
+        ImportError: If the installed Keras has the name in none of the places that `TABLE` lists.
     """
     places = [place for _, place, names in TABLE if name in names.split()]
     for place in places:
@@ -166,6 +166,6 @@ def find(name: str) -> tuple[Any, str]:
 
 
 def get(name: str) -> Any:
-    """Returns the function or class `name` of the installed Keras; raises as `find`."""
+    """Returns the function or class `name` of the installed Keras; raises errors like `find`."""
     owner, _ = find(name)
     return getattr(owner, name)

@@ -1,9 +1,9 @@
-"""Marks on variables and layers, which record where the values come from.
+"""Marks on variables and layers that record where their values come from.
 
-A variable is *known* if accounts cover all private data in its value. That is the case if one of
-Keras's initializers filled it while `hook` watched, or if the value came with a ledger or was
-copied from a known variable. All other variables are unknown, for example those that were made
-before `import tfdpx`.
+A variable is *known* if ledgers count all private data that its value depends on. A variable is
+known if one of Keras's initializers filled it while `hook` watched. It is also known if its value
+came with a ledger, or was copied from a known variable. All other variables are unknown, for
+example those that were made before `import tfdpx`.
 """
 
 import contextlib
@@ -23,14 +23,16 @@ _NUMBERS = bool | int | float | str | np.generic | None
 
 
 class Mark:
-    """The mark on one variable or layer. Copies and pickles of the owner do not have it.
+    """The mark on one variable or layer. Copies and pickles of the owner do not have the mark.
 
     Attributes:
         owner: Weak reference to the variable or layer.
-        is_known: Bool, whether `accounts` cover all private data in the value.
+        is_known: Bool, whether `accounts` count all private data that the value depends on.
         is_initialized: Bool, whether an initializer filled the variable and it has stayed known.
-            False if it became known in another way, for example because the user declared it.
-        accounts: Set of the accounts that count the privacy loss of the value.
+            False if the variable became known in another way, for example because the user declared
+            it.
+        accounts: Set of the accounts (`tfdpx.account.Account`) that count the privacy loss of the
+            value.
         followers: The accounts of optimizers that train with a variable, a `WeakSet`.
         statistics: Pair of the ledger of a layer's statistics and their values, or None.
     """
@@ -62,7 +64,7 @@ def mark_unknown(variables):
 
 
 def mark_known(variables):
-    """Records that the accounts of variables cover all private data in their values."""
+    """Records that the accounts of variables count all private data in their values."""
     for mark in map(mark_of, variables):
         mark.is_initialized &= mark.is_known
         mark.is_known = True
@@ -75,7 +77,8 @@ def holds_no_data(initializer):
 
     Args:
         initializer: Callable. Some layers, for example `keras.layers.LSTM`, use a function that
-            refers to the layer and joins its initializers. Then these initializers decide.
+            refers to the layer and joins the layer's initializers. For such a function, these
+            initializers decide.
     """
     if type(initializer) in _INITIALIZERS:
         attributes = vars(initializer).items()
@@ -114,8 +117,8 @@ def changing(model, is_fit=True):
 
     Args:
         model: `keras.Model`.
-        is_fit: Bool. False for a single batch, where no callback can change frozen layers. Their
-            values are then not compared, which could take longer than the batch.
+        is_fit: Bool. False for a single batch, where no callback can change frozen layers. The
+            values of frozen layers are then not compared, which could take longer than the batch.
     """
     before = _state(model, is_fit)
     try:

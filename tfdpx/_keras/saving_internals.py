@@ -63,7 +63,7 @@ class _Arrays(_Saveable):
 def saving_arrays(model, arrays):
     """Context manager in which Keras saves arrays in place of a model's optimizer.
 
-    Otherwise the model is saved as if it were not compiled.
+    In all else, Keras saves the model as if it were not compiled.
 
     Args:
         model: `keras.Model`.
@@ -80,7 +80,7 @@ def saving_arrays(model, arrays):
 def weights_file(model):
     """Returns the bytes of the `.weights.h5` file that `model.save_weights` writes.
 
-    The file is made in memory, because HDF5 ends the process if it meets a full disk.
+    The file is made in memory, because HDF5 ends the process if the disk is full.
     """
     content, name = io.BytesIO(), "model.weights.h5"
     with zipfile.ZipFile(content, "w") as archive:

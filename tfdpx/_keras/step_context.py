@@ -1,7 +1,7 @@
-"""Settings of the private step for the layers and losses that it calls, per thread or per model.
+"""Settings of the private step for the layers and losses that it calls, by thread or by model.
 
-The wrappers of `hook` read them: the recorder that sees every call of a layer, whether random
-numbers are frozen, whether losses are for one replica, and which `fit` is running.
+The wrappers of `hook` read the settings: the recorder that sees every call of a layer, whether
+random numbers are frozen, whether losses are for one replica, and which `fit` is running.
 """
 
 import concurrent.futures
@@ -46,10 +46,10 @@ def recorder():
 
 
 def freeze_rng():
-    """Puts layers that have a seed generator, for example dropout, in inference mode.
+    """Context manager that puts layers with a seed generator, as dropout, in inference mode.
 
-    If a layer still draws random numbers, all rows get the same ones. This serves to compare one
-    forward pass with another.
+    If a layer still draws random numbers, all rows get the same ones. In this way, one forward pass
+    can be compared with another.
     """
     return setting("is_rng_frozen", True)
 
@@ -76,7 +76,7 @@ def driver(model):
 
 
 def unscaled_losses():
-    """Computes losses as if there were one replica."""
+    """Context manager in which losses are computed as if there were one replica."""
     return setting("is_unscaled", True)
 
 
@@ -88,7 +88,7 @@ def is_unscaled():
 def masking_invalid():
     """Makes the embedding of a token outside of the table NaN, so its example counts as zero.
 
-    Without this, TensorFlow ends the run on CPUs.
+    Without this setting, TensorFlow ends the run with an error on CPUs.
     """
     return setting("is_masking", True)
 

@@ -50,8 +50,8 @@ def vectorizing_by(held, multiply):
             usual.
         multiply: Function `multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b)` that
             converts operations of the type `BatchMatMulV2`. `x`, `y`, `adjoint_a` and `adjoint_b`
-            are as for `tf.matmul`. `x_stacked` and `y_stacked` tell whether a tensor has a leading
-            axis of all examples. The returned products have this axis.
+            are as for `tf.matmul`. `x_stacked` and `y_stacked` tell whether `x` and `y` have a
+            leading axis for the examples. The returned products have this axis.
     """
 
     def products(operation):
@@ -65,7 +65,7 @@ def vectorizing_by(held, multiply):
 
 
 class _Converters(dict):
-    """Converters by type of operation. Types without one run in a loop over examples."""
+    """Converters by type of operation. A type without one runs in a loop over examples."""
 
     def get(self, key, default=None):
         held, converters = active.converters or (self, {})
@@ -120,7 +120,7 @@ def _zeros_like(operation):
 
 
 def _segments(operation):
-    """Converts reductions by segment, such as sums, and keeps each example in its segments."""
+    """Converts reductions by segment, such as sums; no example adds to another's segments."""
     operation.stack_inputs([0, 1])
     ids, count = operation.stacked_input(1), operation.unstacked_input(2)
     # TensorFlow numbers the segments of all examples in a row, so an identifier beyond the last
@@ -385,7 +385,7 @@ _functions_of_types: dict[str, list[str]] = {}
 
 
 def _function_attributes(operation):
-    """Returns the names of an operation's attributes that are functions; few types have any."""
+    """Returns the names of an operation's attributes that are functions; most have none."""
     names = _functions_of_types.get(operation.type)
     if names is None:
         attributes = operation.op_def.attr
@@ -397,7 +397,7 @@ def _function_attributes(operation):
 def differentiated_by(gradient, function, *tensors):
     """Runs `function(*tensors)`, and registers a gradient for it with every `tf.GradientTape`.
 
-    It is like `tf.custom_gradient`, but adds no operation to the graph.
+    This is like `tf.custom_gradient`, but adds no operation to the graph.
 
     Args:
         gradient: Function that takes the gradients with respect to the outputs, and returns a list
@@ -419,7 +419,8 @@ def is_taping():
 def repeats_examples(dataset):
     """Returns whether a `tf.data.Dataset`, or one that it reads, was made by `repeat`.
 
-    A repeated constant does not count if it is zipped with examples, which are not repeated by it.
+    A repeated constant that is zipped with examples does not count, because it does not repeat the
+    examples.
     """
     sources = inputs_of(dataset)
     if type(dataset).__name__.endswith("ZipDataset"):

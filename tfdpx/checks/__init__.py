@@ -1,7 +1,7 @@
 """Checks that refuse a model, a loss or an augmentation that is unfit for private training.
 
-One error lists every problem with its layer, if known, and the remedy. Checks return the texts of
-problems, and only `errors.refusing` raises. No private example is read.
+Checks return the texts of problems, and only `errors.refusing` raises: one error lists every
+problem with its layer, if known, and its remedy. No check reads a private example.
 """
 
 from tfdpx import _keras as _keras  # Refuses other backends of Keras first.

@@ -20,21 +20,21 @@ def mark_public(layer: keras.Layer) -> None:
 
     tfdpx relies on this declaration:
 
-    - The statistics that `adapt` computed for the layer, and for the layers in it, are public: they
-      may be in a model that is trained privately.
+    - The statistics that `adapt` computed for the layer, and for the layers in it, are public. So
+      the layer may be in a model that is trained privately.
     - Weights from a source without a ledger (for example a file without one, `set_weights`, or
       training with an ordinary optimizer) are public: `model.optimizer.ledger.is_complete` is True
       again. The updates of private training stay in the ledger.
 
-    The declaration holds for this layer in this process. Repeat it for a copy, or for a model that
-    is loaded from a file. The ledger saves that the weights are known.
+    The declaration holds for this layer in this process. Repeat the declaration for a copy, or for
+    a model that is loaded from a file. Only the second point is saved, as a part of the ledger.
 
     Args:
         layer: A `keras.Layer` or `keras.Model` that already has its values.
 
     Raises:
-        TypeError: If `layer` is no `keras.Layer`.
-        ValueError: If it has neither weights nor statistics yet.
+        TypeError: If `layer` is not a `keras.Layer`.
+        ValueError: If the layer has neither weights nor statistics yet.
 
     Example:
     >>> import keras, numpy as np
@@ -59,11 +59,11 @@ def mark_public(layer: keras.Layer) -> None:
 
 
 def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
-    """Records the privacy cost of a layer's statistics, which models with the layer then count.
+    """Records the privacy cost of a layer's statistics. Models with the layer count this cost.
 
     Args:
         layer: A `keras.Layer` that holds noisy statistics.
-        ledger: `tfdpx.accounting.Ledger` of the releases.
+        ledger: `tfdpx.accounting.Ledger` of the mechanisms that released the statistics.
     """
     account.declare_statistics(layer, ledger)
     account.uncounted.add(layer)

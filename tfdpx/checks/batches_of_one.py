@@ -40,21 +40,22 @@ _WRONG = (
 def problems_of_microbatch(
     model, run, lowest_norms, factors_of, specs, num_views, examples, trace, padding=None
 ):
-    """Returns texts of the differences between a microbatch and batches of one example.
+    """Returns texts on how a microbatch differs from batches of one example.
 
     Args:
         model: A compiled, built `keras.Model`.
         run: Function `run(rows, added)`. `rows` is `(x, y, sample_weight)`, nests of eager tensors
-            [examples * views, ...], and `added` is bool [examples], whether to add up an example.
-            Returns the squared norms, float32 [examples], and a list of clipped sums.
-        lowest_norms: Function like `run` that returns only squared norms, which are never too
-            large.
+            [examples * views, ...], and `added` is bool [examples], whether to add the gradient of
+            an example to the sums. `run` returns the squared norms, float32 [examples], and a list
+            of clipped sums.
+        lowest_norms: Function like `run` that returns only squared norms. These may be too small by
+            rounding errors, but never too large.
         factors_of: Function of squared norms that returns the factors of the clipped sums.
         specs: `(x, y, sample_weight)`, nests; only shapes and dtypes are read.
         num_views: Int, the number of rows of an example.
         examples: Int, the number of examples that `run` takes; None for any number.
-        trace: Bool, whether to trace batches of one, which pays if an example takes many
-            operations.
+        trace: Bool, whether to trace the gradient of a batch of one. This saves time if an example
+            takes many operations.
         padding: The result of `padding_of`.
     """
     if examples == 0:
@@ -104,12 +105,12 @@ def problems_of_microbatch(
 
 
 def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
-    """Yields texts of how a microbatch's outputs differ from the norm and gradients of one example.
+    """Yields texts on how a microbatch's outputs differ from the norm and gradients of an example.
 
     Args:
         model: The `keras.Model`.
-        outputs: Iterable of pairs of arguments of `run`, `(rows, added)`, and its result,
-            `(squared_norms, sums)`. `added` marks the places of the example.
+        outputs: Iterable of pairs: the arguments of `run`, `(rows, added)`, and the result of
+            `run`, `(squared_norms, sums)`. Here `added` marks the places of the example.
         wanted: Pair of the example's norm and the list of its gradients, from a batch of one.
         lowest_norms: As for `problems_of_microbatch`.
         factors_of: As for `problems_of_microbatch`.
@@ -141,10 +142,11 @@ def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
 
 
 def padding_of(data, session):
-    """Returns how to pad an example as the user's batches are padded; None if they are not.
+    """Returns how to pad an example further; None if the user's batches have no padding.
 
-    The result is a list with a pair for each tensor: how far to pad each axis but the first, a list
-    of ints, and the value of the padding, None for zero.
+    The result is a list with a pair for each tensor. The pair holds a list of ints, the number of
+    entries to add to each axis but the first, and the value of these entries, where None means
+    zero.
 
     Args:
         data: `(x, y, sample_weight)`, nests; only shapes are read.
@@ -164,7 +166,7 @@ def padding_of(data, session):
 
 
 def _problems_without_gradient(model, all_rows, norm_of_all):
-    """Returns texts, or warns, if no single example has a gradient."""
+    """Returns texts if only batches of several examples have a gradient; warns if none has any."""
     rows = (Rows(_take(all_rows, [row])) for row in range(_ROWS))
     least = max(_NO_GRADIENT * norm_of_all, np.finfo("float32").eps)
     if least < norm_of_all and not any(least < _norm(_gradient(model, r)) < np.inf for r in rows):
@@ -200,7 +202,7 @@ def _take(batch, rows):
 
 
 def _pad(batch, padding):
-    """Returns two `Rows`: the batch without padding, and padded along axes of unknown length."""
+    """Returns two `Rows`: the batch without padding, and the batch padded by `padding`."""
     tensors, longer_tensors = [], []
     for tensor, (more, value) in zip(batch.tensors, padding, strict=True):
         value = tf.zeros([], tensor.dtype) if value is None else tf.cast(value, tensor.dtype)
@@ -219,7 +221,7 @@ def _norm(gradients):
 
 
 def _mean_gradient(model, batch, trace):
-    """Returns the mean over rows of Keras's gradients of batches of one row, a list of arrays."""
+    """Computes Keras's gradient of each row by itself; returns their mean, a list of arrays."""
 
     def gradient(*tensors):
         return _gradient(model, Rows(batch.pack(tensors)))

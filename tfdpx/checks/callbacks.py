@@ -1,11 +1,11 @@
 """Checks of callbacks that would act on training metrics, which are computed without noise.
 
 The training loss and metrics are computed from the private data without noise. A callback must not
-use them to choose weights, a learning rate, the number of steps or the name of a file: that would
-reveal more of the examples than epsilon allows, so it is refused. Validation metrics are trusted
-only if the optimizer has `public_validation=True`, which declares that their examples are public. A
-callback that only writes for the user to read gets a warning. Custom code that reads the logs, and
-callbacks inside of other callbacks, cannot be checked.
+use them to choose weights, a learning rate, the number of steps or the name of a file. Such a
+choice would reveal more of the examples than epsilon allows, so the callback is refused. Validation
+metrics are trusted only if the optimizer has `public_validation=True`, which declares that their
+examples are public. A callback that only writes for the user to read gets a warning. Custom code
+that reads the logs, and callbacks inside of other callbacks, cannot be checked.
 """
 
 import numbers
@@ -40,7 +40,7 @@ IF_PUBLIC = (
 
 
 def is_covered(name, optimizer):
-    """Returns whether the guarantee covers a number of the logs, or it comes from public data.
+    """Returns whether a number in the logs is covered by the guarantee, or of public data.
 
     Args:
         name: String, the number's name in the logs.
@@ -60,7 +60,8 @@ def check_validation_data(data, x, optimizer):
         optimizer: The tfdpx optimizer; without noise nothing is refused.
 
     Raises:
-        ValueError: If inputs of `data` are inputs of `x`, or arrays that share memory with them.
+        ValueError: If an input of `data` is an input of `x`, or an array that shares memory with
+            one.
     """
     if not optimizer.noise_multiplier or data is None:
         return
@@ -81,7 +82,8 @@ def check_callbacks(callbacks, optimizer):
         optimizer: The tfdpx optimizer; without noise nothing is refused.
 
     Raises:
-        ValueError: If a callback would; the message names its metric or the path that it writes to.
+        ValueError: If a callback would do so. The message names the metric, or the path that the
+            callback writes to.
     """
     if not optimizer.noise_multiplier:
         return
@@ -108,7 +110,7 @@ def check_log_names(logs, optimizer):
         optimizer: As for `check_callbacks`.
 
     Raises:
-        ValueError: If a metric has such a name; the message names each.
+        ValueError: If a metric has such a name. The message lists all such metrics.
     """
     with refusing(ValueError) as problems:
         for name in logs if optimizer.noise_multiplier else ():
@@ -121,7 +123,7 @@ def check_log_names(logs, optimizer):
 
 
 def _objects_in(data):
-    """Returns the arrays and data sets in a nest, without plain values."""
+    """Returns the arrays and data sets in a nest, and leaves out strings, numbers and None."""
     plain_types = str | bytes | numbers.Number | None
     return [leaf for leaf in keras.tree.flatten(data) if not isinstance(leaf, plain_types)]
 
@@ -197,7 +199,7 @@ def _problems_of_paths(callback, optimizer):
 
 
 def _fields(template):
-    """Yields the names of the fields of a format string, also of fields within formats."""
+    """Yields the names of the fields of a format string, including fields within fields."""
     for _, field, specification, _ in string.Formatter().parse(template):
         if field is not None:
             yield re.split(r"[.\[]", field)[0]

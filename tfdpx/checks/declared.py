@@ -57,7 +57,7 @@ def declared_problems(model):
 
 
 def _problems_of_methods(model):
-    """Returns texts about overridden methods, which may mix examples before Keras's step."""
+    """Returns texts about overridden methods that may mix examples before Keras's step runs."""
     for method in model_internals.own_training_methods(model):
         yield (
             f"Model '{model.name}' (of type {type(model).__name__}) overrides `{method}`. Its "

@@ -9,12 +9,14 @@ class UnfitForPrivacy(ValueError):
 
 @contextlib.contextmanager
 def refusing(error=UnfitForPrivacy):
-    """Yields a list for texts of problems; afterwards raises one `error` with all of them, if any.
+    """Yields a list for texts of problems; at the end, raises one error if the list has texts.
 
-    An exception after the first problem is a consequence of it, and does not hide it.
+    If the block raises an exception after the first problem, that exception is a consequence of the
+    problem. It becomes the cause of the error, and does not replace the error.
 
     Args:
-        error: Class of exception. Its text is the problem, or a numbered list of several.
+        error: Class of the exception. Its message is the problem, or a numbered list if there are
+            several.
     """
     problems, failure = [], None
     try:

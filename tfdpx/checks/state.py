@@ -5,8 +5,8 @@ untracked `keras.Variable`, a metric, a table or a queue. All of these are writt
 operation, in the graph itself or in a function, loop or branch.
 
 Every step writes metrics without noise. A gradient that depends on a metric depends on the examples
-of earlier updates, and no clipping bounds that. So a graph that computes gradients must not read
-one.
+of earlier updates, and no clipping bounds their effect. So a graph that computes gradients must not
+read a metric.
 """
 
 import tensorflow as tf
@@ -47,7 +47,7 @@ _RANDOM = (
 )
 
 
-# Operations that end a run for some values of an example, and so tell that it was drawn.
+# Operations that fail for some values. A failure would reveal that such an example was drawn.
 _RAISING = (
     *("Assert", "CheckNumerics", "CheckNumericsV2", "Decode", "MatrixInverse", "MatrixLogarithm"),
     *("MatrixSolve", "MatrixSquareRoot", "ParseExample", "ParseSequence", "ParseSingle"),
@@ -67,15 +67,15 @@ _PROBLEMS = {
         "keras.random.SeedGenerator()`, as Keras' own have, and draw from that."
     ),
     "writes": (
-        "{} changes state: {}. What it takes from the data would stay without noise. Do not assign "
-        "to variables, metrics, tables or queues in training, and replace layers that do "
+        "{} changes state: {}. This state would hold data without noise. Do not assign to "
+        "variables, metrics, tables or queues in training, and replace layers that do "
         "(BatchNormalization: `tfdpx.layers.replace_batch_norm(model)`)."
     ),
     "raises": (
-        "{} runs operations that end the run for some values of one example, and so tell that it "
-        "was drawn: {}. Do this to the data set before training, or use an operation that takes "
-        "every value (`tf.linalg.pinv` for an inverse, a place for unknown words in "
-        "`StringLookup`)."
+        "{} has operations that fail for some values: {}. Such a failure would reveal that an "
+        "example with these values was drawn. Do this to the data set before training, or use an "
+        "operation that takes every value (`tf.linalg.pinv` for an inverse, a place for unknown "
+        "words in `StringLookup`)."
     ),
     "reads": (
         "{} reads values of examples that no noise was added to: {}. Metrics add up private "
@@ -90,11 +90,12 @@ def problems_of_graph(graph, layer, subject, unread=(), metrics=None):
 
     Args:
         graph: A `tf.Graph` of a function.
-        layer: The `keras.Layer` that gives the texts the names of variables, or None.
+        layer: The `keras.Layer` whose variables the texts name by their paths, or None.
         subject: Str, the name of the graph in the texts.
         unread: List of `keras.Variable`s that the graph may not read.
         metrics: For a graph that only computes metrics: the list of `keras.Variable`s that it may
-            write. Such a graph may also raise errors, and add up over hosts.
+            write. Such a graph may also have operations that raise errors, or that add up over
+            hosts.
     """
     paths = {} if layer is None else _paths([*layer.variables, *layer.metrics_variables])
     unread, written = _paths(unread), _paths(metrics or ())
@@ -131,15 +132,16 @@ def _paths(variables):
 
 
 def _operations(graph, outer=None, path="", caller=None):
-    """Yields the operations of a graph and of all functions that it calls, but not the calls.
+    """Yields the operations of a graph and of the functions that it calls, but not the calls.
 
-    An item is `(name, operation, resources, outermost)`. The name includes the names of calling
+    Each item is `(name, operation, resources, outermost)`. The name includes the names of calling
     operations. `resources` are the operation's resource inputs, and `outermost` is the operation of
     the outermost graph that contains it.
 
     Args:
         graph: A `tf.Graph` of a function.
-        outer: Dict from the id of an input of the graph to a resource; by default the captures.
+        outer: Dict from the id of an input of the graph to a resource. By default it holds the
+            tensors that the graph captures.
         path: The names of the operations that call the function.
         caller: The outermost of these operations.
     """
@@ -162,11 +164,12 @@ def _operations(graph, outer=None, path="", caller=None):
 
 
 def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
-    """Returns texts about state, other than metrics, that computing the metrics changes.
+    """Returns texts about state that the computation of metrics changes, other than metrics.
 
     Args:
         model: A compiled, built `keras.Model`.
-        data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; shapes and dtypes are read.
+        data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; only shapes and dtypes are
+            read.
         y_pred: The model's output, a nest of symbolic tensors [rows, ...].
         rows: Int, the number of rows, or None for any number.
         may_be_absent: Bool, whether some rows may be absent.
@@ -216,7 +219,7 @@ def call_without_metrics(model, subject, function, subjects):
         subjects: Set of subjects that were checked in eager mode; `subject` is added.
 
     Raises:
-        UnfitForPrivacy: If its operations read a metric.
+        UnfitForPrivacy: If operations of `function` read a metric.
     """
     if tf.executing_eagerly():
         if subject not in subjects:
@@ -240,7 +243,7 @@ def check_update(graph, model):
 
     Values that are assigned to weights, and to variables of the optimizer, may be computed only
     from private gradients, constants, and variables that are not metrics. So no regulariser,
-    constraint, schedule or optimizer reads the batch, or a metric of earlier batches.
+    constraint, schedule or optimizer may read the batch, or a metric of earlier batches.
 
     Args:
         graph: `tf.Graph` of a whole step.
@@ -273,10 +276,11 @@ _OF_DATA = ("Iterator", "Optional", "Placeholder")
 
 
 class _Outermost:
-    """Returns the tensor of an outer graph that a captured tensor stands for.
+    """Finds the tensor of an outer graph that a captured tensor stands for.
 
-    A function's graph captures tensors of the graph around it, and this follows them outwards. The
-    captures of a graph are listed once, so no graph may capture more tensors in the meantime.
+    The graph of a function captures tensors of the graph around it. An object of this class follows
+    such a tensor from graph to graph outwards. It lists the captures of each graph only once, so no
+    graph may capture more tensors later.
     """
 
     def __init__(self):

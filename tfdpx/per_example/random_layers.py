@@ -149,7 +149,7 @@ def check_assigned(scope, allowed, name, layer=None):
         )
     names = sorted(paths[i] for i in unmapped_ids if i in paths)
     raise UnmappedState(
-        f"{name} changes state in training: {names}. What it takes from the data would stay "
-        "without noise. Replace layers that keep statistics of a batch (BatchNormalization: "
+        f"{name} changes state in training: {names}. This state would hold data without noise. "
+        "Replace layers that keep statistics of a batch (BatchNormalization: "
         "`tfdpx.layers.replace_batch_norm(model)`)."
     )

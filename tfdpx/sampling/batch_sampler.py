@@ -30,13 +30,12 @@ _plain = tf.autograph.experimental.do_not_convert
 class BatchSampler:
     """Draws the batches of one data set. One iteration over the data set is one pass.
 
-    The key of the draws comes from `seed`. Without a seed it comes from the session that trains on
-    the data set, and outside of a session every pass gets a new random key. A pass begins at step
-    `start`, or in a session at the session's next update.
+    The key of the draws comes from `seed`. Without a seed, the key comes from the session that
+    trains on the data set. Outside of a session, every pass gets a new random key. A pass begins at
+    step `start`, or in a session at the session's next update.
 
     Args:
-        purpose: Int that is folded into the key, so these draws differ from other uses of the same
-            seed.
+        purpose: Int that changes the key, so these draws differ from other uses of the same seed.
         draw: Function `draw(key, step, replica)` that returns the indices of the drawn examples,
             int64 [n]. `key` is an int64 tensor [2]; `step` and `replica` are scalar int64 tensors.
         examples: `Examples`, `RandomAccess` or `Users` to draw from.
@@ -54,10 +53,10 @@ class BatchSampler:
         held_out: Tuple of arrays for validation, or None.
         class_weight: `ClassWeights`, or None. `dataset` multiplies the sample weights by them.
             `fitted` does not, because the private step applies them after clipping.
-        fitted: The data set that `fit` trains on in place of `dataset`. It declares no length,
-            because earlier updates shorten it. If the examples have no weights, the third part of a
-            batch is flags of dtype `FLAGS`, shape [rows]: 1 for a row with an example, 0 for
-            padding.
+        fitted: The data set that `fit` trains on in place of `dataset`. This data set declares no
+            length, because earlier updates shorten it. If the examples have no weights, the third
+            part of a batch is flags of dtype `FLAGS`, shape [rows]: 1 for a row with an example, 0
+            for padding.
         with_ids: `fitted` with a fourth part: the index of the example in each row, int32 [rows]; 0
             in padding.
         optimizer: The argument.
@@ -67,7 +66,7 @@ class BatchSampler:
         is_seeded: Bool, whether the user chose the seed.
 
     Raises:
-        ValueError: If an argument is out of range, or two contradict each other.
+        ValueError: If an argument is out of range, or two arguments contradict each other.
     """
 
     def __init__(self, purpose, draw, examples, steps, shards, seed=None, start=0, optimizer=None):
@@ -133,7 +132,7 @@ class BatchSampler:
         return rows, *self.examples.batch(rows, self._shards.rows, *more)
 
     def _pipeline(self, part):
-        """Returns a data set of `part(rows, x, y, sample_weight)` for the draw of each step."""
+        """Returns a data set with an element `part(rows, x, y, sample_weight)` for each step."""
         if self._shards.is_split:
             key = self._key()
             steps = self._shards.steps(*self._range())
@@ -173,7 +172,7 @@ class BatchSampler:
         return first, first + self._steps() if callable(self._steps) else max(self._steps, first)
 
     def _key(self):
-        """Returns the key of a pass, int64 [2], from the seed or the session, or a random one."""
+        """Returns the key of a pass, int64 [2]: from the seed, the session, or at random."""
         seed = self._seed
         if seed is None:
             seed = noise.make_seed() if self.session is None else self.session.draw_seed()
@@ -181,7 +180,7 @@ class BatchSampler:
 
 
 def finished(dataset):
-    """Returns a data set of steps with one batch prefetched and with the options that it needs."""
+    """Returns a data set that prefetches one batch, with the options that a sampler needs."""
     options = tf.data.Options()
     # Building such a short pipeline takes less time than optimizing it.
     options.autotune.enabled = False
@@ -220,8 +219,8 @@ def check_optimizer(optimizer, plan):
 
     Raises:
         TypeError: If `optimizer` is not a tfdpx optimizer.
-        ValueError: If its batch_size, noise_multiplier, num_examples or delta differs from the
-            plan's.
+        ValueError: If the optimizer's batch_size, noise_multiplier, num_examples or delta differs
+            from the plan's.
     """
     optimizer = model_internals.innermost(optimizer)
     missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]

@@ -46,7 +46,7 @@ class WeightTable:
 
     @contextlib.contextmanager
     def holding(self, class_weights: ClassWeights | None) -> Iterator[None]:
-        """Context manager in which the table holds these weights; with None all weights are 1."""
+        """Context manager in which the table has the given weights; with None, all are 1."""
         former_arrays = [value_of(part) for part in self._variables]
         self.assign(*(class_weights or ClassWeights({})).arrays())
         try:
@@ -67,8 +67,8 @@ class WeightTable:
     def largest(self, y_pred: Any) -> tf.Tensor:
         """Returns the largest weight of any class; 1 if all weights are 0.
 
-        The classes are those in the table and those of the model, which have weight 1 if the table
-        lacks them.
+        This counts all classes in the table and all classes of the model. A class of the model that
+        the table lacks has weight 1.
 
         Args:
             y_pred: The model's output, a tensor `[n, num_classes]`; `[n, 1]` or `[n]` for two

@@ -24,13 +24,13 @@ _LOOKED_AT = 64
 
 
 class RandomAccess:
-    """Examples of a source that can be read in any order, for example `tfds.data_source`.
+    """Examples from a source that can be read in any order, for example `tfds.data_source`.
 
     Pass it in place of arrays to any function that draws batches, for example
     `plan.batches(RandomAccess(source))`. Only the batches that are being prepared are in memory.
-    Several threads read and decode the examples of a batch. They run in parallel where they call
-    Pillow, NumPy or TensorFlow. With the same seed, the draws are the same as for arrays in the
-    same order.
+    Several threads read and decode the examples of a batch. The threads run in parallel while they
+    are inside Pillow, NumPy or TensorFlow. With the same seed, the draws are the same as for arrays
+    in the same order.
 
     Args:
         source: Object with `__len__` and `__getitem__(int)`, safe to call from several threads. An
@@ -85,7 +85,7 @@ class RandomAccess:
         return x, y, tf.cast(tf.range(capacity) < tf.shape(rows)[0], tf.float32)
 
     def fingerprint(self) -> Any:
-        """Returns a string that identifies the source, a digest of 64 evenly spaced examples.
+        """Returns a string that identifies the source: a digest of 64 evenly spaced examples.
 
         Raises:
             ValueError: If an example changes from one read to the next.
@@ -264,7 +264,8 @@ def as_examples(x, y=None, sample_weight=None, *, num_examples=None):
 
     Args:
         x: `RandomAccess`, a `tf.data.Dataset` of known size, or as for `Examples`.
-        y: As for `Examples`; like `sample_weight`, None with a `RandomAccess` or data set.
+        y: As for `Examples`. With a `RandomAccess` or a data set, `y` and `sample_weight` must be
+            None.
         sample_weight: As for `Examples`.
         num_examples: Optional int. If a data set has this number of elements, each element is one
             example; otherwise each element is a batch.
@@ -292,7 +293,7 @@ def as_examples(x, y=None, sample_weight=None, *, num_examples=None):
 
 
 def _tensors(name, arrays):
-    """Returns the nest `arrays` of the argument `name`, each array as a tensor."""
+    """Returns `arrays` with each array as a tensor. `name` is the argument to blame in errors."""
     if isinstance(arrays, dict):
         return {key: _tensors(name, array) for key, array in arrays.items()}
     if isinstance(arrays, tuple):

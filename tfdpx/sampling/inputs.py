@@ -1,4 +1,4 @@
-"""Checks that the private step can read the data: dense tensors, one row per example, and targets.
+"""Checks that the private step can read the data: dense tensors, a row for each example, targets.
 
 The checks look at types, dtypes and shapes, before anything else is done with a batch.
 """
@@ -29,7 +29,7 @@ _DENSE = {
 
 
 def check_dense(name, nest, columns=None):
-    """Refuses sparse, ragged and object arrays, from which single rows cannot be taken.
+    """Refuses sparse, ragged and object arrays, because single rows cannot be taken from them.
 
     Args:
         name: String, the name of the argument, for the message.
@@ -141,7 +141,8 @@ def same_rows(data):
 
     Returns:
         The nest. Lengths that are unknown during tracing are compared when the step runs, or under
-        XLA when it is compiled. They raise `tf.errors.InvalidArgumentError` if they differ.
+        XLA when it is compiled. If these differ, the comparison raises
+        `tf.errors.InvalidArgumentError`.
 
     Raises:
         ValueError: If lengths that are known during tracing differ.
@@ -180,7 +181,7 @@ def same_rows(data):
 
 
 def without_flags(sample_weight, is_drawn):
-    """Returns `sample_weight`, or None if it holds flags of the present rows and not weights.
+    """Returns `sample_weight`; None if it is not weights but flags that mark present rows.
 
     Flags have shape [B], or [B, k] for the examples of people.
 

@@ -28,7 +28,7 @@ _CHUNK = 2**22  # Bytes that are copied at a time.
 
 
 def row_digests(arrays: Sequence[Any]) -> np.ndarray:
-    """Returns a digest of each row. Equal rows have equal digests, different rows almost never.
+    """Returns a digest of each row. Equal rows have equal digests; different rows almost never do.
 
     Two different rows have the same digest with a probability of about 2^-62. The digest joins the
     upper halves of two sums, each a multilinear hash of 32-bit words with random 64-bit keys.
@@ -59,7 +59,7 @@ def row_digests(arrays: Sequence[Any]) -> np.ndarray:
 
 
 def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Warns if more rows are equal than chance explains, and states their joint epsilon.
+    """Warns if more rows are equal than chance explains; states the epsilon of such a group.
 
     The count and epsilon in the warning come from private data without noise, so they are only for
     the user.
@@ -88,12 +88,12 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
     """Returns the largest number of equal rows that chance does not explain, or 1.
 
     If the columns were independent, the probability of a row would be the product of the
-    frequencies of its values. Columns depend on each other, so the square root of the product is
-    taken, as if only every other value counted. Two kinds of values do not count: NaN, and a value
-    that equals the one before it (blank images, padded texts).
+    frequencies of its values. In fact columns depend on each other, so this function takes the
+    square root of the product, as if only every other value counted. Two kinds of values do not
+    count: NaN, and a value that equals the one before it (blank images, padded texts).
 
-    Chance explains a number of equal rows if it could make more than a twentieth of all rows that
-    occur at least as often.
+    Take all rows that occur at least as often as a row. Chance explains their number of copies if
+    more than a twentieth of these rows could be so frequent by chance.
 
     Args:
         arrays: Arrays with the same number of rows.

@@ -1,4 +1,4 @@
-"""Poisson-sampled and shuffled batches, which have fixed shapes and can resume at any step.
+"""Batches by Poisson sampling or shuffling, of fixed shapes; they can resume at any step.
 
 Sampling reduces the privacy loss of a step (amplification by sampling), but only while the drawn
 examples stay secret. Anyone who knows the seed can replay every draw, and against them a step
@@ -131,7 +131,7 @@ def _check_count(plan, count, user_ids, validation_split):
 
 
 def _check_unit(plan, user_ids, examples_per_user, validation_split):
-    """Raises ValueError if a plan of people has no `user_ids`, or a plan of examples has some."""
+    """Raises ValueError for a plan of people without `user_ids`, or of examples with them."""
     if plan.unit == USER and user_ids is None:
         raise ValueError(
             'A plan with unit="user" draws people. Received: user_ids=None. Pass the person of '
@@ -153,7 +153,7 @@ def _check_unit(plan, user_ids, examples_per_user, validation_split):
 
 
 def _without_held_out(examples, share, weighted):
-    """Returns the examples to train on, and the last `share` of them as arrays, or None."""
+    """Splits off the last `share` of the examples; returns the others, and it as arrays or None."""
     is_valid = is_number(share) and 0 <= share < 1
     require(is_valid, "validation_split", share, "be a number in [0, 1)")
     if not share:
@@ -203,7 +203,7 @@ def poisson_sampler(
         optimizer: Optional tfdpx optimizer. No other optimizer may then train on the data set.
         input_context: Optional `tf.distribute.InputContext`, for one pass by
             `tfdpx.distributed.fit`. For each step, the data set then yields one batch for each
-            replica of this host, with that replica's share of the draw (see
+            replica of this host, with the replica's share of the draw (see
             `tfdpx.sampling.shards`). All hosts need the same examples, `seed` and `start`, and
             `start` must be an int.
 
@@ -267,7 +267,7 @@ def shuffled_sampler(
     optimizer=None,
     input_context=None,
 ):
-    """Returns a `BatchSampler` that shuffles the examples every epoch and cuts them in batches.
+    """Returns a `BatchSampler` that shuffles the examples every epoch and cuts them into batches.
 
     An epoch has `num_examples // batch_size` steps; the remaining examples of the permutation are
     dropped. The permutation depends only on the seed and the epoch. Epsilon is computed as for
@@ -346,7 +346,7 @@ def poisson_rows(key, step, num_examples, sampling_probability):
 
 
 class _Shuffle:
-    """Returns the rows of a step from the permutation of its epoch, which it remembers."""
+    """Finds the rows of a step in the permutation of its epoch. Stores the last permutation."""
 
     def __init__(self, count, batch_size):
         self._count, self._batch_size, self._last = count, batch_size, (None, None)

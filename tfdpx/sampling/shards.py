@@ -2,8 +2,8 @@
 
 If a step draws n examples, replica p of R takes the examples p, p + R, p + 2 R, ... of the draw.
 Each share has at most ceil(n / R) examples, so no replica waits long for another. All hosts compute
-the same draw from the seed and the step, and take their part of it: no example is taken twice and
-none is lost. A replica takes part in a step even if its share is only padding.
+the same draw from the seed and the step, and each host takes its part of the draw. So no example is
+taken twice, and none is lost. A replica takes part in a step even if its share is only padding.
 
 Keras's `fit` splits a batch by itself: of R * m rows, replica p takes the rows [p * m, (p + 1) *
 m). `interleave_shards` orders a whole batch for this split: the R shares come one after the other,
@@ -51,7 +51,7 @@ class ReplicaShards:
     def steps(self, first, last):
         """Returns a data set of int64 pairs (step, replica) for steps [first, last) of this host.
 
-        It calls no Python function, because the hosts of a TPU run in other processes.
+        The data set calls no Python function, because the hosts of a TPU run in other processes.
         """
         count = len(self.replicas)
         return tf.data.Dataset.range(first * count, last * count).map(
@@ -98,7 +98,7 @@ def check_divides(replicas, rows, what):
     Args:
         replicas: Int.
         rows: Int.
-        what: String for the message, the things that `rows` counts, for example "rows a batch".
+        what: String for the message. It says what `rows` counts, for example "rows a batch".
     """
     if rows % replicas:
         below = rows // replicas * replicas

@@ -4,8 +4,9 @@ A ledger covers one `fit`, so the estimators of `tfdpx.sklearn` count their fits
 recognised by keyed digests. Digests and counts stay in memory: nothing is pickled or written to a
 file. A row is not recognised if a step before the estimator changes it differently in each fit.
 
-A search of scikit-learn is recognised by its copies. It makes one copy of its estimator, the base,
-which it never fits. Each candidate is a copy of the base, and the search drops the base at its end.
+A search of scikit-learn is recognised by its copies. The search makes one copy of its estimator,
+called the base, and never fits the base. Each candidate is a copy of the base, and the search drops
+the base at its end.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Fit:
 
 
 class _History(NamedTuple):
-    """The fits that used a row, with the number of its copies in each, and their total cost."""
+    """The fits that used a row, each with the row's number of copies, and their total cost."""
 
     cost: float = 0.0
     fits: tuple[tuple[_Fit, int], ...] = ()
@@ -80,7 +81,7 @@ _all_rows = _Rows()
 
 
 def _is_news(history, growth=1.0):
-    """Returns whether several fits cost more than `growth` times the cost in the last warning."""
+    """Returns whether the fits of a row cost over `growth` times the cost in the last warning."""
     return len(history.fits) > 1 and history.cost > growth * max(f.said for f, _ in history.fits)
 
 
@@ -93,9 +94,9 @@ def _remember(history):
 def _epsilon(history, growth=1.0, *, once=False):
     """Returns epsilon and delta of a row over all fits of its history.
 
-    A fit may contain several copies of the row. Its noise then counts as a sum of equal parts, one
-    for each copy, as in `tfdpx.accounting.group_epsilon`. With `once`, every fit counts as if it
-    had one copy. `growth` multiplies the number of steps.
+    A fit may contain several copies of the row. The noise of the fit then counts as a sum of equal
+    parts, one for each copy, as in `tfdpx.accounting.group_epsilon`. With `once`, every fit counts
+    as if it contained one copy. `growth` multiplies the number of steps.
     """
     steps: dict[tuple[float, float], float] = collections.Counter()
     for fit, times in history.fits:
@@ -194,7 +195,7 @@ def on_pickle(estimator: Any) -> None:
 
 
 def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None:
-    """Counts a private fit. Outside of a search it warns if earlier fits used the same rows.
+    """Counts a private fit. Outside of a search, warns if earlier fits used the same rows.
 
     Args:
         estimator: The estimator.
@@ -226,7 +227,7 @@ def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None
 
 
 def _above(estimator):
-    """Yields pairs of the `Copies` of a source, and the copy that was made from this source.
+    """Yields pairs: the `Copies` of a source, and the copy that was made from this source.
 
     The source of an estimator is the one that it was copied from. The pairs begin with the source
     of `estimator`, then comes the source of that source, and so on. Sources that cannot be the base

@@ -2,7 +2,7 @@
 
 Every update draws people by Poisson sampling, and for each of them up to k examples without
 replacement. The choice of a person's examples depends only on the key of the update and on the
-person, so it never changes with the data of another person.
+person, so the choice never depends on the data of another person.
 """
 
 import hashlib
@@ -69,9 +69,9 @@ class Users:
     def batch(self, rows, capacity, key):
         """Returns k examples of each of the people `rows`, padded to `capacity` people.
 
-        If a person has fewer than k examples, the first one is repeated with weight 0, as an absent
-        example. With sample weights, the person's first present example replaces absent ones,
-        because an absent example may hold any values.
+        If a person has fewer than k examples, the first example is repeated with weight 0, as an
+        absent example. With sample weights, the person's first present example replaces absent
+        ones, because an absent example may hold any values.
 
         Args:
             rows: int64 tensor [n], the numbers of people, n <= capacity.
@@ -105,7 +105,7 @@ class Users:
         return tf.reshape(tensor, [rows // self.per_user, self.per_user, *rest])
 
     def _chosen(self, rows, key):
-        """Returns k examples of each person, int64 [n, k], and whether they exist, bool [n, k].
+        """Returns k examples of each person, int64 [n, k], and whether each exists, bool [n, k].
 
         The examples are chosen without replacement by Floyd's algorithm.
         """
@@ -134,7 +134,7 @@ class Users:
 
 
 def check_order(x, y, user_ids):
-    """Refuses ids that may not be in the order of the examples.
+    """Raises ValueError if the order of the ids may differ from the order of the examples.
 
     Args:
         x: As for `PrivacyPlan.batches`.
@@ -142,7 +142,8 @@ def check_order(x, y, user_ids):
         user_ids: As for `Users`.
 
     Raises:
-        ValueError: If `x` is a `tf.data.Dataset`, or pandas objects have another index.
+        ValueError: If `x` is a `tf.data.Dataset`, or if `x` or `y` has another pandas index than
+            `user_ids`.
     """
     if isinstance(x, tf.data.Dataset):
         raise ValueError(
@@ -227,7 +228,7 @@ def _kind(value):
 def spelling(value):
     """Returns an id in one spelling, the same for ids that look alike.
 
-    The spelling has no control characters and only single spaces, and its letters are composed.
+    The returned spelling has no control characters, only single spaces, and composed letters.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")

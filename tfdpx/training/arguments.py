@@ -1,4 +1,4 @@
-"""The arguments that private optimizers add to Keras's, and those of Keras that they refuse."""
+"""The arguments that private optimizers add to Keras's, and the Keras arguments they refuse."""
 
 import collections
 import copy
@@ -39,7 +39,7 @@ _MOST_EPSILON_OF_ADAM = 1e-2
 
 
 class KerasArguments(TypedDict, total=False):
-    """Arguments of every Keras optimizer that a private one takes too; see Keras."""
+    """The arguments that private optimizers share with all Keras optimizers; see Keras's docs."""
 
     name: str | None
     use_ema: bool
@@ -48,7 +48,7 @@ class KerasArguments(TypedDict, total=False):
 
 
 class PrivateArguments(KerasArguments, total=False):
-    """The arguments that every private optimizer takes: some of Keras's, and those for privacy.
+    """The arguments of every private optimizer: some are Keras's, the others set the privacy.
 
     Attributes:
         plan: Optional `tfdpx.PrivacyPlan`, which gives `batch_size` and `noise_multiplier`.
@@ -56,31 +56,33 @@ class PrivateArguments(KerasArguments, total=False):
         noise_multiplier: Float sigma, the standard deviation of the noise in units of
             `l2_norm_clip`. Needed without a plan. 0 clips without noise: epsilon is infinite.
         l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient. With
-            `noise_multiplier=0` it may be infinity, for training without privacy: gradients are
-            then averaged, but neither clipped nor divided by C. `"automatic"` divides each gradient
-            by its norm plus 0.01, with C = 1, so that only the learning rate needs tuning
-            (`docs/choosing.md`). A `tfdpx.AdaptiveClip` follows the norms. By default 1.0.
+            `noise_multiplier=0`, C may be infinity. Training without privacy then averages the
+            gradients, but neither clips them nor divides them by C. `"automatic"` divides each
+            gradient by its norm plus 0.01, with C = 1, so that only the learning rate needs tuning
+            (`docs/choosing.md`). A `tfdpx.AdaptiveClip` is a clip that follows the norms of the
+            gradients. The default is 1.0.
         microbatch_size: Optional int, the number of examples that are in memory at once. It changes
             neither the update (except for rounding) nor its sensitivity. `None` chooses the size
-            with the least predicted time, and at most half of the batch if activations are large.
-            The choice depends only on shapes and the plan.
+            with the least predicted time; if activations are large, at most half of the batch. This
+            choice depends only on shapes and the plan.
         augment: An augmentation that runs on the device: a `tfdpx.augment` object or a Keras
             augmentation layer.
         augmult: Int K, the number of augmented views of each example. 0, the default, means no
             augmentation. With `augment=None`, K > 0 expects inputs of shape [batch, K, ...].
-        seed: Optional int, the seed of noise, views and draws, for experiments. Private training
-            needs `None`, which takes seeds from the operating system: anyone who knows the seed can
-            subtract the noise.
+        seed: Optional int for experiments, the seed of the noise, of the augmented views and of the
+            draws of examples. Anyone who knows the seed can subtract the noise, so private training
+            needs `None`, which takes fresh seeds from the operating system.
         individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan, which
             computes an epsilon for each example. Each example is then clipped at its most recently
             measured norm. Needs `fit(x, y)` or `fit(plan.batches(...))`.
-        public_validation: Bool. Declares that the examples that `fit` validates on are public.
-            Without it, callbacks that act on `val_` metrics are refused, and
+        public_validation: Bool. True declares that the validation examples of `fit` are public.
+            With False, callbacks that act on `val_` metrics are refused, and
             `tfdpx.callbacks.TensorBoard` leaves these metrics out.
-        augment_targets: Bool, whether targets that are images of the size of the inputs, for
-            example masks, are augmented by the same draw as the inputs. An augmentation that
-            interpolates blends targets too, so pass classes as one-hot floats. None refuses such
-            targets if there is an `augment`. Boxes and points are never augmented.
+        augment_targets: Bool, whether to augment targets that are images of the same size as the
+            inputs, for example masks. They get the same random choices as the inputs. An
+            augmentation that interpolates blends targets too, so pass classes as one-hot floats.
+            With None, such targets are an error if there is an `augment`. Boxes and points are
+            never augmented.
     """
 
     plan: PrivacyPlan | None
@@ -103,7 +105,7 @@ Settings = collections.namedtuple("Settings", [*NAMES, "policy"])  # type: ignor
 
 
 def refuse(optimizer_class, keras_arguments):
-    """Raises an error if an argument breaks the mechanism, is another library's, or holds data.
+    """Raises an error for arguments that break the mechanism, are another library's, or hold data.
 
     Args:
         optimizer_class: The private optimizer class.
@@ -130,7 +132,7 @@ def refuse_epsilon(optimizer_class, arguments):
 
     Args:
         optimizer_class: The private optimizer class.
-        arguments: Dict of its arguments, or of attributes that hold them.
+        arguments: Dict by name of the optimizer's arguments, or of attributes with their values.
     """
     epsilon, name = arguments.get("epsilon"), optimizer_class.__name__
     takes_epsilon = _takes(optimizer_class, "epsilon")
@@ -146,15 +148,15 @@ def refuse_epsilon(optimizer_class, arguments):
 
 
 def _takes(optimizer_class, argument):
-    """Returns whether a constructor of the class or of its bases names the argument."""
+    """Returns whether the constructor of a class, or of one of its bases, has an argument."""
     constructors = (c.__init__ for c in optimizer_class.__mro__)
     return any(argument in inspect.signature(c).parameters for c in constructors)
 
 
 def check_settings(arguments):
-    """Checks the privacy arguments in a dict, and returns them with defaults as `Settings`.
+    """Checks a dict of privacy arguments, and returns `Settings` with defaults filled in.
 
-    Warns if there is no noise, or a seed.
+    Warns if there is no noise, or if there is a seed.
 
     Raises:
         ValueError: If an argument is out of range, or contradicts `plan`.
@@ -171,8 +173,8 @@ def check_settings(arguments):
     _check_ranges(settings)
     if individual is not None and settings.policy is not None:
         raise ValueError(
-            "Argument `individual` makes a clip policy, and `l2_norm_clip` is one. Received: "
-            f"l2_norm_clip={type(policy).__name__}. Leave one of them out."
+            "Argument `individual` sets the clip policy, but `l2_norm_clip` is a clip policy too. "
+            f"Received: l2_norm_clip={type(policy).__name__}. Leave one of them out."
         )
     if individual is not None and plan is not None and plan.unit == USER:
         raise ValueError(

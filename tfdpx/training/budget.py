@@ -1,6 +1,6 @@
 """The end of a privacy plan: how many updates are left, and the callback that stops `fit`.
 
-The ledger follows the weights, so all their updates count, on any data.
+A ledger belongs to the weights, so every update of the weights counts, on any data.
 """
 
 import bisect
@@ -45,8 +45,8 @@ def updates_left(optimizer, plan, sampling_probability=None):
 def _count_affordable(plan, spent, other_updates, left, rate):
     """Returns how many of the `left` updates the plan's epsilon allows, an int.
 
-    `spent` is the ledger so far, and `other_updates` counts its updates that are not the plan's.
-    `rate` is the sampling probability of the coming updates.
+    `spent` is the ledger so far. `other_updates` is the number of updates in this ledger that are
+    not the plan's. `rate` is the sampling probability of the coming updates.
     """
     if other_updates:
         warn(
@@ -105,11 +105,12 @@ def _ledger_without_spent(optimizer, plan):
 
 
 def steps_taken(optimizer, plan=None):
-    """Returns the number of updates that the weights of a tfdpx optimizer have had, an int.
+    """Returns how many updates the weights of a tfdpx optimizer have had, an int.
 
     Args:
         optimizer: A tfdpx optimizer.
-        plan: Optional `PrivacyPlan`. Then only updates with its noise and sampling count.
+        plan: Optional `PrivacyPlan`. If there is one, only updates with the plan's noise and
+            sampling count.
     """
     return (
         optimizer.ledger.steps
@@ -139,7 +140,7 @@ def make_budget_error(optimizer, plan):
 
 
 def epsilon_log(plan, optimizer, before=EMPTY):
-    """Returns the epsilon spent on an optimizer's weights, in a dict by its name in the logs."""
+    """Returns a dict from the name of epsilon in the logs to the epsilon spent on the weights."""
     approximate = plan.is_approximate or optimizer.epsilon_is_approximate
     name = "epsilon_approximate" if approximate else "epsilon"
     return {name: epsilon_spent(optimizer, plan, before)}
@@ -150,9 +151,9 @@ def epsilon_spent(optimizer, plan, before=EMPTY):
 
     Args:
         optimizer: A tfdpx optimizer.
-        plan: A `PrivacyPlan` with the delta and the accountant. If sampling probabilities are
-            unknown, updates of this optimizer count at the plan's, and updates of other optimizers
-            at 1.
+        plan: A `PrivacyPlan` with the delta and the accountant. Where a sampling probability is
+            unknown, it is taken to be the plan's for updates of this optimizer, and 1 for updates
+            of other optimizers.
         before: `Ledger` of earlier uses of the same data that are not in the optimizer's ledger.
     """
     ledger = before + plan.spent + ledger_at_rates(optimizer, plan)
@@ -174,19 +175,19 @@ def _epsilon_within_delta(ledger, plan):
 class StopAtBudget(keras.callbacks.Callback):
     """Stops `fit` at the end of the session's plan, and logs epsilon.
 
-    It also logs the numbers that a clip policy releases. It comes before all other callbacks, which
-    find these numbers in the logs.
+    This callback also logs the numbers that a clip policy releases. It runs before all other
+    callbacks, so they find epsilon and these numbers in the logs.
     """
 
     def on_train_begin(self, logs=None):
-        """Raises BudgetExceeded if the budget does not pay for one execution."""
+        """Raises BudgetExceeded if the budget does not pay for the first execution of steps."""
         self._is_spent = False
         first = model_internals.initial_epoch(self.model) or 0
         if first < self.params["epochs"]:  # A run that resumes after its last epoch makes no step.
             self.check()
 
     def check(self):
-        """Raises BudgetExceeded unless the next execution fits into the budget."""
+        """Raises BudgetExceeded if the next `steps_per_execution` updates exceed the budget."""
         session, execution = self._session, self._execution()
         if session.has_room(execution):
             return
@@ -203,14 +204,14 @@ class StopAtBudget(keras.callbacks.Callback):
         self._session.find_end()
 
     def on_train_batch_end(self, batch, logs=None):
-        """Stops the training when the next execution might exceed the budget."""
+        """Stops the training if the next `steps_per_execution` updates might exceed the budget."""
         if not self._session.has_room(self._execution()):
             # Only the callback that stops the training reports it.
             self._is_spent = not self.model.stop_training
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch, logs=None):
-        """Adds the epsilon spent to the logs."""
+        """Adds epsilon and the released numbers of the clip policy to the logs."""
         optimizer = self._optimizer
         if logs is not None and optimizer.plan is not None:
             logs.update(epsilon_log(optimizer.plan, optimizer))
@@ -234,7 +235,7 @@ class StopAtBudget(keras.callbacks.Callback):
         print(f"{text}: {name}={epsilon:.4g} at delta={session.plan.delta:g}.")
 
     def _execution(self):
-        """Returns the number of updates that must fit into the budget to continue, an int."""
+        """Returns the number of updates, an int, that the budget must pay for to continue."""
         execution, session = self.model.steps_per_execution, self._session
         if session.draws is None:
             return execution

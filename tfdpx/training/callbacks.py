@@ -1,4 +1,4 @@
-"""Keras callbacks that end a training with its budget, and log what the guarantee covers."""
+"""Keras callbacks that end a training at a budget, and log only what the guarantee covers."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ __all__ = [
 
 
 class PrivacyBudget(keras.callbacks.Callback):
-    """Keeps training within a smaller budget than the optimizer's plan, and logs its epsilon.
+    """Keeps training within a smaller budget than the optimizer's plan, and logs epsilon.
 
     The optimizer's plan needs no callback: it ends the training and logs epsilon by itself. The
     ledger of the model's weights (`model.optimizer.ledger`) holds everything that was spent: the
     updates of this optimizer, of earlier ones, and of the file that the weights came from.
 
-    Training stops before the step that would exceed the plan's steps, which add up over calls of
+    Training stops before it would exceed the plan's number of steps. Steps add up over calls of
     `fit`, restarts and new optimizers. If the weights had updates with other noise or another
     sampling probability than the plan's, a warning says so. Training then stops before the epsilon
     of all updates together exceeds the plan's. On data that no plan draws, with
     `steps_per_execution` above 1, Keras's `fit` stops before the execution that might exceed the
     budget, so up to `steps_per_execution - 1` steps can remain unused.
 
-    At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta. The
-    name is "epsilon_approximate" if the plan's sampling makes it an approximation, or if no plan
-    drew some batches, so it is no upper bound. Later callbacks, the progress bar and `History` see
-    it.
+    At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta. If
+    this epsilon is not an upper bound, its name is "epsilon_approximate": either the plan's
+    sampling makes it an approximation, or some batches were not drawn by a plan. Later callbacks,
+    the progress bar and `History` see this number.
 
     Args:
         plan: A `PrivacyPlan` with the delta of the optimizer's plan.
         allow_approximate: Bool, whether to train on batches that no plan draws, for example from a
-            generator. Epsilon is computed as if they were Poisson samples, which is no upper bound:
-            the weights must not be released.
+            generator. Epsilon is then computed as if the batches were Poisson samples. It is not an
+            upper bound, so do not release the weights.
 
     Raises:
         TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
-        ValueError: By `fit`, if the optimizer or the batches are not the plan's, or another plan of
-            the training has another delta.
-        BudgetExceeded: By `fit`, if the plan has no room for another execution at the start.
+        ValueError: By `fit`, if the optimizer or the batches do not belong to the plan, or if
+            another plan of the same training has another delta.
+        BudgetExceeded: By `fit`, if the plan does not pay for the first execution of steps.
     """
 
     def __init__(self, plan: PrivacyPlan, allow_approximate: bool = False) -> None:
@@ -114,7 +114,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
 
 class TensorBoard(keras.callbacks.Callback):
-    """Writes numbers of each epoch for TensorBoard, but only those that the guarantee covers.
+    """Writes numbers of each epoch for TensorBoard, but only numbers that the guarantee covers.
 
     Training loss and metrics are functions of the private data without noise, so they reveal more
     than epsilon allows. `keras.callbacks.TensorBoard` would write them. This callback writes
@@ -122,8 +122,8 @@ class TensorBoard(keras.callbacks.Callback):
     (`optimizer.privatized_gradient_norm`), and the clip of `tfdpx.AdaptiveClip`. Validation metrics
     are written if the optimizer was made with `public_validation=True`, which declares that their
     examples are public. The x-axis shows model updates, not epochs. The chart of `epsilon` has a
-    second line, the run "budget", with the plan's epsilon. With a `tfdpx.callbacks.Checkpoint` the
-    numbers of an update are written once a save holds that update.
+    second line, named "budget": the plan's epsilon. With a `tfdpx.callbacks.Checkpoint`, the
+    numbers of an update are written only when a save contains that update.
 
     Args:
         log_dir: String. Folder for the event files.
@@ -172,7 +172,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._writers = {}
 
     def _epsilons(self):
-        """Returns epsilon and, as another run, its budget, in a dict by (run, name)."""
+        """Returns a dict by (run, name): epsilon, and the plan's epsilon as the run "budget"."""
         optimizer = model_internals.innermost(self.model.optimizer)
         plan = self.plan or getattr(optimizer, "plan", None)
         if plan is None or not hasattr(optimizer, "ledger"):
@@ -181,7 +181,7 @@ class TensorBoard(keras.callbacks.Callback):
         return {("train", name): epsilon, ("budget", name): plan.epsilon}
 
     def _after_save(self, numbers):
-        """Writes numbers by (run, name) once a `Checkpoint` has saved the updates, or now."""
+        """Writes a dict by (run, name): after a `Checkpoint`'s next save, or now if none saves."""
         optimizer = model_internals.innermost(self.model.optimizer)
         is_private = hasattr(optimizer, "ledger")
         step = steps_taken(optimizer) if is_private else _to_float(optimizer.iterations)

@@ -1,9 +1,9 @@
 """Resumes an interrupted run from its last save, at the epsilon of an uninterrupted run.
 
-A resumed run has the same distribution as an uninterrupted one: it restores weights, the
-optimizer's state, moving averages, ledger and epoch, and continues with fresh draws and fresh
-noise. The file holds no secret. Any program may resume it, any number of times, and every resume is
-a new run in the ledger.
+A resumed run restores weights, the optimizer's state, moving averages, ledger and epoch. It
+continues with fresh draws and fresh noise, so its weights have the same distribution as after an
+uninterrupted run. The file holds no secret. Any program may resume it, any number of times, and
+every resume is a new run in the ledger.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 class Checkpoint(keras.callbacks.Callback):
     """Saves the run as it trains, and resumes it when `fit` is called again.
 
-    It is like `keras.callbacks.BackupAndRestore`, but survives a kill or a full disk. With the same
-    callback and the same plan, `fit` restores the saved run before its first step, prints at which
-    update it continues, and makes the remaining updates. Their draws and noise are fresh, so
-    epsilon is the same as without the interruption. With an optimizer's `seed`, a resumed run
-    equals the uninterrupted one bit by bit on the same machine.
+    This callback is like `keras.callbacks.BackupAndRestore`, but the saved run survives a kill or a
+    full disk. With the same callback and the same plan, `fit` restores the saved run before its
+    first step, prints at which update it continues, and makes the remaining updates. The remaining
+    updates use fresh draws and noise, so epsilon is the same as without the interruption. With an
+    optimizer's `seed`, a resumed run equals the uninterrupted one bit by bit on the same machine.
 
     The folder holds one file: weights, the optimizer's state and its ledger, and the state of
     Keras's `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`. With individual accounting
-    it also holds the norms of examples, which are private. Only its owner may read the file.
-    Logs of an update (TensorBoard, curves) are written once a save holds that update. A second
+    it also holds the norms of examples, which are private. Only its owner may read the file. Logs
+    of an update (TensorBoard, curves) are written only when a save contains that update. A second
     training on the same folder is refused while the first one runs.
 
     Args:
         directory: Path of a folder for only this run, created if needed.
         save_freq: `"epoch"` saves after each epoch. An int n saves also after every n updates. A
-            resumed run begins with a whole epoch. With `steps_per_epoch` it may therefore make up
-            to one epoch of updates more than `fit` was asked for. The ledger counts them, and the
-            plan still ends the run.
-        write: Bool, whether to save. On several hosts, all restore but only one may save.
+            resumed run begins with a whole epoch. With `steps_per_epoch`, the run may therefore
+            have more updates than `fit` was asked for, by up to one epoch. The ledger counts these
+            updates, and the plan still ends the run.
+        write: Bool, whether to save. On several hosts, every host restores, but only one may save.
 
     Raises:
         ValueError: By `fit`, if the saved run is damaged, or has another plan, number of examples,
@@ -186,7 +186,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._states = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if `save_freq` is an int and so many updates followed the last save."""
+        """Saves if `save_freq` is an int, and at least this many updates followed the last save."""
         if self.save_freq != "epoch" and self._session.updates - self._saved >= self.save_freq:
             self.save()
 
@@ -226,7 +226,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._session.call_after_save()
 
     def _content(self):
-        """Returns the bytes of the file: a record, and the parts that it names."""
+        """Returns the bytes of the file: a record, and the other parts, whose digests it holds."""
         optimizer = model_internals.innermost(self.model.optimizer)
         with lora.unmerged(self.model):
             content = {_WEIGHTS: saving_internals.weights_file(self.model)}
@@ -328,7 +328,7 @@ def place_checkpoint(callbacks):
 
 @contextlib.contextmanager
 def _unchanged_on_error(model):
-    """Context manager that restores weights and optimizer state, not the ledger, after errors."""
+    """Context manager that after an error restores weights and optimizer state, not the ledger."""
     optimizer = model_internals.innermost(model.optimizer)
     variables = [*model.variables, *optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
@@ -341,7 +341,7 @@ def _unchanged_on_error(model):
 
 
 def serialize_states(callbacks):
-    """Returns the states of Keras's callbacks as the bytes of an npz file; None without any.
+    """Returns the states of Keras's callbacks as the bytes of an npz file; None if none has any.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
@@ -380,13 +380,13 @@ def restore_states(callbacks, content):
 
 
 def place_of_save(callbacks):
-    """Returns the first and the last index where a callback that saves may be, two ints.
+    """Returns the lowest and the highest index that a callback that saves may have, two ints.
 
-    It must come after callbacks with a state, to save their state of this epoch, and before
-    callbacks that replace weights by averages.
+    The callback that saves must come after callbacks with a state, to save the state that they have
+    after this epoch. It must come before callbacks that replace weights by averages.
 
     Args:
-        callbacks: List of callbacks, without the one that saves.
+        callbacks: List of callbacks, without the callback that saves.
     """
     are_swaps = [isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in callbacks]
     end = are_swaps.index(True) if any(are_swaps) else len(callbacks)

@@ -1,9 +1,9 @@
 """Clip policies, which choose the norm at which each example's gradient is clipped.
 
-In every update the private step calls the policy's methods in this order: `clips` before the
-gradients, `clip` for their factors, `measure` when all norms are known, and `update` after the
-noise. To use another policy, pass it as `l2_norm_clip=`. Norms and clips refer to gradients before
-class weights; only `before_weights` and `after_weights` use the weights.
+In every update the private step calls the policy's methods in this order: `clips` before it
+computes gradients, `clip` for the factors that scale them, `measure` when all norms are known, and
+`update` after the noise. To use another policy, pass it as `l2_norm_clip=`. Norms and clips refer
+to gradients before class weights; only `before_weights` and `after_weights` use the weights.
 
 Guarantee, which every policy must keep: after scaling by the factor of `clip`, an example's
 gradient has a norm of at most 1/B. The factor depends only on the example's norm and on numbers
@@ -43,8 +43,8 @@ class NormStatistics(typing.NamedTuple):
     """The statistics that a policy computes in one update from this replica's examples.
 
     Attributes:
-        noisy: List of float32 scalars, each a sum over examples divided by B. They are added up
-            over replicas and get noise together with the gradients.
+        noisy: List of float32 scalars, each a sum over examples divided by B. The private step adds
+            these sums up over replicas, and adds noise to them as to the gradients.
         exact: List of float32 tensors that are added up over replicas, without noise.
     """
 
@@ -61,8 +61,8 @@ class ClipPolicy:
 
     Attributes:
         gradient_noise_multiplier: Float, the noise multiplier for the gradients and
-            `NormStatistics.noisy`. With it, an update must cost no more than one Gaussian mechanism
-            with the optimizer's noise multiplier.
+            `NormStatistics.noisy`. It must be large enough that an update costs no more than one
+            Gaussian mechanism with the optimizer's noise multiplier.
     """
 
     def __init__(self, l2_norm_clip: float) -> None:
@@ -73,11 +73,11 @@ class ClipPolicy:
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
-        """Returns the numbers that other methods get as `clips`, float32 [count], or None.
+        """Returns a number for each example, float32 [count], which other methods get; or None.
 
         Args:
-            ids: int32 [count], the indices of the examples in the data set. None if they are
-                unknown, or the rows are made up.
+            ids: int32 [count], the indices of the examples in the data set. None if the indices are
+                unknown, or if the rows are dummy data.
             count: Int or scalar tensor, the number of examples.
         """
         return None
@@ -120,11 +120,11 @@ class ClipPolicy:
     def update(self, measured: NormStatistics) -> None:
         """Adapts the policy once per update.
 
-        `measured` holds sums over all replicas, and `measured.noisy` has its noise.
+        `measured` holds sums over all replicas. The sums in `measured.noisy` already have noise.
         """
 
     def released(self) -> dict[str, float]:
-        """Returns a dict of numbers for the logs, which the guarantee must cover."""
+        """Returns numbers for the logs, a dict by name. The guarantee must cover these numbers."""
         return {}
 
     def get_config(self) -> dict:
@@ -133,7 +133,7 @@ class ClipPolicy:
 
     @classmethod
     def from_config(cls, config: dict) -> "ClipPolicy":
-        """Returns the policy with the arguments of a `get_config()`."""
+        """Returns a policy made from the result of `get_config()`."""
         return cls(**config)
 
 
@@ -148,8 +148,8 @@ class AutomaticClip(ClipPolicy):
     stability) / B < 1/B`.
 
     Args:
-        stability: Float >= 1e-9. Gradients that are much shorter keep their relative lengths;
-            longer ones count only by their direction.
+        stability: Float >= 1e-9. Gradients with norms far below `stability` keep their relative
+            lengths. For gradients with norms far above it, only the direction counts.
 
     Raises:
         ValueError: If `stability` is out of range.
@@ -175,21 +175,22 @@ class AdaptiveClip(ClipPolicy):
     """A clip that follows a quantile of the norms: `DPSGD(l2_norm_clip=tfdpx.AdaptiveClip())`.
 
     After each update the clip C becomes `C exp(-learning_rate (b - quantile))` (Andrew et al. 2019,
-    arXiv:1905.03871), where b is a noisy share of the examples with a norm of at most C. The clip
+    arXiv:1905.03871), where b is the noisy share of the examples with a norm of at most C. The clip
     is a variable of the optimizer: Keras's files, `Checkpoint` and copies keep it, and the logs
     show it as `l2_norm_clip`. The optimizer's learning rate needs no change, because the update is
     divided by the clip.
 
     Guarantee: an update costs the same as one Gaussian mechanism with the optimizer's noise
-    multiplier sigma, which the ledger counts. It releases two sums: of the clipped gradients, with
-    noise z, and of (indicator - 1/2), with noise sigma_b, where 1/z^2 = 1/sigma^2 - 1/(2
-    sigma_b)^2. An example's indicator falls from 1 to 0 where its norm rises from 0.95 C to 1.05 C.
-    Multiplied by z/sigma_b, the second sum has noise z too. One example then moves both sums
-    together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma.
+    multiplier sigma, which the ledger counts. Each update releases two noisy sums: the sum of
+    clipped gradients (noise multiplier z) and the sum of (indicator - 1/2) (noise sigma_b). Here z
+    follows from 1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2. The indicator of an example falls from 1 to 0
+    as its norm rises from 0.95 C to 1.05 C. Multiplied by z/sigma_b, the second sum has noise z
+    too. One example then moves both sums together by at most sqrt(1 + (z / (2 sigma_b))^2) =
+    z/sigma.
 
     Args:
-        initial: Float from 1e-9 to 1e9, the clip of the first update. It may be far off: at
-            `learning_rate=0.2` a clip moves by a factor of 10 in about 23 updates.
+        initial: Float from 1e-9 to 1e9, the clip of the first update. It need not be close: at
+            `learning_rate=0.2` the clip moves by a factor of 10 in about 23 updates.
         quantile: Float between 0 and 1, the target share of norms that are at most the clip.
         learning_rate: Float > 0, the step size for the logarithm of the clip.
         noise_multiplier: Optional float sigma_b, the standard deviation of the noise on the count
@@ -200,8 +201,8 @@ class AdaptiveClip(ClipPolicy):
         l2_norm_clip: Float, the current clip.
 
     Raises:
-        ValueError: If an argument is out of range. The optimizer raises it if `noise_multiplier` is
-            too small compared with the optimizer's.
+        ValueError: If an argument is out of range. Also by the optimizer, if `noise_multiplier` is
+            too small for the optimizer's noise multiplier.
     """
 
     def __init__(
@@ -294,9 +295,10 @@ class AdaptiveClip(ClipPolicy):
 class IndividualClip(ClipPolicy):
     """Clips each example at its most recently measured norm, for an `IndividualAccountant`.
 
-    Each example has a level: level n, from 1 on, is the n-th of the accountant's fractions of the
-    clip. For each example and level, this policy counts the steps that the example had at the
-    level. The count is updated when the example's level may change.
+    The accountant has a list of fractions of the clip. Level n means the n-th fraction, counted
+    from 1, and each example has a level. For each example and level, this policy counts the steps
+    that the example spent at that level. It updates the count only when the example's level may
+    change.
 
     The norms are functions of the private data, so neither Keras nor `tf.train.Checkpoint` saves
     them. Only `tfdpx.callbacks.Checkpoint` does.
@@ -353,7 +355,7 @@ class IndividualClip(ClipPolicy):
         return tf.where(weights < 1, fractions, clips)
 
     def after_weights(self, squared_norms, weights):
-        """Returns squared norms of gradients as they are added up: clipped at C and weighted."""
+        """Returns squared norms of the gradients in the sum: clipped at C, then weighted."""
         norms = tf.minimum(tf.sqrt(squared_norms), self.l2_norm_clip) * weights
         is_reduced = tf.math.is_finite(squared_norms) & (weights < 1)
         return tf.where(is_reduced, tf.square(norms), squared_norms)
@@ -369,7 +371,7 @@ class IndividualClip(ClipPolicy):
         return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
 
     def measure(self, ids, present, squared_norms, clips):
-        """Returns one tensor of ids, presence and norms, with separate columns for each replica."""
+        """Returns a tensor with rows for ids, presence and norms, and a column for each example."""
         columns = [
             tf.cast(ids, "float32"),
             tf.cast(present, "float32"),
@@ -378,7 +380,7 @@ class IndividualClip(ClipPolicy):
         return NormStatistics(exact=[replicas.scatter_to_replica_slot(tf.stack(columns))])
 
     def update(self, measured):
-        """Charges the examples of an update, then stores their norms."""
+        """Counts an update, and stores the norms of its examples."""
         ids, present, norms = tf.unstack(measured.exact[0])
         self.count_update(tf.cast(ids, "int32"), present > 0, norms)
 
@@ -400,7 +402,7 @@ class IndividualClip(ClipPolicy):
         self._store_norms(ids, tf.fill([self._count], True), self.over_clip(norms**2), step)
 
     def _store_norms(self, ids, present, norms, until_step):
-        """Counts the steps before `until_step` at the old levels, and sets levels by `norms`."""
+        """Counts steps before `until_step` at the old levels, and sets new levels by `norms`."""
         variables = self._variables
         entries = tf.where(present, tf.cast(ids, "int64"), self._count)
         levels = tf.gather(variables["levels"], entries)
@@ -419,7 +421,7 @@ class IndividualClip(ClipPolicy):
         _scatter(variables["levels"], "update", entries[:, tf.newaxis], levels)
 
     def refresh_is_due(self):
-        """Returns whether a refresh is due, and then counts it as done."""
+        """Returns whether a refresh of all norms is due. A refresh that is due counts as done."""
         steps, refreshes = int(self._array("steps")), int(self._array("refreshes"))
         due_refreshes = int(
             steps * self.plan.sampling_probability * self.refreshes_per_epoch + 1e-9
@@ -454,7 +456,7 @@ class IndividualClip(ClipPolicy):
         return {"examples": np.array(self._examples or ""), **arrays}
 
     def restore(self, state):
-        """Continues from a `state()`; raises ValueError for other examples or other levels."""
+        """Restores a result of `state()`; raises ValueError for other examples or other levels."""
         for name, state_variable in self._variables.items():
             if name not in state or state[name].shape != state_variable.shape:
                 raise ValueError(
@@ -498,7 +500,7 @@ def split_ids(optimizer, data):
 
 
 def _scatter(target, kind, places, values):
-    """Writes `values` [n] into a variable at `places` [n, rank]; the kind "add" adds them."""
+    """Writes `values` [n] to a variable at `places` [n, rank]; adds them if `kind` is "add"."""
     if not isinstance(target, tf.distribute.DistributedValues):
         getattr(target, f"scatter_nd_{kind}")(places, values)
         return

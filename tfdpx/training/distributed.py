@@ -77,10 +77,9 @@ def fit(
     all-reduce of the clipped sums, and all replicas add the same noise. Training never goes beyond
     the plan's last step.
 
-    Callbacks run on every host. A callback that only writes files belongs in `callbacks` on the
-    chief, and a callback that may stop the training on every host. In the `logs` of a batch,
-    metrics are means over this host's replicas, as in Keras; the means of an epoch are exact, over
-    all replicas.
+    Every host runs its `callbacks`. Pass a callback that only writes files on the chief only, and a
+    callback that may stop the training on every host. In the `logs` of a batch, metrics are means
+    over this host's replicas, as in Keras; the means of an epoch are exact, over all replicas.
 
     Args:
         model: A `keras.Model` compiled with a tfdpx optimizer. `jit_compile`,
@@ -95,13 +94,13 @@ def fit(
         seed: Int, the seed of the draws, for experiments. Private training needs None, which makes
             fresh draws. On several hosts, the chief's seed counts.
         epochs: Int, the number of the last epoch.
-        steps_per_epoch: Int, the number of updates in an epoch. None means all that the plan has
-            left.
+        steps_per_epoch: Int, the number of updates in an epoch. None means all updates that the
+            plan has left.
         initial_epoch: Int, the number of the first epoch.
         validation_data: Optional `(x, y)` or `(x, y, sample_weight)` of arrays, or `(x,)` of a
-            `tfdpx.RandomAccess`, to evaluate after each epoch. Callbacks may act on its metrics
-            only if the optimizer has `public_validation=True`. The arrays must not share memory
-            with `x`.
+            `tfdpx.RandomAccess`, to evaluate after each epoch. Callbacks may act on the resulting
+            metrics only if the optimizer has `public_validation=True`. The arrays must not share
+            memory with `x`.
         validation_batch_size: Int, the number of examples in a step of evaluation, over all
             replicas.
         callbacks: List of `keras.callbacks.Callback`.
@@ -201,7 +200,7 @@ def fit(
 
 
 def _zeros(spec):
-    """Returns zeros of one row for the spec of a tensor in a batch; None for a spec of None."""
+    """Returns a row of zeros for the `tf.TensorSpec` of a batch; None if `spec` is no such spec."""
     is_spec = isinstance(spec, tf.TensorSpec)
     return tf.zeros([1, *spec.shape[1:]], spec.dtype) if is_spec else None
 
@@ -251,7 +250,7 @@ def _make_execute(model, strategy):
 
 
 class _Evaluator:
-    """`model.evaluate` on all replicas: losses and metrics of batches without their padding."""
+    """Evaluates a model on all replicas, as `model.evaluate` does; padding does not count."""
 
     def __init__(self, model, strategy, data, batch_size):
         self._model, self._strategy = model, strategy
@@ -314,8 +313,9 @@ def agree(strategy, seed, parts):
 
     Args:
         strategy: The `tf.distribute.Strategy`.
-        seed: Int in [0, 2**128), or None for one from the chief's operating system.
-        parts: Dict from a name (for the error) to arrays, a nest of variables or a JSON value.
+        seed: Int in [0, 2**128), or None for a seed from the chief's operating system.
+        parts: Dict of the values to compare. A key is a name for the error; a value is a nest of
+            arrays or variables, or a JSON value.
 
     Returns:
         The chief's seed, an int.
@@ -350,7 +350,7 @@ def share_secret(strategy, session, seed, parts):
     Args:
         strategy: The `tf.distribute.Strategy`.
         session: The `tfdpx.training.session.Session` of this host.
-        seed: Int for the draws, or None.
+        seed: Int, the seed of the draws, or None.
         parts: As for `agree`.
 
     Returns:

@@ -8,9 +8,9 @@
 6. `divide_into_epochs` divides the remaining updates into epochs, and builds the model;
 7. `add_callbacks` adds the callbacks that end and measure the training.
 
-Epsilon is exact for arrays and for an unchanged data set of `plan.batches`: each draw is used once.
-With a plan, other data are refused unless the user accepts an epsilon that is no upper bound. It is
-then called approximate everywhere.
+Epsilon is exact if the data are arrays, or an unchanged data set from `plan.batches`: each draw is
+then used once. With a plan, other data are refused unless the user accepts an epsilon that is not
+an upper bound. Such an epsilon is called approximate everywhere.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OF_BATCHES = ("y", "sample_weight", "class_weight", "validation_split")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The arguments of one `fit`. `keras_arguments` holds the ones that only Keras reads."""
+    """The arguments of one `fit`. `keras_arguments` holds the arguments that only Keras reads."""
 
     x: Any = None
     y: Any = None
@@ -108,7 +108,7 @@ def fitting(optimizer, model, arguments):
 
     Raises:
         ValueError: If an argument does not fit the plan, or would void the guarantee.
-        BudgetExceeded: If nothing is left of the plan.
+        BudgetExceeded: If all updates of the plan were made.
     """
     check_methods(model)
     request = read_request(arguments)
@@ -232,8 +232,8 @@ def draw_batches(optimizer, model, request):
     An epoch has as many updates as Keras would make on the same arrays.
 
     Raises:
-        ValueError: If the number of examples or `batch_size` is not the plan's, or ids of people
-            come without a plan of people.
+        ValueError: If the number of examples or `batch_size` is not the plan's, or if there are
+            `user_ids` but the plan is not of people.
     """
     plan, data = optimizer.plan, request.x
     is_in_memory = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
@@ -335,7 +335,7 @@ def divide_into_epochs(optimizer, model, session, request):
 
 
 def add_callbacks(model, session, request):
-    """Returns the request with the callbacks that a private training needs before the user's."""
+    """Returns the request with the callbacks of private training put before the user's."""
     callbacks, refreshes = request.list_of_callbacks(), norm_refreshes(model, session)
     if not isinstance(request.callbacks, keras.callbacks.CallbackList):
         callbacks = checkpoint.place_checkpoint(callbacks)
@@ -486,7 +486,8 @@ def _check_size(optimizer, rows, exactly=True):
 def _guess_probability(optimizer, count):
     """Returns the probability that an example is in a batch, a float; None if unknown.
 
-    It is the plan's probability, or batch size over number of examples if that is larger.
+    This is the larger one of the plan's probability and the batch size divided by the number of
+    examples.
 
     Args:
         optimizer: The tfdpx optimizer.

@@ -1,6 +1,6 @@
 """The norms of examples' gradients before they are clipped, for choosing `l2_norm_clip`.
 
-They are not private: a norm is a function of one example without noise.
+The norms are not private, because each is computed from one example without noise.
 """
 
 import typing
@@ -33,10 +33,10 @@ def gradient_norms(
     and keep the result of this function as secret as the data.
 
     The gradient of an example's loss is computed as in the private step: in training mode, over all
-    trainable variables and without weight regularisers. With a tfdpx optimizer it is the mean over
-    the `augmult` views. A norm may be up to 1.0003 times the exact one, because it includes a bound
-    on rounding errors. Random layers and augmentations draw the same numbers in every call.
-    Weights, metrics and Keras's random states do not change.
+    trainable variables and without weight regularisers. With a tfdpx optimizer, the gradient is the
+    mean over the `augmult` views. A norm may be up to 1.0003 times the exact one, because it
+    includes a bound on rounding errors. Random layers and augmentations draw the same numbers in
+    every call. Weights, metrics and Keras's random states do not change.
 
     Args:
         model: A compiled `keras.Model`, with an optimizer of tfdpx or any other.
@@ -47,13 +47,13 @@ def gradient_norms(
         batch_size: Int, the number of examples that are in memory at once.
 
     Returns:
-        float32 array `[n]`. Infinite or NaN where a gradient is not finite: training counts such an
-        example as zero.
+        float32 array `[n]`. A norm is infinite or NaN where the gradient is not finite. Training
+        counts such an example as zero.
 
     Raises:
-        UnfitForPrivacy: If `model` cannot be trained privately, such as one with a trainable
-            `BatchNormalization`, because its gradients are not sums over examples.
-        ValueError: If the model is not compiled, or an argument is unfit.
+        UnfitForPrivacy: If `model` cannot be trained privately, for example if a trainable
+            `BatchNormalization` mixes the examples.
+        ValueError: If the model is not compiled, or an argument is invalid.
 
     Example:
     >>> model = keras.Sequential([keras.layers.Dense(1, use_bias=False)])

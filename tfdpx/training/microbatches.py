@@ -1,10 +1,10 @@
-"""The microbatches of an update: their size, the traced function of one, and sums over all.
+"""The microbatches of an update: their size, the function that computes one, and their sums.
 
 A Poisson batch is padded to a capacity that it almost never reaches. Padding comes last and adds
 nothing, so the loop over microbatches ends with the last row that holds an example. The number of
 this row is known when the step runs. The last microbatch takes the remaining rows; under XLA all
-microbatches have the same size. Rows keep their places, because random layers draw by place, and an
-absent row must not change the draws of the others.
+microbatches have the same size. Random layers draw numbers by the place of a row in the batch. So
+rows keep their places, and an absent row does not change the draws of other rows.
 
 The size of microbatches changes only the memory and the time of an update. It changes neither the
 examples of an update nor their clipping, so it does not change the sensitivity.
@@ -61,7 +61,7 @@ class MicrobatchSize(typing.NamedTuple):
         return is_constant and (0 < count <= self.examples or count % self.examples == 0)
 
     def rows(self, count):
-        """Returns how many rows all microbatches have for `count` examples, an int or an array.
+        """Returns how many rows the microbatches for `count` examples have in total, int or array.
 
         Padding in the last microbatch counts too.
         """
@@ -77,9 +77,9 @@ def make_size(examples, varies):
 def choose_size(optimizer, work, num_views, count, has_padding, varies=False):
     """Returns the `MicrobatchSize` that the user chose, or the one with the least expected time.
 
-    Small microbatches are less efficient, large ones have more padding. If activations are large, a
-    microbatch takes half of the batch at most, because it also holds the output gradients of all
-    layers.
+    Small microbatches are less efficient, and large microbatches have more padding. If activations
+    are large, a microbatch takes at most half of the batch, because the output gradients of all
+    layers need memory, too.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -136,7 +136,8 @@ def least_time(
     Args:
         seconds_per_example: Float, the seconds that each example adds.
         seconds_per_microbatch: Float, the further seconds that each microbatch adds.
-        mean: Float, the mean number of examples in an update; it is normally distributed.
+        mean: Float, the mean number of examples in an update. This number is assumed to have a
+            normal distribution.
         deviation: Float, the standard deviation of this number.
         largest: Int, the largest size to choose.
         max_count: Int, the largest number of examples that an update can have.
@@ -198,7 +199,8 @@ class Inputs(typing.NamedTuple):
     """The arguments of the function that computes a microbatch of n examples with K views.
 
     Attributes:
-        rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...] and None.
+        rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...]; y and sample_weight may be
+            None.
         present: bool [n], whether a row holds an example; None if all do.
         key: int64 [2], the key that random layers draw with; no other microbatch has it.
         weights: float32 [n] in [0, 1], which multiply clipped gradients. NaN marks an example as
@@ -238,7 +240,7 @@ class Outcome(typing.NamedTuple):
 
 
 def compute(optimizer, engine, update, inputs):
-    """Returns the `EngineOutput` of a microbatch, and its clipped sums.
+    """Returns the `EngineOutput` of a microbatch, and its sums of clipped gradients.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -295,7 +297,7 @@ class Microbatch:
 
     @property
     def draws(self):
-        """Whether the output depends on the key, because some layer draws random numbers."""
+        """Bool, whether the output depends on the key, because some layer draws random numbers."""
         return self.inputs.key.op in _dependencies_of(self.graph)
 
     def renew(self):
@@ -417,15 +419,17 @@ def run(one_microbatch, batch, size, zero):
 
 
 def _join_vectors(nest):
-    """Returns functions that join all vectors and scalars of nests like `nest`, and split them.
+    """Returns two functions: one joins all vectors and scalars of a nest, the other splits them.
 
-    Each tensor of a loop costs many nodes.
+    Each tensor that a loop carries costs many nodes of the graph, so the loop carries joined
+    vectors.
 
     Args:
         nest: Nest of tensors.
 
     Returns:
-        Function of a nest to a list of tensors; and of such a list to the nest.
+        Pair of functions: from a nest like `nest` to a list of tensors, and from such a list back
+        to the nest.
     """
     leaves = tf.nest.flatten(nest)
     shapes = [tf.TensorShape(t.shape) for t in leaves]

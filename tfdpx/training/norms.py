@@ -1,4 +1,4 @@
-"""The norms of chosen examples' gradients at the current weights of a training."""
+"""Measures norms of examples' gradients during a training, at its current weights."""
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ class GradientNorms:
             `views` is a `Views`, and `batch` an `(x, y, sample_weight)` with the shapes of later
             batches.
         finish: Optional function `finish(squared_norms, y, y_pred)` that computes the result of a
-            batch, [n]; by default the norms.
+            batch, [n]. By default the result is the norms.
     """
 
     def __init__(self, model, examples, batch_size, make_engine, finish=None):
@@ -40,7 +40,7 @@ class GradientNorms:
         self._measure = tf.function(self._norms, autograph=False)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the norms of the examples with the indices `rows`, int [n]; float32 [n]."""
+        """Returns the norms, float32 [n], for the examples with the indices `rows`, int [n]."""
         norms, size = [np.zeros([0], np.float32)], self._batch_size
         for number, first in enumerate(range(0, len(rows), size)):
             part = rows[first : first + size]

@@ -24,8 +24,8 @@ _register(IndividualAccountant)
 class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
     """SGD with per-example clipping and Gaussian noise (DP-SGD).
 
-    A drop-in for `keras.optimizers.SGD` in `model.compile(optimizer=...)`. The gradient that SGD
-    receives is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
+    Use it in place of `keras.optimizers.SGD` in `model.compile(optimizer=...)`. The gradient that
+    SGD receives is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
 
         1/B * sum_i clip_C(mean over K views of grad l_i) / C + sigma/B * xi,
 
@@ -47,12 +47,12 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
     Args:
         learning_rate: Float, a schedule of Keras, or a callable without arguments, as for SGD.
         momentum: Float >= 0, as for SGD.
-        nesterov: Bool. Whether momentum is Nesterov's.
+        nesterov: Bool, whether to use Nesterov's momentum.
         weight_decay: Optional float, as for SGD. It reads no data.
 
     Raises:
-        ValueError: For an argument out of range, one that contradicts `plan`, or a Keras argument
-            that would change the mechanism: `clipnorm`, `clipvalue`, `global_clipnorm`,
+        ValueError: For an argument that is out of range or contradicts `plan`, or for a Keras
+            argument that would change the mechanism: `clipnorm`, `clipvalue`, `global_clipnorm`,
             `gradient_accumulation_steps`, `loss_scale_factor`.
 
     Example:
@@ -82,10 +82,10 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
 
 
 class OneKernelAdam(PrivateOptimizer):
-    """A mixin for `keras.optimizers.Adam`, which makes Adam's update in one kernel."""
+    """A mixin that makes the update of `keras.optimizers.Adam` in one kernel."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update, by Keras's code for `amsgrad` or weights that are not float32."""
+        """Makes Adam's update; Keras's code does it for `amsgrad` or weights not of float32."""
         if self.amsgrad or variable.dtype != tf.float32:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -111,16 +111,16 @@ class OneKernelAdam(PrivateOptimizer):
 class DPAdam(OneKernelAdam, keras.optimizers.Adam):
     """Adam on privatized gradients.
 
-    Adam's moments are computed from the clipped and noisy gradient that `DPSGD` describes, and
-    computations after the noise cost no privacy, so the guarantee is the same. The arguments of
-    privacy are those that `DPSGD` takes.
+    Adam's moments are computed from the clipped and noisy gradient that `DPSGD` describes.
+    Computations after the noise cost no privacy, so the guarantee is the same as for `DPSGD`. The
+    arguments of privacy are the same, too.
 
     Args:
         learning_rate: Float, a schedule of Keras, or a callable without arguments, as for Adam.
         beta_1: Float, the decay of the first moment.
         beta_2: Float, the decay of the second moment.
-        epsilon: Float, the small constant in Adam's denominator. A privacy budget is an argument of
-            the plan.
+        epsilon: Float, the small constant in Adam's denominator. It is not a privacy budget, which
+            is an argument of the plan.
         amsgrad: Bool, whether to divide by the largest second moment so far (AMSGrad).
         weight_decay: Optional float, as for Adam. It reads no data.
 

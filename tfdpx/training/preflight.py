@@ -1,4 +1,4 @@
-"""Prepares a step when it is traced: decides how examples are separated, checks the graph."""
+"""Prepares a step when it is traced: decides how to separate examples, and checks the graph."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ _KEYS = 6
 
 
 class _Kind(typing.NamedTuple):
-    """The properties of a batch, and of how the step runs, that microbatches depend on."""
+    """The properties of a batch, and of the way that a step runs, that decide on microbatches."""
 
     num_rows: int | None  # where it is static
     weights: tuple  # `_specs` of the sample weights, or a word that rows may be absent; or empty
@@ -45,7 +45,7 @@ class ModelCache:
         key: Tuple that identifies the compiled model and the shapes.
         engine: The per-example engine.
         sizes: Dict from a `_Kind` of batch to its `MicrobatchSize`.
-        checked: Set of the kinds of batches that were already compared with batches of one.
+        checked: Set of each `_Kind` of batch that was already compared with batches of one example.
         eager: Dict from a `_Kind` of batch to its `Microbatch`, in eager mode.
     """
 
@@ -127,7 +127,7 @@ class _Preparation:
         raise AssertionError("The last size does not vary.")
 
     def check(self, microbatch):
-        """Raises UnfitForPrivacy if checks find a problem; otherwise marks the kind as checked."""
+        """Raises UnfitForPrivacy for problems; otherwise marks this kind of batch as checked."""
         cache, model, size = self._cache, self._model, microbatch.size
         with refusing() as problems:
             name = f"The training pass of '{model.name}'"
@@ -145,7 +145,7 @@ class _Preparation:
             cache.eager[self._kind] = microbatch
 
     def _compare(self, microbatch):
-        """Returns a list of texts: how the microbatch differs from batches of one example."""
+        """Returns texts, a list, on how the microbatch differs from batches of one example."""
         model, num_views, specs = self._model, self._views.count, microbatch.inputs
         size = microbatch.size
         policy, draws = self._optimizer.clip_policy, microbatch.draws
@@ -219,7 +219,7 @@ class _Preparation:
         return (count if is_whole else size.examples) * self._views.count
 
     def _sizes(self):
-        """Yields `MicrobatchSize`s to try, the best first; the last does not vary."""
+        """Yields `MicrobatchSize`s to try, best first; in the last, all microbatches are equal."""
         optimizer, kind, cache = self._optimizer, self._kind, self._cache
         # XLA needs microbatches of one size. Without absent examples, a smaller last one gains
         # nothing.
@@ -268,7 +268,7 @@ def factors_of_policy(optimizer, squared_norms):
 
 
 def _find_cache(optimizer, model, views, batch):
-    """Returns the `ModelCache` for a model and the shapes of its batches; a new one at first."""
+    """Returns the `ModelCache` for a model and the shapes of its batches; makes it if needed."""
     x, y, _ = batch.data
     # A model may be compiled again with the same optimizer, and another loss or other metrics.
     key = (

@@ -30,7 +30,7 @@ _OLD = ("bias_correction", "least_second_moment", "per_example_engine", "require
 
 
 def _read_only(name):
-    """Returns a property without a setter, because the traced step holds the value."""
+    """Returns a read-only property for an argument: a traced step would not see a new value."""
 
     def get(self) -> Any:
         return getattr(self._settings, name)
@@ -122,7 +122,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return self.state.key()
 
     def trains(self, model: keras.Model) -> None:
-        """Records, when the private step is traced, that its updates are spent on these weights."""
+        """Records, when the private step is traced, that its updates count for these weights."""
         self.account.follow(model)
         if self.plan is not None and self.plan.spent.entries:
             account.attach(self.plan.spent, model.variables)
@@ -143,7 +143,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         """The `tfdpx.accounting.Ledger` of everything spent on the weights that are trained.
 
         It includes the updates of earlier optimizers, and of a file that the weights came from.
-        Assigning weights never lowers it. If values came from a source without a ledger,
+        Assigning weights never lowers it. If values of weights came from a source without a ledger,
         `ledger.is_complete` is False.
         """
         ledger, plan = self.account.ledger(), self.plan
@@ -160,8 +160,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         """Tuple of strings, one for each trained model: how its examples are kept separate.
 
         A string begins with "mapped" if each example is computed by a function of only that
-        example, or with "batched" if every layer is known to treat each example by itself. The
-        reason follows.
+        example, or with "batched" if every layer is known to treat each example by itself. The rest
+        of the string is the reason.
         """
         return tuple(dict.fromkeys(cache.engine.mode for cache in self.prepared.values()))
 
@@ -177,7 +177,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             store[name] = array
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads Keras's variables, joins the saved ledger, and continues as a separate run."""
+        """Loads Keras's variables and the saved ledger; later updates count as a separate run."""
         arrays = {name: store[name] for name in store.keys()}
         ledger = saved.read(arrays)
         if ledger is not None:
@@ -203,7 +203,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         )
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Applies gradients from the private step; refuses any other with a ValueError."""
+        """Applies gradients from the private step; raises ValueError for other gradients."""
         check_private(grads)
         return super().apply(grads, trainable_variables)
 
@@ -229,7 +229,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return gradient
 
     def all_reduce_sums(self, grads_and_vars: list) -> list:
-        """Returns the pairs unchanged: the private step summed over replicas before the noise."""
+        """Returns the pairs unchanged; the private step has already summed over replicas."""
         for gradient, _ in grads_and_vars:
             gradient.all_reduce_passed = True
         return grads_and_vars

@@ -1,9 +1,9 @@
 """How the replicas of `tf.distribute` share a batch in the private step and in `fit`.
 
-The guarantee needs each example in the rows of one replica, once in an update. Keras's `fit` splits
-a batch like this on one host, and `tfdpx.distributed.fit` on many. Other calls of the step on
-replicas (`train_on_batch`, `strategy.run`) are refused, because they may give all replicas the same
-rows, or batches of different steps.
+For the guarantee, each example must be in the rows of only one replica, and only once in an update.
+Keras's `fit` splits batches in this way on one host, and `tfdpx.distributed.fit` on many hosts.
+Other calls of the step on replicas (`train_on_batch`, `strategy.run`) are refused, because they may
+give all replicas the same rows, or batches of different steps.
 """
 
 import math
@@ -23,7 +23,7 @@ _STRATEGIES = (
 
 
 def is_tpu(strategy):
-    """Returns whether `strategy` is for TPUs, so XLA compiles everything that it runs."""
+    """Returns whether `strategy` is for TPUs, where XLA compiles everything."""
     return isinstance(strategy, tf.distribute.TPUStrategy)
 
 
@@ -133,7 +133,7 @@ def compile_per_replica(model):
 
 
 def interleave_batches(model, session, batches):
-    """Reorders a plan's batches, so Keras's split gives all replicas equally many examples.
+    """Reorders a plan's batches, so Keras's split gives replicas equally many examples.
 
     Args:
         model: The `keras.Model`.
@@ -153,7 +153,7 @@ def interleave_batches(model, session, batches):
 
 
 def is_interleaved(model, session):
-    """Returns whether rows are split by `shards.interleave_shards`, and not in Keras's order."""
+    """Returns whether a plan drew the rows, so replicas take them as in `sampling.shards`."""
     is_drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or is_drawn
 
@@ -181,7 +181,7 @@ def select_replica_rows(nest, count, context, in_shards):
 
 
 def scatter_to_replica_slot(tensor):
-    """Returns zeros [..., replicas * n] with a tensor [..., n] at this replica's place.
+    """Returns zeros [..., replicas * n], but with a tensor [..., n] at this replica's place.
 
     The sum over replicas then holds the tensors of all replicas, one after the other.
     """

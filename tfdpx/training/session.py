@@ -33,10 +33,10 @@ _NEVER = 2**62
 
 
 class StepState:
-    """The numbers of a training that the traced step reads: its secret, its updates and its end.
+    """The numbers of a training that the traced step reads: secret, update count and end.
 
-    They are variables, so a step that was traced once serves every session. Neither Keras nor
-    `tf.train.Checkpoint` tracks them: no file may hold the secret.
+    The numbers are variables, so a step that was traced once serves every session. Neither Keras
+    nor `tf.train.Checkpoint` tracks them: no file may hold the secret.
     """
 
     def __init__(self):
@@ -92,9 +92,9 @@ class StepState:
     def mask_after_budget(self, sums, examples, most=None):
         """Removes the data from an update that the account does not allow.
 
-        Such an update comes after the end of the plan, or has more examples than declared. It
-        raises an error. Under XLA, which has no errors, it consists only of noise and costs no
-        privacy.
+        The account does not allow an update after the end of the plan, or an update with more
+        examples than declared. Such an update raises an error. XLA cannot raise errors: there, the
+        update consists only of noise and costs no privacy.
 
         Args:
             sums: Nest of tensors that are computed from the data.
@@ -133,7 +133,7 @@ class StepState:
 
 
 class Session:
-    """Context manager in which the updates of one optimizer are one training.
+    """Context manager: the updates of an optimizer within it belong to one training.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -216,7 +216,7 @@ class Session:
         self._state.begin(self._secret("step"), self._optimizer.ledger.steps, most)
 
     def share(self, entropy):
-        """Takes the chief's secret, so all hosts take part in one training.
+        """Replaces the secret by the chief's, so all hosts take part in one training.
 
         Args:
             entropy: Int of 128 random bits, the same on all hosts.
@@ -235,7 +235,7 @@ class Session:
         return secret_of(entropy, purpose)
 
     def best_weights(self):
-        """Returns the lists of arrays that Keras's `EarlyStopping` has taken from the model."""
+        """Returns the best weights that `EarlyStopping` callbacks hold, each a list of arrays."""
         stopping = [c for c in self._callbacks if type(c) is keras.callbacks.EarlyStopping]
         return [callback.best_weights for callback in stopping if callback.best_weights]
 
@@ -285,14 +285,14 @@ class Session:
         return self.left is None or self.left >= updates
 
     def after_save(self, write):
-        """Calls `write()` once a save holds the updates made so far; now if nothing saves."""
+        """Calls `write()` when a save contains all updates so far, or now if nothing saves."""
         if self._saved in (None, self.updates):
             write()
         else:
             self._unsaved.append(write)
 
     def call_after_save(self):
-        """Calls the functions that waited for a save of the updates made so far."""
+        """Calls the functions that waited for this save."""
         self._saved, functions, self._unsaved = self.updates, self._unsaved, []
         for write in functions:
             write()
@@ -310,7 +310,7 @@ def reset_between_fits(optimizer):
 
 
 def start_unmanaged_step(optimizer):
-    """Derives the keys of the next updates from a fresh secret, which belongs to no session.
+    """Derives the keys of the next updates from a fresh secret, for updates without a session.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -331,7 +331,7 @@ def most_examples(optimizer):
 
 
 def after_save(model, write):
-    """Calls `write()` after the next save of a model's training; at once if nothing trains it.
+    """Calls `write()` after the next save of a model's training, or now if nothing trains it.
 
     Args:
         model: `keras.Model`.
@@ -349,6 +349,6 @@ def secret_of(entropy, purpose):
 
     Args:
         entropy: Int or tuple of ints, the secret.
-        purpose: Str, the name of the use; each name gives other bits.
+        purpose: Str, the name of the use. Different names give different bits.
     """
     return noise.make_seed(int.from_bytes(f"{purpose} {entropy}".encode(), "big"))

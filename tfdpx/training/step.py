@@ -1,7 +1,7 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
-`_step` reads like the algorithm. In the following, names in parentheses are modules. A `Batch` gets
-the random choices of its views (`views`). A traced and checked function (`preflight`, `checks`)
+`_step` reads like the algorithm. The names in parentheses below are modules. A `Batch` gets the
+random choices of its views (`views`). A traced and checked function (`preflight`, `checks`)
 computes the gradients of the examples of a microbatch (`per_example`) and clips them (`clipping`,
 `mechanism`). Their `Totals` are added up over microbatches (`microbatches`) and over replicas
 (`replicas`). Noise is added once (`mechanism`, `noise`), with the key of the update, which is then
@@ -36,8 +36,9 @@ def private_train_step(optimizer, model, data):
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled `keras.Model`.
         data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
-            sample weight is zero is absent: it contributes exactly zero. Weights of dtype bool,
-            [B], and the flags of a plan's draws (`inputs.FLAGS`) only mark absent examples.
+            sample weight is zero is absent: it contributes exactly zero. Two kinds of weights only
+            mark absent examples: weights of dtype bool, [B], and the flags of a plan's draws
+            (`inputs.FLAGS`).
 
     Returns:
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
@@ -132,7 +133,7 @@ def class_factors(optimizer, model, y, y_pred):
 
 
 def _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key):
-    """Returns the `Totals` of a batch, and Keras's logs if it is one microbatch."""
+    """Returns the `Totals` of a batch, and Keras's logs if the batch is a single microbatch."""
     variables, count = model.trainable_variables, Rows(batch.data).count
     zero = Totals(
         # Small ones as numbers of one constant, see `microbatches.run`.
@@ -195,7 +196,7 @@ def _add_up(model, views, part, rows, result, count):
         model: The `keras.Model`.
         views: `Views`.
         part: `Batch` of the examples of the microbatch.
-        rows: `(x, y, sample_weight)` of their views.
+        rows: `(x, y, sample_weight)` of the views of these examples.
         result: `tfdpx.training.microbatches.Outcome`.
         count: Int or scalar tensor, the number of examples in the whole batch.
     """
@@ -285,7 +286,7 @@ def show_losses(model, loss, tracked, examples, penalty):
     Args:
         model: A compiled, built `keras.Model`.
         loss: Float32 scalar, the sum of the losses of present examples.
-        tracked: List of float32 scalars, the same sums of `RowLosses.tracked`.
+        tracked: List of float32 scalars, the sums of `RowLosses.tracked` over present examples.
         examples: Float32 scalar, the number of present examples.
         penalty: Float32 scalar, the penalty of weight regularisers.
     """

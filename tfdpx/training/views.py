@@ -27,7 +27,8 @@ class Views:
         augment: The augmentation, or None. A user's augmentation is wrapped, so it sees one example
             at a time.
         count: Int, the number of rows of an example or a person.
-        per_user: Int k, the number of examples of a person; None without people.
+        per_user: Int k, the number of examples of a person; None if batches do not consist of
+            people.
 
     Raises:
         ValueError: If `augment` or `augmult` needs another shape of `x`.
@@ -82,7 +83,7 @@ class Views:
         return tf.nest.map_structure(merge_views, x)
 
     def targets(self, y, choices):
-        """Returns targets [B, ...] as rows [B * K, ...], and augments images if asked to."""
+        """Returns targets [B, ...] as rows [B * K, ...]; augments images if `moves_targets`."""
         choices = self.examples(choices)
 
         def rows(t):
@@ -102,8 +103,8 @@ class Views:
         """Returns the `tf.TensorSpec`s [None, ...] of rows of targets and weights, a pair.
 
         Raises:
-            ValueError: If some targets are images but `augment_targets` is None, or none are but it
-                is True.
+            ValueError: If `augment_targets` is None although some targets are images, or True
+                although none are.
         """
         axis, leaves = self._row_axis, [t for t in tf.nest.flatten(y) if t is not None]
         has_images = any(map(self._has_size, leaves))
@@ -166,7 +167,7 @@ class Views:
         return self.rows(x, self.draw(1, tf.zeros([2], tf.int64)))
 
     def repeat(self, nest):
-        """Returns a nest [B, ...], or [B, k, ...] for people, with a row for each view."""
+        """Repeats each row of a nest [B, ...], or for people [B, k, ...], for each of its views."""
         nest = self.examples(nest)
         if self._augmult == 1:
             return nest
@@ -176,11 +177,11 @@ class Views:
         """Returns the weight of each row in its person's mean gradient, float32 [B * k * K].
 
         Args:
-            present: bool [B, k], whether each of a person's examples is present; None without
-                people.
+            present: bool [B, k], whether each of a person's examples is present; None if the plan
+                is not of people.
 
         Returns:
-            The weights, or None without people, where each row weighs 1 / K.
+            The weights. None if the plan is not of people: each row then has weight 1 / K.
         """
         if present is None:
             return None
