@@ -1,8 +1,8 @@
 """The private names of Keras and TensorFlow that this folder uses, by version and place.
 
 If the installed Keras lacks a function that is looked up here, importing tfdpx fails with an error
-that names the function. Otherwise, a wrapper in the wrong place would silently do nothing. `make
-smoke-test PRE=1` tries future versions.
+that names the function. Otherwise, a wrapper in the wrong place would silently do nothing. To try
+future versions, run `make smoke-test PRE=1`.
 """
 
 import functools

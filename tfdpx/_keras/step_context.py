@@ -46,7 +46,7 @@ def recorder():
 
 
 def freeze_rng():
-    """Context manager that puts layers with a seed generator, as dropout, in inference mode.
+    """Context manager that puts layers with a seed generator (dropout) in inference mode.
 
     If a layer still draws random numbers, all rows get the same ones. In this way, one forward pass
     can be compared with another.

@@ -40,7 +40,7 @@ IF_PUBLIC = (
 
 
 def is_covered(name, optimizer):
-    """Returns whether a number in the logs is covered by the guarantee, or of public data.
+    """Returns whether a number in the logs comes from public data, or the guarantee covers it.
 
     Args:
         name: String, the number's name in the logs.

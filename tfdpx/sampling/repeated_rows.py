@@ -92,8 +92,8 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
     square root of the product, as if only every other value counted. Two kinds of values do not
     count: NaN, and a value that equals the one before it (blank images, padded texts).
 
-    Take all rows that occur at least as often as a row. Chance explains their number of copies if
-    more than a twentieth of these rows could be so frequent by chance.
+    For a number of copies, take all rows with at least as many copies. Chance explains this number
+    if more than a twentieth of these rows could have so many copies by chance.
 
     Args:
         arrays: Arrays with the same number of rows.

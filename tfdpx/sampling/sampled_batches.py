@@ -153,7 +153,7 @@ def _check_unit(plan, user_ids, examples_per_user, validation_split):
 
 
 def _without_held_out(examples, share, weighted):
-    """Splits off the last `share` of the examples; returns the others, and it as arrays or None."""
+    """Returns the examples to train on and, as arrays, the last `share`; None if that is zero."""
     is_valid = is_number(share) and 0 <= share < 1
     require(is_valid, "validation_split", share, "be a number in [0, 1)")
     if not share:
