@@ -10,12 +10,12 @@ import sys
 
 
 def run(*command):
-    """Returns the lines that `command` prints; its errors go to the terminal."""
+    """Returns the lines that `command` prints. Its error messages go to the terminal."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split("\n")
 
 
 def python_files():
-    """Returns the Python files that git tracks, or would track once added."""
+    """Returns the Python files that git tracks, or would track after `git add`."""
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py")
     return {line for line in listed if line and pathlib.Path(line).exists()}
 

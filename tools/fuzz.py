@@ -1,4 +1,4 @@
-r"""Trains random configurations for one update each, and checks them by batches of one example.
+r"""Trains random configurations for one update each, and compares with batches of one example.
 
     python tools/fuzz.py --seconds=600
 

@@ -4,9 +4,9 @@ r"""Kills trainings at random moments, resumes them, and compares them with unbr
 
 One process imports TensorFlow and forks one child after another, which spares each child the
 import. The children train with `tfdpx.callbacks.Checkpoint`, which saves after every other update.
-After a random time each gets SIGKILL, while it traces, trains or saves. When a run has ended,
-another child trains the same without a break or a checkpoint. Optimizers with and without a `seed`
-get the same number of kills.
+After a random time each child gets SIGKILL, while it traces, trains or saves. When a run has ended,
+another child repeats the whole run without a break or a checkpoint. Optimizers with and without a
+`seed` get the same number of kills.
 
 The last line is a JSON object. The exit status is 1 unless every resumed run has the updates and
 the epsilon of the unbroken one. With a seed, weights, optimizer slots, averages and norms of
@@ -42,7 +42,7 @@ MOMENTS = ("any", "training", "saving")
 
 
 def make(kind, seed):
-    """Returns the same model, plan and `IndividualAccountant` or None in every process."""
+    """Returns a model, a plan, and an `IndividualAccountant` or None; the same in every process."""
     keras.utils.set_random_seed(1)
     plan = tfdpx.PrivacyPlan(EXAMPLES, BATCH, UPDATES, noise_multiplier=1.0, delta=DELTA)
     accountant = tfdpx.accounting.IndividualAccountant(plan) if kind == "individual" else None
@@ -113,12 +113,12 @@ def is_over(process):
 
 
 def is_amid_a_save(saved):
-    """Returns whether a checkpoint's folder holds a save that has not replaced the last one yet."""
+    """Returns whether the folder of a checkpoint holds a save that is not finished yet."""
     return any(saved.glob(".*.new*"))
 
 
 def kill(process, saved, moment, seconds):
-    """Kills a child at a moment. Returns False if the child has ended well before, else True.
+    """Kills a child at a moment. Returns False if the child ended before, without an error.
 
     Args:
         process: Int, the id of the child.

@@ -1,4 +1,4 @@
-"""Counts turns of phrase in docstrings, comments and pages; fails where they are beyond a bound.
+"""Counts turns of phrase in docstrings, comments and pages; fails if a count is beyond its bound.
 
 `python tools/plain_english.py` checks this tree; with names of folders it prints their figures. The
 bounds are near the figures of Keras, scikit-learn and dp_accounting, for example 0.0, 0.53, 0.0,

@@ -39,7 +39,7 @@ def flags_of(program):
 
 
 def flags_page():
-    """Returns the text of docs/flags.md below the mark."""
+    """Returns the generated part of docs/flags.md, a text."""
     parts, rows_of_classify = [], set()
     for program in PROGRAMS:
         summary = inspect.getdoc(importlib.import_module(f"tfdpx.train.{program}")).split("\n")[0]
@@ -79,7 +79,7 @@ def _flag_rows(program):
 
 
 def _marked(text):
-    """Returns the help of a flag as Markdown in a cell."""
+    """Returns the help of a flag as Markdown for a table cell."""
     text = " ".join(text.split())
     words = re.match("<(.*?)>: ", text)  # The values that a flag takes.
     if words:
@@ -99,7 +99,7 @@ def presets_page():
 
 
 def _items(group, common):
-    """Yields the items of a group's list: one for all columns, and one for each."""
+    """Yields the list items of a group: one for all columns, and one for each column."""
     columns = presets.COLUMNS.get(group, {})
     earlier = list(presets.COMMON)[: list(presets.COMMON).index(group)]
     bases = {f"`{name}`": presets.COMMON[name] for name in earlier}
@@ -130,7 +130,7 @@ def _item(title, values, bases):
 
 
 def _cells(values):
-    """Returns the settings that an item shows, in order."""
+    """Returns the settings that an item shows, as Markdown and in order."""
     return {
         f"`{key}={value}`": None
         for key, value in values.items()
@@ -139,7 +139,7 @@ def _cells(values):
 
 
 def pages():
-    """Returns `{path: text}` of both pages, as they should be."""
+    """Returns a dict from the path of each page to the text that the page should have."""
     head = (DOCS / "flags.md").read_text(encoding="utf-8").partition(MARK)[0]
     return {DOCS / "flags.md": head + MARK + flags_page(), DOCS / "presets.md": presets_page()}
 

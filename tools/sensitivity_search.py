@@ -5,7 +5,7 @@ r"""Searches for examples that move a clipped sum by more than the clip C.
 The examples have huge gradients, duplicates, zero gradients and extreme weights, in whole models.
 The search compares sums with and without one example, in float32 and bfloat16, with and without
 XLA. It also compares whole updates on one device and on two. The last line is a JSON object with
-the largest ratios to C. The exit status is 1 if one exceeds 1 + 1e-5.
+the largest ratios to C. The exit status is 1 if a ratio exceeds 1 + 1e-5.
 """
 
 import argparse

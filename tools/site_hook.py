@@ -40,7 +40,7 @@ class AsMeant(griffe.Extension):
                 described.docstring = griffe.Docstring(entry.description, parent=described)
 
     def on_instance(self, *, obj, **_):
-        """Indents examples of Keras's docstrings: griffe needs this under "Examples"."""
+        """Indents the examples in Keras's docstrings, as griffe needs it under "Examples"."""
         head, mark, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
         if mark and code.startswith(">>>"):
             code, gap, rest = code.partition("\n\n")
@@ -49,7 +49,7 @@ class AsMeant(griffe.Extension):
 
 
 def rooms():
-    """Returns `{module: Markdown}` of the sections of `docs/api.md`, one module each."""
+    """Returns a dict from each module to the Markdown of its section in `docs/api.md`."""
     pages = {}
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for section in text.split("\n## ")[1:]:
@@ -80,7 +80,7 @@ def _mathml(formula):
 
 
 def on_config(config):
-    """Names the version, and the repository where this checkout was cloned from a public one."""
+    """Sets the version and, if this checkout was cloned by https, the repository's address."""
     source = (ROOT / "tfdpx" / "__init__.py").read_text(encoding="utf-8")
     config.extra["version_of_package"] = re.search(r'__version__ = "(.*)"', source)[1]
     asked = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]

@@ -7,8 +7,8 @@ r"""Adds up the privacy losses of finished runs on the same data, from their fil
 program recognises the files in a folder by their content. An update that several files record
 counts once. If a file cannot be read, the program lists it and makes no statement for all runs
 together. It refuses runs on different data unless --same_data is set. It also refuses a folder with
-the record of one run and the model of another. For questions in numbers, without files, use `tfdpx
-plan`. The last line is one JSON object.
+the record of one run and the model of another. To compute epsilon from numbers instead of files,
+use `tfdpx plan`. The last line of the output is one JSON object.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Adds up the runs that the flags name. Prints an error of the user in one line."""
+    """Adds up the runs that the flags name. A `UserError` is printed as one line."""
     with in_one_line("tfdpx.train.account", argv), checking_flags():
         if not values.workdir:
             raise ValueError(
@@ -52,7 +52,7 @@ def main(argv, values=flags.FLAGS):
 
 
 def _of_runs(values):
-    """Prints one statement for all runs in --workdir, and returns the last line, a dict."""
+    """Prints one statement for all runs in --workdir. Returns the last line, a dict."""
     runs, unread = {}, {}
     for path in values.workdir:
         more, left_out = _read(path)
@@ -102,8 +102,9 @@ def _together(read, delta, same_data):
     """Returns one `Record` of the privacy loss of several runs on the same data.
 
     The Gaussian updates of all runs compose. If a run is the best of a random number of runs, the
-    epsilon and delta of that choice are added. An update that is in several records counts once.
-    Earlier trainings of the weights count if they may have used the same examples.
+    epsilon and delta of that choice are added. An update that is in several records counts once. If
+    the weights were trained earlier on data that may have the same examples, these trainings count,
+    too.
 
     Args:
         read: List of the `Record`s of the runs.
@@ -136,7 +137,7 @@ def _together(read, delta, same_data):
 
 
 def _is_same(one, other):
-    """Returns whether two `DatasetId` name the same data set, ignoring its version and classes."""
+    """Returns whether two `DatasetId` name the same data set. Versions and classes may differ."""
     if one.identifier is not None or other.identifier is not None:
         return one.identifier == other.identifier
     first, second = (re.split("[:/]", data.name)[0] for data in (one, other))
@@ -154,8 +155,8 @@ def _read(path):
     """Reads a file, or all ledgers, records and models in a folder and its subfolders.
 
     Returns:
-        Two dicts. The first maps files to their `Record`s. The second maps the other files and
-        folders to the reasons why they do not, or not yet, say what was spent.
+        Two dicts. The first maps files to their `Record`s. The second maps every other file or
+        folder to the reason why its privacy loss is unknown, for example an unfinished run.
     """
     received = f"Received: --workdir={path}."
     path = pathlib.Path(path).expanduser()

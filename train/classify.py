@@ -6,11 +6,11 @@ r"""Trains a classifier with differential privacy and reports accuracy and epsil
     tfdpx classify --head=least_squares --init_from=MODEL.keras --dataset=NAME --epsilon=1
 
 A preset sets every option, and flags override it. Leave out one of --epsilon, --noise_multiplier,
---steps and --batch_size: it is computed from the others. The program writes the model, its record,
-a statement to cite and a page, report.html, to the working folder. The last line that it prints is
-one JSON object. Ctrl-C saves the run and ends the program; --workdir=PATH --resume continues the
-run. Do not publish the log: progress bars show private metrics. For all flags see --helpfull and
-docs/flags.md.
+--steps and --batch_size: the program computes that one from the others. The program writes the
+model, its record, a statement to cite and a page, report.html, to the working folder. The last line
+that it prints is one JSON object. Ctrl-C saves the run and ends the program; --workdir=PATH
+--resume continues the run. Do not publish the log: progress bars show private metrics. For all
+flags see --helpfull and docs/flags.md.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
@@ -43,7 +43,7 @@ _OF_UPDATES = ("resume", "dry_run", "strategy", "tpu", "cpu_devices")
 
 
 def main(argv):
-    """Runs the training that the flags describe. Prints an error of the user in one line."""
+    """Runs the training that the flags describe. A `UserError` is printed as one line."""
     with in_one_line("tfdpx.train.classify", argv):
         values = settings.flag_values()
         kind = settings.kind_of(values["dataset"], values["head"])

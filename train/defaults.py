@@ -7,8 +7,8 @@ logit is proportional to `steps * learning_rate / (epsilon * N)`. So the best pr
 learning_rate` grows with epsilon * N.
 
 Large updates would make the weights oscillate along a direction that all images share, for example
-a mean colour. So the product has an upper bound, many updates share it, and the weights are
-averaged. Without these limits a larger budget gave a worse result.
+a mean colour. So the product has an upper bound and is divided among many updates, and the weights
+are averaged. Without these limits a larger budget gave a worse result.
 """
 
 import dataclasses
@@ -47,10 +47,11 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         num_examples: Int, N, the number of training images or people; public, as in the plan.
         replicas: Int, the number of devices that share a batch evenly.
         sketch: Optional function from the name of a model to a `keras.Model`. The learning rate of
-            a network depends on its number of weights, by default `WEIGHTS`.
+            a network depends on its number of weights. Without `sketch`, it is taken as `WEIGHTS`.
 
     Returns:
-        A `settings.Settings` without an open setting, and the sentence, empty if none was open.
+        A `settings.Settings` without an open setting, and a sentence about the choices. The
+        sentence is empty if no setting was open.
 
     Raises:
         UserError: If there is no rule for so many images.
@@ -129,7 +130,7 @@ def _for_features(epsilon, num_examples):
 def for_networks(num_examples):
     """Returns a dict of values for a network, and the reason for them.
 
-    The learning rate is not among them: `tfdpx.suggest` chooses it.
+    The dict has no learning rate: `tfdpx.suggest` chooses the learning rate.
 
     Args:
         num_examples: Int, the number of training examples.

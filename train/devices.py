@@ -34,12 +34,13 @@ _CPU_DEVICES = flags.DEFINE_integer(
 
 
 def from_flags():
-    """Returns the `tf.distribute.Strategy` of the flags --strategy, --tpu and --cpu_devices.
+    """Returns the `tf.distribute.Strategy` for the flags --strategy, --tpu and --cpu_devices.
 
-    Must be called before TensorFlow computes anything. The process then keeps freed memory.
+    Call this function before TensorFlow computes anything. It also makes the process keep the
+    memory that it frees.
 
     Raises:
-        UserError: If there are no such devices, or TF_CONFIG is missing or invalid.
+        UserError: If the devices do not exist, or TF_CONFIG is missing or invalid.
     """
     keep_freed_memory()
     return make(_STRATEGY.value, _TPU.value, _CPU_DEVICES.value)
@@ -129,14 +130,16 @@ def is_chief(strategy):
 
 
 def check_batch_size(strategy, batch_size):
-    """Raises UserError, with valid batch sizes, unless the batch divides evenly among replicas."""
+    """Raises UserError unless a batch divides evenly among replicas. The error suggests sizes."""
     with checking_flags():
         check_divides(strategy.num_replicas_in_sync, batch_size, "examples of --batch_size")
 
 
 @contextlib.contextmanager
 def chief_first(strategy, settings):
-    """Context manager that lets the chief run a block first, which may write files for all hosts.
+    """Context manager in which the chief runs a block before the other hosts do.
+
+    The block may write files for all hosts.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
@@ -147,7 +150,7 @@ def chief_first(strategy, settings):
         the chief draws and all hosts share.
 
     Raises:
-        UserError: If settings differ.
+        UserError: If the hosts have different settings.
     """
 
     def meet():
@@ -162,10 +165,10 @@ def chief_first(strategy, settings):
 
 
 def on_one_device(model):
-    """Returns a copy of a Functional or Sequential model outside of its strategy.
+    """Returns a copy of a Functional or Sequential model that belongs to no strategy.
 
-    The copy has no optimizer. Keras may compile the clone of a compiled model, so an uncompiled
-    model is cloned.
+    The copy has no optimizer. Keras may compile the clone of a compiled model. To avoid this, the
+    function clones an uncompiled model.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""Errors of the programs: `UserError`, which prints as one line, and helpers for its text."""
+"""The error of the programs, `UserError`, which is printed as one line, and helpers for texts."""
 
 import contextlib
 import difflib
@@ -22,7 +22,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def checking_flags():
-    """Context manager that turns a ValueError into a UserError, for values that flags set."""
+    """Context manager that turns a ValueError about the value of a flag into a UserError."""
     try:
         yield
     except ValueError as error:
@@ -69,7 +69,7 @@ def valid_values(name):
 
 
 def did_you_mean(name, names):
-    """Returns the end of an error, for example " Did you mean 'digits'?", if a name is similar.
+    """Returns the end of an error, such as " Did you mean 'digits'?"; "" if no name is similar.
 
     Args:
         name: String, the name that was received.
@@ -80,7 +80,7 @@ def did_you_mean(name, names):
 
 
 def printable(path):
-    """Returns a text for the terminal, with escapes if it has characters that cannot be printed."""
+    """Returns a path as text for the terminal, with escapes for unprintable characters."""
     text = str(path)
     # Persian, Indic scripts and emoji use these two to join or separate letters.
     shown = text.replace("\u200c", "").replace("\u200d", "")

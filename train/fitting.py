@@ -71,8 +71,9 @@ def crossentropy(label_smoothing):
     """Returns the loss for logits and class indices.
 
     Args:
-        label_smoothing: Float in [0, 1), the weight of the uniform distribution over all classes
-            in the target. It does not affect privacy, as it changes only the loss of each example.
+        label_smoothing: Float in [0, 1), the weight of the uniform distribution over all classes in
+            the target. Smoothing does not affect privacy, as it changes only the loss of each
+            example.
     """
     if not label_smoothing:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -88,7 +89,7 @@ def crossentropy(label_smoothing):
 
 
 def check(settings, plan, image_shape):
-    """Raises UserError if the augmentation does not fit the images, or head steps are too many.
+    """Raises UserError if the augmentation does not fit the images, or for too many head steps.
 
     Head steps are the first updates, which train only the last layer.
     """
@@ -105,7 +106,7 @@ def check(settings, plan, image_shape):
 
 
 def checkpoints(folder, write=True):
-    """Returns two `tfdpx.callbacks.Checkpoint`: of the whole run, and of its head steps.
+    """Returns two `tfdpx.callbacks.Checkpoint`: for the whole run, and for its head steps.
 
     Args:
         folder: `pathlib.Path` of the checkpoints.
@@ -116,7 +117,7 @@ def checkpoints(folder, write=True):
 
 
 def updates_saved(folder):
-    """Returns the number of updates that the checkpoints of a run have saved, an int.
+    """Returns the number of updates that the checkpoints of a run contain, an int.
 
     Raises:
         UserError: If a checkpoint is damaged.
@@ -129,9 +130,9 @@ def train(model, settings, strategy, plan, data, folder, callbacks, write):
     """Trains a model by the updates of a plan. The first `head_steps` train only the last layer.
 
     The head steps are a separate call of `fit`, with another optimizer and a single Keras epoch.
-    Both calls share the plan. Epsilon counts the updates of both, as the ledger follows the
-    weights. Which layers train does not affect privacy. After the training the model has the
-    averaged weights.
+    Both calls share the plan. Epsilon counts the updates of both, as the ledger belongs to the
+    weights. The choice of layers to train does not affect privacy. After the training the model has
+    the averaged weights.
 
     Args:
         model: The `keras.Model`. The weights to train after the head steps must be trainable.
@@ -234,7 +235,7 @@ def head_and_features(settings, model, data):
 
 
 def features_of(model):
-    """Returns a model from images to the last layer's inputs; None unless only that layer trains.
+    """Returns a model from images to the last layer's inputs; None if other layers train, too.
 
     Args:
         model: The classifier of `start_from.Start.build`.
@@ -260,13 +261,15 @@ class Curve(keras.callbacks.Callback):
     Args:
         path: Path of the file to write.
         plan: `tfdpx.PrivacyPlan`, from which epsilon is computed.
-        steps: Int, the updates of the restored model; later rows of the file are dropped.
+        steps: Int, the number of updates that the restored model has. Rows of the file for later
+            updates are dropped.
         before: `Ledger` of earlier trainings on the same data.
 
     Attributes:
         rows: List of dicts with `step`, the number of updates, and `epsilon`, the epsilon that they
-            spent. If the optimizer has `public_validation=True` or no noise, also with `accuracy`
-            and, for two classes, `auc`, on the validation data of `fit`.
+            spent. If the optimizer has `public_validation=True` or no noise, each dict also has
+            `accuracy` and, for two classes, `auc`. Both are measured on the validation data of
+            `fit`.
     """
 
     def __init__(self, path, plan, steps, before=EMPTY):
@@ -297,9 +300,9 @@ class Curve(keras.callbacks.Callback):
 class AUC(keras.metrics.AUC):
     """`keras.metrics.AUC` for logits of two classes, which also works if one class is rare.
 
-    By default Keras compares probabilities with evenly spaced thresholds. That cannot rank the
-    small probabilities of a rare class. Here the 2,000 thresholds are evenly spaced in
-    `m / (1 + |m|)`, where m is the log-odds of the second class.
+    By default Keras compares probabilities with evenly spaced thresholds. Such thresholds cannot
+    rank the small probabilities of a rare class. Here the 2,000 thresholds are evenly spaced in `m
+    / (1 + |m|)`, where m is the log-odds of the second class.
     """
 
     def __init__(self, name="auc", **kwargs):

@@ -92,8 +92,8 @@ class Features:
             without `public_dataset`.
 
     Raises:
-        UserError: If the backbone was trained on these images without an account, or `init_from` is
-            not a file of a model.
+        UserError: If the backbone was trained on these images without a record of the privacy loss,
+            or `init_from` is not a file of a model.
     """
 
     def __init__(self, settings, public_dataset=None):
@@ -185,7 +185,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
 
 
 def _load(settings, takes):
-    """Finds the images without decoding them, as each is needed only once."""
+    """Loads the data set without decoding its images. Each image is needed only once."""
     return images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, takes, in_memory=0)
 
 

@@ -2,7 +2,7 @@
 
 An individual epsilon is the privacy loss of one example, which is private data. So the epsilons are
 written to a folder that only its owner can read. TensorBoard and the report show only noisy
-statistics of them.
+statistics of the epsilons.
 """
 
 import keras
@@ -42,16 +42,18 @@ def losses_and_labels(model, examples):
 def release(accountant, noise_multiplier):
     """Returns the individual epsilons, and statistics of them that can be published.
 
-    One function does both, as their order matters. A release is charged to every example, so
-    epsilons computed after it would be larger than those in the statistics.
+    One function computes both, because the order matters. The release of the statistics is charged
+    to every example, so epsilons computed after the release would be larger than those in the
+    statistics.
 
     Args:
         accountant: The `IndividualAccountant` of the run.
         noise_multiplier: Float, the noise of the statistics, or None for no statistics.
 
     Returns:
-        Epsilons of only the training, float64 array [n], private; a dict of statistics for the
-        record; and their `Ledger`. The last two are empty without a noise multiplier.
+        Three values: the epsilons of the training without the release, a private float64 array [n];
+        a dict of statistics for the record; and the `Ledger` of the statistics. Without a noise
+        multiplier, the dict and the ledger are empty.
     """
     epsilons = accountant.epsilon()
     if noise_multiplier is None:
@@ -71,7 +73,7 @@ def write(epsilons, worst, norms, model, data, workdir):
 
     Args:
         epsilons: float64 array [n], returned by `release`.
-        worst: Float, the epsilon of the training without a release; it holds for every example.
+        worst: Float, the epsilon of the training without the release. It holds for every example.
         norms: Float array [n], the last gradient norm of each example divided by the clip.
         model: The trained `keras.Model`.
         data: `images.ImageData`.

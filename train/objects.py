@@ -95,7 +95,7 @@ class Objects:
         return name, values, problems
 
     def problems(self, text: str) -> list[str]:
-        """Returns sentences about errors in the value of the flag, an empty list if none."""
+        """Returns a list of sentences, one for each error in the value of the flag."""
         if self.trial is None:
             problems = self.read(text)[2]
             return [*problems, f"Received: --{self.flag}={text}."] if problems else []
@@ -125,7 +125,7 @@ class Objects:
 
 
 def explanations(constructor: Callable) -> dict[str, str]:
-    """Returns a dict from the arguments of a constructor to their texts in its docstring."""
+    """Returns a dict from each argument of a constructor to its text in the docstring."""
     owners = reversed(getattr(constructor, "__mro__", (constructor,)))
     texts = [inspect.cleandoc(owner.__doc__) for owner in owners if owner.__doc__]
     lines = re.findall(r"^    (\w+): (.*?)(?=\n    [\w*]|\n\n|\Z)", "\n\n".join(texts), re.M | re.S)
@@ -133,12 +133,12 @@ def explanations(constructor: Callable) -> dict[str, str]:
 
 
 def without_folders(text: str | None) -> str | None:
-    """Returns the value of a flag, in which paths are replaced by names of files."""
+    """Returns the value of a flag, with each path replaced by the name of its file."""
     return text and re.sub(r"(=(?:\w+:)?)[^,]*/", r"\1", text)
 
 
 def _value(word, annotation):
-    """Converts a word for an argument; returns the value, and a reason to refuse it or None."""
+    """Returns the value that a word means for an argument, and None or a reason to refuse it."""
     value, expected = _plain(word), []
     for kind in map(str.strip, annotation.split("|")):
         choices = re.findall(r"'(\w+)'", kind)
@@ -155,7 +155,7 @@ def _value(word, annotation):
 
 
 def _plain(word):
-    """Returns the number, tuple of numbers, bool or None that a word means; else the word."""
+    """Returns the number, tuple of numbers, bool or None that a word means, or the word itself."""
     words = {"true": True, "false": False, "none": None}
     if word.lower() in words:
         return words[word.lower()]
@@ -240,7 +240,7 @@ _BY_NUMBERS = {r"wrn_(\d+)_(\d+)": models.WideResNet, r"nf_resnet_(\d+)": models
 
 
 def _model(name):
-    """Returns the constructor of a model, or None."""
+    """Returns the constructor of the model with this name; None if there is none."""
     for pattern, constructor in _BY_NUMBERS.items():
         if match := re.fullmatch(pattern, name):
             return functools.partial(constructor, *map(int, match.groups()))
@@ -313,7 +313,7 @@ SCHEDULES = Objects(
 
 
 def _resized(image_shape, scale: float = 1.2, flip: bool = True):
-    """Returns a `tfdpx.augment.ResizeCropFlip` that makes views of the size of the images.
+    """Returns a `tfdpx.augment.ResizeCropFlip` with views of the shape `image_shape`.
 
     Args:
         image_shape: `(height, width, channels)`.
@@ -331,7 +331,7 @@ _VIEWS = {
 
 
 def _augmentation(name):
-    """Returns the augmentation of tfdpx, or the layer of Keras or KerasCV, of a name; or None."""
+    """Returns the augmentation of tfdpx, or layer of Keras or KerasCV, with this name; or None."""
     layer = _VIEWS.get(name) or getattr(keras.layers, name, None)
     if layer is None:
         with warnings.catch_warnings(), contextlib.suppress(ImportError):
@@ -349,8 +349,8 @@ class _Augmentations(Objects):
         """Returns the augmentation that `--augment` names: objects joined by `+`, in order.
 
         Args:
-            text: String, for example `RandomFlip+RandomRotation:factor=0.1`. A last `MixViews`
-                mixes the views of the others.
+            text: String, for example `RandomFlip+RandomRotation:factor=0.1`. If the last object is
+                `MixViews`, it mixes the views that the other objects make.
             image_shape: `(height, width, channels)` of the images that the model takes.
 
         Raises:

@@ -1,7 +1,7 @@
 """Prints the output of the programs: a table for people, and a line of JSON for programs.
 
-A record from another person may hold names with control characters of terminals. They are printed
-as escapes.
+A record from another person may hold names with control characters of terminals. Such characters
+are printed as escapes.
 """
 
 import json
@@ -120,9 +120,9 @@ def cell(value):
 
 
 def of_spreadsheet(text):
-    """Returns a string for a CSV file, with an apostrophe first if spreadsheets would run it.
+    """Returns a string for a CSV file. If a spreadsheet would run it, an apostrophe is put first.
 
-    Numbers stay as they are: a spreadsheet only shows them.
+    Numbers do not change, because a spreadsheet only shows them.
 
     Args:
         text: String.

@@ -87,7 +87,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Answers the question that the flags ask. Prints an error of the user in one line."""
+    """Answers the question that the flags ask. A `UserError` is printed as one line."""
     with in_one_line("tfdpx.train.plan", argv), checking_flags():
         received = {name: values[name].value for name in ("num_examples", *_QUANTITIES)}
         about = groups.Sampling(values.sampling, values.neighbours), values.accountant
@@ -234,7 +234,7 @@ def _bounds(run, delta, sampling):
 
 
 def _print_answer(record, sampling):
-    """Prints an answer, epsilons by other accountants and bounds on attacks; returns all."""
+    """Prints an answer, epsilons by other accountants and bounds on attacks; returns them all."""
     run = tuple(record[name] for name in ("noise_multiplier", "sampling_probability", "steps"))
     for accountant in ("pld", "rdp", "gdp"):
         record[f"epsilon_{accountant}"] = _epsilon(sampling, run, record["delta"], accountant)
@@ -248,7 +248,7 @@ def _print_answer(record, sampling):
 
 
 def _epsilon(sampling, run, delta, accountant):
-    """Returns epsilon by "pld", "rdp" or "gdp" (exact); None if the accountant has none."""
+    """Returns epsilon by "pld", "rdp" or "gdp" (exact); None if it cannot be computed."""
     try:
         if accountant == "gdp" and sampling.name != "without_replacement":
             return accountants.epsilon(*sampling.run(*run), delta, accountant)

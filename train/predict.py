@@ -3,7 +3,7 @@
     python -m tfdpx.train.predict --model=RUN --images=PATH
     python -m tfdpx.train.predict --model=RUN --rows=NEW.csv
 
-RUN is the working folder of `tfdpx.train.classify`, or a .keras file that the program wrote. PATH
+RUN is the working folder of `tfdpx.train.classify`, or a .keras file that this program wrote. PATH
 is an image, or a folder, which is searched with its subfolders. The first command prints a table,
 and writes a CSV file with the columns file, class and probability. With --all_classes the file also
 has the probability of each class. The second command is for models of tables. It writes a line for
@@ -54,14 +54,14 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Predicts as the flags ask. Prints an error of the user in one line."""
+    """Predicts as the flags ask. A `UserError` is printed as one line."""
     with in_one_line("tfdpx.train.predict", argv):
         record = run(values)
     print(to_json(record), flush=True)
 
 
 def run(values):
-    """Predicts, prints the table, writes the file, and returns the last line, a dict."""
+    """Predicts, prints the table, and writes the file. Returns the last line to print, a dict."""
     if not values.model or bool(values.images) == bool(values.rows):
         raise UserError(
             "Flags --model and one of --images and --rows must be given: --model=RUN "
@@ -138,8 +138,9 @@ def classified(outputs, class_names, threshold, all_classes=False):
         all_classes: Bool, whether to add the probability of every class.
 
     Returns:
-        List of the names of the columns after the first. List of a row for each output: the
-        predicted class, its probability and, with `all_classes`, all probabilities, as strings.
+        Two lists. The first has the names of the columns after the column of files. The second has
+        a row of strings for each output: the predicted class, its probability and, with
+        `all_classes`, the probabilities of all classes.
     """
     classes, rows = measure.predicted_classes(outputs, threshold), []
     for index, shares in zip(classes, measure.probabilities(outputs), strict=True):

@@ -23,7 +23,7 @@ def _table(names, rows):
 
 
 def _additions(**rows):
-    """Returns the columns of an ablation: each adds its values to those of the columns before."""
+    """Returns the columns of an ablation study. Each column adds values to the column before it."""
     columns, values = {}, {}
     for name, row in rows.items():
         columns[name] = values = {**values, **row}
@@ -261,7 +261,7 @@ def values_of(preset, epsilon=None):
 
     Args:
         preset: One of `names()`.
-        epsilon: Float, the user's budget, for a preset that depends on it.
+        epsilon: Float, the user's budget. Some presets depend on it.
 
     Raises:
         UserError: If there is no such preset.

@@ -132,13 +132,13 @@ class SavingInterruption(keras.callbacks.Callback):
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Handles Ctrl-C from now on, unless it is ignored, as in background jobs of scripts."""
+        """Installs the handler of Ctrl-C, unless the process ignores it, as background jobs do."""
         del batch, logs
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not self._asked:
             signal.signal(signal.SIGINT, self._ask)
 
     def on_train_end(self, logs=None):
-        """Ends the program if Ctrl-C came in the last update, else resets the handler."""
+        """Ends the program if Ctrl-C came in the last update; else restores the old handler."""
         del logs
         if self._asked:
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
@@ -159,8 +159,8 @@ def resumed(preset, flag_values):
         `Settings`, or None.
 
     Raises:
-        UserError: If a flag contradicts the run, or there is no unfinished run and no flag for a
-            new one.
+        UserError: If a flag contradicts the run, or if there is no unfinished run and no flag
+            describes a new one.
     """
     path = WORKDIR.value
     if not RESUME.value or path is None:
@@ -195,7 +195,7 @@ def resumed(preset, flag_values):
 
 
 def begun(workdir):
-    """Returns the dict that an unfinished run wrote at its start; None without such a run.
+    """Returns the dict that an unfinished run wrote at its start; None if there is no such run.
 
     Args:
         workdir: Folder of the run.
@@ -229,20 +229,20 @@ class RunFolder:
     """The folder `<workdir>/checkpoint` of an unfinished run.
 
     With individual accounting the folder has gradient norms of examples. So only its owner can read
-    it, and `remove` deletes it when the run ends. It has no seed of noise or sampling.
+    it, and `remove` deletes it when the run ends. The folder contains no seed of noise or sampling.
 
     Args:
         workdir: Folder of the run.
         preset: String, the name of the preset.
         settings: The `Settings` that the user asked for.
         facts: Dict of other JSON values that determine the run. A resume with other facts is
-            refused: its epsilon would be wrong.
-        entropy: Int from which seeds are drawn if `settings` has none; the same on every host. None
-            uses random numbers of the operating system.
+            refused, because its epsilon would be wrong.
+        entropy: Int from which seeds are drawn if `settings` has no seed. It must be the same on
+            every host. None uses random numbers of the operating system.
 
     Attributes:
         path: `pathlib.Path`.
-        seed: Int, the seed of the initial weights; a resumed run has the same.
+        seed: Int, the seed of the initial weights. A resumed run has the same seed.
 
     Raises:
         UserError: If the folder has an unfinished run without --resume, or a run on other data.

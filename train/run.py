@@ -313,7 +313,7 @@ def fit_table(table, settings):
 
 
 def _warm_start(folder, model):
-    """Trains a model on generated images, or loads the weights if an interrupted run did so."""
+    """Trains a model on generated images, or loads the weights that an interrupted run saved."""
     if tf.distribute.has_strategy():
         raise UserError("Flag --warm_start trains on one device: leave out --strategy.")
     path = folder.path / "warm_start.weights.h5"
@@ -330,7 +330,7 @@ def _warm_start(folder, model):
 
 
 def _counting(plan, ledger):
-    """Returns a plan that also counts the loss of the weights to start from, on any data."""
+    """Returns a plan that also counts `ledger`, the privacy loss of the weights to start from."""
     if not ledger.entries or not plan.noise_multiplier:
         return plan
     names = ("sampling", "accountant", "unit", "delta", "noise_multiplier")

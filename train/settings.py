@@ -32,7 +32,7 @@ PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 
 
 class Check(NamedTuple):
-    """A condition on the value of a setting, and the words for it after "must"."""
+    """A condition on the value of a setting, and the words that state it after "must"."""
 
     holds: Callable[[Any], bool]
     text: str
@@ -75,8 +75,8 @@ _ALL, _PHOTOS = (IMAGES, TABLES, HEADS), (IMAGES, HEADS)
 class Settings:
     """The settings of a run of `classify`.
 
-    Without privacy (`private` is False) the step neither clips nor adds noise: then
-    `noise_multiplier` is 0, `epsilon` is None and `l2_norm_clip` is infinite.
+    If `private` is False, the step neither clips nor adds noise. Then `noise_multiplier` is 0,
+    `epsilon` is None and `l2_norm_clip` is infinite.
 
     Raises:
         UserError: If a value is out of range, or values contradict each other.
@@ -306,7 +306,7 @@ class Settings:
 
     @property
     def kind(self):
-        """`IMAGES`, `TABLES` or `HEADS`."""
+        """The kind of the run: `IMAGES`, `TABLES` or `HEADS`."""
         return kind_of(self.dataset, self.head)
 
     @property
@@ -316,7 +316,7 @@ class Settings:
 
     @property
     def budget(self):
-        """`epsilon`, or the largest one that `right_guesses` allows; None if neither is set."""
+        """`epsilon`, or the largest epsilon that `right_guesses` allows; None if neither is set."""
         if self.right_guesses is None:
             return self.epsilon
         return full_batch_epsilon(self.right_guesses / 100, self.delta)
@@ -396,7 +396,8 @@ def resolve(preset, overrides):
     the others. If `overrides` and the preset together have all four, one of the preset's values is
     dropped: the first of these names that is not in `overrides`. For example, if the user sets
     `epsilon`, the noise of the preset is dropped; if the user sets `noise_multiplier`, the epsilon
-    is. Without privacy (`private=False`) the preset's noise, clip and epsilon are replaced.
+    of the preset is dropped. Without privacy (`private=False`) the preset's noise, clip and epsilon
+    are replaced.
 
     Args:
         preset: Name of a preset, or None for the default of the data set.
@@ -478,5 +479,5 @@ DRY_RUN = flags.DEFINE_bool(
 
 
 def flag_values():
-    """Returns a dict from the fields of `Settings` to the values of their flags, None if unset."""
+    """Returns a dict from each field of `Settings` to the value of its flag, None if not set."""
     return {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Settings)}

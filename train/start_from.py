@@ -1,9 +1,9 @@
 """Loads the trained weights that a run starts from, and accounts for their earlier trainings.
 
 If the weights were trained on the private data before, a guarantee for the new training is not
-enough. So every run reads the records in the files that it starts from. It adds the privacy loss
-that they record on the same data. It refuses weights that were trained on these data without a
-record of the privacy loss.
+enough. So every run reads the records in the files that it starts from. If they record a privacy
+loss on the same data, the run adds this loss. If the weights were trained on these data without a
+record of the privacy loss, the run is refused.
 """
 
 import copy
@@ -50,8 +50,8 @@ class Start:
         settings: The settings, in which `init_from` is the path of a file. Their `model` is
             `OF_FILE` if the network of the file is used as it is.
         files: Paths of the files to read.
-        image_shape: `(height, width, channels)` of the images that this network takes; None where
-            any size fits.
+        image_shape: `(height, width, channels)` of the images that the network of the file takes;
+            None where any size fits.
         notes: Sentences to print.
 
     Raises:
@@ -138,8 +138,8 @@ class Start:
     def extractor(self, shape, largest=255):
         """Builds a `keras.Model` from uint8 images to features `[batch, dimensions]` of norm one.
 
-        Without a file these are scattering features, which depend on no data. For them, images are
-        divided by `largest`, the largest grey level of their format.
+        If no file is named, the model computes scattering features, which depend on no data. It
+        first divides images by `largest`, the largest grey level of their format.
         """
         if self._model is not None:
             model = self._as_it_is(shape, None, "last")
@@ -175,7 +175,7 @@ class Start:
         return model
 
     def _as_it_is(self, shape, num_classes, trained):
-        """Builds the network of the file with a new last layer; with none if classes are None."""
+        """Builds the network of the file, with a new last layer unless `num_classes` is None."""
         # Layer by layer: if the model already has the value, Keras does not set its layers.
         for layer in layer_internals.flatten_layers(self._model):
             layer.trainable = trained != "last"
@@ -259,11 +259,11 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
     Args:
         trainings: Tuple of `UpstreamTraining`.
         dataset: String, the value of `--dataset`.
-        allow_unaccounted: Bool. If True, a training without an account makes epsilon infinite. If
-            False, it is an error.
+        allow_unaccounted: Bool. If True, a training without a recorded privacy loss makes epsilon
+            infinite. If False, such a training is an error.
 
     Raises:
-        UserError: If a training without an account may have used these data.
+        UserError: If a training without a recorded privacy loss may have used these data.
     """
     before = Ledger()
     for training in trainings:
@@ -371,7 +371,7 @@ def _on_features(settings, shape, num_classes):
 
 
 def _record_in(path):
-    """Returns the record in a file, None if it has none; refuses a file that cannot be read."""
+    """Returns the record in a file, or None if it has no record. Refuses a damaged file."""
     try:
         return records.read(path) if path.endswith(".keras") else None
     except (OSError, ValueError) as error:
@@ -436,7 +436,7 @@ def read(path, flag="init_from"):
 
 
 def recorded_inputs(path):
-    """Returns the inputs and threshold in the record of a `.keras` file, a dict; empty without one.
+    """Returns the inputs and threshold in the record of a `.keras` file; {} if it has no record.
 
     Raises:
         UserError: If the file cannot be read.

@@ -4,10 +4,10 @@ Programs import this first. TensorFlow writes messages about processors and driv
 descriptor of the standard error before it reads its log settings. `TF_CPP_MIN_LOG_LEVEL=0` in the
 environment shows all of them.
 
-A step on a CPU frees and allocates the same tensors in every microbatch. By default glibc returns
-most of the memory that the threads of `fit` free to the kernel, and the kernel fills each page with
-zeros before it gives it back. A private update of 64 images lost half of its time because of this
-(see docs/benchmark.md).
+A step on a CPU frees and allocates the same tensors in every microbatch. By default, when the
+threads of `fit` free memory, glibc returns most of it to the kernel. The kernel fills each page
+with zeros before the process gets it again. This took half of the time of a private update of 64
+images (see docs/benchmark.md).
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _MALLOPT = {
 
 
 def keep_freed_memory():
-    """Makes this process keep the memory that it frees for its next use.
+    """Makes this process keep and reuse the memory that it frees.
 
     The process then holds its peak memory until it ends. Nothing changes if the C library is not
     glibc, or if the user has set one of glibc's environment variables for this, such as

@@ -8,8 +8,8 @@ flags of `classify` hold for all runs. Of noise_multiplier, epsilon, steps and b
 follows from the others: for example, if a sweep varies the batch size at one epsilon and number of
 steps, the noise changes, too. A grid that would change epsilon silently is refused. `augmult=0` is
 a point without augmentation. Accuracy is measured on held-out training images, not on test images,
-as the point is chosen by it. A quarter is held out unless preset or flags set another share.
---eval_split=test measures on the test images.
+as a user chooses a point by it. A quarter of the training images is held out unless preset or flags
+set another share. --eval_split=test measures on the test images.
 
 The program writes to the working directory:
 
@@ -173,7 +173,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Runs the sweep that the flags describe. Prints an error of the user in one line."""
+    """Runs the sweep that the flags describe. A `UserError` is printed as one line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     is_paid = values.private_tuning is not None
     try:
@@ -258,15 +258,15 @@ def _parse_values(flag, name, text):
 
 
 def grid_runs(grid, shared):
-    """Returns the `Run`s of a grid. They hold out images unless the settings set a split.
+    """Returns the `Run`s of a grid. Each run holds out images unless the settings set a split.
 
     Args:
         grid: Dict returned by `parse`, with or without values of "seed".
         shared: Dict of settings that all runs share; "preset" must be in it or in the grid.
 
     Raises:
-        UserError: If a point is not a valid configuration, or budgets of points differ though
-            epsilon is not swept.
+        UserError: If a point is not a valid configuration, or if points differ in epsilon although
+            the grid does not sweep epsilon.
     """
     runs, changing = [], sorted(_CHANGES_EPSILON & set(grid))
     for point in ParameterGrid(grid):
@@ -299,7 +299,7 @@ def execute(runs, workdir, shared, jobs=1, lock=None):
         runs: List of `Run`.
         workdir: Folder of the sweep, `pathlib.Path`.
         shared: Dict of the settings that all runs share.
-        jobs: Int, runs at a time.
+        jobs: Int, the number of runs at the same time.
         lock: File descriptor of `resume.locked_folder`, or None. Runs may outlive this process;
             with the descriptor they hold the lock until they end.
 
@@ -587,10 +587,10 @@ def _at_noise(run, settings, noise_multiplier):
 
 
 def _entry_of(folder, before, planned):
-    """Returns the `Entry` of a run's updates in the ledger that it wrote.
+    """Returns the `Entry` of a run's updates, from the ledger in the run's folder.
 
     Raises:
-        UserError: If it is not the entry that was planned for all runs.
+        UserError: If the entry is not the one that was planned for all runs.
     """
     ledger, spent = records.read(folder / records.FILE).ledger, collections.Counter()
     for entry in ledger.entries:
@@ -617,10 +617,10 @@ def _count_right(folder, settings):
 
 
 def _write(folder, ledger, trainings, search):
-    """Writes the cost of all runs to every file, and deletes files that no account covers.
+    """Writes the privacy loss of all runs to the files of the best run, and deletes some files.
 
-    The learning curve and TensorBoard's events show the epsilon of only one run, and the log shows
-    the training loss, which is private.
+    The learning curve and TensorBoard's events are deleted because they show the epsilon of only
+    one run, and the log because it shows the training loss, which is private.
     """
     for name in ("curve.jsonl", page.CURVE, "log.txt"):
         (folder / name).unlink(missing_ok=True)

@@ -9,11 +9,11 @@ was not checked. The next lines list the files and their problems, the protected
 strength and the exceptions of the protection, and the fingerprint of the record. The last line is
 one JSON object. The exit status is 0 for YES, and 1 otherwise.
 
-The program finds accidents and edits. It does not find a forger who makes all files again, as
-nothing is signed. It only reads the files: Keras neither loads nor runs a model.
+The program finds accidents and edits. It does not detect a forger who makes all files again, as
+nothing is signed. The program only reads the files: Keras neither loads nor runs a model.
 
 With --render=FOLDER, the program writes statement, page and card to that folder, made from the
-record. Read these rather than the sender's.
+record. Read these files instead of the sender's.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.

@@ -19,7 +19,7 @@ _TASKS = {"image": "image", "row": "tabular", "text": "text"}
 
 
 def text(record: Record) -> str:
-    """Returns the model card, Markdown with a YAML header. It depends only on the record.
+    """Returns the model card, Markdown with a YAML header. The text depends only on the record.
 
     Metrics of private examples are left out, as a card is made to be published.
 
@@ -59,7 +59,7 @@ def _header(record: Record, model: str) -> dict[str, Any]:
 
 
 def _yaml(value: Any) -> str:
-    """Returns a value as JSON, which is valid YAML. No name can end a string in it."""
+    """Returns a value as JSON, which is valid YAML. Quotes in names are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else json.dumps(value)
 

@@ -131,8 +131,9 @@ def predicted_classes(logits, threshold=THRESHOLD):
 
     Args:
         logits: Float array `[rows, classes]`.
-        threshold: Float in (0, 1). Of two classes, the second is predicted if its probability is at
-            least this. Of more classes, the one with the largest logit is.
+        threshold: Float in (0, 1). With two classes, the second is predicted if its probability is
+            at least the threshold. With more classes, the class with the largest logit is
+            predicted.
     """
     if logits.shape[1] == 2:
         return (probabilities(logits)[:, 1] >= threshold).astype("int64")
@@ -180,10 +181,12 @@ def predicted(model, examples):
 def noisy_count(right, noise_multiplier):
     """Returns `right` with Gaussian noise, a float.
 
-    Guarantee: one Gaussian release; adding or removing one example changes the count by at most 1.
+    Guarantee: this is one Gaussian release, because adding or removing one example changes the
+    count by at most 1.
 
     Args:
-        right: Number of examples that the model classifies correctly; it is rounded.
+        right: Number of examples that the model classifies correctly. It is rounded before noise is
+            added.
         noise_multiplier: Float, standard deviation of the noise.
     """
     released = Releases({"right": (noise_multiplier, 1)})
@@ -198,8 +201,8 @@ def measure_keras(model, test):
         test: Arrays `(x, y)`, or a `tf.data.Dataset` of batches of pairs.
 
     Returns:
-        `Measured`, or None if the model predicts neither classes nor one number; and the results
-        for a record, a dict.
+        A pair: `Measured`, or None if the model predicts neither classes nor one number; and a dict
+        of the results for a record.
 
     Raises:
         ValueError: If `test` is neither a pair nor a data set.
@@ -243,7 +246,7 @@ def _class_indices(targets, num_outputs):
 
 
 def _logits(outputs, loss):
-    """Returns logits [n, classes] for logits or probabilities; one column is for class 1 of 2."""
+    """Returns logits [n, classes] for logits or probabilities. A single column is for class 1."""
     if outputs.shape[1] > 1:
         is_sure = (outputs >= 0).all() and np.allclose(outputs.sum(axis=1), 1, atol=1e-2)
         return np.log(np.maximum(outputs, _LEAST_PROBABILITY)) if is_sure else outputs

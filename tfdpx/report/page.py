@@ -32,7 +32,7 @@ _RECORD = re.compile(rb'<pre id="record">(.*?)</pre>', re.DOTALL)
 
 
 def page(record: Record, pictures: dict[str, bytes]) -> bytes:
-    """Returns the page of a run, HTML. It depends only on the record and the pictures.
+    """Returns the page of a run as HTML, which depends only on the record and the pictures.
 
     Args:
         record: `tfdpx.accounting.record.Record`.
@@ -62,7 +62,7 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
 
 
 def pictures_of(folder: str | os.PathLike) -> dict[str, bytes]:
-    """Returns the pictures in a run's folder that its page shows, a dict from names to bytes."""
+    """Returns the pictures in a run's folder that the page shows, a dict from names to bytes."""
     paths = (pathlib.Path(folder) / name for name in _TITLES)
     return {path.name: path.read_bytes() for path in paths if path.exists()}
 
@@ -95,6 +95,6 @@ def record_in(content: bytes) -> Record:
         content: Bytes of the page.
 
     Raises:
-        ValueError: If there is no record, or it was edited.
+        ValueError: If the page has no record, or the record was edited.
     """
     return Record.from_json(take_apart(content)[0])

@@ -24,7 +24,8 @@ def learning_curve(rows, path, eval_split="test", base_rate=None):
             order of steps.
         path: PNG file to write.
         eval_split: String, the name of the examples on which accuracy was measured.
-        base_rate: Float, the share of their most frequent class, drawn as a line; or None.
+        base_rate: Float, the share of the most frequent class among these examples, drawn as a
+            line. None draws no line.
     """
     from matplotlib import ticker
 
@@ -55,7 +56,7 @@ def learning_curve(rows, path, eval_split="test", base_rate=None):
 
 
 def confusion_matrix(labels, predictions, class_names, path):
-    """Draws the share of each class (row) that was taken for each other (column).
+    """Draws the share of each true class (row) that was predicted as each class (column).
 
     Args:
         labels: Integer labels `[num_examples]`.
@@ -89,7 +90,9 @@ def confusion_matrix(labels, predictions, class_names, path):
 
 
 def calibration(labels, probabilities, name, path, with_thresholds=False):
-    """Draws the frequency of a class by predicted probability, and a histogram of probabilities.
+    """Draws how often a class occurs at each predicted probability.
+
+    The picture also has a histogram of the predicted probabilities.
 
     Args:
         labels: Labels `[num_examples]`, 1 for the class and 0 for the other.
@@ -127,7 +130,7 @@ def calibration(labels, probabilities, name, path, with_thresholds=False):
 
 
 def wrong_predictions(images, labels, predictions, class_names, path):
-    """Draws images with their class and the predicted class.
+    """Draws images with their true class and their predicted class.
 
     Args:
         images: uint8 array `[count, height, width, channels]`.
@@ -170,7 +173,7 @@ def attack_curve(bounds, path):
 
 
 def individual_histogram(epsilons, worst, path):
-    """Draws a histogram of individual epsilons (Yu et al. 2022, Figure 1). It is private data.
+    """Draws a histogram of individual epsilons, which is private (Yu et al. 2022, Figure 1).
 
     Args:
         epsilons: Float array [n] of values up to `worst`.
@@ -188,7 +191,7 @@ def individual_histogram(epsilons, worst, path):
 
 
 def individual_groups(groups, path):
-    """Draws the mean epsilon of each group (Yu et al. 2022, Figure 6). It is private data.
+    """Draws the mean epsilon of each group, which is private (Yu et al. 2022, Figure 6).
 
     Args:
         groups: List of dicts with `name` and `mean_epsilon`, in the order to draw.
@@ -234,7 +237,7 @@ def readable(names):
 
 @functools.cache
 def _letters(path):
-    """Returns the characters that a font file has; none if matplotlib cannot draw it."""
+    """Returns the characters of a font file, a set; empty if matplotlib cannot draw the font."""
     from matplotlib import font_manager
 
     try:

@@ -57,8 +57,8 @@ def report(
     metrics of `compile`.
 
     Args:
-        model: A `keras.Model` with layers that a tfdpx optimizer with a `plan` trained, or with the
-            layer of a fitted head of `tfdpx.heads`.
+        model: A `keras.Model`. Some of its layers were trained by a tfdpx optimizer with a `plan`,
+            or one of them comes from a fitted head of `tfdpx.heads`.
         folder: Path of a folder without a report. It is created if needed.
         data: String, the name of the training data, for example "ward 7, 2024". `tfdpx account`
             adds up reports on data with the same name.
@@ -70,8 +70,9 @@ def report(
 
     Raises:
         OSError: If a file cannot be written, for example because the disk is full.
-        ValueError: If no private training of the model is known, a part of the privacy loss of its
-            weights is unknown, `folder` has a report, or `test` is neither a pair nor a data set.
+        ValueError: If no private training of the model is known, if a part of the privacy loss of
+            its weights is unknown, if `folder` has a report, or if `test` is neither a pair nor a
+            data set.
 
     Example:
     >>> tfdpx.report(model, "reports/first", data="ward 7, 2024", test=(x, y))  # doctest: +SKIP
@@ -117,8 +118,8 @@ def write(
 ) -> Record:
     """Assembles the record of a run, and writes all files that follow from it.
 
-    The model is the first file and has the record inside, so no weights exist without a record. The
-    file of the record then marks the run as finished. Pictures, page and card come last.
+    The model is written first and contains the record, so no weights exist without a record. Then
+    `record.json` is written and marks the run as finished. Pictures, page and card come last.
 
     Args:
         folder: Path. It is created if needed.
@@ -170,7 +171,7 @@ def write(
 
 
 def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -> Record:
-    """Changes the record of a finished run, and writes the files that follow from it again.
+    """Changes the record of a finished run, and writes again all files made from the record.
 
     Args:
         folder: `pathlib.Path` of the run.
@@ -187,7 +188,7 @@ def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -
 
 
 def render(record: Record, folder: str | os.PathLike) -> None:
-    """Writes statement, page and card of a record to a folder; the only picture is of the bounds.
+    """Writes the statement, page and card of a record to a folder, with a picture of the bounds.
 
     Args:
         record: `Record`.
@@ -239,7 +240,7 @@ def _new(folder, name):
 
 @contextlib.contextmanager
 def _after_the_record(folder: pathlib.Path) -> Iterator[None]:
-    """Context manager that adds the remedy to an error of the disk in pictures or page."""
+    """Context manager that adds a remedy to disk errors while pictures and page are written."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
@@ -282,7 +283,7 @@ def _draw(record, folder, measured, curve, examples):
 
 
 def _ledger(model: keras.Model, optimizer: Any) -> Ledger:
-    """Returns the ledger of the weights of a model, with a delta."""
+    """Returns the ledger of a model's weights, with a delta."""
     ledger = optimizer.ledger if optimizer else account.ledger_of(model.weights)
     if optimizer and optimizer.plan:
         ledger = ledger_at_rates(optimizer, optimizer.plan)
@@ -308,7 +309,7 @@ def _ledger(model: keras.Model, optimizer: Any) -> Ledger:
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    """Returns a dict of the arguments of an optimizer for the record, as JSON values."""
+    """Returns the arguments of an optimizer for the record, a dict of JSON values."""
     if optimizer is None:
         return {}
     clip, plan = optimizer.l2_norm_clip, optimizer.plan

@@ -30,10 +30,11 @@ UNREADABLE: tuple[type[Exception], ...] = (
 def files_below(path):
     """Finds the ledgers, records and models of tfdpx in a folder and its subfolders.
 
-    The files are recognised by their content, and some by their names, even if they are damaged.
+    The files are recognised by their content. Some are also recognised by their names, even if they
+    are damaged.
 
     Returns:
-        List of the files, and list of the folders of unfinished work; both sorted.
+        Two sorted lists: the files, and the folders of unfinished runs.
     """
     files, unfinished, walked = [], [], set()
     for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
@@ -67,7 +68,7 @@ def _says_what_was_spent(path):
 
 
 def _is_model(path):
-    """Returns whether Keras wrote a file, as a model or as weights."""
+    """Returns whether a file is a model or weights that Keras wrote."""
     start = _start(path)
     try:
         if start == _ARCHIVE:
@@ -87,7 +88,7 @@ def _start(path):
 
 
 def _is(path, kinds):
-    """Returns whether a file is JSON of tfdpx, for example a "Ledger", even a damaged one."""
+    """Returns whether a file, even a damaged one, is JSON of tfdpx such as a "Ledger"."""
     if not path.is_file() or _start(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
         return False
     form = rf'"format"\s*:\s*"tfdpx\.({kinds})/'.encode()
@@ -95,7 +96,7 @@ def _is(path, kinds):
 
 
 def record_in(path):
-    """Reads the `Record` in a file. For a file with only a ledger, the record names no data."""
+    """Reads the `Record` in a file. If the file has only a ledger, the record names no data."""
     if path.suffix == ".keras" or path.name == records.FILE or _is(path, "Record"):
         record = records.read(path)
         if record is not None:
@@ -119,7 +120,7 @@ def record_in(path):
 
 
 def _ledger_in(path):
-    """Reads the `Ledger` in a file of a model with a private optimizer, without Keras."""
+    """Reads, without Keras, the `Ledger` in the file of a model that has a private optimizer."""
     weights = path
     if _start(path) != _HDF5:
         with zipfile.ZipFile(path) as archive:
@@ -138,8 +139,9 @@ def _ledger_in(path):
 def check_model(folder, records_by_file):
     """Compares the model of a run with the record of the run, so that each training counts once.
 
-    If both have the same account, the model leaves `records_by_file`. A model that was trained
-    further and saved in place has only a ledger. It stays, as another training on the same data.
+    If both state the same privacy loss, the model is removed from `records_by_file`. A model that
+    was trained further and saved to the same file has only a ledger. Such a model stays in the
+    dict, as another training on the same data.
 
     Args:
         folder: `pathlib.Path` of the run.

@@ -1,6 +1,7 @@
-"""Checks whether the files of a run agree: renders its texts from the record, and compares bytes.
+"""Checks whether the files of a run agree: makes the texts from the record, and compares bytes.
 
-Nothing is signed, so a forger who makes all files again is not found. Files are only read.
+Nothing is signed, so a forger who makes all files again is not detected. The files are only read,
+never changed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Verdict:
     Attributes:
         record: The `Record` that all files are compared with; None if none could be read.
         files: Dict from the name of each file to "agrees" or another text.
-        problems: List of reasons for NO.
+        problems: List of the reasons for the answer NO.
         unchecked: List of sentences about things that were not checked.
         is_folder: Bool, whether a whole folder was checked.
-        against: String, the name of the file that `record` is from.
+        against: String, the name of the file that contains `record`.
     """
 
     record: Record | None = None
@@ -62,7 +63,7 @@ class Verdict:
         return words.template("verdict.txt").render(verdict=self, fine=_FINE).split("\n")
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the last line, a dict of JSON values."""
+        """Returns the last line that the program prints, a dict of JSON values."""
         record = self.record
         view = record.view() if record else {}
         return {
@@ -111,7 +112,7 @@ def check(path: pathlib.Path) -> Verdict:
 
 
 def _files(path):
-    """Returns a dict from names to the files to check, and folders of unfinished work."""
+    """Returns a dict from names to files to check, and the names of unfinished runs' folders."""
     if path.is_file():
         return {path.name: path}, ()
     if not path.is_dir():
@@ -180,7 +181,7 @@ def _answer(name, file, verdict):
 
 
 def _misstated(content, record):
-    """Returns the problem if numbers of a JSON record do not follow from its ledger; else None."""
+    """Returns the problem if numbers in a JSON record do not follow from its ledger, else None."""
     stated, ours = (json.loads(text)["derived"] for text in (content, record.to_json()))
     names = ours if words.version_of(record) == _OURS else ("epsilon", "delta", "neighbours")
     wrong = [n for n in names if n in stated and not _is_close(stated[n], ours[n])]
@@ -201,7 +202,10 @@ def _is_close(one, other):
 
 
 def _compared(ours, theirs, record):
-    """Compares a text with ours; if another version wrote it, only its epsilon, delta and unit."""
+    """Compares a text with ours.
+
+    If another version of tfdpx wrote the text, only epsilon, delta and unit are compared.
+    """
     theirs = theirs.replace(b"\r\n", b"\n")
     if words.version_of(record) == _OURS:
         return _AGREES if ours == theirs else "was edited, or is of another run"

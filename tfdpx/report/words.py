@@ -2,8 +2,8 @@
 
 The sentences are in `templates/sentences.txt`, and this module computes their facts. The statement
 is a text to cite. The page, the card and the answer of `verify` are for readers outside the field.
-`VERSION` grows by one whenever a sentence, the page or the card changes. By it, `verify` knows
-which records it can render word for word.
+`VERSION` grows by one whenever a sentence, the page or the card changes. From this number, `verify`
+knows for which records it can make the same words.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _MEASURED = {"test": "test %ss", "validation": "%ss that were held out of the tr
 
 
 def worded(record: Record) -> Record:
-    """Returns the record with the version of these words."""
+    """Returns the record with the `VERSION` of the sentences."""
     return dataclasses.replace(record, versions={**record.versions, WORDS: VERSION})
 
 
 def in_one_line(value: Any) -> str:
-    """Returns a value as text in one line: a name with a line break could add to a statement."""
+    """Returns a value as text in one line, so a line break in a name cannot add a sentence."""
     return re.sub(r"\s+", " ", str(value))
 
 
@@ -71,23 +71,23 @@ def template(
 
 
 def say(name: str, *about: Any) -> str:
-    """Returns sentences as one paragraph.
+    """Returns the sentences of a macro as one paragraph.
 
     Args:
         name: String, a macro of `templates/sentences.txt`.
-        *about: Its arguments, such as a record.
+        *about: Arguments of the macro, such as a record.
     """
     return " ".join(listed(name, *about))
 
 
 def listed(name: str, *about: Any) -> list[str]:
-    """Returns sentences as a list; the arguments are as for `say`."""
+    """Returns the sentences of a macro as a list. The arguments are as for `say`."""
     macro = getattr(template("sentences.txt").module, name)
     return [" ".join(line.split()) for line in macro(*about).split("\n") if line.strip()]
 
 
 def version_of(record: Record) -> dict[str, str | None]:
-    """Returns the versions that determine the texts of a record: of the words, and of epsilon."""
+    """Returns the versions that determine a record's texts: of the words, and of dp-accounting."""
     return {name: record.versions.get(name) for name in (WORDS, "dp-accounting")}
 
 
@@ -116,7 +116,7 @@ def statement(
         record: `Record`.
         rows_per_user: Optional int, the most examples of one person, for a sentence on the epsilon
             of all of them together. Must be None if updates draw people.
-        goal: Optional string, a whole sentence on the right guesses that a plan was made for.
+        goal: Optional string, a whole sentence on the right guesses that a plan was made to allow.
         is_planned: Bool, whether the updates are still to come, with unknown seeds.
 
     Returns:
@@ -159,7 +159,7 @@ def of_ledger(
     accountant: str,
     **options: Any,
 ) -> str:
-    """Returns the `statement` of a ledger outside of a record.
+    """Returns the `statement` for a ledger that is in no record.
 
     Args:
         ledger: `Ledger`.
@@ -175,18 +175,21 @@ def of_ledger(
 
 
 def summary(plan: PrivacyPlan) -> str:
-    """Returns a plan in a line of prose."""
+    """Returns the description of a plan, in one line."""
     return say("plan", plan, goal_of(plan))
 
 
 def goal_of(plan: PrivacyPlan) -> str | None:
-    """Returns a sentence on the right guesses that a plan is for, or None."""
+    """Returns a sentence on the share of right guesses that a plan was made to allow.
+
+    Returns None if the plan was not made with `right_guesses`.
+    """
     asked = plan.right_guesses
     return sentence_on_goal(asked, plan.attack_bounds()) if asked else None
 
 
 def sentence_on_goal(right_guesses: float, bounds: AttackBounds) -> str:
-    """Returns a sentence on the right guesses that a plan is for, and on its limit of epsilon.
+    """Returns a sentence on the right guesses that a plan was made to allow, and on its epsilon.
 
     Args:
         right_guesses: Float, as passed to `PrivacyPlan`.
@@ -196,7 +199,7 @@ def sentence_on_goal(right_guesses: float, bounds: AttackBounds) -> str:
 
 
 def strength(bounds: AttackBounds | None) -> str | None:
-    """Returns the word for the protection that bounds on attacks give; None without bounds."""
+    """Returns "strong", "moderate" or "weak" for bounds on attacks; None without bounds."""
     if bounds is None:
         return None
     right = _right(bounds)
@@ -237,7 +240,7 @@ def _of_one_person(record, rows):
 
 
 def _right(bounds):
-    """Returns the right guesses in 100, rounded up; above 99 with two decimal places."""
+    """Returns the right guesses in 100, rounded up to a whole number or, above 99, two decimals."""
     right = math.ceil(1e4 * bounds.right_guesses - 1e-6) / 100
     return right if right > 99 else math.ceil(right)
 
@@ -264,7 +267,7 @@ def _scores(results, split):
 
 
 def _delta(record):
-    """Returns delta as text, rounded up; texts do not show it for a record without a delta."""
+    """Returns delta as text, rounded up. For a record without a delta, the text is never shown."""
     return f"{float(rounded_up(record.total_delta or 0.5, 6)):g}"
 
 

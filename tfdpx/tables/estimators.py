@@ -99,9 +99,9 @@ class _PrivateEstimator(base.BaseEstimator):
         """Trains on private rows, and records the privacy loss in `ledger_`.
 
         Args:
-            X: Array or data frame of numbers `[rows, columns]`. Or a dict from the names of columns
+            X: Array or data frame of numbers `[rows, columns]`, or a dict from the names of columns
                 to arrays `[rows]` of numbers, booleans or texts. Frequent texts are one-hot
-                encoded; a text that only one row has is published with a probability below 1e-15.
+                encoded. A text that only one row has is published with a probability below 1e-15.
             y: Labels `[rows]`, or numbers for a regressor.
             user_ids: Optional array `[rows]` of ints or strings, the person of each row. The ledger
                 then protects all rows of a person together, and the number of people is public.
@@ -168,18 +168,18 @@ class _PrivateEstimator(base.BaseEstimator):
 
     @property
     def _budget(self):
-        """Float, the epsilon of a fit, or the largest one that `right_guesses` allows."""
+        """Float, the epsilon of a fit, or the largest epsilon that `right_guesses` allows."""
         if self.right_guesses is None:
             return _EPSILON if self.epsilon is None else self.epsilon
         return largest_epsilon(self.right_guesses, self.epsilon, self.delta)
 
     @property
     def ledger_(self) -> Ledger:
-        """Ledger of the weights of `model_`."""
+        """The ledger of the weights of `model_`."""
         return account.ledger_of(self.model_.weights)
 
     def _limits(self, arrays):
-        """Returns `lower` and `upper` as float64 arrays, NaN where they have to be found."""
+        """Returns `lower` and `upper` as float64 arrays, with NaN for each limit to find."""
         pair = self.lower, self.upper
         names = [name for name, values in arrays.items() if values.dtype.kind != "U"]
         if names == [_MATRIX]:
@@ -215,7 +215,7 @@ class _PrivateEstimator(base.BaseEstimator):
         return predict(self.model_, self._read(X, reset=False))
 
     def _epsilon_of(self, fits):
-        """Returns the epsilon of several fits on the same rows, as if all had full batches."""
+        """Returns the epsilon of several fits on the same rows, as if all batches were full."""
         steps = self.steps or rules.FEW_STEPS
         plan = PrivacyPlan(1, 1, steps, epsilon=self._budget, delta=self.delta, accountant="gdp")
         run = plan.noise_multiplier, 1.0, fits * steps
@@ -246,31 +246,32 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     of categories that is publicly known, or pass a dict of columns. A missing number (NaN) is
     replaced by the mean of its column.
 
-    Guarantee: `model_`, and all predictions on rows of others, are (epsilon, delta)-differentially
-    private under adding or removing one row of X and y. The numbers of rows and columns, `classes_`
-    and all arguments count as public: do not read them off the data. Each fit on the same rows
-    spends its epsilon again, for example in a search over settings. A warning then tells the sum
-    for this process. Scores on private rows are exact, without noise, and so is a calibrator that
-    is fitted to them (`CalibratedClassifierCV`). For better probabilities, give a float as
-    `l2_norm_clip` instead.
+    Guarantee: `model_`, and all predictions on rows outside the training data, are (epsilon,
+    delta)-differentially private under adding or removing one row of X and y. The numbers of rows
+    and columns, `classes_` and all arguments count as public: do not read them off the data. Each
+    fit on the same rows spends its epsilon again, for example in a search over settings. A warning
+    then tells the sum of all fits in this process. Scores on private rows are exact, without noise,
+    and so is a calibrator that is fitted to them (`CalibratedClassifierCV`). For better
+    probabilities, give a float as `l2_norm_clip` instead.
 
     Args:
         epsilon: Float > 0, the budget of one `fit`, preprocessing included. Defaults to 3.
         delta: Float in (0, 1), well below 1 / rows.
         classes: Optional list of the labels; public. None reads them off y, and then a label that
             only one row has reveals that row.
-        lower: Float, or one for each column of X: the smallest possible value, publicly known, if
-            only roughly. None finds powers of two privately, which takes more rows. Or a dict from
-            names of columns to values; the bounds of other columns are found. The bounds [0, 1]
-            count as exact, and others may be narrowed.
+        lower: The smallest possible value, a float, or a list with one for each column of X. It
+            must be publicly known, but may be rough. None finds powers of two privately, which
+            takes more rows. A dict from names of columns to values leaves only the other columns'
+            bounds to be found. The bounds [0, 1] count as exact, and others may be narrowed.
         upper: Like `lower`, the largest possible value.
         model: "linear", or "network" for one hidden layer of 64 units. None chooses the network if
-            epsilon times rows is at least 3,500. Or a function from a symbolic Keras tensor of
-            scaled columns `[rows, columns]` to the last hidden tensor; the estimator adds the dense
-            layer for the outputs.
+            epsilon times the number of rows is at least 3,500. You can also pass a function from a
+            symbolic Keras tensor of scaled columns `[rows, columns]` to the last hidden tensor; the
+            estimator adds the dense layer for the outputs.
         batch_size: Int, the expected number of rows in an update; None for all rows, at most
             65,536.
-        steps: Int, the number of updates; None for 180, or 60 if epsilon times rows is below 300.
+        steps: Int, the number of updates; None for 180, or for 60 if epsilon times the number of
+            rows is below 300.
         learning_rate: Float; None for the rule of docs/tables.md.
         l2_norm_clip: Float, the bound on the norm of a row's gradient, or "automatic". None chooses
             "automatic", or a float if a noisy count finds a rare label.
@@ -301,7 +302,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     classes: ArrayLike | None = None
 
     def _targets(self, y):
-        """Returns class indices `[rows]`, the number of classes, and None for the rescaling."""
+        """Returns class indices `[rows]`, the number of classes, and None (no rescaling)."""
         multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if len(self.classes_) < 2 or not np.all(np.isin(y, self.classes_)):
@@ -381,7 +382,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
 
 
 def _check_numbers(name, values, names=None):
-    """Raises ValueError for dates and texts. Errors of scikit-learn would quote private values."""
+    """Raises ValueError for dates and texts. Errors of scikit-learn would show private values."""
     column, kind = (None, None) if sparse.issparse(values) else unfit_column(values, names)
     if kind in _NO_NUMBERS:
         raise ValueError(
@@ -406,9 +407,9 @@ def cross_validate(
     `cv` fits but the cheapest. With a single held-out part there is one fit.
 
     Guarantee: all fitted estimators together have the epsilon of the ledger. The scores have no
-    guarantee, because they are exact functions of private rows. Folds depend only on the
-    number of rows. They are not stratified, unlike scikit-learn's for classifiers: there the label
-    of one row can move other rows to another fold.
+    guarantee, because they are exact functions of private rows. Folds depend only on the number of
+    rows. They are not stratified by label. In the stratified folds of scikit-learn, the label of
+    one row can move other rows to another fold.
 
     Args:
         estimator: `PrivateClassifier` or `PrivateRegressor`, or a `Pipeline` that ends with one.
@@ -419,12 +420,12 @@ def cross_validate(
         seed: Optional int, which draws the folds.
 
     Returns:
-        Dict of `sklearn.model_selection.cross_validate`, with "test_score", or one entry for each
-        score, and "estimator", the list of fitted estimators; and "ledger", the
-        `tfdpx.accounting.Ledger`.
+        The dict that `sklearn.model_selection.cross_validate` returns, with "test_score" (or an
+        entry for each score) and "estimator", the list of fitted estimators. Its entry "ledger" is
+        the `tfdpx.accounting.Ledger` of all fits.
 
     Raises:
-        TypeError: If the estimator is not one of these.
+        TypeError: If the estimator is none of these.
         ValueError: If `cv` is invalid.
     """
     estimator, rows = base.clone(estimator), len(y)
@@ -487,7 +488,7 @@ def predict(model: keras.Model, arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def input_name(column: str) -> str:
-    """Returns the name of the input for a column: names of Keras have no slash."""
+    """Returns the name of the Keras input for a column: the column's name without slashes."""
     return column.replace("/", "_")
 
 
@@ -518,7 +519,7 @@ class _Linear(FirstOrder):
 def _fit_linear(x, y, training, num_classes, shares, seed):
     """Returns the same linear model and ledger as `_fit_layers`, a hundred times faster.
 
-    All rows must be in each update.
+    Every update must use all rows.
 
     Args:
         x: float32 `[rows, features]`.
@@ -556,8 +557,8 @@ def _fit_layers(x, y, training, num_classes, shares, seed, hidden=None, **people
         num_classes: Int; 0 for a regression.
         shares: Noisy shares of the labels `[classes]` if one is rare, or None.
         seed: Optional int for repeatable experiments.
-        hidden: Function from the symbolic `x` to the input of the last dense layer; anything else
-            for the model that `training` names.
+        hidden: Function from the symbolic `x` to the input of the last dense layer. Any other value
+            stands for the model that `training` names.
         **people: `user_ids` and `examples_per_user`, see `PrivacyPlan.batches`.
     """
     if seed is not None:

@@ -41,9 +41,9 @@ def private_adapt(
     - `Normalization`: mean and variance of each column, clipped to `[lower, upper]`.
     - `Discretization`: boundaries of bins with about equally many rows, in `[lower, upper]`.
     - `StringLookup`, `IntegerLookup`: the categories with a noisy count that exceeds 1 by at least
-      eight standard deviations of the noise, the most frequent first. All others are out of the
-      vocabulary. So are the empty text, texts of several lines and Keras's own tokens, which the
-      files of Keras cannot hold.
+      eight standard deviations of the noise, the most frequent first. All other categories are out
+      of the vocabulary. So are the empty text, texts of several lines and the tokens of Keras,
+      which Keras's files cannot hold.
     - `keras.utils.FeatureSpace`: each of its layers that would be adapted.
 
     Guarantee: pass the returned ledger as `PrivacyPlan(spent=...)`. The layers and the model that
@@ -125,12 +125,12 @@ def private_adapt(
 def releasing(releases, noise_multiplier):
     """Returns the function that the functions below take as the argument `released`.
 
-    It takes an exact array and its sensitivity. It returns the noisy array, and the standard
-    deviation of its noise.
+    The returned function takes an exact array and its sensitivity. It returns the noisy array, and
+    the standard deviation of the noise.
 
     Args:
         releases: `Releases` in which `STATISTICS` are planned.
-        noise_multiplier: Float, their noise.
+        noise_multiplier: Float, the noise of each release.
     """
 
     def released(exact, sensitivity):
@@ -203,8 +203,8 @@ def adapt_lookup(layer, x, released):
     """Gives a lookup the frequent categories of a column, the most frequent first.
 
     One row changes one count by 1. A value is published if its noisy count exceeds 1 by more than
-    eight standard deviations of the noise. For a value that only one row has, the probability of
-    that is below 1e-15.
+    eight standard deviations of the noise. If only one row has a value, the probability that it is
+    published is below 1e-15.
 
     Args:
         layer: `StringLookup` or `IntegerLookup` without a vocabulary.
@@ -240,7 +240,7 @@ def adapt_lookup(layer, x, released):
 
 
 def text_of(value):
-    """Returns the text that a lookup gets, for example of bytes; "" for a missing value."""
+    """Returns a value, for example bytes, as the text for a lookup; "" for a missing value."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     # `NA` of pandas has no truth value.
@@ -289,7 +289,7 @@ def bounds(x, released, lower=np.nan, upper=np.nan):
 
 
 def _counts(x, edges):
-    """Counts the values of each column in cells, and its NaN, float64 [cells + 1, columns].
+    """Counts the values of each column in cells, then the NaNs: float64 [cells + 1, columns].
 
     Args:
         x: float64 [rows, columns].
@@ -313,7 +313,7 @@ def narrow(x, lower, upper, released):
 
     Args:
         x: float64 [rows, columns]; NaN is counted separately.
-        lower: float64 [columns], public: a row below counts as at the bound.
+        lower: float64 [columns], public: a smaller value counts as `lower`.
         upper: float64 [columns], public, above `lower`.
         released: As for `bounds`.
     """
@@ -339,7 +339,7 @@ def moments(x, lower, upper, released):
 
     A value is shifted by the middle of its range and divided by half the range, which gives u in
     [-1, 1]. The squared norm of (u, u^2 - 1/2) is at most 1.25. So a row changes the sums of these
-    over d columns by at most sqrt(1.25 d) in L2 norm.
+    vectors, for d columns together, by at most sqrt(1.25 d) in L2 norm.
 
     Args:
         x: float64 [rows, columns]; NaN counts as the middle.
@@ -361,8 +361,8 @@ def moments(x, lower, upper, released):
 def quantiles(x, lower, upper, num_bins, released):
     """Returns the inner boundaries of `num_bins` bins with about equally many rows, sorted float64.
 
-    They come from a noisy histogram with 1,024 equal bins over the range. One row changes one count
-    of it by one.
+    The boundaries come from a noisy histogram with 1,024 equal bins over the range. One row changes
+    one count of the histogram by 1.
 
     Args:
         x: float64 [rows]; NaN is ignored.

@@ -1,8 +1,9 @@
-"""Rules for private models of tables: the statistics to pay for, and the training to choose.
+"""Rules for private models of tables: which statistics to compute, and how to train.
 
 A part of the budget pays for statistics of the columns and for a count of the labels. The rest pays
-for training a linear model or one hidden layer. The choice depends on epsilon times rows, by a rule
-that was fitted on generated tables (docs/tables.md). All rules use public numbers only.
+for training a linear model or one hidden layer. The choice depends on epsilon times the number of
+rows, by a rule that was fitted on generated tables (docs/tables.md). All rules use public numbers
+only.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Columns:
         return len(next(iter(self.arrays.values())))
 
     def rows(self, places: np.ndarray) -> Columns:
-        """Returns the `Columns` of some rows, given their indices."""
+        """Returns the `Columns` with only the rows at some indices."""
         arrays = {name: values[places] for name, values in self.arrays.items()}
         return dataclasses.replace(self, arrays=arrays)
 
@@ -106,7 +107,7 @@ class TooFewRows(ValueError):
 
 
 class Preprocessing:
-    """Computes noisy statistics of columns and labels, for a part of the budget.
+    """Spends a part of the budget on noisy statistics of columns and labels.
 
     Args:
         columns: `Columns` with one row of each person.
@@ -117,8 +118,8 @@ class Preprocessing:
         unit: See `PrivacyPlan`.
 
     Attributes:
-        noise_multiplier: Float, for all statistics but the label counts, which have
-            `NOISE_OF_LABELS` times as much.
+        noise_multiplier: Float, the noise of all statistics but the label counts. The noise of the
+            counts is `NOISE_OF_LABELS` times as large.
         takes_moments: Bool, whether private means and variances of numbers are taken.
         narrows: Bool, whether rough limits are narrowed first.
         counts_labels: Bool, whether labels are counted.
@@ -227,7 +228,7 @@ class Preprocessing:
 
 
 class Training(NamedTuple):
-    """The choices for the training of a model of a table.
+    """The choices for training a model on a table.
 
     Attributes:
         name: "linear" or "network".
@@ -254,7 +255,7 @@ def choose(
     """Chooses a model, its plan, learning rate and clip, unless an argument sets them.
 
     Args:
-        asked: The estimator, with these arguments.
+        asked: The estimator. Its arguments override these choices.
         epsilon: Float > 0, or the largest one with `asked.right_guesses`.
         num_rows: Int, the number of rows to train on, or of people.
         spent: The `tfdpx.accounting.Ledger` of the preprocessing.
@@ -293,6 +294,6 @@ def choose(
 
 
 def _rate_of_noise(plan):
-    """Returns the rate at which the noise of all updates moves each weight by about 0.18."""
+    """Returns the learning rate at which the noise of all updates moves a weight by about 0.18."""
     noise = plan.noise_multiplier / plan.batch_size * math.sqrt(plan.steps)
     return 0.18 / noise if noise else math.inf

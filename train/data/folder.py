@@ -1,9 +1,9 @@
 """Reads folders of images, one folder for each class, and checks that the images can be read.
 
-The size and the colours that are chosen from the files, the names of the classes, and the numbers
-of training and test images count as public. A hash of the bytes of an image (or of its person)
-decides whether it is a training or a test image. So adding or removing an image moves no other
-image between the two.
+These facts count as public: the size and the colours of the images, which are chosen from the
+files; the names of the classes; and the numbers of training and test images. A hash decides whether
+an image is for training or for testing. It is the hash of the image's bytes or, with `user`, of the
+person's name. So adding or removing an image moves no other image between training and test.
 """
 
 import collections
@@ -66,7 +66,7 @@ class Readable:
 
 
 def find(folder):
-    """Returns the files under a folder with names of images, and all other files under it.
+    """Returns two lists of the files under a folder: those with an image's name, and all others.
 
     Skips hidden files and folders. Follows links to folders.
 
@@ -94,7 +94,7 @@ def find(folder):
 
 
 def check(files, folder, named, skip_broken=False):
-    """Reads each file to its end, and separates those that cannot be read.
+    """Reads each file to its end, and separates readable files from broken ones.
 
     Args:
         files: List of `pathlib.Path`.
@@ -106,7 +106,7 @@ def check(files, folder, named, skip_broken=False):
         List of `Readable`, and a dict from each broken file to the reason, a string.
 
     Raises:
-        UserError: If files are broken. It names all of them.
+        UserError: If files are broken and `skip_broken` is False. The error names all of them.
     """
     screen = console.Console(stderr=True)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -124,14 +124,14 @@ def check(files, folder, named, skip_broken=False):
 
 
 def eight_bits(image, channels):
-    """Returns an image turned upright, in 8 bits, with white where it is transparent.
+    """Returns an image upright and in 8 bits. Its transparent pixels become white.
 
     Args:
         image: `PIL.Image.Image`.
         channels: 1 for gray, 3 for colours.
 
     Raises:
-        ValueError: If a pixel has more than 16 bits; the value of white is then unknown.
+        ValueError: If pixels have more than 16 bits, because their value for white is unknown.
     """
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
@@ -149,21 +149,24 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
 
     Args:
         path: `pathlib.Path`.
-        validation: Float in [0, 1), the share of the images (or people) to hold out, of those that
-            are not tested on.
+        validation: Float in [0, 1), the share to hold out of the images (or people) that are not
+            for testing.
         test_fraction: Float in [0, 1), the share of the images (or people) to test on; None is a
-            fifth. Must be None if the folder has test images. Both shares are expected values.
-        test_seed: Int in [0, 2**63), the key of the hash that selects the images of both.
+            fifth. Must be None if the folder has test images. As a hash selects the images, the
+            shares are reached only approximately.
+        test_seed: Int in [0, 2**63), the key of the hash that selects the held-out and the test
+            images.
         skip_broken: Bool, whether files that cannot be read are left out, or are an error.
-        user: String that tells the person of an image, see `people_of`. "none" protects single
-            images. So does None, but it is an error if several images seem to be of one person.
+        user: String that tells how to find the person of an image, see `people_of`. With "none",
+            single images are protected. With None, too, but then an error is raised if several
+            images seem to be of one person.
 
     Returns:
-        `Source`, with one shape for all images, which is chosen from the files.
+        `Source`. All images get one shape, which is chosen from the files.
 
     Raises:
-        UserError: If the folder has fewer than two classes, broken images, a class without
-            training images, or without a `user` several images that seem to be of one person.
+        UserError: If the folder has fewer than two classes, broken images, or a class without
+            training images; or if `user` is None and several images seem to be of one person.
     """
     flag = f"--dataset={FOLDER}:{path}"
     train_folder, test_folder = _parts(existing(path))
@@ -252,7 +255,7 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
 
 
 def place(unit, seed):
-    """Returns a float in [0, 1] that decides the split of an example, independently of all others.
+    """Returns a float in [0, 1] that decides which split gets an example. No other example matters.
 
     Args:
         unit: Bytes of an image, a row or the name of a person.
@@ -263,7 +266,7 @@ def place(unit, seed):
 
 
 def people_of(files, path, user):
-    """Returns a dict from each file to the name of its person, as bytes without spelling variants.
+    """Returns a dict from each file to the name of its person, as bytes in one Unicode spelling.
 
     Args:
         files: List of `pathlib.Path`.
@@ -273,8 +276,8 @@ def people_of(files, path, user):
             expression, or the whole match if it has no group.
 
     Raises:
-        UserError: If `user` is no such expression, it finds no person in a path, or two names
-            differ only in upper and lower case.
+        UserError: If `user` is not a valid expression, if it finds no person in a path, or if two
+            names differ only in upper and lower case.
     """
     try:
         persons = _persons(files, path, user)
@@ -297,7 +300,7 @@ def people_of(files, path, user):
 
 
 def _persons(files, path, user):
-    """Returns a dict from files to the persons that --user finds, or to None without a match."""
+    """Returns a dict from each file to the person that --user finds in its path, or to None."""
     pattern = re.compile(_IN_A_FOLDER if user == PARENT_FOLDER else user)
     if pattern.groups > 1:
         raise IndexError(f"it has {pattern.groups} groups")
@@ -336,13 +339,13 @@ def existing(path):
 
 
 def _listed(files, folder, most):
-    """Returns the names of the first files as a text."""
+    """Returns the names of the first `most` files as a text."""
     names = [printable(file.relative_to(folder)) for file in sorted(files)[:most]]
     return ", ".join(names + ["..."] * (len(files) > most))
 
 
 def _is_shown(name):
-    """Returns whether a file or folder is the user's, and not hidden or made by an archiver."""
+    """Returns whether a file or folder is neither hidden nor made by an archiver."""
     return not name.startswith(".") and name != "__MACOSX"
 
 
@@ -371,7 +374,7 @@ def _refuse(error):
 
 
 def _parts(path):
-    """Returns the folder of training images, and the folder of test images or None."""
+    """Returns the folder of training images, and the folder of test images (None without one)."""
     folders = {folder.name.lower(): folder for folder in _folders(path)}
     train = next((folders[name] for name in _TRAIN if name in folders), None)
     test = next((folders[name] for name in _TEST if name in folders), None)
@@ -388,7 +391,7 @@ def _folders(path):
 
 
 def _in_classes(files, folder):
-    """Returns a dict from the files in a folder of class folders to the names of the classes."""
+    """Returns a dict from each file in `folder` to its class, which is the name of a subfolder."""
     return {
         file: printable(file.relative_to(folder).parts[0])
         for file in files

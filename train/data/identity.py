@@ -1,12 +1,12 @@
-"""Identifies data sets without their paths or rows, which records should not contain.
+"""Identifies data sets in records, without revealing their paths or rows.
 
-- A folder of images is identified by a random number in a hidden file in it, which moves with the
-  folder. If that file cannot be written, a keyed hash of the folder's path identifies it.
-- A table is identified by a keyed hash of its columns and rows, which is the same in any file and
-  order.
+- A folder of images is identified by a random number in a hidden file inside it, which moves with
+  the folder. If that file cannot be written, a keyed hash of the folder's path identifies it.
+- A table is identified by a keyed hash of its columns and rows. The hash stays the same if the
+  table is saved in another file or another order.
 
-Both hashes have the same key, which is only in a file of the owner. Without a key, anyone who
-guesses a path or the rows could confirm the guess by the hash.
+Both hashes have the same key, which is stored only in a file of the owner. Without a key, anyone
+who guesses a path or the rows could confirm the guess by the hash.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def of(name, num_examples=None):
 
     Args:
         name: String, a value of `--dataset`.
-        num_examples: Optional int, the number of its training examples.
+        num_examples: Optional int, the number of training examples in the data set.
 
     Raises:
         UserError: If the folder or table does not exist, or no identifier can be stored.
@@ -44,7 +44,7 @@ def of(name, num_examples=None):
 
 
 def called(name):
-    """Returns the name of a data set in records: its value of `--dataset` without the path."""
+    """Returns the name by which records call a data set: its `--dataset` without the path."""
     parsed = tfds.Name.parse(name)
     if parsed.path is None:
         return parsed.full
@@ -54,8 +54,8 @@ def called(name):
 def overlap(data, name):
     """Returns whether a recorded data set may share examples with a value of `--dataset`.
 
-    For example, one folder may be inside the other. Versions and sizes of a public data set count
-    as the same data.
+    For example, one folder may be inside the other. All versions and sizes of a public data set
+    count as the same data.
 
     Args:
         data: `DatasetId`.
@@ -116,8 +116,8 @@ def _read(file):
 def _around(path):
     """Returns the identifiers of all folders that may share images with a folder.
 
-    These are the folder itself, the folders of its images and of the targets of its links, and all
-    folders above these.
+    These folders are the folder itself, the folders that hold its images or the files behind its
+    links, and all parents of these.
     """
     images, other_files = folder.find(path)
     inside = {file.parent.resolve() for file in (*images, *other_files)} | {path}
@@ -130,7 +130,7 @@ def _around(path):
 
 
 def _keyed(content):
-    """Returns a hash of bytes with the owner's key, a string of 32 digits."""
+    """Returns the hash of `content` with the owner's key, a string of 32 hexadecimal digits."""
     path = _KEY.expanduser()
     try:
         if not path.exists():

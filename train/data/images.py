@@ -1,4 +1,4 @@
-"""Loads the images for training and evaluation, in memory or, if they are many, from disk."""
+"""Loads images for training and evaluation into memory or, if there are many, reads from disk."""
 
 import dataclasses
 import functools
@@ -21,10 +21,11 @@ from tfdpx.train.objects import view_scale
 class ImageData:
     """Images with labels, and the properties of the images that a model needs.
 
-    Examples are a pair of arrays, uint8 images `[count, height, width, channels]` and int64 labels
-    `[count]` in `[0, num_classes)`. If they would take more than `tfds.IN_MEMORY_BYTES`, the first
-    is a `tfdpx.RandomAccess` that reads both from disk, and the second is None.
-    `plan.batches(data.train_x, data.train_y)` takes either.
+    Training and evaluation examples are pairs of arrays: uint8 images `[count, height, width,
+    channels]`, and int64 labels `[count]` in `[0, num_classes)`. If the arrays would take more than
+    `tfds.IN_MEMORY_BYTES`, the first is replaced by a `tfdpx.RandomAccess` that reads images and
+    labels from disk, and the second by None. `plan.batches(data.train_x, data.train_y)` takes both
+    forms.
 
     Attributes:
         name: Name of the data set.
@@ -64,7 +65,7 @@ class ImageData:
 
     @property
     def largest_grey(self):
-        """The largest grey level of the image format; the largest in the images is private."""
+        """The largest grey level of the format; the largest one in the images is private."""
         return 255 if isinstance(self.centre, tuple) else 2 * self.centre
 
     @property
@@ -93,7 +94,8 @@ class ImageData:
         Held-out training images are as private as the training images.
 
         Args:
-            public_test: Bool, the flag `--public_test`: the user declares that they are public.
+            public_test: Bool, the flag `--public_test`, by which the user declares test images
+                public.
         """
         return self.eval_split == "test" and (public_test or tfds.is_known(self.name))
 
@@ -117,21 +119,21 @@ def load(
     Args:
         name: `"digits"`, any image classification data set of TensorFlow Datasets, or
             `"folder:PATH"` with images as `PATH/CLASS/NAME.jpg`, or as `PATH/train/CLASS/NAME.jpg`
-            and `PATH/test/...`. `"NAME:FIRST-LAST"` keeps those classes only (small data sets),
-            numbered from 0.
+            and `PATH/test/...`. `"NAME:FIRST-LAST"` keeps only the classes FIRST to LAST of a small
+            data set, and numbers them from 0.
         data_dir: Folder with prepared data sets; `None` is the default of TensorFlow Datasets.
         validation: Training images to hold out: a fraction below 1, or a number. The same images
-            are held out each time, which makes runs comparable. They are stratified by class, but
-            not for data sets on disk: their labels are unknown until all images are read.
-            For a folder it must be a fraction, see `folder.read`.
+            are held out each time, which makes runs comparable. In memory, the held-out images are
+            stratified by class. On disk they are not, because labels are unknown until all images
+            are read. For a folder, `validation` must be a fraction, see `folder.read`.
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
         eval_split: `"validation"` (the held-out images) or `"test"`. None is `"validation"` if
             images are held out, else `"test"`.
         image_size: Height and width in pixels to resize to. None keeps the size if all images have
-            the same; for a folder it chooses a size.
+            the same one; for a folder, a size is chosen.
         center_crop: Int, the side in pixels of the square that is cut out of the middle of an
-            image, after its shorter side is scaled to `image_size` (by default `center_crop`). None
-            squeezes images.
+            image, after its shorter side is scaled to `image_size` (to `center_crop` without one).
+            None squeezes images.
         train_scale: Float >= 1. Training images are this many times larger, for views that are cut
             from them.
         takes: `(height, width, channels)` of the images that a model takes; None where any value
@@ -145,8 +147,8 @@ def load(
         images, as in Table 11 of De et al. 2022.
 
     Raises:
-        UserError: If there is no such data set, it is not or cannot be prepared, or its examples
-            are not pairs of a uint8 image and a label.
+        UserError: If the data set does not exist or is not prepared, or its examples are not pairs
+            of a uint8 image and a label.
     """
     name = tfds.Name.parse(name)
     share = center_crop / (image_size or center_crop) if center_crop else 0.0
@@ -343,10 +345,10 @@ def public_split(labels, shots, seed):
     Args:
         labels: Integers `[n]`.
         shots: Int, the number of public examples of each class.
-        seed: Int, which draws these.
+        seed: Int, the seed of the random choice.
 
     Raises:
-        ValueError: If a class has no more than `shots` examples.
+        ValueError: If a class has at most `shots` examples, so no private ones would be left.
     """
     order = np.random.default_rng([seed, 17]).permutation(len(labels))
     public = []
@@ -369,11 +371,11 @@ def _size_note(shape, takes, image_size):
 
 
 def _hold_out(records, rows, validation, values):
-    """Returns the rows to train on and the rows to hold out; small data are split class by class.
+    """Returns the row numbers to train on and to hold out. Small data are split class by class.
 
     Args:
         records: `tfds.Records`.
-        rows: Int array.
+        rows: Int array, the row numbers to split.
         validation: See `load`.
         values: Int, the number of values of an image: height times width times channels.
     """

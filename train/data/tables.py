@@ -1,4 +1,4 @@
-"""Reads tables to train on, CSV and Parquet files, as columns of numbers and texts.
+"""Reads tables from CSV and Parquet files, as columns of numbers and texts.
 
 Errors name columns and their types, which are public, but never quote a value. pyarrow is imported
 only when a table is read, as runs on images do not need it.
@@ -35,9 +35,10 @@ class Rows:
     """Rows of a table.
 
     Attributes:
-        columns: Dict from a name to an array `[rows]` of float64, NaN where missing, or of texts.
+        columns: Dict from a column's name to an array `[rows]`: texts, or float64 with NaN for a
+            missing number.
         target: float32 numbers, or int64 classes `[rows]`.
-        people: int64 `[rows]`, the number of the person of each row; None without `--user`.
+        people: int64 `[rows]`, a number for the person of each row; None without `--user`.
     """
 
     columns: dict
@@ -77,7 +78,7 @@ class Table:
     notes: tuple = ()
 
     def of_kind(self, kind):
-        """Returns the names of the columns of a kind, a list."""
+        """Returns a list of the names of all columns of one kind."""
         return [name for name, other in self.kinds.items() if other == kind]
 
 
@@ -154,7 +155,7 @@ def load(settings):
 
 
 def _usable(source, names, bounded, categorical):
-    """Checks columns; returns a dict of their kinds and a dict of their values.
+    """Checks that columns can be used. Returns two dicts by column: kinds and values.
 
     Args:
         source: `pyarrow.Table`.
@@ -163,7 +164,7 @@ def _usable(source, names, bounded, categorical):
         categorical: Names of the columns in `--categorical`.
 
     Raises:
-        UserError: If columns cannot be used. It names all of them.
+        UserError: If columns cannot be used. The error names all of them.
     """
     input_names = collections.Counter(map(input_name, names))
     kinds, columns = {}, {}
@@ -197,7 +198,7 @@ def _usable(source, names, bounded, categorical):
 
 
 def _refuse_several(columns):
-    """Raises UserError if the name of a column suggests people, and its values repeat."""
+    """Raises UserError if a column's name suggests people, and values of the column repeat."""
     for name, values in columns.items():
         words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
         is_named = words in _PERSONS or re.split(r"[\W_]+", words)[-1] == "id"
@@ -233,8 +234,8 @@ def read(path, kinds, where):
 
     Args:
         path: String, a file. It is read as Parquet if it ends in .parquet, else as CSV.
-        kinds: Dict from columns to kinds, as in `Table`. The values of other columns decide their
-            types.
+        kinds: Dict from columns to kinds, as in `Table`. The types of all other columns follow from
+            their values.
         where: String, the flag that names the file, for errors.
 
     Raises:
@@ -283,7 +284,7 @@ def read(path, kinds, where):
 
 
 def _require(wanted, names, where):
-    """Raises UserError if a wanted column does not exist."""
+    """Raises UserError if one of the columns `wanted` is not among `names`."""
     for name in wanted:
         if name not in names:
             raise UserError(
@@ -335,7 +336,7 @@ def _check_texts(name, texts, is_declared):
 
 
 def _check_numbers(name, numbers):
-    """Refuses numbers that only number the rows, for example an index."""
+    """Refuses a column that only numbers the rows, such as an index."""
     present = numbers[np.isfinite(numbers)]
     values = np.unique(present)
     all_differ = len(values) == len(present) >= _FEWEST_NAMES
@@ -348,7 +349,7 @@ def _check_numbers(name, numbers):
 
 
 def _encode(column, values, kind, settings):
-    """Returns the target of `Rows` from a column and its values, and the names of the classes."""
+    """Returns `Rows.target` made from a column, and the class names (empty for regression)."""
     from pyarrow import types
 
     name = settings.target

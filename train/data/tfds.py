@@ -28,8 +28,8 @@ IN_MEMORY_BYTES = 2**30
 class DataSet:
     """The facts about a data set that are known without reading it.
 
-    `centre` and `deviation` are public constants: statistics of the private images would be
-    a release outside of the budget.
+    `centre` and `deviation` are public constants. Statistics of the private images would have a
+    privacy loss that the budget does not include.
 
     Attributes:
         name: Its name in `--dataset`.
@@ -87,7 +87,7 @@ KNOWN = (*(entry.name for entry in ENTRIES), f"{FOLDER}:PATH")
 
 
 def find(name):
-    """Returns the entry with that name or source, or None."""
+    """Returns the entry of `ENTRIES` with this name or source; None if there is none."""
     return next((entry for entry in ENTRIES if name in (entry.name, entry.source)), None)
 
 
@@ -109,7 +109,7 @@ class Name:
 
     @classmethod
     def parse(cls, text):
-        """Reads `NAME`, `folder:PATH` and tables, and `NAME:FIRST-LAST` for some classes."""
+        """Parses `NAME`, `NAME:FIRST-LAST` (only these classes), `folder:PATH` or a table."""
         kind, _, path = text.partition(":")
         if kind in (FOLDER, *TABLES):
             if not path:
@@ -144,7 +144,7 @@ class Records:
         count: Int.
         read: Function from a list of rows to a list of pairs of an image and a label. An image is
             the bytes of a file, or a uint8 array `[height, width, channels]`.
-        stored_labels: Integers `[count]`, if they are known without reading the images.
+        stored_labels: Integers `[count]`; None if labels are unknown before the images are read.
         names: List with a name of each example; None if an example has only its row number.
         people: Array with the person of each example; None without people.
     """
@@ -156,7 +156,7 @@ class Records:
     people: np.ndarray | None = None
 
     def labels(self):
-        """Returns the labels, an int64 array `[count]`; reads a part of the split at a time."""
+        """Returns the labels, an int64 array `[count]`. Reads the split part by part."""
         if self.stored_labels is not None:
             return self.stored_labels
         parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
@@ -200,7 +200,7 @@ def read_digits():
 
 
 def read(name, data_dir=None, download=False):
-    """Opens a data set of TensorFlow Datasets, and prepares it if needed and allowed.
+    """Opens a data set of TensorFlow Datasets. With `download`, prepares it first if needed.
 
     Args:
         name: `Name`.
@@ -211,8 +211,8 @@ def read(name, data_dir=None, download=False):
         `Source`.
 
     Raises:
-        UserError: If there is no such data set, it is not or cannot be prepared, or it is not for
-            image classification.
+        UserError: If the data set does not exist, is not prepared, or is not for image
+            classification.
     """
     source = name.entry.source
     builder = _find(source, data_dir)
@@ -245,7 +245,7 @@ def read(name, data_dir=None, download=False):
 
 
 def described_by(builder, name):
-    """Returns the `Source` of a builder of TensorFlow Datasets, without records.
+    """Returns the `Source` that a builder of TensorFlow Datasets describes, with no records yet.
 
     Raises:
         UserError: If the examples are not pairs of a uint8 image and a label.
