@@ -24,8 +24,9 @@ class GroupNorm(keras.layers.GroupNormalization):
 
     The layer normalizes each example over all positions and over the channels of a group, so the
     output of an example does not depend on other examples. Under differential privacy it replaces
-    batch normalization. There are two differences to `keras.layers.GroupNormalization`: in Keras,
-    the default of `groups` is 32, and the error for a wrong number does not list possible numbers.
+    batch normalization. There are two differences from `keras.layers.GroupNormalization`. The
+    default of `groups` is 16 instead of 32, and the error for a wrong number of groups lists the
+    possible numbers.
 
     Args:
         groups: Integer, the number of groups, which must divide the number of channels. -1 means

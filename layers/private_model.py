@@ -62,17 +62,17 @@ def make_private_model(
     `model.fit(x, y, epochs=math.ceil(plan.epochs))`. The weights must be new or public. Weights
     that were trained on the private data before already reveal these data.
 
-    The networks that train best with noise are not those that train best without it. The function
-    therefore changes the copy, and prints the name of each change. Pass the names of changes that
-    you do not want in `without`.
+    A network that trains well without noise may train badly with noise. The function therefore
+    changes the copy, and prints the name of each change. If you do not want a change, pass its name
+    in `without`.
 
     - `"group_norm"`: each `BatchNormalization` becomes a `GroupNorm`
       (`tfdpx.layers.replace_batch_norm`).
 
     Two more changes are only for networks with convolutions that were not trained before:
 
-    - `"pool"`: instead of averaging the last feature map over all positions, the network averages
-      it over 3 x 3 regions.
+    - `"pool"`: the network averages the last feature map over each of 3 x 3 regions, instead of
+      averaging it over all positions.
     - `"tanh"`: tanh replaces ReLU if the network has no normalization.
 
     docs/own_code.md shows how much each change improves the accuracy. If there is nothing to
@@ -89,7 +89,7 @@ def make_private_model(
         num_examples: Int. Number of private examples. The guarantee does not hide this number.
         delta: Float in (0, 1), well below 1/num_examples.
         epsilon: Float. The privacy budget, from which the noise is computed.
-        noise_multiplier: Float, instead of `epsilon`.
+        noise_multiplier: Float. The noise multiplier, which you can pass instead of `epsilon`.
         epochs: Float. How many times each example is drawn, on average.
         steps: Int. Number of model updates, instead of `epochs`.
         batch_size: Int. Expected number of examples per update.

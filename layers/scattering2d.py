@@ -51,11 +51,10 @@ class Scattering2D(keras.layers.Layer):
     That makes `num_paths = 1 + J L + L^2 J (J - 1) / 2` features per position and colour, or
     `1 + J L` without order 2. The features hardly change if the image is shifted or distorted a
     little. So a linear model on the features classifies well, and only this linear model must be
-    trained privately.
-    Filters, padding and values are the same as in Kymatio 0.3.
+    trained privately. Filters, padding and values are the same as in Kymatio 0.3.
 
     Privacy: the layer has no weights and keeps examples separate. You may compute the features of
-    each example before the training; this does not change the guarantee.
+    each example before the training, which does not change the guarantee.
 
     Args:
         J: Integer, the number of scales. Height and width of images must be at least `2**J`.
@@ -140,7 +139,7 @@ class Scattering2D(keras.layers.Layer):
 
     @property
     def num_paths(self) -> int:
-        """Int, the number of features per position and colour."""
+        """Returns the number of features per position and colour."""
         return len(self.paths)
 
     def build(self, input_shape: Any) -> None:

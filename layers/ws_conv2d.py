@@ -210,9 +210,9 @@ class WSConv2DRule(Conv2DRule):
 
     The squared norm of this gradient is `s^2 (|G|^2 - (1^T G)^2 / fan_in - <u, G>^2)`, because u is
     a unit vector with mean zero. Let a_t be the patch of the input at position t, and g_t the
-    output gradient. Both inner products are sums over positions: `sum_t (1^T a_t) g_t` and
-    `sum_t (u^T a_t) g_t`, where `u^T a_t` is the output of the convolution. So they need no array
-    of the size of the kernel for each example.
+    output gradient. The inner products 1^T G and <u, G> are sums over positions: `sum_t (1^T a_t)
+    g_t` and `sum_t (u^T a_t) g_t`, where `u^T a_t` is the output of the convolution. So the rule
+    can compute both without an array of the kernel's size for each example.
     """
 
     assumes = ("call", "convolution_op", "kernel", "_standardize", "standardized_kernel")

@@ -37,8 +37,8 @@ class UnitRecorder:
 
     Args:
         variables: The model's trainable variables.
-        call_unit: Function `call_unit(layer, rule, args, kwargs)` that calls the layer; `rule` is
-            its rule class.
+        call_unit: Function `call_unit(layer, rule, args, kwargs)` that calls the layer. `rule` is
+            the layer's rule class.
     """
 
     def __init__(self, variables, call_unit):
@@ -120,7 +120,9 @@ class Recorder(UnitRecorder):
             return call.forward(self._tape, self.outside.watching)
 
     def check_shapes(self, data):
-        """Counts variables as read outside if the shapes of a call's inputs depend on the example.
+        """Leaves layers to the map if the shapes of their inputs depend on the example.
+
+        The variables of such a layer count as read outside.
 
         Args:
             data: Nest of the tensors of one example.

@@ -69,8 +69,9 @@ class LayerChoice:
         rule: Name of the rule's class.
         norm: "instantiate" (every example's gradient is formed) or "ghost" (only the norm of every
             example's gradient is computed).
-        sum: "contract" (the formed gradients are weighted and added) or "ordinary" (output
-            gradients are weighted, and one ordinary weight gradient follows for the whole batch).
+        sum: "contract" (the formed gradients are multiplied by factors and added) or "ordinary"
+            (the output gradients are multiplied by factors, and one ordinary weight gradient is
+            computed for the whole batch).
         flops: Predicted floating point operations of norm and sum, for the whole batch.
         bytes: Predicted bytes of memory traffic.
         alternatives: Dict from "norm/sum" to predicted seconds, for each pair that the rule can do.
@@ -166,7 +167,7 @@ def _sums_after(norm, costs, allows_ordinary_sum):
 
 
 def cheapest(*costs):
-    """Returns the one of several `Cost`s with the least predicted time on this device."""
+    """Returns the `Cost` in `costs` with the shortest predicted time on this device."""
     device = device_kind()
     return min(costs, key=lambda cost: cost.seconds(device))
 

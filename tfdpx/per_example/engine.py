@@ -7,8 +7,8 @@ the loss do. For layers with a rule, the map returns their inputs and output gra
 forms norms and clipped sums from these. For all other variables, the map returns the whole gradient
 of each example.
 
-If `rowwise` knows that a model treats each row by itself, the function runs on all rows at once,
-which takes a third of the time to trace.
+If all parts of a model are listed in `rowwise`, the model treats each row by itself. Then the
+function runs on all rows at once, and tracing takes a third of the time.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Engine:
             key: Optional int64 tensor [2], the secret key of the random layers' draws. No other
                 call may get the same key.
             shares: Optional float32 [B * K], the weight of each row's loss in the loss of its
-                example; by default 1 / K.
+                example. The default is 1 / K.
         """
         shared_update = update or self.update()
         pass_ = self.differentiate((x, y, sample_weight), shared_update, key, shares)
@@ -307,7 +307,7 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
 
     Args:
         model: A built, compiled `keras.Model`.
-        x: Nest of arrays or tensors [B * K, ...], like one microbatch; only shapes and dtypes
+        x: Nest of arrays or tensors [B * K, ...], like one microbatch. Only shapes and dtypes
             matter.
         views: Int K, the number of rows of an example.
 
@@ -376,7 +376,7 @@ def _join(rules):
 class Update:
     """The tensors that are computed once for all microbatches of an update.
 
-    They depend only on the weights, so all microbatches can share them.
+    These tensors depend only on the weights, so all microbatches can share them.
 
     Args:
         units: Iterable of pairs of a layer and its rule class.

@@ -43,8 +43,8 @@ def row_losses(
 
     So any loss, weighting and reduction means the same as in Keras. (The loss of a batch times the
     size of the batch would be wrong for the reductions `sum` and `mean_with_sample_weight`.) Weight
-    regularizers read no data and are left out. If `rowwise` lists the loss, it is called on all
-    rows at once, and tracing takes a quarter of the time.
+    regularizers read no data and are left out. A loss that `rowwise` lists is called on all rows at
+    once, and tracing takes a quarter of the time.
 
     Args:
         model: A compiled, built `keras.Model`.

@@ -87,7 +87,9 @@ def product_error():
 
 
 def dot_error(terms):
-    """Returns a bound on the error of an inner product, relative to its terms' absolute sum.
+    """Returns a bound on the relative error of an inner product.
+
+    The error is divided by the sum of the absolute values of all terms.
 
     Args:
         terms: Int or float32 scalar tensor, the number of terms.
@@ -143,8 +145,8 @@ def sum_by_axis(tensor, axes, keepdims=False):
 def squared_norms(gradients):
     """Returns the squared l2 norm of each example's gradients, float32 [B], never too small.
 
-    `gradients` is a list of float32 tensors [B, ...]. The result is infinite if it overflows. A
-    square that underflows counts as the smallest float32 number.
+    `gradients` is a list of float32 tensors [B, ...]. A norm that overflows is infinite. A square
+    that underflows counts as the smallest float32 number.
     """
     _, vectors, other_gradients = join_vectors(gradients)
     norms = []
@@ -161,7 +163,7 @@ def squared_norms(gradients):
 
 
 def squared_lengths(vectors):
-    """Returns the squared l2 norms of float32 vectors [..., d], rounded up: never too small."""
+    """Returns the squared l2 norms of float32 vectors [..., d]. They are never too small."""
     squares = tf.square(vectors)
     if not is_long(vectors):
         return raise_for_rounding(tf.reduce_sum(squares, axis=-1), [vectors.shape[-1]])

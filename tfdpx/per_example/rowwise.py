@@ -161,7 +161,7 @@ def _masked_by_row(layer, rank):
 
 
 def over_rows(layer, rank):
-    """Returns a clause if the `axis` of a layer is the batch axis, otherwise None."""
+    """Returns a reason why a layer mixes rows if its `axis` is the batch axis, otherwise None."""
     axes = np.atleast_1d([] if layer.axis is None else layer.axis)
     return "works along the axis of the batch" if any(axis % rank == 0 for axis in axes) else None
 
@@ -203,7 +203,7 @@ def _attends_otherwise(layer, rank):
 
 
 def _problem_of_part(layer):
-    """Returns a clause why a layer may mix rows in any call, or None."""
+    """Returns a reason why a layer may mix rows in any call, or None."""
     methods = layer_internals.replaced_methods(layer)
     if methods:
         return f"overrides `{methods[0]}`"
@@ -218,7 +218,7 @@ def _problem_of_part(layer):
 
 
 def _problem_of_layer(layer, check):
-    """Returns a clause why a layer may mix rows, in any call or in the model's calls, or None."""
+    """Returns a reason why a layer may mix rows in the calls that the model makes, or None."""
     problem = _problem_of_part(layer)
     for args, kwargs in _calls(layer):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
@@ -228,7 +228,7 @@ def _problem_of_layer(layer, check):
 
 
 def _problem_of_arguments(layer):
-    """Returns a clause why the arguments of a layer's calls may make it mix rows, or None."""
+    """Returns a reason why a layer may mix rows because of the arguments of its calls, or None."""
     for args, kwargs in _calls(layer):
         inputs = keras.tree.flatten(args[:1])
         arguments = [value for value in keras.tree.flatten((args[1:], kwargs)) if value is not None]
@@ -259,7 +259,7 @@ def _calls(layer):
 
 
 def _problem_of_operands(operation, check):
-    """Returns a clause why the operands of an operation may make it mix rows, or None."""
+    """Returns a reason why an operation may mix rows because of its operands, or None."""
     problem = None
     for args, kwargs in model_internals.symbolic_calls(operation):
         values = keras.tree.flatten((args, kwargs))

@@ -29,11 +29,11 @@ _ANY_LENGTH = frozenset(
 
 
 def _is_of_the_user(record):
-    """Returns whether a log message concerns the user. It is a filter of TensorFlow's logger.
+    """Returns whether a log message of TensorFlow concerns the user. The logger drops all others.
 
     Outside of a graph, `tf.vectorized_map` makes a new function in each call, so TensorFlow warns
     of retracing. If TensorFlow cannot vectorize a graph, it logs hundreds of lines. The user does
-    not need them: either an error says the same, or a loop replaces the map.
+    not need these lines: either an error says the same, or a loop replaces the map.
     """
     message = record.getMessage()
     is_retracing = "retracing" in message and "<function pfor." in message

@@ -1,4 +1,4 @@
-"""Per-example rules for Keras' own layers; importing the package registers them."""
+"""Contains the per-example rules for Keras's layers. Importing this package registers the rules."""
 
 from tfdpx.per_example.rules import (
     contraction,

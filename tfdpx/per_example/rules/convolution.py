@@ -48,8 +48,9 @@ class Conv2DRule(BeforeActivation):
         convolved_gradients: float32 [B * K, H', W', out], gradients at the convolution's outputs.
         window: The `Window` of the convolution.
         groups: Int, the number of groups.
-        filter_scale: float32 [out], a factor for the gradient of each filter, or None for ones. The
-            rule multiplies the kernel gradients by it, because output gradients are larger.
+        filter_scale: float32 [out], a factor for the gradient of each filter, or None for ones.
+            Where possible, the rule multiplies kernel gradients by the factors, which is cheaper
+            than to multiply output gradients.
         weights: float32 [n, out], the weights of the n rows of `statistics` in a squared norm, or
             None for ones.
         unit: float32 [*kernel_shape], with which `statistics` forms inner products, or None.
@@ -122,7 +123,7 @@ class Conv2DRule(BeforeActivation):
         return by_calls, Cost(multiply, bytes=4 * patches + _BYTES_OF_COPY * copies)
 
     def sizes(self):
-        """Returns four numbers: examples, positions, and the fan-in and fan-out of a group.
+        """Returns the numbers of examples and positions, and the fan-in and fan-out of a group.
 
         Positions are counted over all views. Assumed values stand in for unknown sizes.
         """
@@ -187,11 +188,11 @@ class Conv2DRule(BeforeActivation):
         return self.scaled(self.convolved_gradients)
 
     def to_sum(self, total):
-        """Converts a clipped sum at the convolution's kernel to the trained kernel."""
+        """Converts a clipped sum for the convolution's kernel to one for the trained kernel."""
         return self.to_kernel(total)
 
     def measured(self, norms):
-        """Converts norms of gradients at the convolution's kernel to the trained kernel.
+        """Converts norms at the convolution's kernel to norms at the trained kernel.
 
         Args:
             norms: `rounding.Measured` of the gradients times `filter_scale`. Its `squares` are the

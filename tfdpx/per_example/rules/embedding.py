@@ -58,7 +58,7 @@ class EmbeddingRule(Rule):
         return [tf.matmul(one_hot, self._gradients, transpose_a=True)]
 
     def instantiated_squared_norms(self):
-        """See `Rule.instantiated_squared_norms`. Only entries that were read are squared."""
+        """See `Rule.instantiated_squared_norms`. All other entries of the gradient are zero."""
         count, length = tf.unstack(tf.shape(self._tokens))
         order = tf.argsort(self._tokens, axis=1)
         tokens = tf.gather(self._tokens, order, batch_dims=1)
@@ -105,7 +105,7 @@ class EmbeddingRule(Rule):
         return [tf.math.unsorted_segment_sum(gradients, tokens, self.layer.input_dim)]
 
     def costs(self):
-        """See `Rule.costs`. The choice is between sorting tokens and comparing all pairs."""
+        """See `Rule.costs`. The rule can sort tokens or compare all pairs of positions."""
         count, length, width = self._gradients.shape
         count, length = count or 32, length or 1024
         bytes_read = FLOAT * count * length * width
@@ -218,7 +218,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self._by_variable(of_tokens, sum_of_products(masked[0][:, tf.newaxis], hidden)[0])
 
     def costs(self):
-        """See `Rule.costs`. They are those of a `Dense` layer at the positions of both calls."""
+        """See `Rule.costs`. The costs are as for a `Dense` layer at the positions of both calls."""
         if self._only_embeds:
             return super().costs()
         count, length, size = self._logits.shape

@@ -73,7 +73,7 @@ class _Thin(BeforeActivation):
 
 @variant_of(keras.layers.Dense)
 class LoraDenseRule(_Thin):
-    """The rule of a `Dense` layer with A [in, r] and B [r, out]."""
+    """The rule of a `Dense` layer with the LoRA matrices A [in, r] and B [r, out]."""
 
     def compute_gradients(self, a, b):
         """See `_Thin.compute_gradients`."""
@@ -95,7 +95,7 @@ class LoraDenseRule(_Thin):
 
 @variant_of(keras.layers.EinsumDense)
 class LoraEinsumDenseRule(_Thin):
-    """The rule of an `EinsumDense` layer with A [..., r] and B [r, last].
+    """The rule of an `EinsumDense` layer with the LoRA matrices A [..., r] and B [r, last].
 
     The last axis of the kernel must be an axis of the outputs, but not of the inputs.
     """
@@ -141,7 +141,7 @@ class LoraEinsumDenseRule(_Thin):
 
 @variant_of(keras.layers.Embedding)
 class LoraEmbeddingRule(EmbeddingRule):
-    """The rule of an `Embedding` layer with A [vocabulary, r] and B [r, d].
+    """The rule of an `Embedding` layer with the LoRA matrices A [vocabulary, r] and B [r, d].
 
     A is treated as the table of an embedding, and B as the kernel of a `Dense` layer.
     """

@@ -253,7 +253,7 @@ def _run_cell(cell, watch, sequences, states, flags, training, unroll):
         watch: As for `Rule.forward`.
         sequences: [N, T, in].
         states: List of [N, units], the states at the start.
-        flags: Optional bool [N, T], whether a time step counts. False means that it is masked.
+        flags: Optional bool [N, T], False for time steps that are masked.
         training: Bool, whether to apply dropout.
         unroll: Bool, whether the loop over time steps is a Python loop.
     """
@@ -310,7 +310,11 @@ def _recurrence(step, flags, x, probes, states, unroll):
         return [tf.where(is_counted, *pair) for pair in zip(new_states, states, strict=True)]
 
     def loop(body, values, dtypes, backwards=False):
-        """Runs `body(t, values)` for each t. Returns the last values and arrays of outputs."""
+        """Runs `body(t, values)` for each time step t.
+
+        `body` returns the next values and a list of outputs. `loop` returns the values after the
+        last call, and for each output a `tf.TensorArray` with an entry for each t.
+        """
         arrays = [tf.TensorArray(d, length, clear_after_read=False) for d in dtypes]
 
         def run_step(count, values, arrays):
