@@ -131,7 +131,8 @@ def watch_weights(on_load, on_set_weights, on_replace):
         on_set_weights: Function `on_set_weights(layer, arrays)`, called before
             `layer.set_weights(arrays)`.
         on_replace: Function `on_replace(before, after)` of two lists of `keras.Variable`s, called
-            after a model or layer has replaced some of its variables by others computed from them.
+            after a model or layer has replaced its variables `before` by variables `after`, which
+            were computed from them.
     """
     vars(_watch).update(on_load=on_load, on_set_weights=on_set_weights, on_replace=on_replace)
 

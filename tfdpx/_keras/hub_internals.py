@@ -30,7 +30,8 @@ def preprocess(model, arguments):
         data set that KerasHub has to preprocess.
 
     Raises:
-        ValueError: If a string holds several texts, and there are no `user_ids`.
+        ValueError: If a string packs several texts with end tokens between them, and there are no
+            `user_ids`.
     """
     if getattr(model, "preprocessor", None) is None:
         return True

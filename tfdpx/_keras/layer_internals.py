@@ -62,8 +62,8 @@ ATTENTION = tuple(_ATTENTION)
 def changed_attention(layer):
     """Returns the names of a built attention layer's attributes that differ from `_ATTENTION`.
 
-    Keras sets the values in `_ATTENTION` for inputs [rows, positions, features], without a gate, a
-    window or flash attention.
+    For inputs [rows, positions, features], Keras sets these attributes to the values in
+    `_ATTENTION`, unless the layer has a gate, a window or flash attention.
     """
     described = {
         keras.layers.EinsumDense: "equation",
@@ -201,7 +201,7 @@ def adding_losses(model):
 
 
 def clear_added_losses(model):
-    """Clears the list of `adding_losses`, as Keras does at the start of a call."""
+    """Clears the losses that layers added by `add_loss`, as Keras does before a call."""
     model._clear_losses()
 
 

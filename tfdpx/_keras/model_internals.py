@@ -82,7 +82,7 @@ def output_loss_trackers(model):
 
 
 def own_trackers(model):
-    """Returns the model's `Mean` metrics that its `compute_loss` may update, a list."""
+    """Returns a list of the `Mean` metrics that a model's overridden `compute_loss` may update."""
     compiled = {id(metric) for metric in (model._loss_tracker, model._compile_metrics)}
     compiled.update(map(id, output_loss_trackers(model)))
     means = [m for m in model.metrics if type(m) is keras.metrics.Mean and id(m) not in compiled]
@@ -114,7 +114,7 @@ def initial_epoch(model):
 
 
 def set_initial_epoch(model, epoch):
-    """Makes `fit` begin at an epoch, as `keras.callbacks.BackupAndRestore` does; None unsets it."""
+    """Makes `fit` begin at `epoch`, as `keras.callbacks.BackupAndRestore` does; None ends this."""
     model._initial_epoch = epoch
 
 

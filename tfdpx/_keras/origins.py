@@ -33,8 +33,9 @@ class Mark:
             it.
         accounts: Set of the accounts (`tfdpx.account.Account`) that count the privacy loss of the
             value.
-        followers: The accounts of optimizers that train with a variable, a `WeakSet`.
-        statistics: Pair of the ledger of a layer's statistics and their values, or None.
+        followers: `WeakSet` of the accounts of the optimizers that train with a variable.
+        statistics: Pair of the ledger of a layer's noisy statistics and the values of these
+            statistics; or None.
     """
 
     def __init__(self, owner):

@@ -23,7 +23,7 @@ _drivers = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def setting(name, value):
-    """Context manager in which an attribute of `active` has a value, in this thread."""
+    """Context manager that sets an attribute of `active` in this thread, and restores it."""
     previous = getattr(active, name)
     setattr(active, name, value)
     try:
@@ -86,7 +86,7 @@ def is_unscaled():
 
 
 def masking_invalid():
-    """Makes the embedding of a token outside of the table NaN, so its example counts as zero.
+    """Makes the embedding of an unknown token NaN, so the token's example counts as zero.
 
     Without this setting, TensorFlow ends the run with an error on CPUs.
     """

@@ -190,7 +190,7 @@ def poisson_sampler(
     Args:
         examples: `Examples` or `RandomAccess`.
         sampling_probability: Float in (0, 1].
-        capacity: Int, the number of rows of every batch. A step that draws more examples is an
+        capacity: Int, the number of rows of every batch. A step that draws more examples raises an
             error.
         steps: Int, the number of steps of the whole training, after which the data set ends. Or a
             function that returns the number of steps left; it is called when an iterator begins.
@@ -236,7 +236,7 @@ def poisson_sampler(
 
 @functools.lru_cache(maxsize=64)
 def _poisson_draw(count, sampling_probability, capacity):
-    """Returns a traced function `draw(key, step)` of `poisson_rows` that checks `capacity`.
+    """Returns a traced function `draw(key, step)` that calls `poisson_rows` and checks `capacity`.
 
     The function is cached, so it is traced once for each size of a data set.
     """

@@ -61,7 +61,7 @@ class ReplicaShards:
     def endless(self, dataset):
         """Returns `dataset` followed by batches without examples: zeros, with sample_weight 0.
 
-        `tf.distribute` then need not ask all hosts at every step which of them have data left.
+        With endless data, `tf.distribute` need not ask at every step which hosts have data left.
         """
 
         def zeros(spec):

@@ -119,9 +119,9 @@ class Copies:
     """The copies of an estimator and their fits.
 
     Attributes:
-        role: "search" if the estimator is the base of a search, which warns of all its fits at its
-            end. "silent" if the caller states the sum of the fits. Otherwise "new", or "other" once
-            the estimator is in use.
+        role: "search" if the estimator is the base of a search. One warning at the end of the
+            search then covers all its fits. "silent" if the caller states the sum of the fits.
+            Otherwise "new", or "other" once the estimator is in use.
     """
 
     def __init__(self, source: Any = lambda: None):
@@ -173,7 +173,7 @@ def copies_of(estimator: Any) -> Copies:
 
 
 def on_use(estimator: Any) -> None:
-    """Records that scikit-learn uses an estimator for more than making copies."""
+    """Records that scikit-learn uses an estimator itself, not only to make copies of it."""
     if copies_of(estimator).role == "new":
         copies_of(estimator).role = "other"
 

@@ -70,8 +70,8 @@ def _count_affordable(plan, spent, other_updates, left, rate):
 def ledger_at_rates(optimizer, plan):
     """Returns the `Ledger` of the weights, with unknown sampling probabilities filled in.
 
-    Updates of this optimizer get the plan's probability, and entries that are in `plan.spent` get
-    the probability that they have there. Updates of other optimizers get 1, an upper bound.
+    An update of this optimizer gets the plan's probability. An entry that is also in `plan.spent`
+    gets the probability from there. Updates of other optimizers get 1, which is an upper bound.
 
     Args:
         optimizer: A tfdpx optimizer.

@@ -40,7 +40,8 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     The optimizer's plan needs no callback: it ends the training and logs epsilon by itself. The
     ledger of the model's weights (`model.optimizer.ledger`) holds everything that was spent: the
-    updates of this optimizer, of earlier ones, and of the file that the weights came from.
+    updates of this optimizer, of earlier optimizers, and those in the file that the weights came
+    from.
 
     Training stops before it would exceed the plan's number of steps. Steps add up over calls of
     `fit`, restarts and new optimizers. If the weights had updates with other noise or another
@@ -73,7 +74,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.allow_approximate = allow_approximate
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks optimizer and batches against the plan, and that there is budget left."""
+        """Checks that optimizer and batches belong to the plan, and that there is budget left."""
         optimizer = model_internals.innermost(self.model.optimizer)
         check_optimizer(optimizer, self.plan)
         session = optimizer.session

@@ -92,7 +92,7 @@ class Checkpoint(keras.callbacks.Callback):
     def within(
         self, model: keras.Model, session: Any, num_examples: int | None, callbacks: Any
     ) -> Any:
-        """Context manager around a `fit` that restores a saved run, if there is one, and saves.
+        """Context manager around a `fit`. It restores a saved run, if there is one, and then saves.
 
         Args:
             model: The compiled, built model.
@@ -101,7 +101,7 @@ class Checkpoint(keras.callbacks.Callback):
             callbacks: List of the callbacks of the `fit`.
 
         Raises:
-            ValueError: If the folder holds the run of another plan, optimizer or model.
+            ValueError: If the saved run has another plan, optimizer or model.
         """
         optimizer = model_internals.innermost(model.optimizer)
         plan = optimizer.plan or (session.draws and session.draws.plan)

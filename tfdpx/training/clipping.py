@@ -54,7 +54,7 @@ class NormStatistics(typing.NamedTuple):
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class ClipPolicy:
-    """Clips every example at the constant `l2_norm_clip`, C (De et al. 2022, Eq. 1).
+    """Clips every example's gradient at a constant norm, C (De et al. 2022, Eq. 1).
 
     Args:
         l2_norm_clip: Float, C; infinity for training without privacy.
@@ -69,7 +69,7 @@ class ClipPolicy:
         self.l2_norm_clip = l2_norm_clip
 
     def init(self, optimizer: Any) -> None:
-        """Prepares the policy for an optimizer; it may add variables, which Keras saves."""
+        """Prepares the policy for an optimizer; may add variables to it, which Keras saves."""
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
@@ -301,7 +301,7 @@ class IndividualClip(ClipPolicy):
     change.
 
     The norms are functions of the private data, so neither Keras nor `tf.train.Checkpoint` saves
-    them. Only `tfdpx.callbacks.Checkpoint` does.
+    them. Only `tfdpx.callbacks.Checkpoint` saves the levels and counts that follow from the norms.
 
     Args:
         accountant: `tfdpx.accounting.IndividualAccountant`, which reads each example's steps from
@@ -334,7 +334,7 @@ class IndividualClip(ClipPolicy):
         self._examples = None  # The fingerprint of the examples.
 
     def check_examples(self, draws):
-        """Raises ValueError unless a plan's `BatchSampler` draws the same examples as before."""
+        """Raises ValueError unless a plan draws the data, from the same examples as before."""
         if draws is None:
             raise ValueError(
                 "Individual accounting must know which example is which, and `fit` was given other "

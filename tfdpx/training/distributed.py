@@ -367,7 +367,7 @@ def share_secret(strategy, session, seed, parts):
 
 
 def _gather(strategy, vector):
-    """Returns the `vector` of each replica's host, an array [replicas, ...], on every host."""
+    """Returns an array [replicas, ...], the `vector` of each replica's host, on every host."""
 
     def gather():
         context = tf.distribute.get_replica_context()

@@ -89,7 +89,7 @@ class Request:
 
 
 def read_request(arguments):
-    """Returns the `Request` for a dict of arguments of `fit`."""
+    """Returns a `Request` that holds the arguments of a `fit`, a dict by name."""
     names = {field.name for field in dataclasses.fields(Request)} - {"keras_arguments"}
     keras_arguments = {name: value for name, value in arguments.items() if name not in names}
     return Request(

@@ -83,7 +83,7 @@ def choose_size(optimizer, work, num_views, count, has_padding, varies=False):
 
     Args:
         optimizer: The tfdpx optimizer.
-        work: `tfdpx.per_example.cost_model.Work`, the work of a row.
+        work: `tfdpx.per_example.cost_model.Work`, the cost of a row.
         num_views: Int K, the number of rows of an example.
         count: Int, the number of places for examples in a replica's batch, or None if unknown.
         has_padding: Bool, whether the batch may hold padding.
@@ -135,7 +135,7 @@ def least_time(
 
     Args:
         seconds_per_example: Float, the seconds that each example adds.
-        seconds_per_microbatch: Float, the further seconds that each microbatch adds.
+        seconds_per_microbatch: Float, the seconds that each microbatch adds regardless of its size.
         mean: Float, the mean number of examples in an update. This number is assumed to have a
             normal distribution.
         deviation: Float, the standard deviation of this number.
@@ -160,7 +160,7 @@ def least_time(
 
 
 def _predict_seconds(work, num_views):
-    """Returns the predicted seconds of an example, and the further seconds of a microbatch."""
+    """Returns the predicted `seconds_per_example` and `seconds_per_microbatch` of `least_time`."""
     device = device_kind()
     row_cost = Cost(_BACKWARD * work.flops, _FLOAT * _TRAFFIC * work.elements)
     microbatch = Cost(
@@ -202,7 +202,7 @@ class Inputs(typing.NamedTuple):
         rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...]; y and sample_weight may be
             None.
         present: bool [n], whether a row holds an example; None if all do.
-        key: int64 [2], the key that random layers draw with; no other microbatch has it.
+        key: int64 [2], the key of the draws of random layers. Every microbatch has another key.
         weights: float32 [n] in [0, 1], which multiply clipped gradients. NaN marks an example as
             one without a finite gradient.
         clips: float32 [n], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
@@ -358,8 +358,9 @@ class Totals(typing.NamedTuple):
         nonfinite: float32 scalar, the number of present examples without a finite gradient.
         measured: `tfdpx.training.clipping.NormStatistics`; empty until all norms are known.
         loss: float32 scalar, the sum of the losses of present examples.
-        tracked: List of float32 scalars, the same sums of `RowLosses.tracked`.
-        squared_norms: float32 [B], each at the place of its example; 0 for absent ones.
+        tracked: List of float32 scalars, the sums of `RowLosses.tracked` over present examples.
+        squared_norms: float32 [B], the squared norm of each example's gradient; 0 for absent
+            examples.
     """
 
     sums: list

@@ -116,7 +116,7 @@ class _Preparation:
         return microbatch and microbatch.renew()
 
     def trace(self):
-        """Returns the traced `Microbatch`, if possible for any number of rows."""
+        """Traces and returns a `Microbatch`, for any number of rows if the model allows this."""
         for size in self._sizes():
             try:
                 return self._trace(size)

@@ -194,7 +194,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             self.session.renew()
 
     def refuse_hdf5(self) -> None:
-        """Raises ValueError; called if Keras would save or load a whole model as HDF5."""
+        """Raises ValueError. It is called when Keras would save or load a whole model as HDF5."""
         raise ValueError(
             "The legacy HDF5 format of whole models (`.h5`, `.hdf5`) has no room for the ledger of "
             f"a private optimizer. Received: a model with optimizer {type(self).__name__}. Save it "

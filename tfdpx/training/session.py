@@ -261,7 +261,7 @@ class Session:
             plan: A `PrivacyPlan`.
 
         Raises:
-            ValueError: If it has another delta than a plan that ends the training already.
+            ValueError: If the plan has another delta than a plan that already ends the training.
         """
         for other in self._plans:
             check_delta(plan, other)
