@@ -1,4 +1,4 @@
-r"""Trains random configurations for one update each, and compares with batches of one example.
+r"""Trains random configurations for one update each, and checks it against single examples.
 
     python tools/fuzz.py --seconds=600
 
@@ -31,7 +31,7 @@ HANG = 300  # Seconds
 
 
 class _Over(BaseException):
-    """The time is over."""
+    """Raised when the time for all tries is over."""
 
 
 def hung(*_):

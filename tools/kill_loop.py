@@ -157,7 +157,7 @@ def differences(first, second):
 
 
 def one_run(kind, seed, folder, rng, longest):
-    """Kills and resumes a run again and again, until it reaches its end.
+    """Trains one run to its end, while killing and resuming it many times.
 
     Args:
         kind: One of `KINDS`.

@@ -69,7 +69,7 @@ def _object_rows():
 
 
 def _flag_rows(program):
-    """Yields the name and the table row of each flag of a program."""
+    """Yields a pair for each flag of a program: its name, and its row in the table of flags."""
     for name, flag in sorted(flags_of(program).items()):
         default = DEFAULTS.get(name) if program == "classify" else None
         default = default if flag.default is None else flag.default

@@ -145,7 +145,7 @@ def _is_same(one, other):
 
 
 def _overlap(one, other):
-    """Returns whether two `DatasetId` may share examples. Different classes share none."""
+    """Returns whether two `DatasetId` may share examples. Data sets of different classes do not."""
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]

@@ -44,7 +44,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
 
     Args:
         settings: A `settings.Settings`.
-        num_examples: Int, N, the number of training images or people; public, as in the plan.
+        num_examples: Int, the number N of training images or people. It is public, as in the plan.
         replicas: Int, the number of devices that share a batch evenly.
         sketch: Optional function from the name of a model to a `keras.Model`. The learning rate of
             a network depends on its number of weights. Without `sketch`, it is taken as `WEIGHTS`.
@@ -111,7 +111,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
 
 
 def _for_features(epsilon, num_examples):
-    """Returns values for a linear classifier on features of norm one, and the reason."""
+    """Returns settings for a linear classifier on features of norm one, and the reason for them."""
     move = min(_MOVE * epsilon * num_examples, _LARGEST_MOVE)
     steps = max(_STEPS, round(move / _LARGEST_RATE))
     values = dict(

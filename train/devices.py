@@ -1,4 +1,4 @@
-"""Chooses the devices for a run: one device, the devices of one host, several hosts, or a TPU."""
+"""Chooses where a run trains: on one device, all devices of a host, several hosts, or a TPU."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ def make(kind, tpu=None, cpu_devices=1):
     Args:
         kind: One of `KINDS`.
         tpu: Optional name of a TPU.
-        cpu_devices: Int, number of logical devices to split the CPU into.
+        cpu_devices: Int, the number of logical devices into which the CPU is split.
     """
     if tpu is not None and kind not in ("auto", "tpu"):
         raise UserError(f"Flag --tpu={tpu} needs --strategy=tpu. Received: --strategy={kind}.")
@@ -143,7 +143,7 @@ def chief_first(strategy, settings):
 
     Args:
         strategy: The `tf.distribute.Strategy`.
-        settings: Dict of JSON values, which must be the same on all hosts.
+        settings: Dict of JSON values. All hosts must have the same settings.
 
     Yields:
         Function without arguments, to call after the block. It returns an int, 128 secret bits that

@@ -255,8 +255,8 @@ def features_of(model):
 class Curve(keras.callbacks.Callback):
     """Writes a line of JSON after every Keras epoch: epsilon and, on public examples, accuracy.
 
-    A resumed run reads its earlier rows from the file. If the same `fit` has a `Checkpoint`, a row
-    is written only after the checkpoint has saved the update.
+    A resumed run reads the rows of the interrupted run from the file. If the same `fit` has a
+    `Checkpoint`, a row is written only after the checkpoint has saved the update.
 
     Args:
         path: Path of the file to write.
@@ -280,7 +280,7 @@ class Curve(keras.callbacks.Callback):
         self.rows = [row for row in rows if row["step"] <= steps]
 
     def on_epoch_end(self, epoch, logs=None):
-        """Appends a row for the updates so far; reads `val_accuracy` and `val_auc` from `logs`."""
+        """Appends a row for the updates so far, with `val_accuracy` and `val_auc` from `logs`."""
         del epoch
         optimizer = self.model.optimizer
         epsilon = epsilon_spent(optimizer, self._plan, self._before)

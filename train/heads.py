@@ -86,7 +86,7 @@ class Features:
         settings: The settings, in which `init_from` is the path of a file.
         data: `images.ImageData`.
         before: `Ledger` of the backbone's earlier trainings on the same images.
-        seen: All earlier trainings of the backbone, a tuple of `UpstreamTraining`.
+        seen: All earlier trainings of the backbone, on any data, a tuple of `UpstreamTraining`.
         extractor: `keras.Model` from images to features `[batch, d]`.
         train, test, public: Pairs of features, float32 `[n, d]`, and labels `[n]`; `public` is None
             without `public_dataset`.
@@ -147,8 +147,8 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
         ledger: `Ledger` of the head and of all fits that were made to choose it.
         num_examples: Int, the number of examples that `ledger` covers.
         workdir: `pathlib.Path`.
-        results: Dict of other results.
-        searched: Optional string that tells how arguments were chosen on these examples.
+        results: Dict of further results for the record.
+        searched: Optional string, a phrase on how arguments were chosen on the same examples.
     """
     settings, data = features.settings, features.data
     x, y = features.test

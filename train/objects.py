@@ -36,7 +36,7 @@ class Objects:
         flag: String, the name of the flag.
         find: Function from a name to the constructor of the object, or None.
         names: Tuple of names for errors and help.
-        by_flags: Arguments of constructors that the run sets itself, from its other flags.
+        by_flags: Names of the arguments that the run sets from other flags, so users cannot.
         trial: Dict of arguments with which `problems` builds an object, to check the user's
             arguments early. None if building takes long: the run then checks them when it builds
             the object.
@@ -56,7 +56,7 @@ class Objects:
         return constructor
 
     def arguments(self, name: str) -> dict[str, str]:
-        """Returns a dict from the arguments of an object to their annotations, as text."""
+        """Returns a dict from each argument of an object to its annotation, a string."""
         parameters = inspect.signature(self.find(name)).parameters.values()
         return {
             parameter.name: inspect.formatannotation(parameter.annotation).strip("'")

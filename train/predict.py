@@ -3,11 +3,11 @@
     python -m tfdpx.train.predict --model=RUN --images=PATH
     python -m tfdpx.train.predict --model=RUN --rows=NEW.csv
 
-RUN is the working folder of `tfdpx.train.classify`, or a .keras file that this program wrote. PATH
-is an image, or a folder, which is searched with its subfolders. The first command prints a table,
-and writes a CSV file with the columns file, class and probability. With --all_classes the file also
-has the probability of each class. The second command is for models of tables. It writes a line for
-each row of a CSV or Parquet file.
+RUN is the working folder of `tfdpx.train.classify`, or a .keras file that `classify` wrote. PATH is
+an image, or a folder, which is searched with its subfolders. The first command prints a table, and
+writes a CSV file with the columns file, class and probability. With --all_classes the file also has
+the probability of each class. The second command is for models of tables. It writes a line for each
+row of a CSV or Parquet file.
 
 A spreadsheet runs text that begins with =, +, -, @, a tab or a carriage return as a formula. So an
 apostrophe is put before such a text, unless it is a number. Predictions for private images and rows

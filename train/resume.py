@@ -112,7 +112,7 @@ class SavingInterruption(keras.callbacks.Callback):
     Before the first update, Ctrl-C ends the program at once, as there is nothing to save.
 
     Args:
-        save: Function without arguments, which is called between two updates.
+        save: Function without arguments that saves the run. It is called between two updates.
     """
 
     def __init__(self, save):
@@ -209,7 +209,7 @@ def begun(workdir):
 
 
 def facts(data, identity, paths):
-    """Returns a dict of JSON values about the data and the files that a run starts from.
+    """Returns a dict of JSON values that describe a run's data and the files that it starts from.
 
     Args:
         data: `images.ImageData`.

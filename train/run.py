@@ -1,4 +1,4 @@
-"""Runs `classify`: load, plan, model, fit, measure, record, report."""
+"""Runs `classify`: loads data, plans, builds and trains a model, measures it, writes a report."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ def run(settings, preset, workdir, strategy):
 
     Args:
         settings: `settings.Settings`.
-        preset: String, the name of the preset of the settings.
+        preset: String, the name of the preset that the settings are from.
         workdir: `pathlib.Path`.
         strategy: The `tf.distribute.Strategy`; only the chief writes.
 
@@ -183,7 +183,7 @@ def _run_on_images(asked, preset, workdir, strategy):
 
 
 def describe(settings):
-    """Returns the size and epsilon of a run on images, a dict, without data and without training.
+    """Returns the size and epsilon of a run on images, a dict. Reads no data and trains nothing.
 
     Args:
         settings: A `settings.Settings`.

@@ -58,7 +58,8 @@ def setting(
         choices: Tuple of strings, all valid values.
         objects: `objects.Objects` that the setting can name.
         of: The kinds of runs that have the setting.
-        needs: Name of a setting without which a value has no effect, and is refused.
+        needs: Name of another setting. Without it, a value of this setting would have no effect and
+            is refused.
     """
     if choices:
         check = Check(lambda v: v in choices, f"be {' or '.join(choices)}")
@@ -323,14 +324,14 @@ class Settings:
 
     @property
     def goal(self):
-        """The limit on the privacy loss as an argument of `tfdpx.PrivacyPlan`, a dict."""
+        """The limit on the privacy loss, a dict with one argument for `tfdpx.PrivacyPlan`."""
         if self.right_guesses is None:
             return {"epsilon": self.epsilon}
         return {"right_guesses": self.right_guesses / 100}
 
     @property
     def open(self):
-        """Whether `tfdpx.train.defaults` has something to choose."""
+        """Whether any setting is left for `tfdpx.train.defaults` to choose."""
         chosen = (self.learning_rate, self.l2_norm_clip, self.ema_momentum)
         return self.model == AUTO or None in chosen
 

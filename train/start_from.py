@@ -128,7 +128,7 @@ class Start:
         return model
 
     def sketch(self, name, shape, num_classes):
-        """Returns the classifier of a run, not trained; its scaling of pixels is a placeholder."""
+        """Returns the classifier of a run, untrained. Its scaling of pixels is a placeholder."""
         about = {"image_shape": tuple(shape), "num_classes": num_classes}
         data = types.SimpleNamespace(**about, centre=127.5, deviation=127.5)
         start = copy.copy(self)
@@ -154,7 +154,7 @@ class Start:
         return _of_bytes(body, shape, _SCATTER, 1 / largest)
 
     def _by_name(self, data):
-        """Builds the network `--model`, with the weights of a file if there is one."""
+        """Builds the network that `--model` names, with the weights of a file if there is one."""
         path, source = self.settings.init_from, self._model
         scale = data.centre, data.deviation
         normalise = source and next((x for x in source.layers if x.name == "normalise"), None)
@@ -392,7 +392,7 @@ def _seen_by(path, init_data):
 
 
 def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
-    """Returns the file that a flag names, or the model in the run folder that it names.
+    """Returns the file that a flag names or, if the flag names a run folder, the model in it.
 
     Args:
         path: String, the value of the flag.

@@ -119,7 +119,8 @@ class Run:
 
     Attributes:
         point: Dict, the values of the swept settings.
-        chosen: Dict of "preset" and the settings that override it, including the point.
+        chosen: Dict of "preset" and the settings that override the preset, including those of the
+            point.
     """
 
     point: dict
@@ -356,7 +357,7 @@ def execute(runs, workdir, shared, jobs=1, lock=None):
 
 
 def _read_run(folder):
-    """Returns a row of a finished run, see `read_table`; None if it is unfinished."""
+    """Returns the row of a finished run, see `read_table`; None if the run is unfinished."""
     if not (folder / records.FILE).exists():
         return None
     with checking_flags():
@@ -470,10 +471,10 @@ def summarize(workdir):
 
 
 def _tune(values, workdir):
-    """Trains, keeps the best run in `<workdir>/best`, and deletes all others.
+    """Trains at random points, keeps the best run in `<workdir>/best`, and deletes all others.
 
-    Guarantee: that folder is (epsilon, delta)-differentially private under adding or removing one
-    training image (Papernot and Steinke 2021, `tfdpx.accounting.selection`). The time that the
+    Guarantee: the folder `best` is (epsilon, delta)-differentially private under adding or removing
+    one training image (Papernot and Steinke 2021, `tfdpx.accounting.selection`). The time that the
     tuning took has no guarantee. The number of runs is not published. The epsilon in the files
     follows from the ledger that the best run wrote.
 
@@ -485,8 +486,8 @@ def _tune(values, workdir):
         The report, a dict.
 
     Raises:
-        UserError: If a setting is not allowed, points differ in their images or releases, or a run
-            fails or makes other releases.
+        UserError: If a setting is not allowed, if points differ in their images or releases, or if
+            a run fails or makes other releases than planned.
     """
     for name in ("seeds", "jobs"):
         if values[name].present:

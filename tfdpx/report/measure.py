@@ -60,7 +60,7 @@ class Measured:
 
     @property
     def top5_accuracy(self):
-        """The share of labels among the five largest outputs; None with five classes or fewer."""
+        """The share of labels among the five largest outputs; None for at most five classes."""
         if len(self.class_names) <= TOP or not len(self.targets):
             return None
         pair = self.targets, self.outputs
@@ -68,7 +68,7 @@ class Measured:
         return float(np.mean(within, dtype="float64"))
 
     def results(self):
-        """Returns the metrics for a record, a dict; None for a metric that is undefined."""
+        """Returns a dict of the metrics for a record. An undefined metric is None."""
         scores = {"accuracy": None} if len(self.class_names) else {"r2": None}
         if len(self.targets):
             scores = self._of_classes() if len(self.class_names) else self._of_values()

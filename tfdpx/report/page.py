@@ -68,7 +68,7 @@ def pictures_of(folder: str | os.PathLike) -> dict[str, bytes]:
 
 
 def take_apart(content: bytes) -> tuple[bytes, dict[str, bytes], bytes]:
-    """Returns the record in a page as JSON, its pictures by name, and the page without the record.
+    """Returns three parts of a page: the record as JSON, the pictures by name, and all the rest.
 
     Args:
         content: Bytes of the page.

@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def other_words(self) -> list[str]:
-        """The names of the files with texts that another version of tfdpx wrote."""
+        """The names of the files that contain a text from another version of tfdpx."""
         return [name for name, text in self.files.items() if text == _OTHER_WORDS]
 
     @property
@@ -132,7 +132,7 @@ def _files(path):
 
 
 def _answer(name, file, verdict):
-    """Compares a file with the record of the run; returns "agrees" or another text.
+    """Compares a file with the record of the run. Returns "agrees" or a text on the difference.
 
     The first record that can be read is the record of the run. A damaged file may raise any
     exception.
@@ -220,7 +220,7 @@ def _compared(ours, theirs, record):
 
 
 def _note_unchecked(folder, files, verdict):
-    """Notes the files of a folder that were not checked."""
+    """Adds the files of a folder that were not checked to `verdict.unchecked`."""
     if MODEL not in files:
         verdict.unchecked.append(f"Weights: there is no {MODEL}")
     compared = {folder / name for name in page.pictures_of(folder) if page.FILE in files}

@@ -1,9 +1,9 @@
 """Writes every sentence about the privacy and the results of a run, from its record.
 
-The sentences are in `templates/sentences.txt`, and this module computes their facts. The statement
-is a text to cite. The page, the card and the answer of `verify` are for readers outside the field.
-`VERSION` grows by one whenever a sentence, the page or the card changes. From this number, `verify`
-knows for which records it can make the same words.
+The sentences are in `templates/sentences.txt`, and this module computes the facts in them. The
+statement is a text to cite. The page, the card and the answer of `verify` are for readers outside
+the field. `VERSION` grows by one whenever a sentence, the page or the card changes. From this
+number, `verify` knows for which records it can make the same words.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def template(
 
     Args:
         name: String, a file in `templates/`.
-        finalize: Optional function of each value, before it is shown.
+        finalize: Optional function that converts each value before it is shown.
         autoescape: Bool, whether values are escaped for HTML.
     """
     environment = jinja2.Environment(
@@ -114,8 +114,9 @@ def statement(
 
     Args:
         record: `Record`.
-        rows_per_user: Optional int, the most examples of one person, for a sentence on the epsilon
-            of all of them together. Must be None if updates draw people.
+        rows_per_user: Optional int, the largest number of examples of one person. The text then has
+            a sentence on the epsilon of all these examples together. Must be None if updates draw
+            people.
         goal: Optional string, a whole sentence on the right guesses that a plan was made to allow.
         is_planned: Bool, whether the updates are still to come, with unknown seeds.
 
@@ -230,7 +231,7 @@ def readable(value: Any) -> str:
 
 
 def _of_one_person(record, rows):
-    """Returns a sentence on a person with `rows` examples; None if `rows` is None."""
+    """Returns a sentence on the epsilon of a person with `rows` examples; None if that is None."""
     if rows is None:
         return None
     hint = " Each is already all examples of one person."

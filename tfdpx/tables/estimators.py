@@ -54,7 +54,7 @@ _NO_NUMBERS = {
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _PrivateEstimator(base.BaseEstimator):
-    """The base of both estimators: their arguments, training, copies and pickling."""
+    """The base class of both estimators, with their arguments, training, copying and pickling."""
 
     epsilon: float | None = None
     delta: float = 1e-5
@@ -523,10 +523,10 @@ def _fit_linear(x, y, training, num_classes, shares, seed):
 
     Args:
         x: float32 `[rows, features]`.
-        y: Numbers outside of [-1, 1] are clipped.
+        y: Int labels `[rows]`, or numbers `[rows]`, which are clipped to [-1, 1].
         training: `rules.Training`.
         num_classes: Int.
-        shares: Array `[classes]`, or None.
+        shares: Noisy shares of the labels, as for `_fit_layers`.
         seed: Optional int.
     """
     plan, clip = training.plan, training.l2_norm_clip

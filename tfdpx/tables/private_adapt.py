@@ -159,7 +159,7 @@ def limits(lower, upper, columns, must, hint=""):
         lower: Number, list of numbers, or None.
         upper: Like `lower`.
         columns: Int.
-        must: String for the error: the condition of the two arguments.
+        must: String for the error, the condition that both arguments must meet.
         hint: String for the end of the error.
     """
     try:
@@ -181,7 +181,7 @@ def set_moments(layer, mean, variance):
 
 
 def _numbers(layer, x):
-    """Returns x as float64 [rows, columns], with one column for each statistic of the layer."""
+    """Returns x as float64 [rows, columns]. The layer takes one statistic of each column."""
     x = np.asarray(x)
     if x.dtype.kind not in "biuf" or x.ndim not in (1, 2) or not x.size:
         raise TypeError(
@@ -262,8 +262,9 @@ _RARE = 8.0
 def bounds(x, released, lower=np.nan, upper=np.nan):
     """Returns a lower and an upper bound of each column, powers of two, float64 [columns] each.
 
-    Each column has a histogram by signs and powers of two. A row is in one cell of each of the d
-    histograms, so it changes all counts together by at most sqrt(d) in L2 norm.
+    Each column has a histogram. A cell of it is for one sign and one power of two. A row is in one
+    cell of each of the d histograms, so it changes all counts together by at most sqrt(d) in L2
+    norm.
 
     Args:
         x: float64 [rows, columns]; NaN is left out.

@@ -156,7 +156,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
             shares are reached only approximately.
         test_seed: Int in [0, 2**63), the key of the hash that selects the held-out and the test
             images.
-        skip_broken: Bool, whether files that cannot be read are left out, or are an error.
+        skip_broken: Bool. If True, files that cannot be read are left out. If False, they are an
+            error.
         user: String that tells how to find the person of an image, see `people_of`. With "none",
             single images are protected. With None, too, but then an error is raised if several
             images seem to be of one person.

@@ -70,7 +70,7 @@ class ImageData:
 
     @property
     def num_protected(self):
-        """Number of training examples or, if people are protected, of people."""
+        """The number of training examples, or of people if people are protected."""
         return self.num_train if self.train_users is None else len(set(self.train_users))
 
     @property
@@ -80,7 +80,7 @@ class ImageData:
 
     @property
     def num_eval(self):
-        """Number of examples on which accuracy is measured."""
+        """The number of examples on which accuracy is measured."""
         return self.eval_x.count if self.eval_y is None else len(self.eval_y)
 
     @property
@@ -280,8 +280,8 @@ def decode(encoded, shape, center_crop=0.0):
     Args:
         encoded: Bytes of an image file, or a uint8 array `[h, w, channels]`.
         shape: `(height, width, channels)`, of 1 channel or 3.
-        center_crop: Float, the side of the square that is cut out of the middle and then resized,
-            as a share of the shorter side. 0 squeezes the whole image.
+        center_crop: Float, the side of the square that is cut out of the middle and then resized.
+            It is a share of the shorter side of the image. 0 squeezes the whole image.
     """
     height, width, channels = shape
     if isinstance(encoded, np.ndarray):
@@ -298,11 +298,11 @@ def decode(encoded, shape, center_crop=0.0):
 
 
 class Images:
-    """Examples of a split, which `tfdpx.RandomAccess` can read.
+    """The examples of a split, in a form that `tfdpx.RandomAccess` can read.
 
     Args:
         records: Object with `read(rows)`, for example `tfds.Records`.
-        rows: Indices of `records` to take, an int array.
+        rows: Int array, the row numbers in `records` of the examples to take.
         shape: `(height, width, channels)` of the images to return.
         first_class: The label that becomes 0.
         num_classes: Int. Labels must be below it.
@@ -321,7 +321,7 @@ class Images:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices):
-        """Returns a list of pairs of an image, uint8, and its label, int64."""
+        """Returns a list of pairs: a uint8 image and its int64 label."""
         rows = [int(self._rows[index]) for index in indices]
         pairs = zip(rows, self._records.read(rows), strict=True)
         return [self._example(row, *record) for row, record in pairs]

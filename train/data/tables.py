@@ -61,14 +61,15 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table that was read, with its rows split into training and test rows.
+    """A table, with its rows split into training and test rows.
 
     Attributes:
         kinds: Dict from each column that the model takes to `NUMBER`, `BOOLEAN` or `CATEGORY`.
         class_names: Tuple with a label for each class; empty for a regression.
         train: `Rows` to train on.
         test: `Rows` to test on.
-        notes: Lines to print: numbers of rows, columns, and the facts that count as public.
+        notes: Lines to print about the numbers of rows, the columns, and the facts that count as
+            public.
     """
 
     kinds: dict
@@ -294,7 +295,7 @@ def _require(wanted, names, where):
 
 
 def _kind_of(name, column):
-    """Returns `NUMBER`, `BOOLEAN` or `CATEGORY` for a column, a `pyarrow.ChunkedArray`."""
+    """Returns the kind of a `pyarrow.ChunkedArray`: `NUMBER`, `BOOLEAN` or `CATEGORY`."""
     from pyarrow import types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
@@ -319,7 +320,7 @@ def _values(column, kind):
 
 
 def _check_texts(name, texts, is_declared):
-    """Refuses a column of dates, and a column in which nearly all texts differ."""
+    """Refuses a column of dates, and a column with a different text in nearly every row."""
     present = texts[texts != MISSING]
     dates = sum(bool(_DATE.match(text)) for text in present)
     if not is_declared and dates > _NEARLY_ALL * len(present):

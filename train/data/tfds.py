@@ -40,7 +40,8 @@ class DataSet:
         centre: Grey level that becomes 0: a float, or a tuple with one for each channel.
         deviation: Difference of grey levels that becomes 1, a float or a tuple. By default both are
             127.5, which maps bytes to [-1, 1].
-        test_split: Split for evaluation; None is "test" if there is one, else "validation".
+        test_split: Name of the split for evaluation. None means "test" if the data set has this
+            split, else "validation".
     """
 
     name: str
@@ -97,7 +98,7 @@ class Name:
 
     Attributes:
         text: The whole value.
-        entry: `DataSet`, which has only a name if it is not in `ENTRIES`.
+        entry: The `DataSet` in `ENTRIES`; if there is none, a `DataSet` with only a name.
         path: `pathlib.Path` of the folder of images or of the table, or None.
         classes: The classes to keep, a range; None for all.
     """
@@ -267,7 +268,7 @@ def described_by(builder, name):
 
 
 def _records(builder, split):
-    """Returns the `Records` of a split; refuses a large one without random access."""
+    """Returns the `Records` of a split. Refuses a large split without random access."""
     info, (image, label) = builder.info, builder.info.supervised_keys[:2]
     if split not in info.splits:
         return _in_memory([])
