@@ -76,8 +76,8 @@ def WideResNet(
     replaces batch normalization, all convolutions have weight standardization, there is no dropout,
     and the initial weights are Gaussian with the variance `1/fan_in`.
 
-    The network begins with a 3x3 convolution to 16 channels. Three stages follow, each of
-    `n = (depth - 4) / 6` pre-activation blocks. They have `16 * width`, `32 * width` and
+    The network begins with a 3x3 convolution to 16 channels. Three stages follow, and each stage
+    has `n = (depth - 4) / 6` pre-activation blocks. The stages have `16 * width`, `32 * width` and
     `64 * width` channels, and the second and third stage halve the resolution. The network ends
     with normalization, ReLU, global average pooling and a dense layer.
 
@@ -85,8 +85,8 @@ def WideResNet(
     path has no normalization (De et al. 2022, section 3.1). It is `x` itself, or a 1x1 convolution
     of `x` if the block changes the number of channels or the resolution.
 
-    The defaults follow the text of the two papers. The published code of De et al. differs from the
-    text, and they measured their accuracies with the code. Build the network of the code with
+    The defaults follow the text of both papers. The published code of De et al. differs from their
+    text, and they measured accuracies with the code. This builds the network of the code:
     >>> code = dict(use_gain=True, use_bias=True, norm_before_relu=False, projection_norm=True)
     >>> tfdpx.models.WideResNet(16, 4, 10, **code).count_params()
     2753818
@@ -121,8 +121,8 @@ def WideResNet(
     Raises:
         ValueError: If `depth` is not `6n + 4`, if `groups` does not divide 16, if `use_gain` is
             True without `weight_standardization`, if `norm_before_relu` or `projection_norm` is
-            changed without `groups`, if `width` or `num_classes` is not a positive integer, or if
-            `input_shape` is not `(height, width, channels)`.
+            changed while `groups` is None, if `width` or `num_classes` is not a positive integer,
+            or if `input_shape` is not `(height, width, channels)`.
 
     References:
         - [Zagoruyko & Komodakis, 2016](https://arxiv.org/abs/1605.07146).

@@ -46,7 +46,8 @@ def LinearOnFeatures(
     >>> scatter = models.ScatterLinear(10, (8, 8, 1))
     >>> scatter = keras.Model(scatter.input, scatter.get_layer("whitening").output)
     >>> pixels = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
-    >>> models.LinearOnFeatures(10, (8, 8, 1), [scatter, pixels]).count_params() - 6561 - 1296
+    >>> model = models.LinearOnFeatures(10, (8, 8, 1), [scatter, pixels])
+    >>> model.layers[-1].count_params()  # 10 outputs of 1296 + 64 features and a constant.
     13610
 
     References:

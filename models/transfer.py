@@ -201,9 +201,10 @@ def zero_shot_head(
 
     Column j of the weights is the embedding of the name of class j, scaled to the norm `scale`. The
     features must come from an image encoder that was trained together with the text encoder, for
-    example CLIP, and must have norm one. The classifier then works without any training images.
-    The weights are public, because the names are. `heads.AdaMix(initial_weights=...,
-    l2_norm_clip=1.0)` can start from them and then needs no public images.
+    example CLIP, and must have norm one. The classifier then works without any training images. The
+    weights are public, because the names are public.
+    `heads.AdaMix(initial_weights=..., l2_norm_clip=1.0)` can start from them and then needs no
+    public images.
 
     Args:
         text_encoder: A `keras.Model`, layer or other function from n texts to embeddings `[n, d]`.
@@ -398,9 +399,9 @@ def without_batch_statistics(model, batch_norm):
 def _remembering(model):
     """Returns a model with the same layers, which also saves which of them are frozen.
 
-    The backbones of keras_cv and keras-hub do not save this, so they are rebuilt as plain
-    functional models. A model without batch normalization is returned as it is, because some
-    backbones have layers that cannot be loaded in another model.
+    The backbones of keras_cv and keras-hub do not save which layers are frozen, so they are rebuilt
+    as plain functional models. A model without batch normalization is returned as it is, because
+    some backbones have layers that cannot be loaded in another model.
     """
     inside = hasattr(model, "inputs") and not isinstance(model, keras.Sequential)
     if not inside or not batch_norms(model):

@@ -47,7 +47,7 @@ class Suggestion:
             training with the plan that was passed to `suggest`.
         l2_norm_clip: Float, a clip that is smaller than the norms of most gradients.
         ema_momentum: Float, the momentum of the weights' moving average, with `use_ema=True`.
-        batch_size: Int, a better expected batch size, for a new plan.
+        batch_size: Int, the expected batch size that is suggested for a new plan.
         steps: Int, the number of updates with `batch_size`, at the same epsilon and delta.
         signal: Float, the largest possible length of the sum of all updates, divided by the length
             of the sum of their noises:

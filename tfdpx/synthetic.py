@@ -118,10 +118,10 @@ class Generator:
 class DeadLeaves(Generator):
     """Images that are filled by overlapping discs ("leaves"), each of one colour.
 
-    The centres of the discs are uniform. The radii have a density proportional to `r^-3` between
-    `r_min` and `r_max`, so a scene looks the same at every scale, as photographs do (Lee, Mumford &
-    Huang 2001). Features that were learned only from such images are useful for photographs, too
-    (Baradad et al. 2021).
+    The centres of the discs have a uniform distribution. The radii have a density proportional to
+    `r^-3` between `r_min` and `r_max`, so a scene looks the same at every scale, as photographs do
+    (Lee, Mumford & Huang 2001). Features that were learned only from such images are useful for
+    photographs, too (Baradad et al. 2021).
 
     The images are exact samples of this distribution: each new leaf is placed behind the earlier
     ones until every pixel is covered, so no number of leaves has to be chosen. A leaf may have its
@@ -321,7 +321,7 @@ class Strokes(Generator):
 def _controls(rng):
     """Returns a random walk in the unit square, the control points of a stroke.
 
-    It tends to turn in the same direction and does not enter the margin of the square.
+    The walk tends to turn in the same direction, and does not enter the margin of the square.
 
     Returns:
         Float array [n, 2], n from 4 to 7.

@@ -70,8 +70,7 @@ def epsilon(
     cover: a step may draw more examples than its batch has rows, and the noise of tfdpx never
     exceeds a largest value (`tfdpx.accounting.gaussian`). At noise multipliers below about 0.45, or
     deltas below 1e-10, the second event may need more than its share. The excess is then subtracted
-    from delta as well. It is computed for a billion weights, so it is enough for smaller models,
-    too.
+    from delta as well; it is large enough for models of up to a billion weights.
 
     `dp_accounting` does the mathematics. The accountants are:
 
@@ -197,7 +196,7 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
 
 
 class _Losses(Protocol):
-    """The private attributes of dp_accounting's `PrivacyLossDistribution` that are used here."""
+    """The private attributes of dp_accounting's `PrivacyLossDistribution` that tfdpx reads."""
 
     _pmf_remove: Any
     _pmf_add: Any
@@ -283,7 +282,7 @@ def _pld_accountant(runs):
 
 
 def grid_of(losses: Iterable[tuple[int, float]], part: float, coarsest: float) -> float:
-    """Returns the spacing of a PLD accountant's grid, a part of the loss of a typical step.
+    """Returns the spacing of a PLD accountant's grid: `part` times the loss of a typical step.
 
     Args:
         losses: Iterable of pairs, one for each run: its number of steps, and the typical privacy
@@ -323,7 +322,8 @@ class _PldAccountant(pld_privacy_accountant.PLDAccountant):
 def _step(noise_multiplier, sampling_probability, grid):
     """Returns the privacy loss distribution of one step.
 
-    It is computed like dp_accounting's `from_gaussian_mechanism`, but with vectorized deltas.
+    The distribution is computed like dp_accounting's `from_gaussian_mechanism`, but with vectorized
+    deltas.
     """
     masses = []
     for adjacency in (_Adjacency.REMOVE, _Adjacency.ADD):
@@ -414,7 +414,7 @@ class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
 
 
 def _full_batch_accountant(conversion):
-    """Returns a function from runs to a new accountant, which raises ValueError for sampled runs.
+    """Returns a function from runs to an accountant; it raises ValueError for sampled runs.
 
     Args:
         conversion: Function from mu and delta to epsilon, as for `FullBatchAccountant`.

@@ -97,7 +97,7 @@ class AttackBounds:
 
     @functools.cached_property
     def advantage(self) -> float:
-        """Float in [0, 1]: the largest true positive rate minus false positive rate."""
+        """Float in [0, 1]: the largest difference of the true and the false positive rate."""
         return min(1.0, float(self.deltas[0]) + self.kept_back)
 
     @property
@@ -121,9 +121,9 @@ class AttackBounds:
     def mu(self) -> float:
         """Float: the least mu for which the training is at least as private as mu-GDP.
 
-        The Gaussian mechanism with this mu has a larger delta than the training at each epsilon
-        where the training's delta is at least `mu_from_delta`. For training with sampling, no mu is
-        valid at all deltas.
+        At each epsilon where the training's delta is at least `mu_from_delta`, the Gaussian
+        mechanism with this mu has a larger delta than the training. For training with sampling, no
+        mu is valid at all deltas.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
         # Includes one point below that delta, because the curve crosses the delta just before it.
@@ -158,7 +158,7 @@ class AttackBounds:
 
 
 def full_batch_epsilon(right_guesses: float, delta: float) -> float:
-    """Returns the epsilon of full-batch training with the largest share `right_guesses`.
+    """Returns the epsilon at which full-batch training limits right guesses to `right_guesses`.
 
     Args:
         right_guesses: Float in (0.5, 1], the largest share of right guesses of an attack.

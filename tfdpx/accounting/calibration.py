@@ -66,7 +66,7 @@ def run_of(quantities: dict[str, Any]) -> tuple[float, float, int]:
     Args:
         quantities: Dict, as for `check`. It has `noise_multiplier`, and `steps` or `epochs`. The
             sampling probability comes from `batch_size` and `num_examples`, or from
-            `sampling_probability`; without either it is 1, for full batches.
+            `sampling_probability`. If all of these are missing, it is 1 (full batches).
     """
     probability = quantities.get("sampling_probability", 1.0)
     if quantities.get("batch_size") is not None and quantities.get("num_examples") is not None:

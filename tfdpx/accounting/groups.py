@@ -1,9 +1,9 @@
 """Accounting for groups of rows, and for other ways of sampling than Poisson sampling.
 
-`group_epsilon` protects a person with several rows of the data. `Sampling` covers other ways to
-draw batches and other neighbouring relations; it refuses combinations that no accountant covers.
-The noise multiplier is always relative to the clip. Replacing an example changes the sum by up to
-twice the clip, so the Gaussian mechanism then has half the noise multiplier.
+`group_epsilon` returns the epsilon that protects a person with several rows of the data. `Sampling`
+covers other ways to draw batches and other neighbouring relations; it refuses combinations that no
+accountant covers. The noise multiplier is always relative to the clip. Replacing an example changes
+the sum by up to twice the clip, so the Gaussian mechanism then has half the noise multiplier.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ def group_epsilon(
       10,000 rows with probability 0.0064, "pld" gives 15.5 for 10 rows, and "rdp" gives 145.
 
     `RESERVED_SHARE` of delta is reserved, as for one row. For `k > 1` two events may need a larger
-    part of delta. The probability that any update draws more rows than its batch holds is at most
-    `delta * 5e-5`, both with and without the `k` rows. By this probability, the training may differ
-    from the training that the accountant assumes. The noise of tfdpx never exceeds 9.49 standard
-    deviations: if `k` is more than twice `noise_multiplier`, delta is larger by at most
-    `tfdpx.accounting.gaussian.added_delta` at `noise_multiplier / k`.
+    part of delta. The first event is a batch with too many rows. The probability that any update
+    draws more rows than its batch holds is at most `delta * 5e-5`, both with and without the `k`
+    rows. With this probability, the training may differ from the training that the accountant
+    assumes. The second event is that Gaussian noise would exceed 9.49 standard deviations, which
+    the noise of tfdpx never does: if `k` is more than twice `noise_multiplier`, delta is larger by
+    at most `tfdpx.accounting.gaussian.added_delta` at `noise_multiplier / k`.
 
     Args:
         spent: A `tfdpx.PrivacyPlan`, for all of its steps, or a `tfdpx.accounting.Ledger`. As for

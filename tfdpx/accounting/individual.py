@@ -338,9 +338,9 @@ class Losses:
     """Computes privacy losses of steps in a form that can be summed over steps.
 
     The privacy loss of a step for an example is a list of numbers: its Renyi divergences at several
-    orders. For full batches with "improved" it is only one number, the square of mu. This is exact
-    even if the fractions are chosen during the training (Smith and Thakurta 2022,
-    arXiv:2210.17520).
+    orders. For full batches with "improved", the privacy loss is only one number, the square of mu.
+    Its sum over steps is exact even if the fractions are chosen during the training (Smith and
+    Thakurta 2022, arXiv:2210.17520).
 
     Args:
         conversion: "improved" or "mironov".

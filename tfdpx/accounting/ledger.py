@@ -204,9 +204,9 @@ class Ledger:
     def __add__(self, other: Ledger) -> Ledger:
         """Returns the ledger of all entries of both ledgers, which must be about the same data.
 
-        Steps of a run that are in both ledgers count once. The sum is complete if both ledgers are.
-        If only one ledger has a `delta`, or both have the same one, the sum has it, too; otherwise
-        it has None. The same applies to `num_examples`.
+        If both ledgers have the same steps of a run, these steps are not counted twice. The sum is
+        complete if both ledgers are. If only one ledger has a `delta`, or both have the same one,
+        the sum has it, too; otherwise it has None. The same applies to `num_examples`.
         """
         if not isinstance(other, Ledger):
             return NotImplemented
@@ -390,8 +390,8 @@ class Ledger:
         `capacity` raises an error, and only the plan's delta covers the probability of this error.
 
         Args:
-            delta: Float in (0, 1), for updates and releases. It may be None if there are none, or
-                an entry has no noise.
+            delta: Float in (0, 1), for updates and releases. It may be None if the ledger has no
+                updates and no releases, or if an entry has no noise.
             accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Paid searches always
                 use "rdp".
 
@@ -467,8 +467,8 @@ class Ledger:
         """Returns the cost of all entries in the two forms that accountants need.
 
         Returns:
-            A pair. First, `runs` of the updates and releases. Second, a tuple of pairs (epsilon,
-            delta), one for each paid search and each mechanism.
+            A pair. First, the `runs` of all updates and releases. Second, a tuple of pairs
+            (epsilon, delta), one for each paid search and each mechanism.
         """
         pairs = [
             (selection.selection_epsilon(run, run[0].delta, run[0].mean_runs), run[0].delta)

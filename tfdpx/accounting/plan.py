@@ -62,8 +62,8 @@ class PrivacyPlan:
     the same, with "person" instead of "example", and the number of people is public. Pass the
     person of each example to `fit(x, y, user_ids=ids)`.
 
-    With `spent`, epsilon covers the training and the earlier entries of this ledger together. Delta
-    includes the deltas of paid searches and other mechanisms among these entries.
+    With `spent`, a ledger, epsilon covers the training together with the entries of this ledger.
+    Delta includes the deltas of paid searches and other mechanisms among these entries.
 
     With `right_guesses` instead of `epsilon`, the plan limits attacks (`attack_bounds`). A fair
     coin decides whether an example is in the data, and an attacker who knows everything else
@@ -308,16 +308,16 @@ class PrivacyPlan:
         """Returns a dataset of randomly drawn batches, one for each step of the plan.
 
         Pass the dataset to `model.fit` as it is. `take`, `cache`, `map` and other methods make a
-        different dataset, and epsilon is not exact for training on that one. `fit` uses each batch
-        once, even if it iterates over the dataset several times.
+        different dataset, and for training on that dataset epsilon is not exact. `fit` uses each
+        batch a single time, even if it iterates over the dataset several times.
 
         Args:
-            x: The private examples. An array, pandas object or list of numbers of shape
-                `[num_examples, ...]`, or a dict, tuple or list of such arrays. Or a
-                `tfdpx.RandomAccess`, which reads examples when they are drawn; it includes the
-                targets. Or a `tf.data.Dataset` of known size, of examples or batches; it includes
-                the targets, too. Since any example may be drawn at any time, this method reads the
-                whole dataset into memory and prints its size.
+            x: The private examples, in one of three forms. First, an array, pandas object or list
+                of numbers of shape `[num_examples, ...]`, or a dict, tuple or list of such arrays.
+                Second, a `tfdpx.RandomAccess`, which includes the targets and reads examples when
+                they are drawn. Third, a `tf.data.Dataset` of examples or batches, which includes
+                the targets and has a known size. Any example may be drawn at any time, so this
+                method reads the whole dataset into memory and prints its size.
             y: The targets, in the same forms as `x`, or None.
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example
                 with weight 0 counts as absent.

@@ -86,8 +86,8 @@ class Record:
     Args:
         program: String, the program that wrote the record, for example "classify".
         data: `DatasetId` of the training data, or None if unknown.
-        ledger: `Ledger` of these data. It includes this run and all earlier runs on the same data
-            that led to its weights.
+        ledger: `Ledger` of these data. It includes this run, and all earlier runs on the same data
+            that led to the weights of this run.
         delta: Float in (0, 1) for the updates and releases of the ledger, or None.
         accountant: As for `Ledger.epsilon`.
         sampling: String, how batches were drawn: "poisson", "shuffle", "full_batch", or "unknown"
@@ -96,8 +96,8 @@ class Record:
             started.
         initialized: Bool, whether the origin of all initial weights is known: an initializer of
             Keras filled them, or they come from the trainings in `seen`.
-        independence: String, how the gradients of different examples are computed separately, or
-            None.
+        independence: String, the method by which the gradient of each example is computed
+            separately, or None.
         searched: String, how hyperparameters were searched on the same data, or None. Epsilon
             covers the search if `ledger` has entries of a paid search.
         inputs: Dict that describes the inputs of a saved model, or None.
@@ -157,7 +157,7 @@ class Record:
 
     @property
     def is_releasable(self) -> bool:
-        """Bool: whether the weights may be published: epsilon is finite, with no `problems`."""
+        """Bool: whether the weights may be published: epsilon is finite and `problems` is empty."""
         return self.is_private and not self.problems
 
     @property
@@ -197,9 +197,9 @@ class Record:
 
         In each epoch an example is in one shuffled batch, so an epoch costs at most as much as one
         update on the full data. An entry of n steps belongs to one `fit`, which may begin within an
-        epoch. Its first step may be the last of an epoch, so this step counts as one epoch. The
-        other n - 1 steps count as their number of epochs, rounded up. Batches that no plan drew
-        remain unchanged.
+        epoch. The first step of the entry may be the last of an epoch, so this step counts as one
+        epoch. The other n - 1 steps count as their number of epochs, rounded up. Batches that no
+        plan drew remain unchanged.
         """
         entries = tuple(
             _as_shuffled(entry) if entry.shuffled else entry for entry in self.ledger.entries

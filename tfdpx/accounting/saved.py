@@ -1,6 +1,6 @@
 """Reads the ledger that Keras has saved with an optimizer, without importing Keras.
 
-The arrays of a saved optimizer include some that hold JSON as bytes; one of these is the ledger.
+Some arrays of a saved optimizer hold JSON as bytes. One of these arrays holds the ledger.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _left_of(delta, mean):
 def _event(entries, mean):
     """Returns a function that makes the `DpEvent` of a search.
 
-    Its argument is a factor by which all noise multipliers are multiplied.
+    The argument of this function is a factor that multiplies all noise multipliers.
     """
     check_mean(mean)
     for entry in entries:

@@ -274,13 +274,13 @@ def _steinke(correct, guesses, canaries, epsilon, delta):
 
 
 def _least_mass(needed, correct, guesses, canaries, tail):
-    """Returns the smallest possible sum of p_0, ..., p_r. Above 1, `tail` is impossible.
+    """Returns the least possible sum of p_0, ..., p_r. If it exceeds 1, `tail` is impossible.
 
     p_c is the probability of c right guesses, and `tail` an assumed probability of at least
     `correct` right guesses. The inequality of Mahloujifar et al. for the set T = {i, i+1, ...}
     gives the smallest p_{i-1} that is possible with p_i, p_{i+1}, ...; the loop computes these
-    values from i = `correct` down to 1. The sum is smallest if p_c for c = `correct` is the whole
-    tail.
+    values from i = `correct` down to 1. The sum is smallest if the whole tail has exactly `correct`
+    right guesses.
 
     Args:
         needed: Function from the left-hand side of the inequality to the least argument of f with
@@ -307,8 +307,8 @@ def _least_mass(needed, correct, guesses, canaries, tail):
 def _gaussian_needed(mu):
     """Returns the argument `needed` of `_least_mass` for a mechanism with mu-GDP.
 
-    It is the function from y to the solution x of 1 - f(x) = y, with the trade-off function f of
-    mu-GDP.
+    `needed` is the function from y to the solution x of 1 - f(x) = y, with the trade-off function f
+    of mu-GDP.
     """
 
     def needed(y):
@@ -334,7 +334,7 @@ def _largest(refuted):
     """Returns the largest value up to `_MOST` that is refuted, by bisection; 0.0 if none is.
 
     Args:
-        refuted: Function from a float to a bool, which is True up to some value.
+        refuted: Function from a float to a bool: True up to some value, and False above it.
     """
     if not refuted(0.0):
         return 0.0

@@ -210,7 +210,8 @@ def _pull(canaries, alike):
         alike: Bool, whether all canaries have the same gradient.
 
     Returns:
-        Pair of a list of tensors, in units of the clip, and a list of strings.
+        Two values: the sum, a list of tensors in units of the clip; and the faults, a list of
+        strings.
     """
     update = canaries.updates(noise_multiplier=0.0)
     nothing = [tf.zeros(v.shape) for v in canaries.variables]

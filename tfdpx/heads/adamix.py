@@ -361,7 +361,7 @@ class PublicSet:
 
         Its columns are the left singular vectors of the sum of the public gradients with the
         largest singular values ("Adaptive subspace projection"). They are a little shorter than 1,
-        so that rounding cannot make a projected gradient longer. There are at most m - 1 of them:
+        so that rounding cannot make a projected gradient longer. There are at most m - 1 columns:
         the gradient of a softmax sums to zero over the m classes, so its rank is at most m - 1.
 
         Args:
@@ -376,7 +376,7 @@ class PublicSet:
 
 
 def _check_private(examples, public):
-    """Raises ValueError unless private examples have valid labels and the public dimension."""
+    """Raises ValueError unless private examples have valid labels and match `public` in width."""
     if public.x.shape[1] != examples.dimension:
         raise ValueError(
             "Arguments `features` and `public_data` must have the same width. Received: "

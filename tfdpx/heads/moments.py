@@ -57,8 +57,8 @@ class LeastSquares(Head):
     (Theorem 2.2: three Gaussian mechanisms). Only the first k = `max_positives` classes of an
     example count, so an example changes G by at most C^2 in the Frobenius norm, all A_j together by
     at most sqrt(k) C^2, and all b_j together by at most sqrt(k) C. A soft label is the weight of
-    the example in A_j and b_j. The squares of the labels of an example sum to at most k; labels
-    beyond that count as zero (`first_positives`). The noise on matrices is symmetric, which is as
+    the example in A_j and b_j. The squares of the labels of an example sum to at most k; further
+    labels count as zero (`first_positives`). The noise on matrices is symmetric, which is as
     private as the paper's noise (`Releases.symmetric`).
 
     Args:
