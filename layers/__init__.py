@@ -1,4 +1,4 @@
-"""Layers that train well under differential privacy, in addition to those of Keras."""
+"""Layers that Keras does not have and that train well under differential privacy."""
 
 from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.layers.blocks import ChannelWhitening, GroupNorm, SkipInit, UnitNormWithConstant

@@ -404,13 +404,13 @@ def _batches(source, num_images, batch_size):
 
 
 def _moments(batches):
-    """Returns the mean of each feature, and the covariance of the channels.
+    """Returns the mean of each feature, and the covariance matrix of the channels.
 
     Args:
         batches: Iterable of tensors [n, ..., channels].
 
     Returns:
-        float64 arrays [..., channels] and [channels, channels].
+        Two float64 arrays: the mean [..., channels] and the covariance [channels, channels].
     """
     count, origin = 0, None
     for batch in batches:

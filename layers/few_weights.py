@@ -1,4 +1,4 @@
-"""Freezes all weights of a model except for a few, for private fine-tuning."""
+"""Prepares a model for private fine-tuning: freezes all weights except for a few."""
 
 from __future__ import annotations
 

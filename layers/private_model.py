@@ -183,7 +183,7 @@ def _changes_of(model):
 
 
 def _hidden(model):
-    """Returns a list of the layers of a model before its last layer with weights."""
+    """Returns a list of the layers that come before the last layer with weights in a model."""
     head = last_layer(model)
     layers = layer_internals.flatten_layers(model)
     return layers[: next(i for i, layer in enumerate(layers) if layer is head)]
@@ -295,11 +295,11 @@ def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
 
 
 def _clone(model, changes, groups):
-    """Returns a clone of a model with some changes.
+    """Returns a clone of a model to which `changes` are applied.
 
     Args:
         model: A built Functional or Sequential `keras.Model`.
-        changes: Names of `CHANGES` that are possible for this model.
+        changes: Names of changes that are possible for this model, a part of `CHANGES`.
         groups: As for `replace_batch_norm`.
     """
     check_positive_integer("groups", groups, " Use 16.")
@@ -359,7 +359,7 @@ def batch_norms(layer):
 
 
 def _group_norm_like(layer, groups):
-    """Returns the `GroupNorm`, not built yet, that replaces a `BatchNormalization` layer."""
+    """Returns a new `GroupNorm` that replaces a `BatchNormalization` layer. It is not built yet."""
     if not layer.built:
         raise ValueError(
             f"Argument `model` must be built: the channels of layer {layer.name!r} are not known. "

@@ -143,7 +143,7 @@ class Scattering2D(keras.layers.Layer):
         return len(self.paths)
 
     def build(self, input_shape: Any) -> None:
-        """Computes the filters for images of this shape. The layer has no weights."""
+        """Computes the filters for images of shape `input_shape`. The layer creates no weights."""
         channels, *size = self._channels_and_size(input_shape)
         is_valid = None not in (channels, *size) and len(input_shape) == 4
         must = "have four axes, with known height, width and channels"
@@ -250,7 +250,7 @@ class Scattering2D(keras.layers.Layer):
         """Returns the features of images with a single colour.
 
         Args:
-            rows: Tensor `[rows, height, width]`.
+            rows: Tensor `[rows, height, width]`, where each row is one colour of an image.
 
         Returns:
             Tensor `[rows, num_paths, width // 2**J, height // 2**J]`.

@@ -32,7 +32,7 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes, self.calls + other.calls)
 
     def seconds(self, device):
-        """Returns the predicted seconds on `device`, "cpu" or "accelerator"."""
+        """Returns the predicted time in seconds on `device`, which is "cpu" or "accelerator"."""
         flops, bytes_per_second, call = _RATES[device]
         return self.flops / flops + self.bytes / bytes_per_second + self.calls * call
 
@@ -51,7 +51,7 @@ class Work:
         flops: Floating point operations of the forward pass, for one row.
         elements: Number of elements in the layers' outputs, for one row.
         weights: Number of trained weights.
-        calls: Number of calls of layers.
+        calls: Number of times that a layer is called.
     """
 
     flops: float
@@ -130,7 +130,8 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
     Args:
         layer: Name of the layer.
         rule: Name of the rule's class.
-        costs: Dict from names in `NORMS` and `SUMS` to the `Cost` of each way that the rule has.
+        costs: Dict from names in `NORMS` and `SUMS` to a `Cost`. Names that the rule does not
+            support are left out.
         allows_ordinary_sum: Bool, whether instantiated norms allow for the rounding errors of an
             "ordinary" sum.
     """

@@ -68,7 +68,7 @@ def from_below():
 
 
 def _sign():
-    """Returns the sign of allowances for rounding: 1.0, or -1.0 within `from_below`."""
+    """Returns the sign of allowances for rounding: 1.0 by default, and -1.0 within `from_below`."""
     return -1.0 if getattr(_active, "is_below", False) else 1.0
 
 
@@ -116,7 +116,7 @@ def split_long(vectors):
 
 
 def terms_in_line(vectors):
-    """Returns how many terms an inner product of vectors [..., d] adds one after the other."""
+    """Returns how many terms are added one after the other in an inner product of two `vectors`."""
     length = vectors.shape[-1]
     return PART - (-length // PART) if is_long(vectors) else length
 

@@ -441,7 +441,7 @@ class Rule:
 
 
 class BeforeActivation(Rule):
-    """A base class for rules that need the gradient before the layer's `activation`."""
+    """A base class for rules that need the gradient at the inputs of the layer's `activation`."""
 
     @classmethod
     def forward(cls, call, watch):

@@ -198,7 +198,11 @@ class _Kind(typing.NamedTuple):
 
 
 def _forward(kind, inputs, *weights):
-    """Returns the layer's output, and m, r and gamma r, each [N, 1, groups, channels, 1]."""
+    """Returns four tensors: the layer's output, and m, r and gamma r for the backward pass.
+
+    `GroupNormalizationRule` defines m, r and gamma. The last three tensors are
+    [N, 1, groups, channels, 1].
+    """
     images = kind.split(inputs)
     # The arrays hold a number for each channel: with one for each group, arithmetic takes twice the
     # time.
@@ -218,7 +222,10 @@ def _forward(kind, inputs, *weights):
 
 
 def _backward(kind, output_gradients, inputs, mean, inverse, scale):
-    """Returns the gradient at the inputs, and sum(G) and sum(G z) of each image, float32 [N, C]."""
+    """Returns the gradient at the inputs, and a list of sum(G) and sum(G z) for each image.
+
+    Both sums are float32 [N, C]. `GroupNormalizationRule` defines G and z.
+    """
     images = kind.split(inputs)
     gradients = tf.cast(kind.split(output_gradients), images.dtype)
     total = tf.reduce_sum(gradients, [1, 4], keepdims=True)
