@@ -7,7 +7,7 @@ _PREPROCESSING = "keras_hub>PipelineModel"
 
 
 def preprocessing_class(model):
-    """Returns the KerasHub class with a `fit` that preprocesses batch by batch, or None.
+    """Returns the KerasHub class whose `fit` preprocesses each batch; None for other models.
 
     Args:
         model: A `keras.Model`.

@@ -217,7 +217,7 @@ def single_loss(model):
         model: A compiled `keras.Model` with its losses built.
 
     Returns:
-        Triple of a loss of class `FUNCTION_LOSS`, its function, and a dict of the function's
+        Triple: a loss of class `FUNCTION_LOSS`, the loss's function, and a dict of the function's
         further arguments.
     """
     losses = [] if model._compile_loss is None else list(model._compile_loss._flat_losses or [])

@@ -334,7 +334,7 @@ class IndividualClip(ClipPolicy):
         self._examples = None  # The fingerprint of the examples.
 
     def check_examples(self, draws):
-        """Raises ValueError unless a plan draws the data, from the same examples as before."""
+        """Raises ValueError unless a plan draws the batches, from the same examples as before."""
         if draws is None:
             raise ValueError(
                 "Individual accounting must know which example is which, and `fit` was given other "

@@ -373,11 +373,12 @@ class Totals(typing.NamedTuple):
 
 
 def run(one_microbatch, batch, size, zero):
-    """Returns the `Totals` of all microbatches, and Keras's logs if there is just one.
+    """Returns the `Totals` of all microbatches, and Keras's logs if there is one microbatch.
 
     Args:
-        one_microbatch: Function `one_microbatch(part, number)` of a `Batch` of some examples and
-            the number of the microbatch. It returns their `Totals` and Keras's logs.
+        one_microbatch: Function `one_microbatch(part, number)`. `part` is the `Batch` of the
+            microbatch's examples, and `number` is the number of the microbatch. The function
+            returns the `Totals` of these examples, and Keras's logs.
         batch: `Batch`.
         size: `MicrobatchSize`.
         zero: `Totals` of zeros, to begin the sum over microbatches.

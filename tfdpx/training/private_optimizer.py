@@ -142,9 +142,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def ledger(self) -> Ledger:
         """The `tfdpx.accounting.Ledger` of everything spent on the weights that are trained.
 
-        It includes the updates of earlier optimizers, and of a file that the weights came from.
-        Assigning weights never lowers it. If values of weights came from a source without a ledger,
-        `ledger.is_complete` is False.
+        The ledger includes the updates of earlier optimizers, and those in a file that the weights
+        came from. Assigning weights never removes anything from the ledger. If values of weights
+        came from a source without a ledger, `ledger.is_complete` is False.
         """
         ledger, plan = self.account.ledger(), self.plan
         facts = {"delta": float(plan.delta), "num_examples": plan.num_examples} if plan else {}
