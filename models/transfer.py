@@ -445,8 +445,9 @@ def _before_head(model):
         model: A Functional or Sequential `keras.Model` with one output.
 
     Returns:
-        Symbolic tensor, the input of the last layer with weights, and the name of this layer. If
-        the last layer does not classify, the two values are the output of the model and None.
+        Two values: a symbolic tensor, which is the input of the last layer with weights, and the
+        name of this layer. If the last layer does not classify, the two values are the output of
+        the model and None.
     """
     output = tensor = model.outputs[0]
     while True:

@@ -223,9 +223,9 @@ def _training_layers(model):
 def trained_before(model: keras.Model) -> bool:
     """Returns whether the weights of a model look as if they were trained before.
 
-    They do if a bias or `beta` of a trainable layer has values that usual initializers do not give:
-    the values differ from each other, and at least one is neither 0 nor 1. A model without biases
-    counts as new.
+    They look trained if a bias or `beta` of a trainable layer has values that usual initializers do
+    not give: the values differ from each other, and at least one is neither 0 nor 1. A model
+    without biases counts as new.
 
     Args:
         model: A built `keras.Model`.

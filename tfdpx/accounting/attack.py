@@ -1,9 +1,9 @@
 """Bounds on attacks: how well anyone can find out whether an example was in the data.
 
-An attacker decides between two hypotheses: the example was in the data, or it was not. They know
-all other examples, the settings and every update. Let delta(epsilon) be the privacy profile of the
-training, the least delta at each epsilon. Then at a false positive rate a, the true positive rate
-of every attack is at most
+An attacker decides between two hypotheses: the example was in the data, or it was not. The attacker
+knows all other examples, the settings and every update. Let delta(epsilon) be the privacy profile
+of the training, the least delta at each epsilon. Then at a false positive rate a, the true positive
+rate of every attack is at most
 
     min over epsilon >= 0 of  exp(epsilon) a + delta(epsilon)
                          and  1 - exp(-epsilon) (1 - a - delta(epsilon))

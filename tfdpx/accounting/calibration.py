@@ -1,7 +1,7 @@
 """Computes the argument of a plan that was left out, for example the noise, from a target epsilon.
 
-Epsilon grows with the number of steps, with the sampling probability, and with less noise, so a
-search in one variable finds the solution. The chosen accountant checks each solution, so the
+Epsilon grows if the number of steps or the sampling probability grows, or if the noise shrinks. So
+a search in one variable finds the solution. The chosen accountant checks each solution, so the
 epsilon of a solution never exceeds the target.
 """
 

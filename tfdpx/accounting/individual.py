@@ -380,7 +380,7 @@ class Losses:
         noise_multiplier: float,
         sampling_probability: float,
     ) -> np.ndarray:
-        """Returns `of_step`, interpolated for speed between the values on a grid of fractions.
+        """Returns `of_step` by interpolation between values on a grid of fractions, for speed.
 
         The result is never too low, for the following reason. At order a, exp((a - 1) RDP) - 1 is a
         power series of the fraction with positive coefficients. The log of the series is therefore

@@ -336,10 +336,11 @@ class Canaries:
             noise_multiplier: Float, the noise multiplier of the updates.
 
         Returns:
-            Function with two arguments: a bool, whether the canaries are present, and a list of
-            tensors, a direction. It returns four values: the noisy sum of clipped gradients, a list
-            of tensors in units of the clip; the inner product of this sum with the direction; the
-            squared norm for each variable; and the largest difference between replicas.
+            Function with two arguments: a bool, which tells whether the canaries are present, and a
+            direction, a list of tensors. It returns four values: the noisy sum of clipped
+            gradients, a list of tensors in units of the clip; the inner product of this sum with
+            the direction; the squared norm for each variable; and the largest difference between
+            replicas.
         """
         config = self._optimizer.get_config()
         config.update(plan=None, noise_multiplier=noise_multiplier, seed=None, use_ema=False)
@@ -384,7 +385,8 @@ class Canaries:
     def _targets(self):
         """Returns targets y for the loss `sum(y * y_pred)`, with the structure of the outputs.
 
-        They are scaled so that the gradient of a canary is `_EXCESS` times as long as the clip.
+        The targets are scaled so that the gradient of a canary is `_EXCESS` times as long as the
+        clip.
         """
         generator = np.random.default_rng(1)
         one = Rows(self._x).map(lambda t: t[:1])

@@ -33,7 +33,7 @@ class MixViews:
     `mixed_views` views are mixtures `w * a + (1 - w) * b`, where `a` and `b` are two different
     ordinary views, chosen at random, and the weight `w` has the distribution Beta(alpha, alpha).
     All views come from the same example, so they have its label, and clipping bounds what they add.
-    This would not hold for ordinary mixup, which mixes different examples.
+    Neither would be true for ordinary mixup, which mixes different examples.
 
     Mixtures are computed in float32 and converted to the dtype of the ordinary views.
 
