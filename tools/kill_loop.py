@@ -98,7 +98,7 @@ def child(kind, seed, folder, unbroken=False):
 
 
 def wait(process):
-    """Waits for a child; raises RuntimeError unless it ends well."""
+    """Waits for a child; raises RuntimeError unless the child ends without an error."""
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if status:
         raise RuntimeError(f"A training ended with status {status}, without a kill.")
@@ -122,10 +122,10 @@ def kill(process, saved, moment, seconds):
 
     Args:
         process: Int, the id of the child.
-        saved: Path of its checkpoint.
+        saved: Path of the child's checkpoint.
         moment: One of `MOMENTS`.
-        seconds: Float, the delay after the start or, unless `moment` is "any", after a save. For
-            "saving" the kill then waits for the next save.
+        seconds: Float, the delay after the start or, unless `moment` is "any", after a save. If
+            `moment` is "saving", the kill then waits for the next save.
     """
     last = saved / SAVED
     before, begin = last.stat().st_mtime_ns if last.exists() else 0, None

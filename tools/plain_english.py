@@ -62,7 +62,7 @@ def texts_of(path: pathlib.Path) -> Iterator[str]:
 
 
 def assignments_of(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """Yields line and name of each assignment to one of `NAMES`, loops included."""
+    """Yields the line and the name of each assignment to one of `NAMES`, also in loops."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES:
             yield node.lineno, node.id

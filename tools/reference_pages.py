@@ -120,7 +120,7 @@ def _items(group, common):
 
 
 def _item(title, values, bases):
-    """Returns an item of settings, as changes to one of `bases` if they share four or more."""
+    """Returns a list item: all settings, or changes to one of `bases` that shares at least four."""
     cells = _cells(values)
     texts = [(text, _cells(base)) for text, base in bases.items() if base.keys() <= values.keys()]
     text, base = max(texts, key=lambda pair: len(cells & pair[1]), default=("", {}.keys()))

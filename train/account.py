@@ -6,9 +6,9 @@ r"""Adds up the privacy losses of finished runs on the same data, from their fil
 `.weights.h5` files, folders of `tfdpx.callbacks.Checkpoint`, and files of `Ledger.save`. The
 program recognises the files in a folder by their content. An update that several files record
 counts once. If a file cannot be read, the program lists it and makes no statement for all runs
-together. It refuses runs on different data unless --same_data is set. It also refuses a folder with
-the record of one run and the model of another. To compute epsilon from numbers instead of files,
-use `tfdpx plan`. The last line of the output is one JSON object.
+together. The program refuses runs on different data unless --same_data is set. It also refuses a
+folder with the record of one run and the model of another. To compute epsilon from numbers instead
+of files, use `tfdpx plan`. The last line of the output is one JSON object.
 """
 
 import dataclasses

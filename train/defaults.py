@@ -128,7 +128,7 @@ def _for_features(epsilon, num_examples):
 
 
 def for_networks(num_examples):
-    """Returns a dict of values for a network, and the reason for them.
+    """Returns a dict of settings for a network, and the reason for them.
 
     The dict has no learning rate: `tfdpx.suggest` chooses the learning rate.
 

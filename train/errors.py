@@ -62,7 +62,7 @@ def parse_flags(argv):
 
 
 def valid_values(name):
-    """Returns the words for the values that a flag takes, for example "a positive integer"."""
+    """Returns a phrase for the values that a flag takes, for example "a positive integer"."""
     parser = flags.FLAGS[name].parser
     choices = getattr(parser, "enum_values", ()) or ("true", "false")
     return parser.syntactic_help or f"one of {', '.join(choices)}"

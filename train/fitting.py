@@ -89,7 +89,7 @@ def crossentropy(label_smoothing):
 
 
 def check(settings, plan, image_shape):
-    """Raises UserError if the augmentation does not fit the images, or for too many head steps.
+    """Raises UserError for an augmentation that does not fit the images, or too many head steps.
 
     Head steps are the first updates, which train only the last layer.
     """

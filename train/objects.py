@@ -1,8 +1,8 @@
 """Reads the objects on a command line, each `NAME:ARGUMENT=VALUE,ARGUMENT=VALUE`.
 
-For example, `--head=adamix:shots=2,quantile=0.9`. The arguments are the constructor's: its
-signature lists them, its annotations say which values they take, and its docstring explains them.
-A value is a number, several numbers joined by `..`, true, false, none, or a text.
+For example, `--head=adamix:shots=2,quantile=0.9`. An object takes the arguments of its constructor:
+the signature lists them, the annotations say which values they take, and the docstring explains
+them. A value is a number, several numbers joined by `..`, true, false, none, or a text.
 """
 
 import contextlib

@@ -273,7 +273,7 @@ class RunFolder:
         self._run = dict(base=preset, settings=saved, flags=flag_values, seed=self.seed)
 
     def begin(self):
-        """Writes the settings of the run, as its first file."""
+        """Writes the settings of the run to the folder, as the first file."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         resumable.save(self._file, self._facts, run=self._run)
 

@@ -40,8 +40,9 @@ _SCATTER = "scatter"
 class Start:
     """The trained weights of `--init_from`, and the fixed features of `--features`.
 
-    Without `--model`, the network of a `.keras` file is used as it is. With `--model`, that network
-    gets the weights of a `.keras` or `.weights.h5` file. In both cases the last layer is new.
+    Without `--model`, the network of a `.keras` file is used as it is. With `--model`, the network
+    with that name gets the weights of a `.keras` or `.weights.h5` file. In both cases the last
+    layer is new.
 
     Args:
         settings: A `settings.Settings`.
@@ -470,14 +471,14 @@ def inputs_of(data):
 
 
 def image_input(path):
-    """Reads the images that the model of a `.keras` file takes, and its classes.
+    """Reads which images the model of a `.keras` file takes, and the names of its classes.
 
     Returns:
         Namespace of `image_shape` (`[height, width, channels]`), `class_names`, `center_crop` (see
         `images.decode`) and `threshold` (see `measure.predicted_classes`).
 
     Raises:
-        UserError: If the file cannot be read, or has no such record.
+        UserError: If the file cannot be read, or has no record of the model's inputs.
     """
     inputs = recorded_inputs(path)
     if "image_shape" not in inputs:

@@ -372,7 +372,7 @@ def read_table(workdir):
     """Returns a row for each finished run of a sweep, and the names of the swept settings.
 
     A row is a dict of the run's `folder`, its settings, its report, its `accuracy`, and
-    `measured_on`: "validation" or "test", the images that the accuracy is for.
+    `measured_on` ("validation" or "test"), the images on which accuracy was measured.
 
     Args:
         workdir: Folder of the sweep, `pathlib.Path`.

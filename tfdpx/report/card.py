@@ -38,7 +38,7 @@ def text(record: Record) -> str:
 
 
 def _header(record: Record, model: str) -> dict[str, Any]:
-    """Returns the metadata, a dict of JSON values."""
+    """Returns the metadata of the card, a dict of JSON values."""
     scores = {} if record.results.get("not_protected") else record.results
     metrics = [
         {"type": metric, "name": f"test {metric}", "value": scores[f"test_{metric}"]}

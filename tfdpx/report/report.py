@@ -228,7 +228,7 @@ def write_page(folder: str | os.PathLike) -> None:
 
 
 def _new(folder, name):
-    """Returns the path of a folder; raises ValueError if it holds a record."""
+    """Returns the path of a folder; raises ValueError if the folder holds a record."""
     folder = pathlib.Path(folder).expanduser()
     if (folder / records.FILE).exists():
         raise ValueError(

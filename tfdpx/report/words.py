@@ -2,8 +2,8 @@
 
 The sentences are in `templates/sentences.txt`, and this module computes the facts in them. The
 statement is a text to cite. The page, the card and the answer of `verify` are for readers outside
-the field. `VERSION` grows by one whenever a sentence, the page or the card changes. From this
-number, `verify` knows for which records it can make the same words.
+of machine learning. `VERSION` grows by one whenever a sentence, the page or the card changes. From
+this number, `verify` knows for which records it can make the same words.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def readable(value: Any) -> str:
 
 
 def _of_one_person(record, rows):
-    """Returns a sentence on the epsilon of a person with `rows` examples; None if that is None."""
+    """Returns a sentence on the epsilon of a person with `rows` examples; None without `rows`."""
     if rows is None:
         return None
     hint = " Each is already all examples of one person."

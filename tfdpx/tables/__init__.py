@@ -1,1 +1,1 @@
-"""Private models of tables: statistics of columns, rules of a training, and estimators."""
+"""Private models of tables: statistics of columns, rules for the training, and estimators."""

@@ -1,4 +1,4 @@
-"""Private estimators with the interface of scikit-learn; `tfdpx.sklearn` is their public place."""
+"""Private estimators with the interface of scikit-learn. Users import them from `tfdpx.sklearn`."""
 
 from __future__ import annotations
 

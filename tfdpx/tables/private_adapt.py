@@ -1,7 +1,7 @@
 """Keras's `adapt` for private tables: noisy statistics of columns, counted in the ledger.
 
-Each statistic is one release: an exact array that gets Gaussian noise. Its `sensitivity` bounds the
-L2 norm by which one row can change the exact array.
+Each statistic is one release: Gaussian noise is added to an exact array. The `sensitivity` of a
+release bounds the L2 norm by which one row can change the exact array.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Columns:
 
     Attributes:
         arrays: Dict from a name to texts `[rows]`, or to float64 `[rows]` or `[rows, columns]` with
-            NaN where missing.
+            NaN for missing numbers.
         lower: float64 `[numbers]`, one for each column of numbers; NaN for a bound to be found.
         upper: Like `lower`.
     """

@@ -55,7 +55,7 @@ class Readable:
     Attributes:
         file: `pathlib.Path`.
         size: `(height, width)` in pixels, upright.
-        is_gray: Bool, whether it is stored without colours.
+        is_gray: Bool, whether the image is stored without colours.
         digest: Bytes, a hash of the file's bytes.
     """
 
