@@ -40,7 +40,7 @@ def hung(*_):
 
 
 def is_ours(error):
-    """Returns whether a file of the package raised an error, of a type that tfdpx raises."""
+    """Returns whether an error was raised in a file of tfdpx and has a type that tfdpx raises."""
     trace = traceback.extract_tb(error.__traceback__)[-1]
     path = pathlib.Path(trace.filename).resolve()
     inside = any((ROOT / part) in path.parents for part in ("tfdpx", "layers", "models"))

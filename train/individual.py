@@ -1,6 +1,6 @@
 """Releases and writes the individual epsilons of a run of `classify`.
 
-An individual epsilon is the privacy loss of one example, which is private data. So the epsilons are
+An individual epsilon is the privacy loss of one example. It is private data, so the epsilons are
 written to a folder that only its owner can read. TensorBoard and the report show only noisy
 statistics of the epsilons.
 """

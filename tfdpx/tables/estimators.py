@@ -342,7 +342,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         delta: Float in (0, 1), well below 1 / rows.
         target_lower: Float, the smallest possible target, publicly known; required.
         target_upper: Float, the largest possible target; required.
-        lower: This and the following arguments are as in `PrivateClassifier`.
+        lower: As in `PrivateClassifier`, like all arguments below.
         upper: Like `lower`, the largest possible value.
         model: None, "linear", "network" or a function.
         batch_size: Int, or None.
@@ -355,7 +355,8 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
 
     Attributes:
         ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
-        model_: `keras.Model` like the classifier's, but to the predicted numbers.
+        model_: `keras.Model` with the same inputs as the classifier's, and the predicted numbers as
+            outputs.
         n_features_in_: Int, columns of X.
         training_: As for `PrivateClassifier`.
     """
@@ -488,7 +489,7 @@ def predict(model: keras.Model, arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def input_name(column: str) -> str:
-    """Returns the name of the Keras input for a column: the column's name without slashes."""
+    """Returns the name of the Keras input for a column, with underscores in place of slashes."""
     return column.replace("/", "_")
 
 

@@ -326,7 +326,7 @@ def _refuse_several(files, path, num_classes):
 
 
 def existing(path):
-    """Returns the path of an existing folder.
+    """Returns `path` if there is such a folder.
 
     Raises:
         UserError: If there is no such folder.
