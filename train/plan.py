@@ -258,14 +258,15 @@ def _epsilon(sampling, run, delta, accountant):
 
 
 def tf_privacy(record):
-    """Returns the statement of tensorflow-privacy for the same numbers.
+    """Returns the epsilons that tensorflow-privacy states for the numbers of a plan.
 
     Args:
         record: Dict returned by `answer`.
 
     Returns:
-        Dict with the two epsilons of tensorflow-privacy, and a text: its statement, and the reason
-        why it differs. If there is no statement, the epsilons are None, and the text is the reason.
+        A pair: a dict with the two epsilons of tensorflow-privacy, and a string with its statement
+        and the reason why its epsilons differ from ours. Without a statement, the epsilons are None
+        and the string says why.
     """
     names = [f"epsilon_tensorflow_privacy_{name}" for name in ("once_per_epoch", "poisson")]
     if not record["noise_multiplier"]:

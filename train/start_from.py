@@ -224,7 +224,7 @@ def classifier(text, image_shape, num_classes, centre, deviation=None):
 
 
 def _of_bytes(body, shape, name, scale=1.0, offset=0.0):
-    """Returns a model from uint8 images to the outputs of `body` for scaled images."""
+    """Returns a model that rescales uint8 images and applies `body` to them."""
     images = keras.Input(shape, dtype="uint8", name="image")
     scaled = keras.layers.Rescaling(scale, offset, name="normalise")(images)
     return keras.Model(images, body(scaled), name=name)

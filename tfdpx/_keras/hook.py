@@ -65,8 +65,8 @@ def install(load=None):
     """Wraps the methods that the module's docstring lists. Idempotent.
 
     Args:
-        load: Function without arguments that imports all modules that register classes with Keras
-            or call `watch_weights`. None keeps the function of the last call.
+        load: Function without arguments. It imports every module that registers a class with Keras
+            or calls `watch_weights`. If None, the function of an earlier call stays in use.
     """
     if load is not None:
         _load[:] = [load]

@@ -47,7 +47,7 @@ def innermost(optimizer):
 
 
 def compile_arguments(model):
-    """Returns the arguments that a model was compiled with, as a dict of the same objects."""
+    """Returns a dict of the arguments of `compile`: the original objects, not copies."""
     return dict(model._compile_config.config)
 
 
@@ -121,7 +121,7 @@ def set_initial_epoch(model, epoch):
 def taken_for_uncompiled(model):
     """Context manager in which Keras copies a model without its loss.
 
-    Keras might not find the code of the loss when it copies the model.
+    A copy could fail for a custom loss, which Keras cannot look up by its name.
     """
     return layer_internals.replacing([model], "compiled", False)
 

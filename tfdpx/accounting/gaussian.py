@@ -9,7 +9,8 @@ sensitivities, some of them very small. dp_accounting computes one divergence at
 of a number near 1. For a small sensitivity the result is only a rounding error. This module
 subtracts the 1 first, and computes the divergences of many sensitivities at once.
 
-A far tail: the noise of tfdpx never exceeds a largest value; `added_delta` bounds the effect.
+Noise without a far tail: the noise of tfdpx is bounded, and the accountants assume Gaussian noise.
+`added_delta` bounds how much this increases delta.
 """
 
 import math

@@ -45,16 +45,18 @@ class Entry:
         sampling_probability: Float in (0, 1], the probability that a step draws an example; None if
             unknown.
         steps: Int >= 1, the number of updates or releases.
-        poisson_sampled: Bool. Whether each example was drawn independently with that probability,
-            as the accountants assume.
-        run: Optional int, the number of the training run. If two entries have the same run, noise
-            and sampling, they count the same steps, at an earlier and at a later time.
+        poisson_sampled: Bool. Whether each example was drawn independently with
+            `sampling_probability`, as the accountants assume.
+        run: Optional int, the number of the training run. Two entries of the same run, noise
+            and sampling are an earlier and a later count of one training: a sum of ledgers keeps
+            the larger one.
         seeded: Bool. Whether the user chose the seed of the batches or the noise. Epsilon then
-            holds only while the seed is secret, so such weights are only for experiments.
+            holds only while the seed is secret, so weights of a seeded run are for experiments.
         unit: "example", or "user" if each update draws people and clips the mean gradient of each
             person's examples. Neighbouring data sets then differ in all examples of one person.
         kind: "update", "release", "selection" or "mechanism".
-        mean_runs: Float > 1, the mean number of runs of a search. Only for a selection.
+        mean_runs: Float > 1, the mean number of runs of a search whose choice is counted. Only
+            for a selection.
         delta: Float, the delta that belongs to the epsilon of a selection or a mechanism. It is in
             (0, 1) for a selection, in [0, 1) for a mechanism, and None for other kinds.
         shuffled: Bool. Whether a plan cut the batches from permutations of the data. If batches are

@@ -39,8 +39,8 @@ from tfdpx.accounting.gaussian import exact_epsilon
 def clopper_pearson_upper_bound(errors, trials, confidence):
     """Returns an upper bound on the probability of an error, from the number of errors in trials.
 
-    Guarantee: if the trials are independent and have the same probability of an error, the bound is
-    at least this probability, with a probability of `confidence`, for any number of trials (Clopper
+    Guarantee: let the trials be independent, each with the same error probability p. Then, for any
+    number of trials, the bound is at least p with a confidence of at least `confidence` (Clopper
     and Pearson 1934).
 
     Args:

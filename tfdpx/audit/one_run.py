@@ -208,7 +208,7 @@ class OneRunAudit(keras.callbacks.Callback):
 
     @property
     def included(self) -> np.ndarray:
-        """Bool array [m], the coins, which must be secret until the scores are computed."""
+        """Bool array [m], whether each canary is in the data. Keep it secret until it is scored."""
         return self._coins.copy()
 
     @property

@@ -100,8 +100,8 @@ class Layout:
 def find_layout(model, x, is_rowwise=False):
     """Returns the `Layout` of a model, and the `Work` of one row.
 
-    The model runs outside of any graph. Two runs are needed because in one run any axis of the same
-    length as the batch looks like a batch axis.
+    The model runs twice, outside of any graph, with batches of two sizes: a batch axis is one whose
+    length changes. In one run, another axis of the same length could not be told from it.
 
     Args:
         model: A built `keras.Model`.

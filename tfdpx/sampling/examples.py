@@ -112,7 +112,7 @@ class RandomAccess:
         return concurrent.futures.ThreadPoolExecutor(self._num_threads)
 
     def _read(self, rows, capacity):
-        """Returns the examples `rows` as a list of arrays `[capacity, ...]`, for x and then y."""
+        """Returns the examples at the indices `rows`: arrays `[capacity, ...]` of x, then of y."""
         batch = [np.zeros([capacity, *shape], dtype) for shape, dtype in self._specs]
 
         def fill(places):

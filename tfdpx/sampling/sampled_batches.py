@@ -194,9 +194,10 @@ def poisson_sampler(
             error.
         steps: Int, the number of steps of the whole training, after which the data set ends. Or a
             function that returns the number of steps left; it is called when an iterator begins.
-        seed: Optional int, for experiments. With an `input_context` also a pair of ints: the secret
-            of a session. None means the secret of the `fit` that trains on the data set; without a
-            `fit`, each iterator gets a new secret from the operating system.
+        seed: Optional int, for experiments. With an `input_context` a seed is required: the same
+            int on all hosts, or a pair of ints, the secret of the session. If None, draws use the
+            secret of the `fit` that trains on the data set; outside of a `fit`, each iterator gets
+            a new secret from the operating system.
         start: Int, the first step. Or a scalar variable, for example `optimizer.iterations`, which
             is read with the first batch of an iterator. A step must read its batch before it
             increases the variable. tfdpx's optimizers do so; Keras's optimizers may not.

@@ -330,7 +330,7 @@ def _recurrence(step, flags, x, probes, states, unroll):
         return tf.while_loop(lambda count, *_: count < length, run_step, start)[1:]
 
     def stack(array, like):
-        """Stacks the entries of an array to [N, T, ...], with the static shape of `like`."""
+        """Stacks a `TensorArray` of T tensors [N, units] to [N, T, units], as many as in `like`."""
         rows = tf.transpose(array.stack(), [1, 0, 2])
         rows.set_shape([*x.shape[:2], like.shape[-1]])
         return rows
