@@ -11,6 +11,7 @@ import numpy as np
 from tfdpx._arguments import check_choice, is_integer, require
 from tfdpx._keras import layer_internals
 from tfdpx.accounting import PrivacyPlan
+from tfdpx.accounting.ledger import USER
 
 SGD, ADAM = "sgd", "adam"
 GOOD, HARD, HOPELESS = "good", "hard", "hopeless"
@@ -187,7 +188,8 @@ def _is_attention(layer):
 
 def _advice(outlook, plan, weights, model):
     """Returns `Suggestion.advice`, a string."""
-    budget = f"{plan.num_examples:,} examples at epsilon {plan.epsilon:.3g}"
+    protected = "people" if plan.unit == USER else "examples"
+    budget = f"{plan.num_examples:,} {protected} at epsilon {plan.epsilon:.3g}"
     if outlook == GOOD:
         return f"Good: {budget} can train {weights:,} weights."
     remedies, is_model = [], isinstance(model, keras.Model)
@@ -209,7 +211,8 @@ def _advice(outlook, plan, weights, model):
     remedies += ["more examples", "a larger epsilon"]
     expected = {
         HARD: f"Hard: the noise that {budget} need hides a part of what {weights:,} weights learn.",
-        HOPELESS: f"Hopeless: the noise that {budget} need hides what {weights:,} weights learn.",
+        HOPELESS: f"Hopeless, unless the classes are easy to tell apart: the noise that {budget} "
+        f"need hides most of what {weights:,} weights learn.",
     }[outlook]
     return f"{expected} Remedies, the first first: {', '.join(remedies)}."
 

@@ -226,6 +226,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
             f"--test_seed={test_seed}."
         )
 
+    images_of = collections.Counter(people[file] for file in train if people)
+
     def records(split):
         paths = list(splits[split])
         labels = np.array([names.index(name) for name in splits[split].values()], int)
@@ -246,7 +248,11 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
         f"{path}: {len(readable)} images of {len(names)} classes.",
         f"To train on: {len(train)}. {f'Held out: {len(held)}. ' if validation else ''}To test "
         f"on: {len(test)} ({where}).",
-        people and f"People to train on, by --user={user}: {len({people[f] for f in train})}.",
+        *(
+            f"People to train on, by --user={user}: {len(images_of)}, for example "
+            f"{printable(os.fsdecode(name))!r} with {number} images. Check that this is a person."
+            for name, number in images_of.most_common(1)
+        ),
         untested and f"Classes without a test image: {', '.join(untested)}.",
         f"Public, so not protected: how many {unit} there are to train on and how many images "
         "to test on, the names of the classes, size and colours.",
@@ -277,8 +283,8 @@ def people_of(files, path, user):
             expression, or the whole match if it has no group.
 
     Raises:
-        UserError: If `user` is not a valid expression, if it finds no person in a path, or if two
-            names differ only in upper and lower case.
+        UserError: If `user` is not a valid expression, if it finds no person in a path, if two
+            names differ only in upper and lower case, or if all images are of one person.
     """
     try:
         persons = _persons(files, path, user)
@@ -297,6 +303,12 @@ def people_of(files, path, user):
     persons = {file: os.fsencode(spelling(name)) for file, name in persons.items()}
     with checking_flags():
         numbered(np.array(list(persons.values()), object), len(persons))
+    if len(set(persons.values())) == 1:
+        raise UserError(
+            f"Flag --user must tell people apart, for example '(MRN[0-9]+)_', where the part in "
+            f"parentheses is the person. Received: --user={user}, by which all {len(files)} images "
+            "are of one person."
+        )
     return persons
 
 

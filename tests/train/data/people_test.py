@@ -45,7 +45,12 @@ def test_no_person_is_trained_and_tested_on(tmp_path, user, name):
         assert len(set(of_person[data.train_users == person])) == 1
     assert data.num_protected == len(set(data.train_users)) == len(set(of_person)) < PEOPLE
     assert not set(of_person) & set(data.eval_x[:, 0, 0, 0] % 20)
-    assert f"People to train on, by --user={user}: {data.num_protected}." in data.notes
+    assert any(f"--user={user}: {data.num_protected}, for example 'p" in n for n in data.notes)
+
+
+def test_a_pattern_that_finds_one_person_in_all_images_is_refused(tmp_path):
+    with pytest.raises(UserError, match="must tell people apart.*--user=an, .*one person"):
+        load(write(tmp_path, "scan {i} of {person}.png"), "an")
 
 
 def test_a_folder_of_test_images_need_not_name_people(tmp_path):
