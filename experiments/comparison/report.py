@@ -141,10 +141,6 @@ _CASE = {
     "CPU seconds by one thread": (
         "**{cpu_step_ratio:.2f}** ({cpu_step:.3f} s / {ordinary_cpu_step:.3f} s)"
     ),
-    "private epoch / ordinary": "**{epoch_ratio:.2f}** ({epoch:.2f} s / {ordinary_epoch:.2f} s)",
-    "first step, private / ordinary": (
-        "**{first_ratio:.2f}** ({first:.1f} s / {ordinary_first:.1f} s)"
-    ),
     "first step, CPU seconds by one thread": (
         "**{cpu_first_ratio:.2f}** ({cpu_first:.1f} s / {ordinary_cpu_first:.1f} s)"
     ),
