@@ -118,7 +118,7 @@ def draw(results, path):
             drawn = panel.bar(bars.keys(), bars.values(), width, label=_NAMES.get(name, name))
             panel.bar_label(drawn, [f"{height:.3g}" for height in bars.values()], fontsize=7)
         panel.set_yscale("log")
-        panel.set_xticks(range(len(shown)), shown)
+        panel.set_xticks(range(len(shown)), [case.replace("_", "\n", 1) for case in shown])
         panel.set_title(title)
     panels[0].axhline(1, color="grey", linewidth=0.8)
     panels[0].legend(frameon=False, fontsize=8)
