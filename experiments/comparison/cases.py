@@ -37,3 +37,18 @@ def examples(case, rows=EXAMPLES):
     generator = np.random.default_rng(0)
     shape = (32, 32, 3) if case in ("wrn_16_4", "depthwise") else (TOKENS, WIDTH)
     return generator.normal(size=(rows, *shape)).astype("float32"), generator.integers(0, 10, rows)
+
+
+def depthwise(keras):
+    """Returns inputs and outputs of the network of depthwise convolutions, by Keras 2 or 3."""
+    layers = keras.layers
+
+    def block(x, layer):
+        return layers.ReLU()(layers.GroupNormalization(16)(layer(x)))
+
+    inputs = keras.Input([32, 32, 3])
+    x = block(inputs, layers.Conv2D(32, 3, padding="same", use_bias=False))
+    for channels, strides in DEPTHWISE:
+        x = block(x, layers.DepthwiseConv2D(3, strides, "same", use_bias=False))
+        x = block(x, layers.Conv2D(channels, 1, use_bias=False))
+    return inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x))

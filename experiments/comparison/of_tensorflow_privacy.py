@@ -54,18 +54,6 @@ def _wrn():
     return inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(norm(x)))
 
 
-def _depthwise():
-    def block(x, layer):
-        return layers.ReLU()(layers.GroupNormalization(16)(layer(x)))
-
-    inputs = keras.Input([32, 32, 3])
-    x = block(inputs, layers.Conv2D(32, 3, padding="same", use_bias=False))
-    for channels, strides in cases.DEPTHWISE:
-        x = block(x, layers.DepthwiseConv2D(3, strides, "same", use_bias=False))
-        x = block(x, layers.Conv2D(channels, 1, use_bias=False))
-    return inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x))
-
-
 def _transformer():
     inputs = x = keras.Input([cases.TOKENS, cases.WIDTH])
     for _ in range(cases.BLOCKS):
@@ -79,8 +67,10 @@ def _transformer():
 
 def compiled(case, mode, noise_multiplier, rate):
     """Returns a compiled model of a case."""
-    builders = {"digits": _digits, "wrn_16_4": _wrn, "depthwise": _depthwise}
-    inputs, outputs = builders.get(case, _transformer)()
+    if case == "depthwise":
+        inputs, outputs = cases.depthwise(keras)
+    else:
+        inputs, outputs = {"digits": _digits, "wrn_16_4": _wrn}.get(case, _transformer)()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if mode == "ordinary":
         model, optimizer = keras.Model(inputs, outputs), keras.optimizers.SGD(rate)

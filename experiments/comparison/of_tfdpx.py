@@ -27,25 +27,11 @@ def build(case):
     if case == "wrn_16_4":
         return tfdpx.models.WideResNet(16, 4, 10, weight_standardization=False)
     if case == "depthwise":
-        return _depthwise()
+        return keras.Model(*cases.depthwise(keras))
     model = steps.build_model("transformer", None)
     if case == "transformer_lora":
         trainable(model, "lora", cases.RANK)
     return model
-
-
-def _depthwise():
-    layers = keras.layers
-
-    def block(x, layer):
-        return layers.ReLU()(layers.GroupNormalization(16)(layer(x)))
-
-    inputs = keras.Input([32, 32, 3])
-    x = block(inputs, layers.Conv2D(32, 3, padding="same", use_bias=False))
-    for channels, strides in cases.DEPTHWISE:
-        x = block(x, layers.DepthwiseConv2D(3, strides, "same", use_bias=False))
-        x = block(x, layers.Conv2D(channels, 1, use_bias=False))
-    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 
 def digits(seed, rate=cases.DIGITS_RATE):
