@@ -18,14 +18,14 @@ import pathlib
 import re
 import signal
 
-from absl import app, flags
+from absl import flags
 
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.report import words
 from tfdpx.report.spent import UNREADABLE, check_model, files_below, record_in
-from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
+from tfdpx.train.errors import checking_flags, in_one_line, start_program
 from tfdpx.train.output import print_attack_bounds, print_paragraphs, print_table, to_json
 
 
@@ -192,4 +192,4 @@ def _read(path):
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Ends quietly if `head` closes the pipe.
     define_flags(flags.FLAGS)
-    app.run(main, flags_parser=parse_flags)
+    start_program(main)

@@ -19,10 +19,10 @@ import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
 
 import time
 
-from absl import app, flags
+from absl import flags
 
 from tfdpx.train import devices, output, presets, resume, run, settings
-from tfdpx.train.errors import UserError, in_one_line, parse_flags
+from tfdpx.train.errors import UserError, in_one_line, start_program
 
 _PRESET = flags.DEFINE_string(
     "preset",
@@ -71,4 +71,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    start_program(main)

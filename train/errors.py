@@ -2,12 +2,13 @@
 
 import contextlib
 import difflib
+import os
 import pathlib
 import re
 import sys
 import warnings
 
-from absl import flags, logging
+from absl import app, flags, logging
 
 from tfdpx._files import DiskError
 
@@ -49,7 +50,20 @@ def in_one_line(program, argv=()):
         sys.exit(printable(f"{program}: {' '.join(str(error).split())}"))
 
 
-def parse_flags(argv):
+def start_program(main):
+    """Runs `main` with `absl.app.run`. The program ends quietly if nobody reads its output.
+
+    Args:
+        main: Function of a list of strings, the arguments that are not flags.
+    """
+    try:
+        app.run(main, flags_parser=_parse_flags)
+    except BrokenPipeError:  # For example, `tfdpx verify RUN | head -1`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at exit.
+        sys.exit(1)
+
+
+def _parse_flags(argv):
     """Parses the flags for `absl.app.run`; an invalid flag ends the program with one line."""
     try:
         return flags.FLAGS(argv)

@@ -26,7 +26,7 @@ import sys
 import textwrap
 import warnings
 
-from absl import app, flags
+from absl import flags
 
 from tfdpx._arguments import check_positive_integer, exactly_one_missing, require
 from tfdpx.accounting import PrivacyPlan, accountants, attack, calibration, group_epsilon, groups
@@ -36,7 +36,7 @@ from tfdpx.accounting.statement import rounded_up
 from tfdpx.report import words
 from tfdpx.suggestion import suggest
 from tfdpx.train import defaults
-from tfdpx.train.errors import checking_flags, in_one_line, parse_flags
+from tfdpx.train.errors import checking_flags, in_one_line, start_program
 from tfdpx.train.output import (
     print_attack_bounds,
     print_paragraphs,
@@ -344,4 +344,4 @@ def _print_table(record, people, is_delta_chosen):
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main, flags_parser=parse_flags)
+    start_program(main)

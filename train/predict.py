@@ -24,7 +24,7 @@ import io
 import pathlib
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from tfdpx import _files
 from tfdpx.report import measure
@@ -33,7 +33,7 @@ from tfdpx.train import start_from
 from tfdpx.train.data import tables
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
-from tfdpx.train.errors import UserError, in_one_line, parse_flags
+from tfdpx.train.errors import UserError, in_one_line, start_program
 from tfdpx.train.output import of_spreadsheet, print_rows, to_json
 
 _BATCH_SIZE = 256
@@ -193,4 +193,4 @@ def _readable(path, skip_broken):
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main, flags_parser=parse_flags)
+    start_program(main)

@@ -56,7 +56,7 @@ from concurrent import futures
 
 import keras
 import numpy as np
-from absl import app, flags
+from absl import flags
 from sklearn.model_selection import ParameterGrid
 
 from tfdpx import _files as files
@@ -69,7 +69,7 @@ from tfdpx.report.spent import MODEL
 from tfdpx.train import defaults, devices, presets, resume
 from tfdpx.train.data import images
 from tfdpx.train.data.folder import NONE
-from tfdpx.train.errors import UserError, checking_flags, in_one_line, parse_flags, valid_values
+from tfdpx.train.errors import UserError, checking_flags, in_one_line, start_program, valid_values
 from tfdpx.train.output import print_record, print_rows, to_json
 from tfdpx.train.settings import (
     DATA_DIR,
@@ -642,4 +642,4 @@ def _write(folder, ledger, trainings, search):
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
-    app.run(main, flags_parser=parse_flags)
+    start_program(main)

@@ -23,10 +23,10 @@ import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
 import pathlib
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from tfdpx.report import report, verify
-from tfdpx.train.errors import UserError, in_one_line, parse_flags, printable
+from tfdpx.train.errors import UserError, in_one_line, printable, start_program
 from tfdpx.train.output import print_paragraphs, to_json
 
 _RENDER = flags.DEFINE_string("render", None, "Folder for texts made from the record.")
@@ -53,4 +53,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    start_program(main)

@@ -17,15 +17,16 @@ PROGRAM = os.path.join(os.path.dirname(sys.executable), "tfdpx")
 pytestmark = pytest.mark.skipif(not os.path.exists(PROGRAM), reason="another environment's package")
 
 
-def run(*arguments):
+def run(*arguments, stdout=subprocess.PIPE):
     """Runs a command without the tests' setting of TensorFlow's log."""
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
+    outputs = dict(stdout=stdout, stderr=subprocess.PIPE, text=True)
+    return subprocess.run(arguments, **outputs, timeout=120, env=environment)
 
 
 def test_help_and_version_name_all_programs_without_tensorflow():
     files = pathlib.Path(command.__file__).parent.glob("*.py")
-    programs = [path.stem for path in files if "app.run(main" in path.read_text()]
+    programs = [path.stem for path in files if "\n    start_program(main)" in path.read_text()]
     assert sorted(programs) == sorted(command.PROGRAMS)
     code = "import sys; from tfdpx.train import command; command.main(); print(*sys.modules)"
     output = run(sys.executable, "-c", code).stdout
@@ -46,6 +47,14 @@ def test_a_bad_value_of_a_flag_is_one_sentence():
     result = run(PROGRAM, "account", "--delta=abc")
     sentence = "tfdpx.train.account: Flag --delta must be a number. Received: --delta=abc.\n"
     assert (result.returncode, result.stdout, result.stderr) == (1, "", sentence)
+
+
+def test_a_program_ends_quietly_if_nobody_reads_its_output():
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = run(PROGRAM, "plan", *PLAN.split(), stdout=writer)
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (1, "")
 
 
 def test_a_resume_is_told_as_the_command_was_typed(monkeypatch):
