@@ -1,4 +1,4 @@
-"""The picture of most studies: accuracy against epsilon, a line for each method."""
+"""Draws the picture of most studies: accuracy against epsilon, with a line for each method."""
 
 import math
 
@@ -7,13 +7,15 @@ from matplotlib import figure
 
 
 def draw(panels, path, ylabel="test accuracy, %"):
-    """Draws medians over runs, with their range as bars, on a logarithmic axis of epsilon.
+    """Draws the median of runs against epsilon, with bars from the least to the largest.
+
+    The axis of epsilon is logarithmic. A dotted line is the median without privacy, if `panels` has
+    results for an infinite epsilon.
 
     Args:
-        panels: Dict from a title to a dict from a method to a dict from epsilon to accuracies. A
-            dotted line is the median at infinity, without privacy.
+        panels: Nested dict: from a panel's title to a method to an epsilon to a list of accuracies.
         path: PNG file to write.
-        ylabel: String.
+        ylabel: String, the label of the vertical axis.
     """
     fig = figure.Figure(figsize=(max(7, 3 * len(panels)), 4.5), layout="constrained")
     for axes, (title, methods) in zip(

@@ -1,4 +1,4 @@
-"""A network that is trained privately many times from one trace, for studies of many settings."""
+"""Trains a network privately many times with one traced step, for studies of many settings."""
 
 import keras
 import numpy as np
@@ -6,16 +6,17 @@ import tensorflow as tf
 
 
 class Trainer:
-    """A model, a private optimizer and training data; weights and slots are reset in between.
+    """Trains a model several times; before each training, weights and slots are reset.
 
-    Batches are Poisson samples of the plan, and every training has fresh noise. The account of the
-    optimizer counts all trainings together and bounds none of them.
+    Batches are Poisson samples according to the plan, and every training has fresh noise. Do not
+    read epsilon from the optimizer: its account adds up all trainings.
 
     Args:
         model: `keras.Model` that ends in logits.
         optimizer: Optimizer of tfdpx, made without a plan.
-        plan: `tfdpx.PrivacyPlan`: its sampling, capacity and updates are used.
-        data: Pair of arrays `(x, y)`, `plan.num_examples` of each.
+        plan: `tfdpx.PrivacyPlan`, the source of the sampling, the largest batch size and the number
+            of updates.
+        data: Pair of arrays `(x, y)`, with `plan.num_examples` examples.
     """
 
     def __init__(self, model, optimizer, plan, data):
@@ -34,10 +35,11 @@ class Trainer:
         """Trains once.
 
         Args:
-            seed: Int, of the draws.
+            seed: Int, the seed of the batches.
             rate: Float, the learning rate.
-            weights: List of arrays to start from. Defaults to the model's first ones.
-            absent: Rows of the data that no update contains.
+            weights: List of arrays, the initial weights. Defaults to the weights of the model that
+                was passed to the constructor.
+            absent: Indices of the examples to leave out of all updates.
         """
         pairs = zip(self._optimizer.variables, self._slots, strict=True)
         for variable, value in (

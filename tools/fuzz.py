@@ -1,11 +1,12 @@
-r"""Trains random configurations for one update each, and checks it against single examples.
+r"""Trains random configurations for one update each, and checks the updates.
 
     python tools/fuzz.py --seconds=600
 
 A configuration has a model, loss, optimizer, sizes, views, dtype, weights, compilation and
-examples. One example may be hostile, such as NaN. A configuration must either train with the
-expected result, or be refused by an error of tfdpx. A try of more than five minutes counts as a
-hang. The last line is a JSON object. The exit status is 1 if anything failed.
+examples. One example may be hostile, for example with NaN values. A configuration passes if its
+update equals an update computed from single examples, or if tfdpx refuses the configuration by an
+error. An update that takes more than five minutes counts as a failure. The last line is a JSON
+object. The exit status is 1 if anything failed.
 """
 
 import argparse
@@ -31,11 +32,11 @@ HANG = 300  # Seconds
 
 
 class _Over(BaseException):
-    """Raised when the time for all tries is over."""
+    """Raised when the time for all configurations is over."""
 
 
 def hung(*_):
-    """Handles the alarm signal of a try that takes too long."""
+    """Handles the alarm signal of a configuration that takes too long."""
     raise TimeoutError(f"No answer within {HANG} seconds.")
 
 
@@ -48,7 +49,7 @@ def is_ours(error):
 
 
 def check(config):
-    """Runs `fuzz_configurations.check`; returns "trained", or "refused" after an error of tfdpx."""
+    """Checks a configuration. Returns "trained", or "refused" if tfdpx raised an error."""
     try:
         fuzz_configurations.check(config)
         return "trained"

@@ -2,11 +2,11 @@ r"""Kills trainings at random moments, resumes them, and compares them with unbr
 
     python tools/kill_loop.py --kills=50
 
-One process imports TensorFlow and forks one child after another, which spares each child the
-import. The children train with `tfdpx.callbacks.Checkpoint`, which saves after every other update.
-After a random time each child gets SIGKILL, while it traces, trains or saves. When a run has ended,
-another child repeats the whole run without a break or a checkpoint. Optimizers with and without a
-`seed` get the same number of kills.
+One process imports TensorFlow and forks one child after another, so the children need not import
+TensorFlow again. The children train with `tfdpx.callbacks.Checkpoint`, which saves after every
+second update. After a random time each child gets SIGKILL, while it traces, trains or saves. When a
+run has ended, another child repeats the whole run without a break or a checkpoint. Optimizers with
+and without a `seed` get the same number of kills.
 
 The last line is a JSON object. The exit status is 1 unless every resumed run has the updates and
 the epsilon of the unbroken one. With a seed, weights, optimizer slots, averages and norms of
@@ -37,7 +37,8 @@ import tfdpx  # noqa: E402
 EXAMPLES, BATCH, UPDATES, EPOCH, DELTA = 200, 40, 100, 10, 1e-5
 KINDS = ("sgd", "individual", "adam")
 SAVED = "tfdpx-checkpoint.zip"
-# When to kill: at any time, also before the first update; between saves; while files are written.
+# The moment of a kill: at any time, also before the first update; between two saves; or while a
+# save is written.
 MOMENTS = ("any", "training", "saving")
 
 
@@ -181,12 +182,12 @@ def one_run(kind, seed, folder, rng, longest):
 
 
 def loop(seed, least, rng):
-    """Kills runs until there are enough kills; returns a dict of counts and differences.
+    """Trains run after run until there were enough kills; returns a dict of counts and differences.
 
     Args:
         seed: Int or None, the optimizers' seed.
-        least: Int, the number of kills.
-        rng: `random.Random`, draws the moments.
+        least: Int, the least number of kills.
+        rng: `random.Random` that draws the moments.
     """
     counts, wrong, longest = collections.Counter(), [], {}
     while counts["kills"] < least:

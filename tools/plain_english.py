@@ -1,8 +1,8 @@
 """Counts turns of phrase in docstrings, comments and pages; fails if a count is beyond its bound.
 
-`python tools/plain_english.py` checks this tree; with names of folders it prints their figures. The
-bounds are near the figures of Keras, scikit-learn and dp_accounting, for example 0.0, 0.53, 0.0,
-0.01, 0.0, 0.68 and 1.74 in the layers of Keras, in the order below.
+`python tools/plain_english.py` checks all folders of this repository. With names of folders as
+arguments, it checks only these folders. The bounds are near the counts in Keras, scikit-learn and
+dp_accounting.
 """
 
 import ast
@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments", "tools", "tests", "docs")
 
-# Occurrences in 1,000 words: at most, or at least.
+# From a phrase to its pattern and its largest number of occurrences in 1,000 words. `AT_LEAST` has
+# the smallest number instead.
 AT_MOST = {
     '"what", "whatever" or "whoever" as a noun at the head of a sentence': (
         r"(?:^|[.:;]\s+)(?:What|Whatever|Whoever)\b(?![^.?!]*\?)",
@@ -34,7 +35,7 @@ AT_MOST = {
 AT_LEAST = {
     '"for example", "such as"': (r"\b(?:for example|such as|e\.g\.)", 1.0),
 }
-# A variable is named after a thing.
+# Names that say nothing about the thing that the variable holds.
 NAMES = frozenset({"found", "each", "given", "known", "made", "others", "own", "kept", "seen"})
 MOST_NAMES = 19
 

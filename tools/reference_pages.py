@@ -17,12 +17,12 @@ from tfdpx.train.objects import AUGMENTATIONS, HEADS, MODELS, OPTIMIZERS, SCHEDU
 from tfdpx.train.settings import Settings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-# These flags are unset by default: a preset can set another value.
+# On the command line these flags have no default, so a preset can set them. The defaults are here.
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
-# Flags of `classify` that are no settings.
+# Flags of `classify` that are not fields of `Settings`.
 _OTHERS = "preset workdir data_dir download resume dry_run strategy tpu cpu_devices".split()
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
-# Settings of speed and of reports, which the page leaves out.
+# The page leaves out these settings, because they change only speed or reports.
 _NO_RESULT = ("microbatch_size", "report_every")
 
 
@@ -99,13 +99,13 @@ def presets_page():
 
 
 def _items(group, common):
-    """Yields the list items of a group: one for all columns, and one for each column."""
+    """Yields the list items of a group of presets: one for all columns, and one for each column."""
     columns = presets.COLUMNS.get(group, {})
     earlier = list(presets.COMMON)[: list(presets.COMMON).index(group)]
     bases = {f"`{name}`": presets.COMMON[name] for name in earlier}
     yield _item("all" if columns else f"`{group}`", common, bases)
     if any(columns is presets.COLUMNS.get(name) for name in earlier):
-        return  # The earlier group shows these columns.
+        return  # An earlier group has shown these columns.
     above = {}
     for column in columns:
         name = f"{group}/{column}" if column else group
@@ -120,7 +120,11 @@ def _items(group, common):
 
 
 def _item(title, values, bases):
-    """Returns a list item: all settings, or changes to one of `bases` that shares at least four."""
+    """Returns a list item that shows the settings of a preset.
+
+    If one of `bases` has at least four equal settings, the item shows only the differences from
+    it.
+    """
     cells = _cells(values)
     texts = [(text, _cells(base)) for text, base in bases.items() if base.keys() <= values.keys()]
     text, base = max(texts, key=lambda pair: len(cells & pair[1]), default=("", {}.keys()))
@@ -130,7 +134,7 @@ def _item(title, values, bases):
 
 
 def _cells(values):
-    """Returns the settings that an item shows, as Markdown and in order."""
+    """Returns the settings that an item shows, in order, as Markdown."""
     return {
         f"`{key}={value}`": None
         for key, value in values.items()

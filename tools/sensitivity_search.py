@@ -2,10 +2,11 @@ r"""Searches for examples that move a clipped sum by more than the clip C.
 
     python tools/sensitivity_search.py --trials=30
 
-The examples have huge gradients, duplicates, zero gradients and extreme weights, in whole models.
-The search compares sums with and without one example, in float32 and bfloat16, with and without
-XLA. It also compares whole updates on one device and on two. The last line is a JSON object with
-the largest ratios to C. The exit status is 1 if a ratio exceeds 1 + 1e-5.
+The search uses whole models and difficult examples, for example with huge gradients, zero
+gradients, duplicates or extreme sample weights. It compares sums with and without one example, in
+float32 and bfloat16, with and without XLA. It also compares whole updates on one device and on two.
+The last line is a JSON object: the largest norms of the differences, divided by C. The exit status
+is 1 if one of them exceeds 1 + 1e-5.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def main():
             name = f"{policy}{', XLA' if jit_compile else ''}"
             for model in arguments.models.split(","):
                 if jit_compile and model == "lstm":
-                    continue  # XLA refuses loops.
+                    continue  # XLA does not support these loops.
                 ratio = adversarial.largest_ratio(model, policy, jit_compile, arguments.trials)
                 ratios[name] = max(ratios.get(name, 0.0), ratio)
                 tried += 2 * arguments.trials

@@ -1,11 +1,10 @@
-"""Hooks of MkDocs for the site, called by its name in mkdocs.yml.
+"""Hooks for MkDocs, which builds the site of the documentation. mkdocs.yml names this file.
 
 - Pages outside of `docs/` join the site under their path in the repository.
-- Relative links, which work in the repository, become links to pages of the site, or plain text if
-  the site has no such file.
-- Formulas, which are blocks of "math" as on GitHub, become MathML, which browsers show without a
-  script.
-- Each section of `docs/api.md` becomes a page made of docstrings.
+- A relative link to a file of the repository becomes a link to a page of the site, or plain text
+  if the site does not have this file.
+- Formulas (in blocks of "math", as on GitHub) become MathML. Browsers show it without a script.
+- Each section of `docs/api.md` becomes a page that shows the docstrings of the listed names.
 """
 
 import pathlib
@@ -30,7 +29,7 @@ class AsMeant(griffe.Extension):
     """An extension of griffe that reads docstrings in the style of Keras."""
 
     def on_class(self, *, cls, **_):
-        """Describes each argument of a `TypedDict` by the docstring of the class."""
+        """Copies the descriptions of the attributes of `PrivateArguments` to the attributes."""
         if cls.name == "PrivateArguments":
             [attributes] = [
                 s for s in cls.docstring.parse("google") if s.kind.value == "attributes"
@@ -40,7 +39,7 @@ class AsMeant(griffe.Extension):
                 described.docstring = griffe.Docstring(entry.description, parent=described)
 
     def on_instance(self, *, obj, **_):
-        """Indents the examples in Keras's docstrings, as griffe needs it under "Examples"."""
+        """Changes "Example:" into "Examples:" and indents the code below, as griffe expects."""
         head, mark, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
         if mark and code.startswith(">>>"):
             code, gap, rest = code.partition("\n\n")
@@ -65,7 +64,7 @@ def rooms():
 
 
 def _home(name):
-    """Returns the dotted path of a function in a module of the same name; else the name itself."""
+    """Returns the dotted path of a name, in the module of the same name if there is one."""
     last = name.rpartition(".")[2]
     for folder in ("tfdpx", "layers", "models"):
         for path in (ROOT / folder).rglob(f"{last}.py"):
@@ -91,7 +90,7 @@ def on_config(config):
 
 
 def on_files(files, config):
-    """Adds the pages from outside of `docs/`, and the pages of the reference."""
+    """Adds pages from outside of `docs/`, and a page for each section of `docs/api.md`."""
     for path in (path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern))):
         uri = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, uri, abs_src_path=str(path)))
@@ -101,7 +100,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Rewrites links to files of the repository."""
+    """Rewrites links to files of the repository, and formulas; see the module."""
     docs, here = pathlib.Path(config.docs_dir), page.file.src_uri
     if here == "index.md":
         version = config.extra["version_of_package"]
@@ -111,7 +110,7 @@ def on_page_markdown(markdown, page, config, files):
     markdown = MATH.sub(
         lambda block: '<div class="formula">' + _mathml(block[1]) + "</div>", markdown
     )
-    if here == "api.md":  # The names of this page link to their docstrings.
+    if here == "api.md":  # Each name becomes a link to its docstring.
         names = re.compile(r"`(.*?)`")
         markdown = re.sub(
             "^- .*?:",
@@ -127,7 +126,7 @@ def on_page_markdown(markdown, page, config, files):
         uri = path.removeprefix(f"{docs.name}/")
         file = files.get_file_from_path(uri)
         if file:
-            if text.endswith(".md"):  # On the site pages have titles.
+            if text.endswith(".md"):  # Shows the title of the page, not its file name.
                 text = file.content_string.partition("\n")[0].removeprefix("# ")
             there = posixpath.relpath(uri, posixpath.dirname(here) or ".")
             return f"{image}[{text}]({there}{anchor or ''})"
@@ -137,7 +136,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Replaces paths of source files by paths in the repository, with a link if it is public."""
+    """Replaces source paths of the build by paths in the repository, with links if it is public."""
 
     def located(code):
         beside_core = code[1].startswith(("layers/", "models/", "train/"))

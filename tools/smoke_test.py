@@ -49,7 +49,7 @@ def main():
     import tensorflow as tf
 
     names = ["tfdpx.layers", "tfdpx.models", "tfdpx.train", "tensorflow_datasets"]
-    if keras.__version__ < "3.16":  # Its last version, 0.9, uses a private name that is gone.
+    if keras.__version__ < "3.16":  # keras_cv 0.9 needs a name that Keras 3.16 lacks.
         names.append("keras_cv")
     for name in names:
         importlib.import_module(name)

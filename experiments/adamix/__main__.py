@@ -1,4 +1,4 @@
-r"""Compares AdaMix with its ablations and baselines: see README.md in this folder.
+r"""Compares AdaMix with its ablations and baselines. See README.md in this folder.
 
     python -m experiments.adamix --workdir=W
     python -m experiments.adamix --workdir=W --shifts=rotated,inverted --epsilons=1
@@ -6,9 +6,9 @@ r"""Compares AdaMix with its ablations and baselines: see README.md in this fold
     python -m experiments.adamix --workdir=W --shots=2 --epsilons=1 --sigma=40
     python -m experiments.adamix --workdir=W --init_from=resnet50.keras --dataset=folder:photos
 
-Every fit is a line of `results.jsonl` in the working directory. An interrupted run continues after
-the last one, and a later run with other flags adds to them. `table.md` and the pictures show all
-results in the folder. None of them is private.
+Every fit writes a line to `results.jsonl` in the working directory. An interrupted run continues
+after the last line, and a later run with other flags adds more lines. `table.md` and the pictures
+show all results in the folder. The results are not private.
 """
 
 import pathlib
@@ -22,7 +22,8 @@ from tfdpx.train import settings
 from tfdpx.train.data import images
 from tfdpx.train.start_from import Start
 
-# Domains of public images: functions of images and the largest grey level of their format.
+# From the name of a domain to a function that moves public images into this domain. Its arguments
+# are the images and the largest grey level of their format.
 SHIFTS = {
     "none": lambda images, largest: images,
     "rotated": lambda images, largest: np.rot90(images, axes=(1, 2)),
@@ -33,7 +34,7 @@ _KEY = ("method", "shots", "shift", "epsilon")
 
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
-    # `settings` has some of these names too, for the programs that users run.
+    # `settings` defines some of these flags, too, for the programs that users run.
     common = {"flag_values": values, "allow_override": True}
     flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
     text = "Pre-trained network of the features, a .keras file. Default: features without data."
@@ -50,7 +51,7 @@ def define_flags(values):
 
 
 def load(values):
-    """Returns the `methods.Study` of --dataset, on features of --init_from."""
+    """Returns the `methods.Study` of the images of --dataset, with the features of --init_from."""
     asked = dict(head="adamix:shots=1", dataset=values.dataset, init_from=values.init_from)
     start = Start(settings.resolve(None, asked))
     data = images.load(
@@ -75,7 +76,7 @@ def load(values):
 
 
 def run(values, workdir):
-    """Makes every fit that has no result yet, and draws the table and the pictures.
+    """Makes every fit that has no result yet. Then writes the table and the pictures.
 
     Args:
         values: The flags.
@@ -116,7 +117,8 @@ def _jobs(values):
     for shots in map(int, values.shots):
         for shift in values.shifts:
             for method in names:
-                # All examples together are the same, however they were split.
+                # The paragon is fitted on all examples together, so the split, and thus the seed,
+                # is irrelevant.
                 seeds = values.seeds[:1] if method == "paragon" else values.seeds
                 free = method in methods.FREE
                 for epsilon in [None] if free else map(float, values.epsilons):

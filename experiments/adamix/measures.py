@@ -1,14 +1,14 @@
-"""The cost of a fit for each example, and the success of an attack. None of it is private.
+"""The privacy loss of a fit for each example, and the success of an attack. Neither is private.
 
-For weights and an example z, Wang 2019 ("Per-instance differential privacy", cited by the paper)
-asks how far the outputs with and without z differ if all else stays the same. With Gaussian
-noise on full batches that is one Gaussian mechanism again. With n_t(z) the norm of the contribution
-of z to the release of step t, its clip C_t and the noise multiplier sigma,
+Wang 2019 ("Per-instance differential privacy", cited by the paper) fixes the data and an example z,
+and asks how far the outputs with and without z differ. With Gaussian noise on full batches, all
+steps together are one Gaussian mechanism. Let n_t(z) be the norm of the contribution of z to the
+release of step t, C_t the clip of this step, and sigma the noise multiplier. Then the mechanism has
 
     mu(z) = sqrt(sum_t (n_t(z) / (C_t sigma))^2)  <=  sqrt(T) / sigma.
 
-It is a function of the private example and of the run's outputs, and bounds no loss at other data
-or other outputs.
+The value mu(z) depends on the private example and on the outputs of the run. It does not bound the
+privacy loss for other data or other outputs.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from scipy.stats import rankdata
 
 from tfdpx.accounting import accountants
 
-# Number of steps that divide the range of mu; epsilon is taken at the next larger one.
+# The range of mu is divided into this many steps. Epsilon is computed at the next larger step.
 _GRID = 1000
 
 
@@ -40,7 +40,9 @@ class Step:
 
 
 def shares(step, x, y, lengths):
-    """Returns float64 `[n]`, each example's part of the release of a step over the clip, 0 to 1.
+    """Returns the norm of each example's contribution to a step, as a fraction of the clip.
+
+    The result is float64 `[n]`, with values from 0 to 1.
 
     Args:
         step: `Step`.
@@ -58,9 +60,10 @@ def shares(step, x, y, lengths):
 
 
 def individual_epsilons(head, features, labels):
-    """Returns float64 `[n]`, the epsilon of each private example, rounded up by 0.1% of mu's range.
+    """Returns the epsilon of each private example, float64 `[n]`.
 
-    None exceeds the epsilon of the fit, except for the accountant's rounding.
+    Values of mu are rounded up, by at most 0.1% of the range of mu. Except for the accountant's
+    rounding, no example's epsilon exceeds the epsilon of the fit.
 
     Args:
         head: Fitted `methods.Recording`.
@@ -72,7 +75,7 @@ def individual_epsilons(head, features, labels):
     squares = sum(shares(step, x, labels, lengths) ** 2 for step in head.kept)
     mus = np.sqrt(squares) / head.noise_multiplier
     grid = math.sqrt(len(head.kept)) / head.noise_multiplier / _GRID
-    # Slightly less: rounding may have raised the largest, which must stay the same.
+    # Subtracts a little, so rounding errors do not move the largest mu to the next place.
     places = np.ceil(mus / grid - 1e-6).astype(int)
     epsilons = {
         place: accountants.epsilon(1 / (place * grid), 1.0, 1, head.delta, "gdp") if place else 0.0
@@ -94,10 +97,11 @@ def losses(head, features, labels):
 
 
 def membership_auc(member_losses, other_losses):
-    """Returns the area under the curve of an attack that takes examples of small loss for members.
+    """Returns the area under the ROC curve (AUC) of an attack by the loss.
 
-    It is the probability that a member has a smaller loss than another example; ties count half.
-    Guessing gives 0.5.
+    The attack guesses that an example with a small loss was trained on. The AUC is the probability
+    that a member has a smaller loss than an example that is not a member; ties count half. Guessing
+    gives 0.5.
 
     Args:
         member_losses: Array `[n]`, losses of private training examples.

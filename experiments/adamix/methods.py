@@ -1,4 +1,4 @@
-"""AdaMix, its ablations and the methods that the paper compares it with, by their table names."""
+"""AdaMix, its ablations, and other methods of the paper, by their names in the tables."""
 
 import dataclasses
 
@@ -10,8 +10,9 @@ from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.heads.adamix import LEAST_CLIP, PublicSet
 from tfdpx.train.data import images
 
-# Candidate learning rates: those for an adaptive clip suit smaller gradients. They are for means,
-# but the noise is added to a sum, so fewer private examples than _MANY need smaller rates.
+# Candidate learning rates. With an adaptive clip gradients are smaller, so its rates are larger.
+# The rates are for mean gradients. The noise is added to a sum, so with fewer than _MANY private
+# examples the mean is noisier, and `Study.chosen_rate` makes the rates smaller.
 _MANY = 1_000
 _ADAPTIVE, _FIXED = (8.0, 24.0, 72.0), (1.5, 5.0, 15.0)
 _HELD_OUT, _DRAW = 0.2, 1_000
@@ -31,22 +32,26 @@ class Recording(AdaMix):
 
 
 class FirstStart(Recording):
-    """AdaMix with steps that start from `initial_weights`, or zero, not the public examples."""
+    """AdaMix without a fit to public examples before its steps.
+
+    The steps start from `initial_weights`, or from zero.
+    """
 
     def _start(self):
         return self._first
 
 
 class Theorem3(Recording):
-    """AdaMix with the decay, the step sizes and the average of Theorem 3, without its ball.
+    """AdaMix with the decay, step sizes and average of Theorem 3, but no projection to a ball.
 
-    The decay balances the two terms of the bound on J in the theorem's proof: `dim tau^2 / (rho
-    decay)` of the noise, and `decay / 2 |w* - w_ref|^2`. The printed one, sqrt(rho / (2 |w* -
-    w_ref| dim tau^2)), falls where this one rises. w* is the minimum without privacy.
+    The theorem's proof bounds J by two terms: `dim tau^2 / (rho decay)` for the noise, and `decay /
+    2 |w* - w_ref|^2`, where w* is the minimum without privacy. The decay here balances these terms.
+    The paper prints another decay, sqrt(rho / (2 |w* - w_ref| dim tau^2)), which falls where the
+    balanced decay rises.
     """
 
     def fit(self, features, labels=None, *, public_data=None):
-        """Fits like `AdaMix`; the decay depends on the private examples without noise."""
+        """Fits like `AdaMix`, but the decay is computed from the private examples without noise."""
         start = PublicSet.of(public_data, self.num_classes)
         start = start.minimum(
             self.l2_regularization, np.zeros([features.shape[1], self.num_classes])
@@ -68,10 +73,11 @@ class Theorem3(Recording):
 
 
 class PPGD(Recording):
-    """PPGD, of "Differentially Private Learning with Small Public Data", on full batches.
+    """PPGD, from "Differentially Private Learning with Small Public Data", on full batches.
 
-    NoisyGD from zero on the private examples, clipped to the norm of the mean public gradient. Then
-    it takes the minimum over the public examples, with decay toward the result.
+    First NoisyGD on the private examples starts from zero and clips gradients to the norm of the
+    mean public gradient. Then the weights minimize the loss of the public examples, with weight
+    decay toward the result of NoisyGD.
     """
 
     def _clip(self, kernel):
@@ -86,18 +92,18 @@ class PPGD(Recording):
 
 
 def fully_private(num_classes, public, private, **arguments):
-    """NoisyGD (Algorithm 1) from zero on all examples, with the public ones treated as private."""
+    """Fits NoisyGD (Algorithm 1) from zero, with the public examples among the private ones."""
     head = Recording(num_classes, l2_norm_clip=1.0, **arguments)
     return head.fit(*_joined(private, public))
 
 
 def only_public(num_classes, public, private=None, **arguments):
-    """The minimum over the public examples; private ones are not read, and spend nothing."""
+    """Minimizes the loss of the public examples. Private examples are not read, so epsilon is 0."""
     return _minimum(num_classes, public, **arguments)
 
 
 def paragon(num_classes, public, private, **arguments):
-    """The minimum over all examples, **without privacy**."""
+    """Minimizes the loss of all examples, **without privacy**."""
     head = _minimum(num_classes, _joined(private, public), **arguments)
     head.ledger = Ledger((Entry(0.0, 1.0, 1),))
     return head
@@ -123,8 +129,9 @@ def _joined(first, second):
     return tuple(np.concatenate(parts) for parts in zip(first, second, strict=True))
 
 
-# From a name to a function of a number of classes, public and private pairs and arguments to a
-# fitted head; and the candidate learning rates, None without private steps.
+# From a method's name to a pair. First, a function that returns a fitted head; its arguments are
+# the number of classes, the public pair of features and labels, the private pair, and arguments of
+# the head. Second, the candidate learning rates, or None for methods without private steps.
 METHODS = {
     "adamix": (_mixed(), _ADAPTIVE),
     "adamix_projected": (_mixed(projection=9), (24.0, 72.0, 216.0)),
@@ -136,7 +143,8 @@ METHODS = {
     "only_public": (only_public, None),
     "paragon": (paragon, None),
 }
-# From public weights of --initial_weights, for example of the names of classes.
+# Methods that start from the public weights in --initial_weights. For example, a text encoder
+# computes such weights from the names of the classes.
 FROM_WEIGHTS = {
     "names_start": (FirstStart, _ADAPTIVE),
     "names_and_images": (Recording, _ADAPTIVE),
@@ -146,10 +154,12 @@ FREE = tuple(name for name, (_, rates) in METHODS.items() if rates is None)
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Features of a training set, by domain, and of a test set.
+    """The data of the study: features of the training images in each domain, and test features.
 
     Attributes:
-        features: Dict from a domain to float32 `[n, d]`; the private ones are of "none".
+        features: Dict from a domain to float32 `[n, d]`, the features of all training images in
+            this
+        domain. Private features are always taken from the domain "none".
         labels: Integers `[n]`.
         test: Pair of features and labels.
         num_classes: Int.
@@ -174,7 +184,7 @@ class Study:
         return METHODS[name]
 
     def sets(self, shots, seed, shift="none"):
-        """Returns public and private pairs of features and labels."""
+        """Returns two pairs of features and labels: public, and private."""
         public, private = images.public_split(self.labels, shots, seed)
         private = np.random.default_rng([seed, 18]).permutation(private)[: self.most_private]
         return (
@@ -183,16 +193,18 @@ class Study:
         )
 
     def chosen_rate(self, method, shots, shift, epsilon):
-        """Returns the learning rate with the least error on a fifth of another private draw.
+        """Returns the best learning rate for another random split; None if there is none to choose.
 
-        As in the paper, epsilon does not cover that choice. None if there is none to choose.
+        The rate has the smallest error on a held-out fifth of the private examples. As in the
+        paper, epsilon does not cover this choice.
         """
         fit, rates = self.method(method)
         if rates is None or len(rates) == 1:
             return rates and rates[0]
         public, (x, y) = self.sets(shots, _DRAW, shift)
         held, errors = int(_HELD_OUT * len(x)), {}
-        # With sigma^2 times the steps, both noise and gradients move a weight that much further.
+        # The number of steps at an epsilon grows as sigma^2. Over all steps, noise and gradients
+        # then both move a weight farther by the same factor.
         scale = min(1.0, len(x) / _MANY) * (20.0 / self.sigma) ** 2
         for rate in rates:
             arguments = self._arguments(epsilon, _DRAW, rate * scale)
@@ -205,7 +217,7 @@ class Study:
         return dict(epsilon=epsilon, seed=seed, learning_rate=rate, noise_multiplier=sigma)
 
     def measured(self, method, shots, shift, epsilon, rate, seed):
-        """Returns the results of one fit: error, attack, epsilon, and individual quantiles."""
+        """Returns the results of a fit: error, attack, epsilon, and quantiles over examples."""
         public, private = self.sets(shots, seed, shift)
         arguments = {}
         if rate is not None:

@@ -1,7 +1,7 @@
 """Pictures and tables of the study, after Figures 1 to 3 of the paper.
 
-`results` are a dict from `(method, shots, shift, epsilon)` to a list of the results of fits
-(`methods.Study.measured`); `epsilon` is None for methods without private steps.
+Throughout, `results` is a dict from `(method, shots, shift, epsilon)` to a list with the result of
+each fit (see `methods.Study.measured`). For methods without private steps `epsilon` is None.
 """
 
 import math
@@ -20,7 +20,7 @@ STARTS = {
 
 
 def spread(values):
-    """Returns mean and standard deviation, in percent, as text."""
+    """Returns a text with the mean and the standard deviation in percent."""
     percent = [100 * value for value in values]
     deviation = statistics.stdev(percent) if len(percent) > 1 else 0.0
     return f"{statistics.mean(percent):.1f} ± {deviation:.1f}"
@@ -31,7 +31,10 @@ def _mean(fits, name="error"):
 
 
 def write_table(results, path):
-    """Writes test errors: a row for each method, a column for public examples and epsilon."""
+    """Writes a table of test errors, with a row for each method.
+
+    There is a column for each number of public examples and each epsilon.
+    """
     settings = list(dict.fromkeys(key[1:] for key in results if key[0] not in FREE))
     names = [
         f"{'' if shift == 'none' else f'{shift}, '}{shots} public per class, epsilon {epsilon:g}"
@@ -48,7 +51,7 @@ def write_table(results, path):
 
 
 def draw(results, folder):
-    """Draws everything that has results, into PNG files in `folder`."""
+    """Draws all figures that there are results for, as PNG files in `folder`."""
     for shots, shift in sorted({key[1:3] for key in results}):
         draw_errors(results, shots, shift, folder / f"errors_{shots}_{shift}.png")
     plain = {key: fits for key, fits in results.items() if key[2] == "none"}
@@ -67,7 +70,7 @@ def draw(results, folder):
 
 
 def draw_errors(results, shots, shift, path):
-    """Test error against epsilon, a line for each method (Figure 1, left; Figure 3, right)."""
+    """Draws test error against epsilon by method (Figure 1, left; Figure 3, right)."""
     lines = {}
     for (method, *setting, epsilon), fits in results.items():
         if setting == [shots, shift]:
@@ -78,7 +81,7 @@ def draw_errors(results, shots, shift, path):
 
 
 def draw_sigmas(by_sigma, folder):
-    """Test error against sigma (the paper's appendix), where a setting has several.
+    """Draws test error against sigma (the paper's appendix), if a setting has several sigmas.
 
     Args:
         by_sigma: Dict from `(method, shots, shift, epsilon)` to a dict from sigma to errors.
@@ -96,7 +99,7 @@ def draw_sigmas(by_sigma, folder):
 
 
 def draw_starts(results, shots, epsilon, path):
-    """Test error by the weights that private steps start from (Figure 4, left)."""
+    """Draws the test error for each choice of initial weights (Figure 4, left)."""
     fig, axes = _axes("test error, %", "")
     for name, method in STARTS.items():
         fits = results.get((method, shots, "none", epsilon))
@@ -108,9 +111,10 @@ def draw_starts(results, shots, epsilon, path):
 def boost(results, method, shots, epsilon):
     """Returns the paper's performance boost, (public - paragon) / (private - paragon), a float.
 
-    It is 1 if private data bring nothing, and infinite at the paragon's error.
+    Here "public", "private" and "paragon" are test errors. The boost is 1 if private data do not
+    help, and infinite if the private error equals the paragon's.
     """
-    # All examples together are the same, however they were split.
+    # The paragon is fitted on all examples together, so the split is irrelevant.
     together = [fit for key, fits in results.items() if key[0] == "paragon" for fit in fits]
     paragon = _mean(together)
     gap = _mean(results[method, shots, "none", epsilon]) - paragon
@@ -119,7 +123,7 @@ def boost(results, method, shots, epsilon):
 
 
 def draw_boost(results, epsilon, path):
-    """The boost against the number of public examples (Figure 2, right)."""
+    """Draws the boost against the number of public examples (Figure 2, right)."""
     fig, axes = _axes("public images of each class", "performance boost")
     for method in _methods(results):
         if method not in FREE:
@@ -133,7 +137,7 @@ def draw_boost(results, epsilon, path):
 
 
 def draw_membership(results, shots, path):
-    """The attack's AUC against test error, a point for each epsilon (Figure 1, right)."""
+    """Draws the attack's AUC against test error, a point for each epsilon (Figure 1, right)."""
     fig, axes = _axes("test error, %", "membership attack, AUC")
     for method in _methods(results):
         points = sorted(
@@ -152,7 +156,7 @@ def draw_membership(results, shots, path):
 
 
 def draw_individuals(results, shots, epsilon, path):
-    """Sorted epsilons of single examples (Figure 3, left and centre)."""
+    """Draws the sorted epsilons of single examples (Figure 3, left and centre)."""
     fig, axes = _axes("private examples, sorted, %", "individual epsilon")
     for (method, *setting), [first, *_] in results.items():
         if setting == [shots, "none", epsilon]:

@@ -2,26 +2,27 @@ r"""Measures the cost of privacy: time and memory of a training step against an 
 
     python -m experiments.benchmark --model=wrn_16_4 --images=32 --augmult=1
 
-The steps of --kinds are timed in turn, in one process and in a random order each time:
+All kinds of step in --kinds are timed in one process. In each round every kind has a turn, in
+random order:
 
-    ordinary    keras.optimizers.SGD; with --augmult=K it sees the K * images rows
-    private     tfdpx.DPSGD, noise_multiplier=1, on the same rows
-    mapped      the same with the model inside of a user's class: examples are mapped
+    ordinary    keras.optimizers.SGD; with --augmult=K on a batch of K * images
+    private     tfdpx.DPSGD, noise_multiplier=1, on the same images
+    mapped      private, with the model wrapped in a user's class, so tfdpx maps it over examples
     individual  private, with individual accounting of --num_examples
     users       private, with the K views as the examples of one person
 
-A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
-in memory already. Ratios are of medians, to the first kind. Peak memory is measured in a
-separate process for each step: `process_memory_ratio` compares these, and `step_memory_ratio` the
-memory beyond the imported libraries (`measures.py` tells exactly what is counted).
-These processes run first, so a step that is too large for the machine is killed there and not
-timed here.
+A step contains everything: forward and backward pass, norms, clipped sums, noise and update. Its
+batch is in memory already. Ratios divide a kind's median by the median of the first kind. Peak
+memory is measured in a separate process for each kind: `process_memory_ratio` compares the peaks,
+and `step_memory_ratio` compares the memory beyond the imported libraries (see `measures.py`). These
+processes run first. If the machine has too little memory for a step, its process is killed, and the
+step is not timed.
 
 The last line of the standard output is one JSON object: `step_ratio` (private / ordinary),
-`mapped_ratio` (mapped / ordinary), `cpu_ratio` (of seconds of all CPUs together; a busy machine
-disturbs it less, and `taskset -c 0` in front makes it that of one thread), both ratios of memory,
-medians in seconds, peaks in MiB, and every flag. A value that could not be measured is null, and
-`failures` gives the reason.
+`mapped_ratio` (mapped / ordinary), `cpu_ratio`, both ratios of memory, medians in seconds, peaks in
+MiB, and every flag. `cpu_ratio` compares the CPU time of all cores together, which depends less on
+other programs; to measure one thread, begin the command with `taskset -c 0`. A value that could not
+be measured is null, and `failures` gives the reason.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def parse(arguments=None):
 
 
 def main(arguments=None):
-    """Measures according to the flags; errors of the user become one line."""
+    """Runs the benchmark of the flags. A `UserError` is printed as one line."""
     values = parse(arguments)
     with in_one_line("experiments.benchmark"):
         settings = read_settings(values)
@@ -126,7 +127,7 @@ def benchmark(settings, values):
     failures, extras = {}, {}
 
     peaks = measures.measure_memory(kinds, settings, failures) if values.memory else {}
-    # A step that was killed in its process would kill this one.
+    # A step that had its own process killed would have this process killed, too.
     timed = [kind for kind in kinds if kind not in failures]
     medians = measures.measure_time(timed, settings, values.repeats, failures)
     summary = measures.summary(kinds, *medians, peaks)
@@ -149,14 +150,14 @@ def benchmark(settings, values):
 
 
 def _end_to_end(settings, values):
-    """Compares updates of whole fits, prints them as a table and returns them."""
+    """Times the updates of whole fits, prints the figures as a table and returns them."""
     figures = measures.measure_epoch(settings, values.num_examples, values.repeats)
     print_table(figures, title=f"{settings.model}, {values.num_examples} examples")
     return {**_given(values), **figures}
 
 
 def _given(values):
-    """Returns the flags, and other conditions of the figures."""
+    """Returns a dict of the flags and other conditions, for example versions of libraries."""
     return {
         **vars(values),
         "workdir": values.workdir and str(values.workdir),

@@ -1,11 +1,11 @@
-"""Time and memory of the kinds of step, and of whole epochs.
+"""Measures time and memory of each kind of step, and of whole epochs.
 
-Peak memory is measured in a separate process: its resident memory, as counted by the kernel, once
-TensorFlow, Keras and tfdpx are imported, and the highest value since, after tracing the step and
-taking a few. The difference contains the data, the weights, the traced graph, for a private step
-the checks of its first call, and the reserve of the allocator: a user needs memory for all
-of these. Without subtracting the baseline the ratio would look too good: the libraries take
-the same in each.
+Memory is measured in a separate process for each kind. The kernel counts the resident memory of
+this process: the baseline is read after importing TensorFlow, Keras and tfdpx, and the peak after
+tracing the step and running it a few times. The difference contains everything that a user needs
+memory for: the data, the weights, the traced graph, the allocator's reserve and, for a private
+step, the checks of its first call. A ratio of peaks that include the baseline would look too good,
+because the libraries need the same memory for each kind.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ PROGRESS = console.Console(stderr=True)
 
 
 def measure_memory(kinds, settings, failures):
-    """Returns `{kind: Peak}`; a kind that fails is noted in the dict `failures`."""
+    """Returns `{kind: Peak}`. If a kind fails, the dict `failures` gets the reason."""
     peaks = {}
     for kind in kinds:
         PROGRESS.print(f"memory: {steps.KINDS[kind]}")
@@ -47,9 +47,9 @@ def measure_memory(kinds, settings, failures):
 
 
 def measure_time(kinds, settings, repeats, failures):
-    """Returns `{kind: median seconds}`, of the clock and of all CPUs together.
+    """Returns two dicts `{kind: median seconds}`: clock time, and CPU time of all cores together.
 
-    A kind that fails is noted in the dict `failures`.
+    If a kind fails, the dict `failures` gets the reason.
     """
     traced = {}
     for kind in kinds:
@@ -67,18 +67,18 @@ def _clocks():
 
 
 def ratios(values):
-    """Returns `{kind: ratio}` to the first of the kinds, None unless both were measured."""
+    """Returns `{kind: ratio to the first kind}`; the ratio is None unless both were measured."""
     first = next(iter(values.values()))
     return {kind: first and value and value / first for kind, value in values.items()}
 
 
 def summary(kinds, medians, cpu_medians, peaks):
-    """Returns medians, peaks and their ratios, None for values that were not measured.
+    """Returns a dict of medians, peaks and ratios, with None for values that were not measured.
 
     Args:
-        kinds: List of kinds; ratios are to the first.
+        kinds: List of kinds. Ratios compare a kind with the first kind.
         medians: `{kind: seconds}`.
-        cpu_medians: `{kind: seconds of all CPUs together}`.
+        cpu_medians: `{kind: CPU seconds of all cores together}`.
         peaks: `{kind: Peak}`.
     """
     values = {
@@ -100,7 +100,7 @@ def summary(kinds, medians, cpu_medians, peaks):
 
 @contextlib.contextmanager
 def noting(failures, part):
-    """Notes why `part` could not be measured: the other parts are still useful."""
+    """Catches an error of `part` and adds it to `failures`, so the other parts still run."""
     try:
         yield
     except UserError:
@@ -113,18 +113,19 @@ def noting(failures, part):
 
 
 _PAIR = ("ordinary", "private")
-# Updates of one `fit`, and new models to time the first step of.
+# The number of updates of one `fit`, and the number of new models with a timed first step.
 _UPDATES, _FIRST = 2, 3
-# Repeats that are always made, and seconds after which no more are made.
+# The least number of repeats. After the number of seconds no further repeat begins.
 _FEWEST, _ENOUGH = 3, 240.0
 
 
 class Stopwatch(keras.callbacks.Callback):
-    """Seconds of each update, and from `fit` to the end of the first.
+    """Measures the seconds of each update, and of the start until the end of the first update.
 
     Attributes:
-        first: Array of two floats, of the clock and of all CPUs together.
-        updates: List of floats.
+        first: Array of two floats: clock seconds from the call of `fit` to the end of the first
+            update, and the CPU seconds of all cores in that time.
+        updates: List of floats, the clock seconds of each update.
     """
 
     def __init__(self):
@@ -133,11 +134,11 @@ class Stopwatch(keras.callbacks.Callback):
         self._made = _clocks()
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Starts an update."""
+        """Notes the time at the start of an update."""
         self._begin = time.perf_counter()
 
     def on_train_batch_end(self, batch, logs=None):
-        """Ends an update."""
+        """Notes the seconds that the update took."""
         now = time.perf_counter()
         self.first = _clocks() - self._made if self.first is None else self.first
         self.updates.append(now - self._begin)
@@ -149,7 +150,7 @@ def measure_epoch(settings, num_examples, repeats):
     Args:
         settings: `steps.Settings`; its `images` are the batch size B.
         num_examples: Int, N.
-        repeats: Int, how often each kind is fitted for a few updates; fewer if they take long.
+        repeats: Int, the number of short fits of each kind. There are fewer if they take long.
     """
     x, y = steps.make_arrays(settings.model, settings.image_size, num_examples)
     updates = _UPDATES * (repeats + 1) + _FIRST
@@ -183,7 +184,7 @@ def measure_epoch(settings, num_examples, repeats):
         for kind in _PAIR if repeat % 2 else _PAIR[::-1]:
             PROGRESS.print(f"{repeat} of {repeats}: {steps.KINDS[kind]}")
             times = fit(fit_arguments[kind], models[kind], _UPDATES).updates
-            seconds[kind] += times if repeat else []  # The first are not timed.
+            seconds[kind] += times if repeat else []  # The first repeat is a warm-up.
     drawn = _drawn(plan)
     [size] = microbatches.chosen_sizes(models["private"])
     computed = [size.rows(n) for n in drawn]
@@ -204,18 +205,18 @@ def measure_epoch(settings, num_examples, repeats):
 
 
 def _drawn(plan):
-    """Returns the number of examples of each update, as the plan draws them from seed 0."""
+    """Returns the number of examples in each update, if the plan draws them with seed 0."""
     batches = plan.batches(np.zeros(plan.num_examples, "uint8"), seed=0)
     return [int(np.count_nonzero(weights)) for _, _, weights in batches]
 
 
 STEPS = 3
-# The folder where `-m` finds this module, from any working directory.
+# In this folder `python -m` finds this module.
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 class StepFailed(Exception):
-    """A step that failed; the message is one line."""
+    """Raised when a step fails. The message is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,8 +225,8 @@ class Peak:
 
     Attributes:
         baseline_mib: After the libraries were imported, before data and model were made.
-        traced_mib: Before the first step ran: with data, model, graph, and the rest of tracing.
-        peak_mib: The highest.
+        traced_mib: After tracing, before the first step ran.
+        peak_mib: The highest value, after a few steps.
     """
 
     baseline_mib: float
@@ -234,12 +235,12 @@ class Peak:
 
     @property
     def step_mib(self):
-        """The memory of the step beyond the imported libraries, a float in MiB."""
+        """Float, the memory of the step beyond the imported libraries in MiB."""
         return self.peak_mib - self.baseline_mib
 
 
 def measure_peak(kind, settings):
-    """Returns the `Peak` of a new process that takes a few steps.
+    """Returns the `Peak` of a new process that runs a few steps.
 
     Args:
         kind: One of `steps.KINDS`.
@@ -259,7 +260,7 @@ def measure_peak(kind, settings):
 
 
 def check_platform():
-    """Raises UserError if resident memory cannot be read, or is not the memory of a step."""
+    """Raises UserError if this machine does not show the memory of a step as resident memory."""
     if not pathlib.Path("/proc/self/status").exists():
         raise UserError(
             "Flag --memory needs Linux, whose /proc has a process's peak. Received: --memory. "

@@ -1,4 +1,4 @@
-"""The models and training steps that the benchmark compares, and how they are timed in turn."""
+"""The models and training steps that the benchmark compares, and a function that times them."""
 
 import dataclasses
 import random
@@ -27,11 +27,13 @@ VOCABULARY = 30_522
 
 
 def check_model(name, image_size):
-    """Raises UserError unless there is a model of that name for inputs of that size.
+    """Raises UserError unless `name` is a model that accepts inputs of this size.
 
     Args:
         name: Name of the model.
-        image_size: Height and width of an image, or None for 32; None if inputs are no images.
+        image_size: Height and width of an image in pixels. None means 32, or that the model does
+            not
+        take images.
     """
     if name in _OF_VECTORS:
         if image_size is not None:
@@ -47,13 +49,17 @@ def check_model(name, image_size):
 def build_model(name, image_size):
     """Returns an uncompiled model that ends in logits.
 
-    Image models are built as by `tfdpx.train.classify`, from bytes to ten classes. `dense_head` is
-    one layer of 1,000 classes on feature vectors [2048]; `transformer` four pre-norm encoder blocks
-    (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes;
-    `lstm` an `LSTM(128)` on [100, 32]; `mobilenet` Keras's MobileNetV2 on images [64, 64, 3] with
-    frozen normalization;
-    `vit_base` and `bert_base` twelve (width 768, 12 heads, MLP of 3,072) on 196 patches of images
-    and on 128 tokens of 30,522; `billion` 19 of width 2048, a billion weights in bfloat16, on 64.
+    Image models are built like in `tfdpx.train.classify`, for bytes and ten classes. The others
+    are:
+
+    - `dense_head`: one layer from feature vectors [2048] to 1,000 classes.
+    - `transformer`: four pre-norm encoder blocks (width 256, 4 heads of 64, MLP of 1,024) on float
+      tokens [64, 256]; the mean token is mapped to ten classes.
+    - `lstm`: an `LSTM(128)` on [100, 32].
+    - `mobilenet`: Keras's MobileNetV2 with frozen normalization, on images [64, 64, 3].
+    - `vit_base` and `bert_base`: twelve encoder blocks (width 768, 12 heads, MLP of 3,072), on the
+      196 patches of an image or on 128 tokens from a vocabulary of 30,522.
+    - `billion`: 19 encoder blocks of width 2,048 on 64 tokens, with a billion weights in bfloat16.
 
     Args:
         name: Name of the model.
@@ -130,7 +136,7 @@ def _mobilenet():
 
 
 def _base(inputs, embedded, name):
-    """Returns a model of twelve blocks like those in ViT-Base, with a head on the first row."""
+    """Returns a model with the twelve blocks of ViT-Base, and a head on the first token."""
     layers = keras.layers
     positions = layers.Embedding(embedded.shape[1], 768)(keras.ops.arange(embedded.shape[1]))
     x = layers.LayerNormalization()(_blocks(embedded + positions, 12, 12, 768))
@@ -155,7 +161,8 @@ def _billion():
     return keras.Model(inputs, keras.layers.Dense(10)(x[:, 0]), name="billion")
 
 
-# Name: function that builds it, shape of an input, number of classes.
+# From a model's name to a function that builds it, the shape of an input, and the number of
+# classes.
 _OF_VECTORS = {
     "dense_head": (_dense_head, (2048,), 1000),
     "transformer": (_transformer, (TOKENS, WIDTH), 10),
@@ -179,13 +186,13 @@ KINDS = {
 NORMS = ("auto", "instantiate", "ghost")
 PRECISIONS = ("float32", "mixed_bfloat16")
 
-# Small: the weights hardly move and the noise of many steps does not end in NaN.
+# With this small rate weights hardly move, so the noise of many steps does not lead to NaN.
 LEARNING_RATE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a step; each field is the flag of that name.
+    """The settings of a step. Each field is the value of the flag with the same name.
 
     Raises:
         UserError: If a value is out of range.
@@ -211,18 +218,18 @@ class Settings:
 
     @property
     def rows(self):
-        """Number of rows that the model sees in a step: every view of every example."""
+        """The number of views of all examples in a step, which is the model's batch size."""
         return self.images * self.augmult
 
 
 def make_model(kind, settings, plan=None):
-    """Returns a compiled and built model; the weights are the same for each kind.
+    """Returns a compiled and built model. Its initial weights are the same for each kind.
 
     Args:
         kind: One of `KINDS`.
         settings: `Settings`.
-        plan: Optional `tfdpx.PrivacyPlan` of the private optimizer. By default its batches have
-            `settings.images`, and sigma is one.
+        plan: Optional `tfdpx.PrivacyPlan` of the private optimizer. By default its batch size is
+        `settings.images`, and its noise multiplier is one.
 
     Raises:
         UserError: If the settings do not suit the model or the optimizer.
@@ -266,7 +273,7 @@ def make_model(kind, settings, plan=None):
 
 
 class Subclassed(keras.Model):
-    """A user-defined class around the model. Its examples are mapped: it is not known."""
+    """Wraps a model in a class that tfdpx does not know, so tfdpx maps it over examples."""
 
     def __init__(self, model):
         super().__init__()
@@ -278,19 +285,22 @@ class Subclassed(keras.Model):
 
 
 def make_rows(settings):
-    """Returns the rows of an ordinary step: tensors [images * augmult, ...] and labels."""
+    """Returns the batch of an ordinary step: tensors [images * augmult, ...] and labels."""
     x, y = make_arrays(settings.model, settings.image_size, settings.rows)
     # The views of an example share its label.
     return tf.constant(x), tf.constant(np.repeat(y[:: settings.augmult], settings.augmult))
 
 
 def make_batch(kind, settings):
-    """Returns the same rows for a step of `kind`: private ones as [images, augmult, ...]."""
+    """Returns the batch of `make_rows` as a step of `kind` takes it.
+
+    For a private step inputs are [images, augmult, ...], if there are views.
+    """
     x, y = make_rows(settings)
     if kind == "ordinary" or settings.augmult == 1:
         return x, y
     x = tf.reshape(x, [settings.images, settings.augmult, *x.shape[1:]])
-    if kind == "users":  # The rows of a person are examples, and all are there.
+    if kind == "users":  # The examples of a person, and a mask: none of them is missing.
         y = tf.reshape(y, x.shape[:2])
         return x, y, tf.ones(y.shape)
     return x, y[:: settings.augmult]
@@ -319,43 +329,44 @@ def trace(function, arguments, settings):
 def make_step(kind, settings):
     """Returns a traced training step, a function without arguments.
 
-    It is `keras.Model.train_step` in a `tf.function`, as in `fit`: forward, backward, for a private
-    one norms, clipped sums and noise, and the update; on one batch that stays in memory.
+    The step runs `keras.Model.train_step` in a `tf.function`, as `fit` does, on one batch that
+    stays in memory. It includes the forward and backward pass and the update; for a private step,
+    also norms, clipped sums and noise.
 
     Args:
         kind: One of `KINDS`.
         settings: `Settings`.
     """
-    startup.keep_freed_memory()  # For all kinds, as programs do.
+    startup.keep_freed_memory()  # The programs of tfdpx do the same.
     model, batch = make_model(kind, settings), make_batch(kind, settings)
     if kind == "individual":
         plan = model.optimizer.plan
         draws = sampler_of(plan.batches(np.zeros([plan.num_examples], "uint8")))
-        model.optimizer.session = Session(model.optimizer, draws, None)  # As within `fit`.
+        model.optimizer.session = Session(model.optimizer, draws, None)  # `fit` does the same.
         ids = np.random.default_rng(0).permutation(plan.num_examples)[: settings.images]
         batch = (*batch, tf.ones([settings.images]), tf.constant(ids, tf.int32))
     return trace(model.train_step, (batch,), settings)
 
 
 def layer_choices(settings):
-    """Returns how each layer's norm and clipped sum are computed, `per_example.LayerChoice`s."""
+    """Returns `per_example.LayerChoice`s: the way to compute each layer's norm and clipped sum."""
     model = make_model("private", settings)
     with cost_model.forced_norms(settings.norms):
         return per_example.explain(model, make_rows(settings)[0], settings.augmult)
 
 
 def interleaved(steps, repeats, clock=time.perf_counter):
-    """Times each step once per repeat, in random order: disturbances affect all equally.
+    """Times each step once per repeat, in random order, so disturbances affect all steps equally.
 
-    Two untimed runs of each come before.
+    First each step runs twice without being timed.
 
     Args:
         steps: `{name: function without arguments}`.
-        repeats: Int. Runs of each.
+        repeats: Int, the number of timed runs of each step.
         clock: Function that returns the time in seconds.
 
     Returns:
-        `{name: list of seconds}`, one per repeat, in the order of repeats.
+        `{name: list of seconds}`, with one number for each repeat, in order.
     """
     for step in steps.values():
         step()

@@ -2,8 +2,8 @@
 
     python -m experiments.benchmark.text
 
-Each step runs in a separate process, on 16 texts of 128 tokens, with random weights. Prints the
-processor's time, memory, and their ratios. It needs `tfdpx[text]`.
+Each step runs in a separate process, on 16 texts of 128 tokens, with random weights. The program
+prints CPU time, memory, and their ratios. It needs `tfdpx[text]`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SIZES = {"bert": 30_522, "gpt2": 50_257}
 
 
 def measure_text(name, what, private):
-    """Returns processor seconds per step, the median of six; largest GB; trained weights."""
+    """Returns the median CPU seconds of six steps, peak memory in GB, and the number of weights."""
     models = importlib.import_module("keras_hub").models  # Not needed to print the help.
     sizes = SIZES[name], 2, 6, WIDTH, 4 * WIDTH
     if name == "bert":
@@ -56,7 +56,7 @@ def measure_text(name, what, private):
 
 
 def measure_texts():
-    """Prints a line per model, and runs each of its two steps in a new process."""
+    """Measures the two steps of each model, each in a new process, and prints a line per model."""
     for name in SIZES:
         for what in ("lora", "all"):
             lines = [
@@ -77,7 +77,7 @@ def measure_texts():
 
 
 def main(arguments=None):
-    """Measures one step or, in processes of this program, all of them."""
+    """Measures the step that `arguments` name, or starts a process to measure each step."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("step", nargs="*", help="One step alone: model, weights, private.")
     step = parser.parse_args(arguments).step

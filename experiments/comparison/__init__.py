@@ -1,1 +1,1 @@
-"""tfdpx, Opacus, jax-privacy and tensorflow-privacy in one sitting, each in its own environment."""
+"""Compares tfdpx, Opacus, jax-privacy and tensorflow-privacy on one machine, one after another."""

@@ -1,14 +1,15 @@
-"""Trains the digits and times updates by tfdpx and its peers, in one sitting.
+"""Compares tfdpx with its peers: trains a classifier of digits, and times updates of models.
 
-    make compare                   makes the peers' environments first
+    make compare                   creates the peers' environments first
     make compare ARGS=--quick      one seed, few repeats, each peer's first mode
 
-A library runs in a separate environment and in separate processes, on the same two cores. The parts
-are the digits, trained to one budget in each library's documented way, and three models. Their
-ordinary and private updates take turns, on two cores and then on one, where seconds of the CPU are
-counted: these do not depend on other programs. A peer's mode is the fastest one here. Written to
-`--output`: results.json, which later parts join, comparison.md and comparison.png. The last line of
-the standard output is one JSON object.
+Each library has its own environment and its own processes, and all use the same two cores. First,
+each library trains a classifier of digits with the same privacy budget, in the way that its
+documentation shows. Then the updates of several models are timed; ordinary and private updates take
+turns, on two cores and then on one. On one core CPU seconds are counted, which depend less on other
+programs. If a library has several modes, the fastest one on this machine is used. The program
+writes results.json, comparison.md and comparison.png to `--output`; a later run adds its parts to
+results.json. The last line of the standard output is one JSON object.
 """
 
 import argparse
@@ -24,26 +25,27 @@ import threading
 from experiments.comparison import cases, report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# From a name to its environment below --environments and its modes, the usually fastest first.
+# The libraries and their modes. The first mode is usually the fastest.
 LIBRARIES = {
     "tfdpx": ("default",),
     "opacus": ("hooks", "ghost", "functorch", "ew"),
     "jax-privacy": ("microbatch 1", "microbatch 8", "microbatch 32"),
     "tensorflow-privacy": ("model", "vectorized", "fast clipping"),
 }
-# No accelerator, and no messages.
+# Hides accelerators and messages.
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "JAX_PLATFORMS": "cpu",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 PARTS = ("modes", "digits", *cases.CASES)
-# Seconds allowed for an answer, and for one of `modes`; a slower step has one timed turn.
+# Seconds: the limit for an answer, the limit for an answer in `modes`, and the limit for a step. A
+# step above its limit is timed only once.
 LIMIT, TRIAL, SLOW = 600, 90, 5.0
 
 
 def main():
-    """Runs the parts, and writes the report after each."""
+    """Runs the parts of the comparison, and writes the report after each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="One seed and few repeats.")
     parser.add_argument("--parts", help=f"Of {', '.join(PARTS)}; if quick, all but the first.")
@@ -84,7 +86,7 @@ def main():
 
 
 def machine():
-    """Returns the conditions of the figures."""
+    """Returns a dict that describes the machine, for example its processor."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -98,12 +100,15 @@ def machine():
 
 
 def settings():
-    """Returns the constants of `cases`."""
+    """Returns a dict of the constants in `cases`, with lower-case names."""
     return {name.lower(): value for name, value in vars(cases).items() if name.isupper()}
 
 
 def modes(case, pythons):
-    """Returns seconds of a private step per mode, or the failure: `{library: {mode: ...}}`."""
+    """Returns `{library: {mode: result}}` for libraries with several modes.
+
+    A result is the seconds of a private step, or a text if the mode failed.
+    """
     seconds = {}
     for name, python in pythons.items():
         for mode in LIBRARIES[name] if len(LIBRARIES[name]) > 1 else ():
@@ -120,7 +125,7 @@ def modes(case, pythons):
 
 
 def digits(pythons, seeds):
-    """Lets each library train the digits, in turn over seeds: `{library: [run, ...]}`."""
+    """Trains the digits with each library and seed. Returns `{library: [result, ...]}`."""
     runs = {name: [] for name in pythons}
     for seed in range(seeds):
         for name, python in pythons.items():
@@ -132,19 +137,19 @@ def digits(pythons, seeds):
 
 
 def times(case, pythons, tried, repeats, epochs):
-    """Returns seconds and memory of updates, by each library: `{library: {...}}`.
+    """Returns `{library: figures}`: a dict of the seconds and the memory of a library's updates.
 
     Args:
         case: One of `cases.CASES`.
-        pythons: Each library's Python.
+        pythons: Dict from a library to the path of its Python.
         tried: The result of `modes`.
-        repeats: Int, timed turns of a step.
-        epochs: Int, timed turns of an epoch.
+        repeats: Int, how often a step is timed.
+        epochs: Int, how often an epoch is timed.
     """
     figures, workers = {}, {}
     for name, python in pythons.items():
         works = {m: s for m, s in tried.get(name, {}).items() if not isinstance(s, str)}
-        first = LIBRARIES[name][0]  # It wins a tie.
+        first = LIBRARIES[name][0]  # Preferred unless another mode is more than 5% faster.
         mode = min(works, key=lambda m: works[m] * (0.95 if m == first else 1), default=first)
         figures[name] = {"mode": mode}
         for kind in ("private", "ordinary"):
@@ -160,7 +165,7 @@ def times(case, pythons, tried, repeats, epochs):
     order, slow = random.Random(0), set()
     for what, turns in (("step", repeats), ("epoch", epochs)):
         _say(f"{case}: {turns} turns of each {what}")
-        for turn in range(turns + 1):  # The first is not timed.
+        for turn in range(turns + 1):  # The first turn is not timed.
             for key in order.sample(list(workers), len(workers)):
                 name, kind = key
                 if "failure" in figures[name] or (key in slow and turn != 1):
@@ -182,7 +187,7 @@ def times(case, pythons, tried, repeats, epochs):
 
 
 def cpu_seconds(case, pythons, figures, repeats):
-    """Adds CPU seconds of the first step and of a step by one thread to the figures of `times`."""
+    """Adds CPU seconds on one thread, of the first and of later steps, to the result of `times`."""
     for name, of_library in figures.items():
         if "failure" in of_library:
             continue
@@ -204,11 +209,11 @@ def cpu_seconds(case, pythons, figures, repeats):
 
 
 class Failed(Exception):
-    """A short description of a library's failure."""
+    """Raised when a library fails. The message is short."""
 
 
 class Worker:
-    """A process of a library, which answers lines with JSON."""
+    """A process that runs a library. It answers each line of input with a line of JSON."""
 
     def __init__(self, library, python, task, cores=2):
         module = f"experiments.comparison.of_{library.replace('-', '_')}"
@@ -216,7 +221,7 @@ class Worker:
             [python, "-m", module, json.dumps(task)],
             cwd=ROOT,
             env={**os.environ, **ENVIRONMENT},
-            # Every library uses as many threads as it has cores.
+            # Every library starts as many threads as the process has cores.
             preexec_fn=lambda: os.sched_setaffinity(0, _cores()[-cores:]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -224,7 +229,7 @@ class Worker:
             text=True,
         )
         self._said = []
-        # An unread pipe would stop a library that warns a lot.
+        # Reads the standard error: a library with many warnings would stop at a full pipe.
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
@@ -233,7 +238,7 @@ class Worker:
                 self._said = [*self._said[-20:], line.strip()]
 
     def ask(self, what, limit=LIMIT):
-        """Returns the answer to a line, in at most `limit` seconds."""
+        """Sends a line and returns the answer, or raises `Failed` after `limit` seconds."""
         try:
             self._process.stdin.write(f"{what}\n")
             self._process.stdin.flush()
@@ -242,7 +247,7 @@ class Worker:
         return self.answer(limit)
 
     def answer(self, limit=LIMIT):
-        """Returns the next line, parsed, in at most `limit` seconds."""
+        """Returns the next line of output, parsed, or raises `Failed` after `limit` seconds."""
         clock = threading.Timer(limit, self._process.kill)
         clock.start()
         line = self._process.stdout.readline()
@@ -256,13 +261,13 @@ class Worker:
         raise Failed(last.removeprefix("NotImplementedError: "))
 
     def end(self):
-        """Lets the process end."""
+        """Closes the input of the process, so it ends, and waits for it."""
         self._process.stdin.close()
         self._process.wait()
 
 
 def _cores():
-    """Returns the two cores of every library."""
+    """Returns the numbers of the two cores that every library uses."""
     return sorted(os.sched_getaffinity(0))[:2]
 
 

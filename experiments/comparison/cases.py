@@ -1,13 +1,14 @@
-"""The data, sizes and settings of every library. It imports only NumPy and scikit-learn."""
+"""The data, sizes and settings that all libraries share. Imports only NumPy and scikit-learn."""
 
 import numpy as np
 from sklearn import datasets, model_selection
 
 EPSILON, DELTA, CLIP = 3.0, 1e-5, 1.0
-# The digits: six batches per epoch, because Opacus counts by batches and others by examples.
+# The digits. The batch size divides the examples into six batches, because Opacus computes the
+# sampling probability from the number of batches, and the others from the number of examples.
 DIGITS_BATCH, DIGITS_UPDATES, DIGITS_RATE = 240, 60, 2.0
 
-# The timed models. The rate is small: the noise of many updates does not end in NaN.
+# The timed models. With this small rate the noise of many updates does not lead to NaN.
 BATCH, EPOCH_UPDATES, SIGMA, RATE, RANK = 32, 8, 1.0, 1e-3, 8
 EXAMPLES = BATCH * EPOCH_UPDATES
 TOKENS, WIDTH, HEADS, BLOCKS = 64, 256, 4, 4
@@ -17,13 +18,14 @@ CASES = {
     "wrn_16_4": "WRN-16-4 on 32x32 images",
     "depthwise": "depthwise convolutions on 32x32 images",
 }
-# Channels and strides of the blocks of "depthwise", after a convolution of 32 channels: a depthwise
-# 3x3 and a 1x1 convolution, each with a GroupNorm of 16 groups and a ReLU.
+# Channels and strides of the blocks of "depthwise", which begins with a convolution of 32 channels.
+# Each block has a depthwise 3x3 convolution and a 1x1 convolution, each followed by a GroupNorm of
+# 16 groups and a ReLU.
 DEPTHWISE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1))
 
 
 def digits():
-    """Returns training and test images [rows, 8, 8, 1] in [-1, 1], and labels."""
+    """Returns x, y, test_x and test_y: images [n, 8, 8, 1] in [-1, 1], and labels [n]."""
     data = datasets.load_digits()
     images = (data.images[..., None] / 8 - 1).astype("float32")
     x, test_x, y, test_y = model_selection.train_test_split(
@@ -33,14 +35,17 @@ def digits():
 
 
 def examples(case, rows=EXAMPLES):
-    """Returns generated float32 inputs [rows, ...] and ten-class labels, the same on each call."""
+    """Returns generated inputs, float32 [rows, ...], and labels of ten classes.
+
+    Every call returns the same arrays.
+    """
     generator = np.random.default_rng(0)
     shape = (32, 32, 3) if case in ("wrn_16_4", "depthwise") else (TOKENS, WIDTH)
     return generator.normal(size=(rows, *shape)).astype("float32"), generator.integers(0, 10, rows)
 
 
 def depthwise(keras):
-    """Returns inputs and outputs of the network of depthwise convolutions, by Keras 2 or 3."""
+    """Returns the inputs and outputs of the "depthwise" network, for Keras 2 or 3."""
     layers = keras.layers
 
     def block(x, layer):

@@ -1,6 +1,6 @@
-"""diffprivlib's models on a table, run by `study` in an interpreter that has diffprivlib.
+"""Fits diffprivlib's models on a table. Runs in a Python in which diffprivlib is installed.
 
-Reads a pickle of arrays from the standard input, and prints accuracy, R2 or AUC.
+Reads a pickle of arrays from the standard input, and prints the accuracy, R2 or AUC.
 """
 
 import pickle
@@ -13,12 +13,12 @@ from sklearn.metrics import roc_auc_score
 
 
 def main():
-    """Fits and scores."""
+    """Fits the model to the task and prints its score."""
     task = pickle.load(sys.stdin.buffer)
     warnings.simplefilter("ignore")
     common = dict(epsilon=task["epsilon"], random_state=task["seed"])
     if task["classes"]:
-        # Most rows in [-1, 1] have at most this norm; longer ones are cut.
+        # Most rows with values in [-1, 1] have at most this norm. diffprivlib clips longer rows.
         norm = float(np.sqrt(task["x"].shape[1]) / 2)
         model = models.LogisticRegression(data_norm=norm, max_iter=500, **common)
     else:

@@ -1,7 +1,7 @@
-"""jax-privacy on flax and optax: a DP execution plan in a jitted update, as in its documentation.
+"""jax-privacy with flax and optax: a jitted update by a DP execution plan, as in its documentation.
 
-A mode is the number of examples that `clipped_grad` vectorizes at a time. Draws are padded to 64
-rows, so one compilation is enough: microbatches of only padding are not computed.
+A mode is the number of examples that `clipped_grad` vectorizes at a time. Drawn batches are padded
+to 64 examples, so the update is compiled only once. Microbatches of only padding are skipped.
 """
 
 import importlib.metadata
@@ -111,7 +111,7 @@ class Transformer(nn.Module):
 
 
 def build(case, x, seed=0):
-    """Returns its module; trainable weights, by their paths; frozen ones."""
+    """Returns the module of a case, and two dicts by path: trainable and frozen weights."""
     modules = {"digits": Digits, "wrn_16_4": WRN, "depthwise": Depthwise}
     module = modules[case]() if case in modules else Transformer(case == "transformer_lora")
     weights = nn.FrozenDict(module.init(jax.random.key(seed), x[:1])["params"])
@@ -142,7 +142,7 @@ def _nested(flat):
 
 
 def loss_of(module, frozen):
-    """Returns the loss of trained weights on a batch."""
+    """Returns a function that computes the loss from the trained weights and a batch."""
 
     def loss(weights, x, y):
         logits = module.apply({"params": _nested({**frozen, **weights})}, x)
@@ -167,7 +167,7 @@ def planned(sampling_probability, updates, batch_size, seed, **budget):
 
 
 def private_update(plan, loss, optimizer, microbatch_size):
-    """Returns a jitted update of weights and states by padded rows."""
+    """Returns a jitted function that updates weights and states from a padded batch."""
     gradient = plan.clipped_grad(loss, batch_argnums=(1, 2), microbatch_size=microbatch_size)
 
     @jax.jit
@@ -181,13 +181,13 @@ def private_update(plan, loss, optimizer, microbatch_size):
 
 
 def rows(x, y, drawn, multiple):
-    """Returns the drawn examples, padded, and which rows are padding."""
+    """Returns the drawn examples with padding, and a mask that is True for padding."""
     index = batch_selection.pad_to_multiple_of(drawn, multiple)
     return x[index], y[index], index == -1
 
 
 def digits(seed, rate=cases.DIGITS_RATE):
-    """Trains the digits."""
+    """Trains the digits and returns a dict of accuracy, epsilon and seconds."""
     x, y, test_x, test_y = cases.digits()
     began = time.perf_counter()
     probability, updates = cases.DIGITS_BATCH / len(x), cases.DIGITS_UPDATES
@@ -220,14 +220,14 @@ def digits(seed, rate=cases.DIGITS_RATE):
 
 
 def _noise_multiplier(event):
-    """Returns the noise multiplier of the Gaussian event inside of an event."""
+    """Returns the noise multiplier of the Gaussian event that `event` contains."""
     while not hasattr(event, "noise_multiplier"):
         event = event.event
     return float(event.noise_multiplier)
 
 
 class training:  # noqa: N801
-    """Updates of a case; `mode` is one of the library's, or "ordinary"."""
+    """Makes updates of a case. `mode` is a mode of this library or "ordinary" (without privacy)."""
 
     def __init__(self, case, mode):
         self._x, self._y = cases.examples(case)
@@ -258,12 +258,12 @@ class training:  # noqa: N801
             self._update, self._state = update, (weights, optimizer.init(weights))
 
     def step(self):
-        """One update of one batch."""
+        """Makes an update on one batch."""
         self._made(np.arange(cases.BATCH))
         jax.block_until_ready(self._state)
 
     def epoch(self):
-        """An update of every batch."""
+        """Makes an update on every batch."""
         if self._private:
             drawn = self._plan.batch_selection_strategy.batch_iterator(cases.EXAMPLES)
         else:

@@ -1,4 +1,4 @@
-"""Opacus on PyTorch: `PrivacyEngine.make_private`, with each of its ways to get gradients."""
+"""Opacus on PyTorch: `PrivacyEngine.make_private`. A mode is a way to compute gradients."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ def versions():
 
 
 class Block(nn.Module):
-    """Two convolutions of a WRN, normalized before each, and the skip path."""
+    """A block of a WRN: two convolutions, each after a normalization, and the skip path."""
 
     def __init__(self, inputs, outputs, stride):
         super().__init__()
@@ -33,13 +33,13 @@ class Block(nn.Module):
         self.skip = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x):
-        """Like `tfdpx.models.WideResNet`."""
+        """Applies the block to x [batch, channels, height, width]."""
         y = self.conv1(functional.relu(self.norm1(x)))
         return self.skip(x) + self.conv2(functional.relu(self.norm2(y)))
 
 
 class Depthwise(nn.Sequential):
-    """A depthwise convolution and one of single pixels."""
+    """A depthwise 3x3 convolution and a 1x1 convolution."""
 
     def __init__(self, inputs, outputs, stride):
         super().__init__(
@@ -51,7 +51,7 @@ class Depthwise(nn.Sequential):
 
 
 class LoRALinear(nn.Module):
-    """A frozen kernel and two factors that train."""
+    """A dense layer with a frozen kernel and two trained factors of low rank."""
 
     def __init__(self, width, rank):
         super().__init__()
@@ -61,12 +61,12 @@ class LoRALinear(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x):
-        """Both."""
+        """Returns the sum of both products with x."""
         return self.frozen(x) + self.up(self.down(x))
 
 
 class Encoder(nn.Module):
-    """A pre-norm block of attention and of a perceptron."""
+    """A pre-norm encoder block: attention, then an MLP."""
 
     def __init__(self, width, lora):
         super().__init__()
@@ -89,7 +89,7 @@ class Encoder(nn.Module):
 
 
 class Mean(nn.Module):
-    """The mean of all tokens."""
+    """A layer that averages all tokens."""
 
     def forward(self, x):
         """Returns the mean of x [batch, tokens, width]."""
@@ -139,14 +139,14 @@ def build(case):
 
 
 def loader(x, y, batch_size):
-    """Returns shuffled batches, images with their channels first."""
+    """Returns a loader of shuffled batches. Images have their channels first."""
     x = torch.from_numpy(x)
     x = x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x
     return data.DataLoader(data.TensorDataset(x, torch.from_numpy(y)), batch_size, shuffle=True)
 
 
 def digits(seed, rate=cases.DIGITS_RATE):
-    """Trains the digits by `make_private_with_epsilon`."""
+    """Trains the digits by `make_private_with_epsilon` and returns a dict of results."""
     x, y, test_x, test_y = cases.digits()
     began = time.perf_counter()
     torch.manual_seed(seed)
@@ -187,7 +187,7 @@ def digits(seed, rate=cases.DIGITS_RATE):
 
 
 class training:  # noqa: N801
-    """Updates of a case; `mode` is one of the library's, or "ordinary"."""
+    """Makes updates of a case. `mode` is a mode of this library or "ordinary" (without privacy)."""
 
     def __init__(self, case, mode):
         x, y = cases.examples(case)
@@ -212,11 +212,11 @@ class training:  # noqa: N801
             self._loss = loss[0] if loss else self._loss
 
     def step(self):
-        """One update of one batch."""
+        """Makes an update on one batch."""
         self._update(*self._batch)
 
     def epoch(self):
-        """An update of every batch."""
+        """Makes an update on every batch."""
         for x, y in self._batches:
             self._update(x, y)
 

@@ -98,14 +98,14 @@ def compiled(case, mode, noise_multiplier, rate):
         )
         optimizer = keras.optimizers.SGD(rate)
         has_rules = gradient_clipping_utils.all_trainable_layers_are_registered(model, registry)
-        if mode == "fast clipping" and not has_rules:  # The model would not say so.
+        if mode == "fast clipping" and not has_rules:  # The library itself raises no error.
             raise NotImplementedError("no convolution rule")
     model.compile(optimizer, loss)
     return model
 
 
 def digits(seed, rate=cases.DIGITS_RATE, mode="model"):
-    """Trains the digits; epsilon is the one of Poisson sampling, which it does not have."""
+    """Trains the digits. The epsilon assumes Poisson sampling, but the batches are shuffled."""
     x, y, test_x, test_y = cases.digits()
     watch = worker.stopwatch(keras)
     keras.utils.set_random_seed(seed)
@@ -129,7 +129,7 @@ def digits(seed, rate=cases.DIGITS_RATE, mode="model"):
 
 
 class training:  # noqa: N801
-    """Updates of a case; `mode` is one of the library's, or "ordinary"."""
+    """Makes updates of a case. `mode` is a mode of this library or "ordinary" (without privacy)."""
 
     def __init__(self, case, mode):
         if case == "transformer_lora":
@@ -143,11 +143,11 @@ class training:  # noqa: N801
         self._update = lambda: update(batch)
 
     def step(self):
-        """One update of one batch."""
+        """Makes an update on one batch."""
         self._update()
 
     def epoch(self):
-        """Makes an update of every batch; returns its seconds."""
+        """Makes an update on every batch and returns the seconds of the epoch."""
         watch = worker.stopwatch(keras)
         self._model.fit(self._data, verbose=0, callbacks=[watch])
         return watch.epoch

@@ -1,4 +1,4 @@
-"""tfdpx: a compiled Keras model with another optimizer, and `fit`."""
+"""Trains with tfdpx: compiles a Keras model with a private optimizer, and calls `fit`."""
 
 import sys
 
@@ -11,7 +11,7 @@ from experiments.comparison import cases, worker
 from tfdpx.layers import trainable
 from tfdpx.train import startup
 
-# Epochs that a training may request: the plan ends after them.
+# The plan has updates for this number of epochs, more than the comparison requests.
 EPOCHS = 100
 
 
@@ -35,7 +35,7 @@ def build(case):
 
 
 def digits(seed, rate=cases.DIGITS_RATE):
-    """Trains the digits by `fit`."""
+    """Trains the digits by `fit` and returns a dict of results."""
     x, y, test_x, test_y = cases.digits()
     watch = worker.stopwatch(keras)
     keras.utils.set_random_seed(seed)
@@ -67,14 +67,14 @@ def digits(seed, rate=cases.DIGITS_RATE):
 
 
 class training:  # noqa: N801
-    """Updates of a case; `mode` is one of the library's, or "ordinary"."""
+    """Makes updates of a case. `mode` is a mode of this library or "ordinary" (without privacy)."""
 
     def __init__(self, case, mode):
         self._x, self._y = cases.examples(case)
         self._model = build(case)
         optimizer = keras.optimizers.SGD(cases.RATE)
         if mode != "ordinary":
-            startup.keep_freed_memory()  # As in programs.
+            startup.keep_freed_memory()  # The programs of tfdpx do the same.
             plan = tfdpx.PrivacyPlan(
                 num_examples=cases.EXAMPLES,
                 batch_size=cases.BATCH,
@@ -90,11 +90,11 @@ class training:  # noqa: N801
         self._update = lambda: update(batch)
 
     def step(self):
-        """One update of one batch."""
+        """Makes an update on one batch."""
         self._update()
 
     def epoch(self):
-        """Makes an update of every batch; returns its seconds."""
+        """Makes an update on every batch and returns the seconds of the epoch."""
         watch = worker.stopwatch(keras)
         self._model.fit(self._x, self._y, cases.BATCH, verbose=0, callbacks=[watch])
         return watch.epoch

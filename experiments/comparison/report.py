@@ -1,4 +1,4 @@
-"""Tables and a picture of the results that `python -m experiments.comparison` wrote.
+"""Makes tables and a picture from the results that `python -m experiments.comparison` wrote.
 
     python -m experiments.comparison.report RESULTS.json PICTURE.png
 
@@ -19,7 +19,10 @@ _NAMES = {"tfdpx": "tfdpx", "opacus": "Opacus"}
 
 
 def figures(results):
-    """Returns `{part: {library: {figure: number}}}`: medians, fastest epochs, and their ratios."""
+    """Returns `{part: {library: {figure: number}}}`: times, memory and ratios.
+
+    A figure of steps is a median over turns, and a figure of epochs is the fastest turn.
+    """
     parts = {}
     for part, of in (("digits", _of_digits), *((case, _of_case) for case in cases.CASES)):
         if part in results:
@@ -33,7 +36,7 @@ def _of_digits(runs):
     event, times = dp_accounting.GaussianDpEvent(run["noise_multiplier"]), run["updates"]
     if run["sampling"] == "Poisson":
         event = dp_accounting.PoissonSampledDpEvent(run["sampling_probability"], event)
-    else:  # In one batch per epoch.
+    else:  # Without Poisson sampling an example is in one batch per epoch.
         times = round(times * run["sampling_probability"])
     exact = dp_accounting.pld.PLDAccountant().compose(event, times)
     return {key: statistics.median(r[key] for r in runs) for key in keys} | {
@@ -48,7 +51,7 @@ def _of_case(measured):
     if "failure" in measured:
         return {"failure": measured["failure"]}
     figures = {"mode": measured["mode"]}
-    # The fastest of few epochs: disturbances by the machine only add time.
+    # There are few epochs, so the fastest one is taken. Other programs can only add time.
     of_turns = {"step": statistics.median, "cpu_step": statistics.median, "epoch": min}
     memory = {
         "process_memory": lambda of: of["peak_mib"],
@@ -63,7 +66,7 @@ def _of_case(measured):
 
 
 def tables(results):
-    """Returns Markdown of all figures, a table per part."""
+    """Returns all figures in Markdown, with a table for each part."""
     parts = figures(results)
     titles = {"digits": f"digits, epsilon {cases.EPSILON:g}", **cases.CASES}
     return "\n".join(
@@ -73,7 +76,7 @@ def tables(results):
 
 
 def summary(results):
-    """Returns Markdown of the most important figures, a line each."""
+    """Returns the most important figures in Markdown, a line for each."""
     parts = figures(results)
     accuracy, ratio, memory = _SHORT
     lines = [
@@ -94,7 +97,7 @@ def summary(results):
 
 
 def draw(results, path):
-    """Draws two panels: a private step over an ordinary one, and seconds of a private epoch."""
+    """Draws two panels: private step time relative to an ordinary step, and private epoch time."""
     parts = figures(results)
     shown = [case for case in cases.CASES if case in parts]
     if not shown:
@@ -125,7 +128,7 @@ def draw(results, path):
     figure.savefig(path, dpi=120)
 
 
-# Rows of a table: the text of a library's figures.
+# The rows of a table: from a title to a function that formats a library's figures.
 _DIGITS = {
     "test accuracy, median (least to largest)": (
         "{accuracy:.1%} ({least_accuracy:.1%} to {largest_accuracy:.1%})"
@@ -168,7 +171,7 @@ def _row(label, columns, text):
 
 
 def main():
-    """Prints and draws."""
+    """Prints the tables and draws the picture; see the module."""
     results = json.loads(pathlib.Path(sys.argv[1]).read_text())
     draw(results, sys.argv[2])
     print(tables(results))

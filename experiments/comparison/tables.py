@@ -1,16 +1,21 @@
-"""Accuracy (R2 for regressions) of private models of tables, next to diffprivlib and no privacy.
+"""Compares private models of tables with diffprivlib, and with models without privacy.
 
     python -m experiments.comparison.tables --peer=/path/to/python/with/diffprivlib
 
-Tables of scikit-learn with public ranges of their columns, and generated ones, which nothing was
-fitted on, with public and with estimated ranges. Preprocessing is paid from the same epsilon; delta
-is 1e-5. "rough_10" has bounds that are ten times too wide at both ends; "rare" has 3% positives,
-and is scored by the area under the curve (AUC). "heads" are `tfdpx.heads` on the public ranges,
-without tuning: the setting, of eight, with the best median on the test rows. There is none for
-regressions and for "rare". diffprivlib gets
-the public ranges and the categories; its guarantee is pure, with delta 0.
-The last line is one JSON object: median, least and largest over seeds. For scikit-learn's tables
-every seed has separate test rows.
+The score is the accuracy; for regressions R2, and for the table "rare", which has 3% positives, the
+area under the ROC curve (AUC).
+
+Tables: the tables of scikit-learn are used with public ranges of their columns. Generated tables
+are used with public and with estimated ranges; no setting of tfdpx was chosen on them. "rough_10"
+has bounds that are ten times too wide at both ends.
+
+Methods: the models of tfdpx pay for their preprocessing from the same epsilon, at delta 1e-5.
+"heads" are the heads in `tfdpx.heads` on the public ranges. Of eight settings, the one with the
+best median on the test rows is shown. There are no heads for regressions and for "rare".
+diffprivlib receives the public ranges and the categories, and has delta 0.
+
+The last line is one JSON object: the median, least and largest score over seeds. For scikit-learn's
+tables, each seed holds out other test rows.
 """
 
 import argparse
@@ -38,10 +43,12 @@ def make_table(key, num_rows, task="classification", curved=None):
     """Returns a `data_tables.Table` of `num_rows` rows to train on, and `TEST_ROWS` to test on.
 
     Args:
-        key: Int, which draws numbers of columns, their units, their dependencies, and the rows.
-        num_rows: Int.
-        task: "classification" or "regression": a target in about [-3, 3].
-        curved: Bool, whether the target depends on products and bumps of columns; None draws it.
+        key: Int, the seed of the table: its number of columns, their units and dependencies, and
+            its rows.
+        num_rows: Int, the number of training rows.
+        task: "classification", or "regression" with a target in about [-3, 3].
+        curved: Bool, whether the target also depends on absolute values and products of columns. By
+            default a random choice.
     """
     rng = np.random.default_rng([key, 36])
     count = num_rows + TEST_ROWS
@@ -80,7 +87,7 @@ def make_table(key, num_rows, task="classification", curved=None):
 
 
 def as_table(x, y, num_rows, limits, epsilon, classes=("no", "yes"), **goal):
-    """Returns a table of the numbers `x` with `num_rows` training rows, and a run's settings."""
+    """Returns a table with the numeric columns of `x`, and the settings of a run on this table."""
     names = [f"column {i}" for i in range(x.shape[1])]
     rows = data_tables.Rows(dict(zip(names, x.T, strict=True)), y)
     kinds = dict.fromkeys(names, NUMBER)
@@ -93,7 +100,10 @@ def as_table(x, y, num_rows, limits, epsilon, classes=("no", "yes"), **goal):
 
 
 def make_rough(key, num_rows):
-    """Draws 20 to 50 correlated columns, normal, shifted or log-normal, and one of two labels."""
+    """Draws a table of two classes, with 20 to 50 correlated columns.
+
+    Columns are normal, shifted or log-normal. Returns x [rows, columns] and labels [rows].
+    """
     rng, count = np.random.default_rng([key, 51]), num_rows + TEST_ROWS
     columns = int(rng.integers(20, 51))
     common = rng.normal(size=(count, 4)) @ rng.normal(size=(4, columns))
@@ -107,7 +117,10 @@ def make_rough(key, num_rows):
 
 
 def make_rare(key, num_rows, share):
-    """Draws 6 to 24 columns in [-4, 4], and a label of this share that they predict (AUC 0.82)."""
+    """Draws a table with a rare class: a share of `share` of the rows.
+
+    It has 6 to 24 columns in [-4, 4], which predict the class with an AUC of about 0.82.
+    """
     rng, count = np.random.default_rng([key, 77]), num_rows + TEST_ROWS
     columns = int(rng.integers(6, 25))
     x = rng.normal(size=(count, columns)) + 0.7 * rng.normal(size=(count, 1))
@@ -118,16 +131,16 @@ def make_rare(key, num_rows, share):
 
 
 def widened(x, factor):
-    """Returns ranges of columns, wider by a factor at both ends."""
+    """Returns lower and upper bounds of the columns of `x`, `factor` times as wide as needed."""
     lower, upper = x.min(axis=0), x.max(axis=0)
     more = (factor - 1) * (upper - lower) / 2
     return lower - more, upper + more
 
 
 def public_ranges(table):
-    """Returns ranges of its numeric columns as in a public source, a dict of pairs.
+    """Returns a dict from each numeric column to its range, as if the range were public.
 
-    They come from rows other than the training rows: from all but two percent of the test rows.
+    The range contains all but two percent of the column's values in the test rows.
     """
     numbers = [name for name, kind in table.kinds.items() if kind == NUMBER]
     limits = {n: np.nanpercentile(table.test.columns[n], [1, 99]) for n in numbers}
@@ -138,12 +151,12 @@ EPSILONS = (1.0, 3.0, 8.0)
 OF_SKLEARN = ("breast_cancer", "wine", "diabetes", "digits")
 KEYS = {"generated, linear": (1_001, False), "generated, curved": (1_002, True)}
 RARE, RARE_ROWS, RARE_SHARE = "rare", 20_000, 0.03
-# How much wider bounds are than the columns.
+# From a table's name to the factor by which its bounds are too wide.
 ROUGH, ROUGH_ROWS = {"rough": 1, "rough_10": 10, "rough_100": 100}, 2_000
 PEER = "experiments/comparison/of_diffprivlib.py"
 _FC = functools.partial(tfdpx.heads.FeatureCovariance, steps=10, initial_bias=0.0)
 _ADAM = functools.partial(tfdpx.heads.FirstOrder, steps=30, initial_bias=0.0)
-# A head, its learning rate, and its clip as a multiple of the typical norm of a row.
+# Settings of heads: class, learning rate, and the clip as a multiple of a row's typical norm.
 HEADS = [
     (head, rate, clip)
     for head, rates in ((_FC, (1.0, 4.0)), (_ADAM, (0.1, 1.0)))
@@ -153,7 +166,7 @@ HEADS = [
 
 
 def main():
-    """Prints a line for each table, epsilon and method, and JSON of all."""
+    """Prints a line for each table, epsilon and method; then prints all results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--tables", default=",".join((*OF_SKLEARN, RARE, *ROUGH, *KEYS)).replace(", ", "_")
@@ -220,7 +233,7 @@ def case(name, seed, epsilon, num_rows, ranges):
         return table, resolve(None, asked)
     data = getattr(datasets, f"load_{name}")()
     order = np.random.default_rng(seed).permutation(len(data.target))
-    # These ranges are public: scikit-learn's documentation prints them; rounded outwards.
+    # scikit-learn's documentation prints these ranges, so they are public. Here they are rounded.
     limits = [(_outwards(v.min(), -1), _outwards(v.max(), 1)) for v in data.data.T]
     if name == "digits":
         limits = [(0.0, 16.0)] * data.data.shape[1]
@@ -234,7 +247,10 @@ def case(name, seed, epsilon, num_rows, ranges):
 
 
 def as_arrays(name, table, settings):
-    """Returns columns in [-1, 1] by public ranges, and one-hot; numeric targets in [-1, 1]."""
+    """Returns a dict of arrays of training and test rows, for heads and for diffprivlib.
+
+    Public ranges scale numeric columns and targets to [-1, 1]. Other columns are one-hot.
+    """
     categories = {
         name: np.unique(v) for name, v in table.test.columns.items() if v.dtype.kind == "U"
     }
@@ -267,7 +283,7 @@ def as_arrays(name, table, settings):
 
 
 def without_privacy(name, task):
-    """Returns the better score of a linear model and of boosted trees."""
+    """Fits a linear model and boosted trees, and returns the better score."""
     if task["classes"]:
         models = [
             linear_model.LogisticRegression(max_iter=1000),
@@ -282,7 +298,7 @@ def without_privacy(name, task):
 
 
 def heads(task, epsilon):
-    """Returns the accuracy of each of `HEADS`, a list."""
+    """Returns the accuracies of the settings in `HEADS`, a list of floats."""
 
     def features(x):
         return np.concatenate([x, np.ones([len(x), 1])], axis=1).astype("float32")
@@ -297,7 +313,7 @@ def heads(task, epsilon):
 
 
 def theirs(python, task, epsilon, seed):
-    """Returns the scores of diffprivlib."""
+    """Returns a list with the score of diffprivlib, from a process of the interpreter `python`."""
     done = subprocess.run(
         [python, PEER],
         input=pickle.dumps({**task, "epsilon": epsilon, "seed": seed}),
@@ -309,7 +325,7 @@ def theirs(python, task, epsilon, seed):
 
 
 def _outwards(value, sign):
-    """Returns the next number of one digit, below or above."""
+    """Returns `value` rounded to one significant digit: up if `sign` is 1, down if it is -1."""
     if value == 0:
         return 0.0
     unit = 10.0 ** math.floor(math.log10(abs(value)))

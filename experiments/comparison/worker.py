@@ -1,8 +1,9 @@
-"""One library in one process: trains the digits, or makes updates when the parent asks for them.
+"""The process of one library: trains the digits, or makes updates when the parent asks for them.
 
-A module of a library calls `main` with itself. It has `versions()`; `digits(seed)`, which returns a
-dict; and `training(case, mode)`, an object with `step()`, which makes one update of one batch, and
-`epoch()`, which makes one epoch of them. Each returns after its last update, or the seconds of it.
+The module of each library passes itself to `main`. It must define `versions()`; `digits(seed)`,
+which returns a dict; and `training(case, mode)`, an object with two methods. `step()` makes one
+update on one batch, and `epoch()` makes an epoch of updates. Both return after the last update;
+they may return the seconds that they took.
 """
 
 import json
@@ -12,8 +13,8 @@ import time
 
 
 def main(library):
-    """Does the task of the first argument. Answers are lines of JSON."""
-    # The output of libraries must not be taken for an answer.
+    """Does the task in the first argument of the command line. Answers are lines of JSON."""
+    # Answers have a separate stream: libraries print to the standard output.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     task = json.loads(sys.argv[1])
@@ -37,21 +38,21 @@ def main(library):
 
 
 def clocks():
-    """Returns seconds of time, and of the CPU in all threads of this process."""
+    """Returns the clock in seconds, and the CPU seconds of all threads of this process."""
     return time.perf_counter(), time.process_time()
 
 
 def since(began):
-    """Returns both since `began`, an earlier result of `clocks`."""
+    """Returns a dict of the clock and CPU seconds since `began`, an earlier result of `clocks`."""
     seconds, of_cpu = (now - then for now, then in zip(clocks(), began, strict=True))
     return {"seconds": seconds, "cpu_seconds": of_cpu}
 
 
 def stopwatch(keras):
-    """Returns a callback of Keras 2 or 3 with `first` and `epoch`, in seconds from now.
+    """Returns a callback, for Keras 2 or 3, that notes two moments in seconds from now.
 
-    `first` is the end of the first update; `epoch` is the end of the last epoch, before `fit`
-    releases its data: TensorFlow sometimes sleeps then.
+    The attribute `first` is the end of the first update, and `epoch` the end of the last epoch.
+    `epoch` does not include the end of `fit`, which sometimes sleeps as it releases its data.
     """
     began = time.perf_counter()
 
@@ -68,6 +69,9 @@ def stopwatch(keras):
 
 
 def resident_mib(field):
-    """Returns resident memory of this process in MiB: `VmRSS`, now; `VmHWM`, its peak."""
+    """Returns the resident memory of this process in MiB, a float.
+
+    If `field` is `VmRSS`, it is the present value; if `VmHWM`, the peak.
+    """
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))

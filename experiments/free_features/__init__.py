@@ -1,1 +1,1 @@
-"""Features that cost no privacy: from scattering, from generated images, with few weights."""
+"""Studies of features that cost no privacy, for example from scattering or generated images."""

@@ -1,4 +1,4 @@
-"""Generated images in addition to `tfdpx.synthetic`, and random views of images."""
+"""More generated images than in `tfdpx.synthetic`, and random views of images."""
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +31,7 @@ class Shapes(Generator):
 
 
 def _outside(rng, x, y, radius):
-    """Returns how far each pixel lies outside of a shape of a random kind around the origin."""
+    """Draws a shape around the origin. Returns each pixel's distance from it, negative inside."""
     kind = rng.integers(3)
     flatness = rng.uniform(0.4, 1.0)
     if kind == 0:
@@ -40,15 +40,16 @@ def _outside(rng, x, y, radius):
         reach = radius * np.array([1, flatness, 1, flatness])
         return _outside_polygon(x, y, np.arange(4) * np.pi / 2, reach / np.sqrt(2))
     sides = rng.integers(3, 7)
-    # Neighbouring sides differ by less than half a turn: the polygon is bounded.
+    # The angles of neighbouring sides differ by less than half a turn, so the polygon is bounded.
     angles = 2 * np.pi / sides * (np.arange(sides) + rng.uniform(-0.2, 0.2, size=sides))
     return _outside_polygon(x, y, angles, radius * rng.uniform(0.5, 0.8, size=sides))
 
 
 def _outside_ellipse(x, y, a, b):
-    """Returns the distance to the ellipse of half-axes `a` along x and `b` along y.
+    """Returns the distance to an ellipse with half-axes `a` along x and `b` along y.
 
-    It is negative inside. It is correct to first order, and exact on the outline and for circles.
+    The distance is negative inside. It is correct to first order, and exact on the outline and for
+    circles.
     """
     level = np.hypot(x / a, y / b)
     slope = np.hypot(x / a**2, y / b**2) / np.maximum(level, 1e-12)
@@ -56,27 +57,27 @@ def _outside_ellipse(x, y, a, b):
 
 
 def _outside_polygon(x, y, angles, reach):
-    """Returns how far points lie beyond a polygon with sides of outward normals at `angles`.
+    """Returns the distance of points from a polygon, negative inside.
 
     Args:
         x: Float array.
         y: Float array of the same shape.
-        angles: Float array [k], in radians.
-        reach: Float array [k]: the distance of each side from the origin.
+        angles: Float array [k], the directions of the sides' outward normals in radians.
+        reach: Float array [k], the distance of each side from the origin.
 
     Returns:
-        Float array of the shape of `x`: the distance to the farthest side, negative inside. It
-        is the distance to the polygon except beyond corners.
+        Float array of the shape of `x`: the largest signed distance to the line of a side. Beyond a
+        corner it is smaller than the distance to the polygon.
     """
     normals = zip(np.cos(angles), np.sin(angles), reach, strict=True)
     return np.max([cos * x + sin * y - far for cos, sin, far in normals], axis=0)
 
 
 def _texture(rng, y, x, size, channels):
-    """Returns [..., channels]: two random colours in a random pattern of about `size`."""
+    """Returns a pattern of two colours, [..., channels]. Its details are about `size` wide."""
     first, second = rng.random([2, channels])
     kind = rng.integers(5)
-    # Waves shorter than three pixels would be noise.
+    # Waves shorter than three pixels would look like noise.
     wave = max(rng.uniform(0.3, 1.2) * size, 3) / (2 * np.pi)
     phase = rng.uniform(0, 2 * np.pi)
     if kind == 0:
@@ -93,7 +94,7 @@ def _texture(rng, y, x, size, channels):
 
 
 def _soft_step(values, wave):
-    """Returns values in [-1, 1] as 0 and 1, with an edge of about a pixel."""
+    """Maps negative values to 0 and positive ones to 1, with a smooth edge about a pixel wide."""
     return np.clip(0.5 + values * wave, 0, 1)
 
 
@@ -101,17 +102,19 @@ class RandomViews:
     """Random affine maps of the image plane, changes of contrast and brightness, and flips.
 
     The kinds of changes follow Dosovitskiy et al. 2014 (arXiv:1406.6909) and Chen et al. 2020
-    (arXiv:2002.05709). Their strengths are constants, chosen for no data set. `draw` makes the
-    random choices of the whole batch and `apply` follows them, so seed and step replay a view.
+    (arXiv:2002.05709). The default strengths were not tuned on any data set. `draw` makes the
+    random choices for the whole batch, and `apply` computes the views. The same seed gives the same
+    views again.
 
     Args:
-        flip: Bool. Whether half of the views are mirrored. Not if left and right have a meaning.
+        flip: Bool, whether half of the views are mirrored. Use False if left and right matter.
         turn: Float, the largest rotation in radians.
-        zoom: Float >= 1, the largest factor in size, and its inverse the smallest.
-        shear: Float, the largest shift of a row by a pixel's distance from the centre.
-        shift: Float, the largest shift along each axis as a part of the image.
+        zoom: Float >= 1. An object's size changes by a factor between `1 / zoom` and `zoom`.
+        shear: Float, the largest horizontal shift of a pixel row, divided by the row's distance
+            from the centre.
+        shift: Float, the largest shift along each axis, as a fraction of the image's size.
         contrast: Float in [0, 1), the largest change of contrast around the middle grey.
-        brightness: Float, the largest change of brightness in grey levels of 256.
+        brightness: Float, the largest change of brightness, in grey levels from 0 to 255.
     """
 
     def __init__(
@@ -121,11 +124,11 @@ class RandomViews:
         self.shift, self.contrast, self.brightness = shift, contrast, brightness
 
     def draw(self, batch_size, augmult, seed):
-        """Draws the choices of `augmult` views of each of `batch_size` images.
+        """Draws the random choices for `augmult` views of each image in a batch.
 
         Args:
             batch_size: Int or int tensor.
-            augmult: Int, K.
+            augmult: Int, the number K of views of each image.
             seed: int64 tensor of shape [2].
 
         Returns:
@@ -135,7 +138,9 @@ class RandomViews:
         return tf.random.stateless_uniform(shape, seed, -1.0, 1.0, alg="philox")
 
     def apply(self, images, choices):
-        """Returns the views that `choices` describe; outside, images continue with their edge.
+        """Returns the views that `choices` describe.
+
+        A view may show places outside of the image. They have the colour of the nearest pixel.
 
         Args:
             images: uint8 tensor [B, H, W, C], H and W static.
@@ -164,7 +169,10 @@ class RandomViews:
 
 
 def _interpolated(images, rows, columns):
-    """Returns [B, K, h, w, C]: `images` [B, H, W, C] at `rows` and `columns` [B, K, h, w]."""
+    """Returns the images' colours at the positions `rows` and `columns`, interpolated.
+
+    The positions are [B, K, h, w], the images [B, H, W, C], and the result is [B, K, h, w, C].
+    """
     batch, (height, width, channels) = tf.shape(images)[0], images.shape[1:]
     flat = tf.reshape(images, [batch, height * width, channels])
     total = 0.0

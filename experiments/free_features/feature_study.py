@@ -1,9 +1,10 @@
-r"""Accuracy against epsilon of fixed features on small real images, for docs/features.md.
+r"""Measures fixed features on small real images: accuracy against epsilon, for docs/features.md.
 
     python -m experiments.free_features.feature_study --out=/tmp/features --seeds=5
 
-Every kind of features gets the same linear classifier, trained privately with the steps, learning
-rate and clip of `tfdpx.train.defaults`. Writes `features.json` and `features.png`.
+For each kind of features, a linear classifier is trained privately. The number of updates, the
+learning rate and the clip are from `tfdpx.train.defaults`. Writes `features.json` and
+`features.png`.
 """
 
 import argparse
@@ -26,7 +27,7 @@ SIDE, STRIP, PATCHES = 8, 16, 1500
 
 
 def digits():
-    """Returns images [1797, 8, 8, 1] from 0 to 1, and labels, split like the library's data set."""
+    """Returns scikit-learn's digits in [0, 1] and labels, split as in `--dataset=digits`."""
     bunch = datasets.load_digits()
     images = (bunch.images[..., np.newaxis] / 16).astype("float32")
     return model_selection.train_test_split(
@@ -42,9 +43,10 @@ def altered(change):
 
 
 def patches():
-    """Returns gray patches of scikit-learn's two photographs; a class is a photograph's quarter.
+    """Returns gray patches from scikit-learn's two photographs, in eight classes.
 
-    Each quarter is cut into upright strips; test patches come from every second one.
+    Each quarter of a photograph is a class. A quarter is cut into vertical strips. Training and
+    test patches come from alternate strips.
     """
     sets = {}
     for split, start in (("train", 0), ("test", 1)):
@@ -76,20 +78,20 @@ DATA = {
 
 
 def pixels():
-    """Returns pixels at norm one."""
+    """Returns a model from images to pixels, scaled to norm one."""
     inputs = keras.Input((SIDE, SIDE, 1))
     return keras.Model(inputs, UnitNormWithConstant()(inputs))
 
 
 def scattering():
-    """Returns the transform itself, at norm one."""
+    """Returns a model from images to their scattering transform, scaled to norm one."""
     inputs = keras.Input((SIDE, SIDE, 1))
     x = keras.layers.Resizing(2 * SIDE, 2 * SIDE)(inputs)
     return keras.Model(inputs, UnitNormWithConstant()(Scattering2D(2, padding="zeros")(x)))
 
 
 def whitened():
-    """Returns the features of `tfdpx.models.ScatterLinear`."""
+    """Returns a model from images to the features of `tfdpx.models.ScatterLinear`."""
     model = ScatterLinear(2, (SIDE, SIDE, 1))
     return keras.Model(model.input, model.get_layer("unit_norm").output)
 
@@ -121,7 +123,7 @@ def accuracy(data, epsilon, seed):
 
 
 def main():
-    """Measures everything, prints a table, and writes the figures."""
+    """Measures all features on all data, prints a table, and writes the files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=".", help="Folder to write to.")
     parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA, help="Data sets.")

@@ -1,12 +1,14 @@
-r"""Few weights or all: a small vision transformer, from generated images to the digits.
+r"""Fine-tunes few or all weights of a small vision transformer, pre-trained on generated images.
 
     python -m experiments.free_features.few_weights --workdir=runs/fine_tuning_few
 
-Pre-trains on generated strokes and shapes with a separate class for each image, which spends no
-privacy. Then trains on the digits, at each epsilon, the choices of `tfdpx.layers.trainable`: the
-last layer, with biases, with normalization, with LoRA; all weights; and all from scratch. The
-learning rate of each is the best of `RATES` on a quarter of the training images, at epsilon
-3 and one seed, and is used for every epsilon. An interrupted study resumes. The results are
+Pre-trains on generated strokes and shapes, with a separate class for each image; this spends no
+privacy. Then fine-tunes on the digits, at each epsilon. The trained weights are one of the choices
+of `tfdpx.layers.trainable`: the last layer; the last layer with biases, with normalization, or with
+LoRA; or all weights. All weights are also trained from scratch.
+
+Each choice has one learning rate for every epsilon. It is the best of `RATES` on a held-out quarter
+of the training images, at epsilon 3 and one seed. An interrupted study resumes. The results are
 `table.md` and `few_weights.png`.
 """
 
@@ -32,15 +34,15 @@ EPSILONS = (1.0, 3.0, 8.0)
 RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 TUNED_AT, RANK, DELTA = 3.0, 4, 1e-5
 WIDTH, HEADS, BLOCKS = 32, 4, 2
-OF_EACH_KIND = 500  # Generated images.
+OF_EACH_KIND = 500  # The number of generated images.
 
 
 def tiny_vit():
-    """Returns a vision transformer from 8x8 images, values 0 to 255, to its 16 tokens in a row."""
+    """Returns a vision transformer. It maps 8x8 images in [0, 255] to 16 joined tokens."""
     images = keras.Input((8, 8, 1))
     x = layers.Conv2D(WIDTH, 2, strides=2)(layers.Rescaling(1 / 127.5, -1)(images))
     x = layers.Reshape((16, WIDTH))(x)
-    # Its bias has an entry for each token, the embedding of positions.
+    # The bias of this layer has an entry for each token, so it is the embedding of positions.
     x = layers.EinsumDense("btd,de->bte", (16, WIDTH), bias_axes="te", name="positions")(x)
     for _ in range(BLOCKS):
         y = layers.LayerNormalization()(x)
@@ -51,11 +53,13 @@ def tiny_vit():
 
 
 def pretrain(path, steps):
-    """Writes a `tiny_vit` that separates generated images in any view, with features scaled.
+    """Trains a `tiny_vit` to tell generated images apart in random views, and writes its file.
+
+    Its features are scaled by their statistics on these images.
 
     Args:
         path: `pathlib.Path` of the `.keras` file.
-        steps: Int, updates on 256 views.
+        steps: Int, the number of updates, each on 256 views.
     """
     keras.utils.set_random_seed(0)
     kinds = tfdpx.synthetic.Strokes, Shapes
@@ -63,7 +67,7 @@ def pretrain(path, steps):
     images = np.rint(255 * np.concatenate(generated)).astype("uint8")
     model, views = tiny_vit(), RandomViews()
     separate(model, images, steps, 256, keras.optimizers.AdamW, 3e-3, views)
-    features = model.predict(images, verbose=0)  # Of generated images, so statistics are free.
+    features = model.predict(images, verbose=0)  # Generated images: no privacy is spent.
     scaled = layers.Normalization(mean=features.mean(0), variance=features.var(0) + 1e-3)
     keras.Model(model.inputs, scaled(model.output), name=model.name).save(path)
 
@@ -73,13 +77,13 @@ def accuracy(path, what, epsilon, rate, seed, train, test, steps):
 
     Args:
         path: `pathlib.Path` of the pre-trained file.
-        what: One of `WHAT`.
+        what: One of `WHAT`, the weights to train.
         epsilon: Float.
-        rate: Float, learning rate.
-        seed: Int, of draws, noise and new weights.
-        train: Pair of images and labels.
-        test: Likewise.
-        steps: Int, updates of 512 images on average.
+        rate: Float, the learning rate.
+        seed: Int, the seed of batches, noise and new weights.
+        train: Pair of training images and labels.
+        test: Pair of test images and labels.
+        steps: Int, the number of updates, each on 512 images on average.
     """
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
@@ -101,13 +105,13 @@ def accuracy(path, what, epsilon, rate, seed, train, test, steps):
 
 
 def study(workdir, seeds, steps, pretraining_steps):
-    """Computes the missing results, and writes table and picture.
+    """Computes the missing results, and writes the table and the picture.
 
     Args:
-        workdir: `pathlib.Path`.
+        workdir: `pathlib.Path`, the folder of all results.
         seeds: List of ints.
-        steps: Int, private updates.
-        pretraining_steps: Int.
+        steps: Int, the number of private updates.
+        pretraining_steps: Int, the number of updates on generated images.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     path, results = workdir / "tiny_vit.keras", workdir / "results.jsonl"
@@ -148,7 +152,10 @@ def study(workdir, seeds, steps, pretraining_steps):
 
 
 def write_table(table, weights, rates, path):
-    """Writes medians and ranges: a row per set of trained weights, a column per epsilon."""
+    """Writes a table of medians and ranges.
+
+    It has a row for each choice of trained weights, and a column for each epsilon.
+    """
     head = ["trained", "weights", "learning rate", *(f"epsilon {e:g}" for e in EPSILONS)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for what in WHAT:

@@ -4,9 +4,9 @@ r"""Pre-trains an image classifier on generated images, which cost no privacy.
     python -m tfdpx.train.classify --preset=digits_synthetic --epsilon=3 \
         --init_from=runs/synthetic/model.keras
 
-Each image is a separate class, and the network sees turned, scaled and shifted views of it. No data
-set is read: --dataset only names the images that it is for. Their size and normalization are
-constants of a table.
+Each image is a separate class, and the network sees turned, scaled and shifted views of the image.
+The program reads no data set. --dataset names the images that the network will be used for; only
+their public size and normalization matter.
 """
 
 import argparse
@@ -33,7 +33,7 @@ KINDS = {
 
 
 def main():
-    """Trains and writes `model.keras` and `record.json`."""
+    """Reads the flags, trains, and writes `model.keras` and `record.json`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, required=True, help="Folder for the model and its record.")
@@ -89,20 +89,20 @@ def pretrain(arguments):
 
 
 def separate(features, images, steps, batch_size, optimizer, learning_rate, views, seed=0):
-    """Trains a model, in place, whose features tell any view of an image from views of others.
+    """Trains a model in place, so its features tell the views of an image from other images' views.
 
     Args:
         features: `keras.Model` from images to features.
         images: uint8 `[count, height, width, channels]`.
-        steps: Int.
+        steps: Int, the number of updates.
         batch_size: Int.
-        optimizer: Function of a schedule, to an optimizer.
-        learning_rate: Float, the largest one of a cosine with a warm-up.
+        optimizer: Function that takes a schedule of learning rates and returns an optimizer.
+        learning_rate: Float, the largest rate of the schedule, a cosine with a warm-up.
         views: `RandomViews`.
-        seed: Int.
+        seed: Int, the seed of batches and views.
 
     Returns:
-        The last loss, a float.
+        Float, the loss of the last update.
     """
     logits = keras.layers.Dense(len(images), dtype="float32", name="exemplars")(features.output)
     model, warmup = keras.Model(features.input, logits), min(100, steps // 2)

@@ -1,1 +1,1 @@
-"""Private heads on features: comparisons, searches, and free features of small images."""
+"""Comparisons of private heads on features, and searches for their arguments."""

@@ -1,15 +1,15 @@
-r"""Compares the private heads on features, over many epsilons, in a table and a picture.
+r"""Compares the private heads on features at several epsilons, in a table and a picture.
 
     python -m experiments.heads.compare --workdir=/tmp/heads
     python -m experiments.heads.compare --dataset=digits:5-9 --init_from=runs/pretrained \
         --workdir=/tmp/digits
 
-Without --dataset it makes a Gaussian mixture of 50,000 x 768 features in 100 classes (`mixture`).
-This takes a quarter of an hour on two cores, and several hours with the ten steps of dp_newton;
-leave it out by --methods. With --dataset the features are as in `classify --head`. Every fit is
-a line of `results.jsonl` in the working directory; an interrupted run resumes after the last one.
-`table.md` and `heads.png` are the medians; the last row of the table has the seconds of a fit, as
-Table 6 of the paper has hours.
+Without --dataset, the features are drawn from a Gaussian mixture (`mixture`): 50,000 examples with
+768 features, in 100 classes. The comparison takes a quarter of an hour on two cores, and several
+hours with the ten steps of dp_newton; --methods can leave out dp_newton. With --dataset the
+features are computed as in `classify --head`. Every fit writes a line to `results.jsonl` in the
+working directory; an interrupted run resumes after the last line. `table.md` and `heads.png` show
+medians. The last row of the table has the seconds of a fit (Table 6 of the paper has hours).
 """
 
 import argparse
@@ -32,16 +32,17 @@ from tfdpx.train.heads import Features
 def mixture(count, dimension=768, num_classes=100, seed=0, separation=0.5):
     """Returns features of norm one, float32 `[count, dimension]`, and labels `[count]`.
 
-    As in a trained network, the variance falls as 1/i over the directions i, and classes differ in
-    the first `num_classes - 1` of them. There the spread of their means is `separation` times the
-    standard deviation within a class. The directions are rotated at random, equally for all seeds.
+    As in a trained network, the variance falls as 1/i over the directions i. Classes differ in the
+    first `num_classes - 1` directions. In each of these directions, the standard deviation of the
+    classes' means is `separation` times the standard deviation within a class. A random rotation,
+    the same for all seeds, is applied last.
 
     Args:
-        count: Int.
-        dimension: Int.
+        count: Int, the number of examples.
+        dimension: Int, the number of features.
         num_classes: Int.
-        seed: Int, of the examples; classes are the same for all.
-        separation: Float.
+        seed: Int, the seed of the examples. The classes do not depend on it.
+        separation: Float, see above.
     """
     classes, examples = np.random.default_rng(20_220_428), np.random.default_rng([seed, 1])
     scales = (1.0 + np.arange(dimension)) ** -0.5
@@ -60,10 +61,10 @@ def mixture(count, dimension=768, num_classes=100, seed=0, separation=0.5):
 
 
 def write_table(medians, seconds, path):
-    """Writes a row per epsilon and a column per method; the best of each row in bold.
+    """Writes a table with a row per epsilon and a column per method. A row's best is bold.
 
     Args:
-        medians: Dict from `(method, epsilon as a string)` to accuracy.
+        medians: Dict from `(method, epsilon as a string)` to the median accuracy.
         seconds: Dict from a method to the median seconds of its fits.
         path: `pathlib.Path`.
     """
@@ -89,7 +90,7 @@ EPSILONS = "0.01,0.05,0.1,0.5,1,2,4,8,inf"
 
 
 def main(arguments=None):
-    """Runs the comparison of the flags; errors of the user become one line."""
+    """Runs the comparison that the flags describe. A `UserError` is printed as one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, help="Folder for results.")
@@ -105,13 +106,13 @@ def main(arguments=None):
     flags.FLAGS.mark_as_parsed()  # The flags of `classify` keep their defaults.
     if values.workdir is None:
         parser.error("--workdir names the folder for results. It is not set.")
-    flags.FLAGS(["experiments.heads"])  # Those of the data, at their defaults.
+    flags.FLAGS(["experiments.heads"])  # The flags of the data keep their defaults.
     with in_one_line("experiments.heads.compare"):
         compare(values)
 
 
 def compare(values):
-    """Computes the missing fits of all methods, epsilons and seeds, and reports all."""
+    """Makes the missing fits of all methods, epsilons and seeds, and writes all results."""
     values.workdir.mkdir(parents=True, exist_ok=True)
     results = values.workdir / "results.jsonl"
     lines = resumable.lines(results)

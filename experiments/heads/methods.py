@@ -5,10 +5,11 @@ import math
 from tfdpx import heads
 from tfdpx.train.errors import UserError, checking_flags
 
-# Arguments other than the budget. Steps are the paper's: Tables 2 to 4 and 6 have Newton and
-# feature covariance at 1 and 10, and Adam at 1, 10 and 100. Learning rates and alpha were chosen
-# on other draws of the mixture, a smaller one for dp_newton. After one step from zero a learning
-# rate only scales the scores, so it changes no accuracy.
+# From a name to the class of a head and its arguments, without the budget. Numbers of steps are
+# from the paper: Tables 2 to 4 and 6 have Newton and feature covariance with 1 and 10 steps, and
+# Adam with 1, 10 and 100. Learning rates and alpha were chosen on other draws of the mixture; for
+# dp_newton, on a smaller mixture. After one step from zero a learning rate only scales the scores,
+# so it does not change the accuracy.
 METHODS = {
     "dp_ls": (heads.LeastSquares, {"alpha": 1.0}),
     "dp_newton": (heads.Newton, {"steps": 10, "learning_rate": 0.1}),
@@ -30,7 +31,7 @@ METHODS = {
 
 
 def build(method, num_classes, epsilon, delta, seed=None, **arguments):
-    """Returns the head with a name.
+    """Returns the unfitted head of a method.
 
     Args:
         method: One of `METHODS`.
@@ -38,7 +39,7 @@ def build(method, num_classes, epsilon, delta, seed=None, **arguments):
         epsilon: Float; infinity fits without clipping and noise.
         delta: Float.
         seed: Optional int.
-        **arguments: They replace the method's.
+        **arguments: Arguments of the head; they replace the method's arguments.
 
     Raises:
         UserError: If there is no such method, or an argument is invalid.

@@ -1,20 +1,22 @@
-r"""Searches the arguments of a private head on features, by Optuna or at random and paid for.
+r"""Searches the arguments of a private head on features, by Optuna or by private tuning.
 
     python -m experiments.heads.search --dataset=digits --workdir=W --method=dp_fc --epsilon=1 \
         --trials=20
     python -m experiments.heads.search --preset=table10/vit_g14_jft/cifar10 --epsilon=1 \
         --dry_run
 
-The features are as in `classify --head` for --dataset and --init_from, and the head is written
-to --workdir like the heads of that program. --preset is a column of Tables 7 to 10 of the paper on
-heads (`_TABLES`): method, delta, clip, steps, trials and ranges.
+For --dataset and --init_from, features are computed as in `classify --head`. The head is written to
+--workdir, as by that program. --preset names a column of Tables 7 to 10 of the paper on heads
+(`_TABLES`), with its method, delta, clip, steps, trials and ranges.
 
---trials=N searches by Optuna (`pip install optuna`) on a tenth of the training images. The
-guarantee does not cover that search: it is only for the last fit. --private_tuning=M
-covers it: a random number of runs, M on average, is made. Only the best is released, and all
-together stay within epsilon (Papernot and Steinke 2021). The number of images held out for it is
-public: each is held out or not by a secret hash of itself. The last line of the standard output is
-one JSON object.
+--trials=N searches by Optuna (`pip install optuna`). A tenth of the training images is held out to
+score the trials. The privacy guarantee is only for the last fit and does not cover the search.
+
+--private_tuning=M makes a random number of runs, M on average, and releases only the best one.
+Epsilon covers all of them (Papernot and Steinke 2021). A secret hash of each image decides if the
+image is held out. The number of held-out images is public.
+
+The last line of the standard output is one JSON object.
 """
 
 import argparse
@@ -35,7 +37,8 @@ from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.output import print_table, to_json
 from tfdpx.train.start_from import not_private
 
-# From a table to method, trials, steps (the last of those in the paper), and searched arguments.
+# From a table to its method, number of trials, number of steps (the last one if the paper has
+# several), and searched arguments.
 _RATE, _ALPHA = ("learning_rate", "l2_regularization"), ("alpha", "l2_regularization")
 _TABLES = {
     "table7": dict(method="dp_adam", trials=200, steps=100, searched=_RATE),
@@ -54,7 +57,7 @@ _BACKBONES = {"vit_g14_jft": 1664, "vit_b16_imagenet21k": 768, "vit_b16_imagenet
 
 
 def preset_names():
-    """The names of all presets, such as "table10/vit_g14_jft/cifar10"."""
+    """Returns the names of all presets, such as "table10/vit_g14_jft/cifar10"."""
     return [
         f"{table}/{backbone}/{data}"
         for table in _TABLES
@@ -70,11 +73,11 @@ def resolve_preset(name):
     Returns:
         Dict: `method`, `trials`, `steps` (None for least squares), `num_examples`, `num_classes`,
         `delta`, `dataset`, `backbone`, `dimension`, `l2_norm_clip`, `held_out` (the share of the
-        training images that trials are measured on), and `ranges`: from each searched argument to
-        its bounds, as for `head_search.by_optuna`.
+        training images that score the trials), and `ranges` (a dict from each searched argument
+    to its bounds, as for `by_optuna`).
 
     Raises:
-        UserError: If there is none with that name.
+        UserError: If no preset has this name.
     """
     if name not in preset_names():
         raise UserError(
@@ -96,15 +99,16 @@ def resolve_preset(name):
     }
 
 
-# Bounds of each method. Clips reach the 0.005 of the paper on heads. The covariance is then small
-# against the gradients, so the learning rates of dp_fc are small too.
+# Bounds of each method's arguments. Clips go down to 0.005, as in the paper on heads. With this
+# clip the covariance is small compared with the gradients, so the learning rates of dp_fc are
+# small, too.
 _RANGES = {
     "dp_ls": {"alpha": (0.01, 100.0)},
     "dp_newton": {"learning_rate": (0.01, 10.0)},
     "dp_fc": {"learning_rate": (0.001, 100.0)},
     "dp_adam": {"learning_rate": (0.01, 10.0)},
 }
-# Their names in `classify`.
+# The names of the methods in `classify`.
 _HEADS = {
     "dp_ls": "least_squares", "dp_newton": "newton", "dp_fc": "feature_covariance",
     "dp_adam": "first_order",
@@ -114,7 +118,7 @@ _HELD_OUT = 0.1
 
 
 def main(arguments=None):
-    """Runs the search of the flags; errors of the user become one line."""
+    """Runs the search that the flags describe. A `UserError` is printed as one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, help="Folder for the head.")
@@ -132,7 +136,7 @@ def main(arguments=None):
     add("--seed", type=int, help="Seed of the last fit's noise; never for release.")
     values = parser.parse_args(arguments)
     flags.FLAGS.mark_as_parsed()  # The flags of `classify` keep their defaults.
-    flags.FLAGS(["experiments.heads"])  # Those of the data, at their defaults.
+    flags.FLAGS(["experiments.heads"])  # The flags of the data keep their defaults.
     with in_one_line("experiments.heads.search"):
         record = describe(values) if values.dry_run else search(values)
     print_table(record, title="search")
@@ -140,7 +144,7 @@ def main(arguments=None):
 
 
 def describe(values):
-    """Returns the content of a preset and the noise that it needs, a dict."""
+    """Returns a dict of the content of a preset and the noise multiplier that it needs."""
     if values.preset is None:
         raise UserError("Flag --dry_run needs --preset.")
     preset = resolve_preset(values.preset)
@@ -157,7 +161,7 @@ def describe(values):
 
 
 def search(values):
-    """Searches, fits and saves a head; returns the report, a dict."""
+    """Searches the arguments, saves the fitted head, and returns a dict of results."""
     preset = resolve_preset(values.preset) if values.preset else {}
     method, mean = values.method or preset.get("method"), values.private_tuning
     trials = values.trials or preset.get("trials")
@@ -204,20 +208,22 @@ def _fixed(preset, steps):
 
 
 def ranges(method):
-    """Returns a dict from the searched arguments to their bounds, unless a preset has them."""
+    """Returns a dict from the searched arguments of a method to their bounds, without a preset."""
     return {**_RANGES[_base(method, _RANGES)], "l2_norm_clip": _CLIPS}
 
 
 def _base(method, names):
-    """Returns the name that a method begins with."""
+    """Returns the name in `names` that `method` begins with."""
     return next(name for name in sorted(names, key=len) if method.startswith(name))
 
 
 def draws(key, features):
-    """Returns draws in [0, 1), float array [n], that no one else can compute.
+    """Returns a number in [0, 1) for each example, a keyed hash of its features; float array [n].
+
+    Without the key, no one can compute these numbers.
 
     Args:
-        key: Secret bytes.
+        key: Bytes, secret.
         features: Float array [n, d].
     """
     digests = (
@@ -228,38 +234,38 @@ def draws(key, features):
 
 
 def split(features, labels, draws, share):
-    """Returns training and held-out parts, each a pair of arrays.
+    """Returns a training part and a held-out part, each a pair of features and labels.
 
-    Every example goes to a part by a separate draw, a hash of its content, which no other example
-    changes. So a score on one part and a head of the other compose in parallel. The number of
-    examples in each is public.
+    An example's part depends only on its own draw, a hash of the example; other examples do not
+    matter. An example is in only one part, so the privacy loss of a fit and a score is the larger
+    of the two losses (parallel composition). The number of examples in each part is public.
 
     Args:
         features: Float array [n, d].
         labels: Int array [n].
         draws: Float array [n] in [0, 1), from `draws`.
-        share: Float in (0, 1), of the held-out part.
+        share: Float in (0, 1), the expected fraction of examples in the held-out part.
     """
     held_out = draws < share
     return (features[~held_out], labels[~held_out]), (features[held_out], labels[held_out])
 
 
 def by_optuna(method, train, held_out, budget, trials, searched):
-    """Returns the arguments that Optuna finds best on held-out examples.
+    """Returns the arguments with the best accuracy on held-out examples, by Optuna.
 
-    No trial is paid for: the guarantee of the head that is then fitted is for that fit
-    alone, as in the paper.
+    Epsilon does not cover the trials. As in the paper, the guarantee is only for the final fit with
+    the chosen arguments.
 
     Args:
         method: Name in `methods.METHODS`.
         train: Pair of features and labels.
-        held_out: Likewise.
-        budget: Dict of num_classes, epsilon and delta, and of arguments that are not searched.
-        trials: Int.
-        searched: Dict from arguments to their bounds, as for `ranges`.
+        held_out: Pair of features and labels.
+        budget: Dict of num_classes, epsilon, delta, and the arguments that are not searched.
+        trials: Int, the number of trials.
+        searched: Dict from arguments to their bounds, as from `ranges`.
 
     Returns:
-        Dict of arguments, and the best accuracy.
+        Dict of the best arguments, and the accuracy with these arguments.
     """
     import optuna  # No other search needs it.
 
@@ -279,22 +285,26 @@ def by_optuna(method, train, held_out, budget, trials, searched):
 
 
 def privately(method, train, held_out, budget, mean, searched, rng=None):
-    """Returns the best head of a geometric number of runs, within epsilon all together.
+    """Returns the best head of a random number of runs; epsilon covers all of them.
 
-    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, of the
-    head and of its noisy score (`tfdpx.accounting.selection`). Each run draws its arguments at
-    random, independently of the other runs. An example is either trained on or held out. The score
-    is the number of held-out examples that are right, which one example changes by 1, with noise of
-    deviation noise_multiplier / sqrt(releases). So both parts cost the same, and a run no more.
+    The number of runs has a geometric distribution. Each run draws its arguments at random,
+    independently of the other runs.
+
+    Guarantee: the head and its noisy score are (epsilon, delta)-differentially private under adding
+    or removing one example (`tfdpx.accounting.selection`). An example is either trained on or held
+    out. The score is the number of held-out examples that are classified correctly; one example
+    changes this number by at most 1. The noise of the score has the standard deviation
+    `noise_multiplier / sqrt(releases)`. With this noise, scoring has the same privacy loss as
+    fitting, so a run has the privacy loss of its fit.
 
     Args:
         method: As for `by_optuna`.
         train: Pair of features and labels.
-        held_out: Likewise.
+        held_out: Pair of features and labels.
         budget: As for `by_optuna`.
-        mean: Float > 1, mean number of runs.
+        mean: Float > 1, the mean number of runs.
         searched: As for `by_optuna`.
-        rng: Optional `numpy.random.Generator` for the arguments.
+        rng: Optional `numpy.random.Generator` that draws the arguments.
 
     Returns:
         The head, the arguments, the noisy accuracy, and the `Ledger` of all runs.

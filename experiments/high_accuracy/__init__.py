@@ -1,1 +1,1 @@
-"""De et al. 2022: figures of sweeps, audits of thousands of models, many chips on paper."""
+"""Studies after De et al. 2022: figures of sweeps, audits of many models, clips and settings."""

@@ -1,20 +1,26 @@
-r"""Attacks many small models and bounds their epsilon from below (appendix A.2 of De et al. 2022).
+r"""Computes a lower bound on epsilon from attacks on many small models (De et al. 2022, A.2).
 
     python -m experiments.high_accuracy.audit --workdir=/tmp/audit
     python -m experiments.high_accuracy.audit --workdir=/tmp/audit --batch_size=0
 
-Trains LeNet on D, --num_examples images, and on D with one more, the target, always from the same
-weights; only draws and noise differ. A model's score is the logit of the target's label.
+Trains models of two kinds: on --num_examples images, and on these images with one more image, the
+target. All models are LeNets with the same initial weights; only batches and noise differ. A
+model's score is its logit for the label of the target.
 
-Phase I (Table 7), for each epsilon, trains --sweep_models of both kinds with each target, learning
-rate, clip and number of updates, and takes the setting with the largest total variation distance of
-the normals that fit the scores. Phase II (Table 8) trains --models of both kinds with that. A fifth
-chooses thresholds, and the errors on the others give a lower bound on epsilon for any mechanism, by
-Clopper-Pearson, and one for Gaussian DP, which training is with --batch_size=0, all examples in
-every update; for sampled batches the second one is an estimate. `--augmult=16` trains on views.
+Phase I (Table 7) chooses a setting for each epsilon: the target, learning rate, clip and number of
+updates. With each setting it trains --sweep_models models of each kind and fits a normal
+distribution to the scores of each kind. The chosen setting has the largest total variation distance
+between the two.
 
-Scores are lines of `scores.jsonl` in --workdir: an interrupted audit continues, and one with more
-models adds to them. `table.md` is Table 8. The last line of the standard output is one JSON object.
+Phase II (Table 8) trains --models models of each kind with the chosen setting. A fifth of them
+chooses thresholds. The errors on the others give two lower bounds on epsilon. The first, by
+Clopper-Pearson, is valid for any mechanism. The second is valid for Gaussian DP, that is, for
+--batch_size=0, which uses all examples in every update; for sampled batches it is only an estimate.
+`--augmult=16` trains on 16 views of each image.
+
+Each score is a line of `scores.jsonl` in --workdir, so an interrupted audit continues, and a later
+audit can add models. `table.md` is Table 8. The last line of the standard output is one JSON
+object.
 """
 
 import argparse
@@ -35,24 +41,27 @@ from tfdpx import audit
 from tfdpx.train.data import images
 from tfdpx.train.errors import checking_flags, in_one_line
 
-# Test images of a digit with another one's label, as in Table 7.
+# Targets that are test images of a digit with the label of another digit, as in Table 7.
 WRONG = {f"{digit}_as_{label}": (digit, label) for digit, label in ((7, 8), (6, 7), (0, 1))}
 TARGETS = ("blank", "noise", *WRONG)
 BOUNDS = {"any": audit.epsilon_lower_bound, "gdp": audit.gdp_epsilon_lower_bound}
-_LEAST = 12  # LeNet's least height and width.
+_LEAST = 12  # The least height and width that LeNet takes.
 _RESERVED = 0.2
 _CHUNK = 50
 
 
 def pixels(x):
-    """Returns bytes `[n, height, width, channels]` as float32 in [0, 1], with a border if small."""
+    """Returns images with float32 values in [0, 1], padded to LeNet's least size if necessary.
+
+    `x` is uint8 `[n, height, width, channels]`.
+    """
     missing = [max(0, _LEAST - size) for size in x.shape[1:3]]
     border = [(size // 2, size - size // 2) for size in missing]
     return np.pad(x.astype("float32") / 255, [(0, 0), *border, (0, 0)])
 
 
 def target(data, name):
-    """Returns a target: an image `[1, height, width, channels]` and its label."""
+    """Returns the target with a name: an image `[1, height, width, channels]` and its label."""
     image = pixels(data.eval_x[:1])
     if name == "blank":
         return np.zeros_like(image), 0
@@ -63,10 +72,11 @@ def target(data, name):
 
 
 def total_variation(first, second):
-    """Returns the total variation distance of the normals that fit two arrays, in [0, 1]."""
+    """Returns the total variation distance of two normal distributions, fitted to the arrays."""
     laws = [scipy.stats.norm(np.mean(s), max(np.std(s), 1e-12)) for s in (first, second)]
     (m, n), (a, b) = ([law.mean() for law in laws], [law.std() ** -2 for law in laws])
-    # The densities are equal where a quadratic, the difference of their logs, is zero.
+    # The difference of the densities' logarithms is a quadratic. Its roots are where they are
+    # equal.
     roots = np.roots([a - b, 2 * (n * b - m * a), m**2 * a - n**2 * b + np.log(b / a)])
     points = np.sort(roots[np.isreal(roots)].real)
     masses = [np.diff([0.0, *law.cdf(points), 1.0]) for law in laws]
@@ -74,17 +84,21 @@ def total_variation(first, second):
 
 
 def advantage_upper_bound(epsilon, delta):
-    """Returns the largest mean advantage at (epsilon, delta) (Humphries et al. 2020)."""
+    """Returns the largest possible mean advantage of an attack on an (epsilon, delta)-DP mechanism.
+
+    See Humphries et al. 2020.
+    """
     return (math.exp(epsilon) - 1 + 2 * delta) / (math.exp(epsilon) + 1)
 
 
 def chosen_threshold(members, others, value):
-    """Returns the threshold with the largest value, halfway between two scores.
+    """Returns the threshold with the largest value. It lies halfway between two scores.
 
     Args:
-        members: Array `[n]`, scores with the target.
-        others: Array `[n]`, scores without it.
-        value: Function of the numbers of false positives and of false negatives.
+        members: Array `[n]`, scores of models with the target.
+        others: Array `[n]`, scores of models without the target.
+        value: Function that takes the numbers of false positives and of false negatives, and
+            returns the value of a threshold with these errors.
     """
     scores = np.union1d(members, others)
     thresholds = np.append((scores[1:] + scores[:-1]) / 2, scores[-1])
@@ -93,13 +107,13 @@ def chosen_threshold(members, others, value):
 
 
 def attacked(members, others, delta, confidence):
-    """Returns the bounds and the membership figures of a row of Table 8, a dict.
+    """Returns a row of Table 8: a dict of lower bounds, AUC and advantage.
 
     Args:
         members: Array `[n]`, scores of models with the target.
-        others: Array `[n]`, scores of models without it.
-        delta: Float.
-        confidence: Float, of each lower bound.
+        others: Array `[n]`, scores of models without the target.
+        delta: Float in (0, 1).
+        confidence: Float, the confidence of each lower bound.
     """
     count = max(1, int(_RESERVED * len(members)))
     reserved = members[:count], others[:count]
@@ -121,7 +135,7 @@ def attacked(members, others, delta, confidence):
 
 
 class Scores:
-    """Trains models of one epsilon, and keeps their scores."""
+    """Trains models with one epsilon, and stores their scores in the file."""
 
     def __init__(self, values, data, epsilon):
         self._values, self._data, self._epsilon = values, data, epsilon
@@ -130,7 +144,7 @@ class Scores:
         self._x, self._y = pixels(data.train_x[rows]), data.train_y[rows].astype("int64")
 
     def plan(self, steps):
-        """Returns the plan of a training; the target has a row even where it is absent."""
+        """Returns the plan of a training. Its `num_examples` always includes the target."""
         count = len(self._y) + 1
         return tfdpx.PrivacyPlan(
             count, batch_size=self._values.batch_size or count, steps=steps,
@@ -138,11 +152,11 @@ class Scores:
         )  # fmt: skip
 
     def pair(self, setting, models):
-        """Returns two arrays `[models]`, scores with the target and without it.
+        """Returns two arrays `[models]`: scores of models with the target, and without the target.
 
         Args:
-            setting: Tuple of target, learning rate, clip and updates.
-            models: Int.
+            setting: Tuple of target, learning rate, clip and number of updates.
+            models: Int, the number of models of each kind.
         """
         values = self._values
         about = ("dataset", "num_examples", "batch_size", "augmult")
@@ -224,7 +238,7 @@ def _floats(text):
 
 
 def main(arguments=None):
-    """Runs the audit of the flags; errors of the user become one line."""
+    """Runs the audit that the flags describe. A `UserError` is printed as one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, required=True, help="Folder for scores and the table.")

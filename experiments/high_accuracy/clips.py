@@ -2,11 +2,12 @@ r"""Compares constant, automatic and adaptive clips, with several optimizers, at
 
     python -m experiments.high_accuracy.clips --seeds=5
 
-Trains a small convolutional network and a small transformer on scikit-learn's digits, and a small
-network on its table of breast cancers, by each optimizer with each clip at each learning rate of a
-grid. One trained function serves all seeds and rates: weights and slots are reset in between. The
-noise is from a plan of --epsilon; batches are Poisson samples. The last line is one JSON object:
-the median test accuracy over seeds for each learning rate.
+There are three tasks: a small convolutional network and a small transformer on scikit-learn's
+digits, and a small network on scikit-learn's table of breast cancers. Each task is trained by each
+optimizer with each clip, at several learning rates. All seeds and rates share one traced training
+step; between trainings weights and slots are reset. The noise is from a plan for --epsilon, and
+batches are Poisson samples. The last line is one JSON object: the median test accuracy over seeds
+for each learning rate.
 """
 
 import argparse
@@ -33,7 +34,7 @@ RATES = {"DPSGD": (0.5, 1.0, 2.0, 4.0), "DPAdam": (0.003, 0.01, 0.03, 0.1)}
 
 
 def convolutional():
-    """Returns a network of 5,000 weights for digits of 8 x 8 pixels."""
+    """Returns a convolutional network with 5,000 weights for digits of 8 x 8 pixels."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -47,7 +48,7 @@ def convolutional():
 
 
 def transformer():
-    """Returns one block of attention on the rows of a digit, with their places, as eight words."""
+    """Returns a transformer of one block. Its eight tokens are the pixel rows of a digit."""
     rows = keras.Input((8, 16))
     x = layers.Dense(16)(rows)
     x = x + layers.MultiHeadAttention(2, 8)(x, x)
@@ -64,14 +65,14 @@ def table():
 
 @functools.cache
 def arrays(task):
-    """Returns training and test data, each `(x, y)`."""
+    """Returns the training data and the test data of a task, each a pair `(x, y)`."""
     if task in GENERATED:
         x, y = fit_choice.problem(GENERATED[task], 1437 + fit_choice.TEST, 8, 1.3)
         x = 2 * x - 1
         return (x[:1437], y[:1437]), (x[1437:], y[1437:])
     bunch = datasets.load_breast_cancer() if task == "table" else datasets.load_digits()
     x = bunch.data.astype("float32")
-    # Constants of the scales, which count as public.
+    # The mean and standard deviation of each column are assumed to be public.
     x = (x - x.mean(0)) / x.std(0) if task == "table" else x / 8 - 1
     x = x if task == "table" else x.reshape(-1, 8, 8, 1)
     if task == "transformer":
@@ -94,7 +95,7 @@ GENERATED = {"strokes": synthetic.Strokes, "shapes": Shapes}
 
 
 def trainer(task, optimizer, clip, steps, epsilon):
-    """Returns a `Trainer` of a task, and a function that builds its network."""
+    """Returns the `Trainer` of a task, and the function that builds its network."""
     build, size = TASKS[task]
     train, _ = arrays(task)
     plan = tfdpx.PrivacyPlan(
@@ -109,7 +110,7 @@ def trainer(task, optimizer, clip, steps, epsilon):
 
 
 def compare(tasks, seeds, steps, epsilon):
-    """Returns a dict by task, optimizer and clip of dicts from rates to median accuracies."""
+    """Returns nested dicts of median accuracies, by task, optimizer, clip and learning rate."""
     results = {}
     for task, (optimizer, rates), clip in itertools.product(tasks, RATES.items(), CLIPS):
         began = time.perf_counter()
@@ -134,7 +135,7 @@ def compare(tasks, seeds, steps, epsilon):
 
 
 def main():
-    """Runs the comparison of the flags."""
+    """Runs the comparison that the flags describe."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add(

@@ -2,10 +2,11 @@
 
     python -m experiments.high_accuracy.fit_choice
 
-The rule of `tfdpx.train.defaults` was fitted on such problems. They are generated: fitting
-a rule on them then spends no privacy: classes of distorted strokes and shapes, and scenes with
-classes of colours and stripes, in gray and colour, of images and of people with several. Prints a
-row per problem: accuracy at each epsilon, by the rule and by multiples of its learning rate.
+The rule of `tfdpx.train.defaults` was fitted on such problems. All images are generated, so the fit
+spent no privacy. In some problems, a class is a stroke or a shape that is distorted in each image.
+In others, a class has a mean colour and a direction of stripes; there the protected unit is an
+image or a person with several images. Prints a row per problem: the accuracy at each epsilon, with
+the learning rate of the rule and with multiples of this rate.
 """
 
 import argparse
@@ -26,8 +27,8 @@ from tfdpx.train import defaults, settings
 CLASSES, TEST = 10, 2000
 EPSILONS = (0.5, 1.0, 3.0, 8.0, 20.0)
 FACTORS = (1.0, 0.25, 4.0)
-_CANVAS = 48  # Pixels in which prototypes are distorted, at least.
-# Arguments of `scenes`. Without clutter all images share most of their features.
+_CANVAS = 48  # Prototypes are distorted on a canvas with at least this height in pixels.
+# Arguments of `scenes`. Without clutter the features of all images are nearly the same.
 SCENES = {
     "gray": dict(side=28, channels=1, classes=10, colour=0.0, stripes=0.15, clutter=0.3, noise=0.1),
     "smooth": dict(side=16, colour=0.05, stripes=0.06, clutter=0.1),
@@ -60,22 +61,24 @@ def problem(kind, count, side, distortion, seed=0):
 
 
 def scenes(people, side, colour, stripes, clutter, channels=3, classes=4, noise=0.01, seed=0):
-    """Returns images of classes with a mean colour and a direction of stripes, under fallen leaves.
+    """Returns images of striped scenes, mixed with dead leaves (`tfdpx.synthetic.DeadLeaves`).
+
+    Each class has a mean colour and a direction of the stripes.
 
     Args:
-        people: Int. They have one to twelve images, about four on average, mostly of one class, and
-            an individual colour.
-        side: Int, pixels of a side.
-        colour: Float, the deviation of the classes' colours.
-        stripes: Float, their contrast.
-        clutter: Float in [0, 1], the share of the leaves.
+        people: Int, the number of people. Each person has an individual colour and one to twelve
+            images, about four on average, mostly of one class.
+        side: Int, the height and width in pixels.
+        colour: Float, the standard deviation of the classes' colours.
+        stripes: Float, the contrast of the stripes.
+        clutter: Float in [0, 1], the weight of the leaves in an image.
         channels: Int.
         classes: Int.
-        noise: Float, the deviation of each pixel.
+        noise: Float, the standard deviation of each pixel's noise.
         seed: Int.
 
     Returns:
-        Images `[count, side, side, channels]`, labels `[count]` and people `[count]`.
+        Images `[count, side, side, channels]`, labels `[count]`, and numbers of people `[count]`.
     """
     rng = np.random.default_rng(seed)
     colours, turns = colour * rng.normal(size=(classes, channels)), rng.uniform(0, np.pi, classes)
@@ -98,24 +101,29 @@ def scenes(people, side, colour, stripes, clutter, channels=3, classes=4, noise=
 
 
 def features(images):
-    """Returns the features `[count, features]` of `classify`, rotated to as few axes as rows."""
+    """Returns the features that `classify` uses, `[count, features]`.
+
+    If there are more features than images, they are rotated to `count` axes, which saves time.
+    """
     model = ScatterLinear(2, images.shape[1:])
     rows = keras.Model(model.input, model.get_layer("unit_norm").output)
     rows = rows.predict(images, batch_size=100, verbose=0)
-    # Noise is the same in all directions, so only the products of rows matter.
+    # Noise is the same in all directions, so only inner products of the rows matter.
     return rows if len(rows) > rows.shape[1] else np.linalg.qr(rows.T, mode="r").T
 
 
 @functools.cache
 def noise_multiplier(epsilon, steps, delta=1e-5):
-    """Returns the noise multiplier of full batches; it does not depend on their size."""
+    """Returns the noise multiplier for full batches, which does not depend on the batch size."""
     return tfdpx.PrivacyPlan(
         100, batch_size=100, steps=steps, epsilon=epsilon, delta=delta
     ).noise_multiplier
 
 
 def train(rows, labels, values, seed, owners=None):
-    """Private full-batch descent from zero, the updates of `tfdpx.DPSGD` in NumPy.
+    """Trains a linear classifier privately from zero, with the updates of `tfdpx.DPSGD` in NumPy.
+
+    Every update uses all images, or all people.
 
     Args:
         rows: Features `[count, features]` of the training images.
@@ -125,7 +133,7 @@ def train(rows, labels, values, seed, owners=None):
         owners: Ints `[count]`, the person of each image. Defaults to one image per person.
 
     Returns:
-        The averaged weights `[features, classes]`.
+        The moving average of the weights, `[features, classes]`.
     """
     rng = np.random.default_rng(seed)
     owners = np.arange(len(rows)) if owners is None else np.unique(owners, return_inverse=True)[1]
@@ -155,13 +163,13 @@ def train(rows, labels, values, seed, owners=None):
 
 
 def accuracy(rows, labels, test, *settings_seed_and_owners):
-    """Returns the accuracy on the features and labels `test` of weights from `train`."""
+    """Calls `train` and returns the accuracy on `test`, a pair of features and labels."""
     weights = train(rows, labels, *settings_seed_and_owners)
     return float(np.mean((test[0] @ weights).argmax(1) == test[1]))
 
 
 def _draw(owners, most, rng):
-    """Returns ints `[people, most]`: images of each person, at random; -1 if there are fewer."""
+    """Draws up to `most` images of each person. Returns ints `[people, most]`, -1 for none."""
     if most == 1 and len(owners) == owners.max() + 1:
         return np.arange(len(owners))[:, np.newaxis]
     order = np.lexsort([rng.random(len(owners)), owners])
@@ -174,14 +182,14 @@ def _draw(owners, most, rng):
 
 
 def automatic(epsilon, num_protected, factor=1.0, **flags):
-    """Returns the settings chosen by `classify`, with `factor` times the learning rate."""
+    """Returns the settings that `classify` chooses, with `factor` times its learning rate."""
     values = settings.resolve("digits", {"epsilon": epsilon, **flags})
     values, _ = defaults.complete(values, num_protected)
     return dataclasses.replace(values, learning_rate=factor * values.learning_rate)
 
 
 def problems():
-    """Yields name, features, labels, owners or None, and the number of test examples."""
+    """Yields problems: name, features, labels, owners (or None), and number of test examples."""
     for kind, side, distortion, count in (
         (synthetic.Strokes, 8, 1.3, 300),
         (synthetic.Strokes, 8, 1.3, 6000),
@@ -198,7 +206,7 @@ def problems():
 
 
 def main(arguments=None):
-    """Prints a table, accuracies in percent."""
+    """Prints a table of accuracies in percent; see the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="Trainings of each setting.")
     parser.add_argument("--problems", type=int, help="Only as many of the problems.")

@@ -1,14 +1,15 @@
-r"""Draws a sweep: accuracy against each setting, and the best values of the other settings there.
+r"""Draws a sweep: the accuracy for each value of a setting, with the best other settings.
 
     python -m tfdpx.train.sweep --workdir=runs/sweep --epsilon=8 ... --grid=...
     python -m experiments.high_accuracy.sweep_figures --workdir=runs/sweep
 
-Writes `accuracy_by_<setting>.png` into the folder of the sweep, and `curves.png`: the accuracy of
-each run during its training, of its curve.jsonl, against epsilon. With --training_accuracy it also
-measures the models of the runs on their training images and draws that in files that begin with
-PRIVATE: no epsilon covers it. It can be repeated during a sweep.
+Writes `accuracy_by_<setting>.png` into the folder of the sweep, and `curves.png`, which shows each
+run's accuracy against epsilon during the training (from its curve.jsonl). With --training_accuracy,
+the program also measures the models on their training images. No epsilon covers these accuracies,
+so they are drawn in separate files, with names that begin with PRIVATE. You may run the program
+several times during a sweep.
 
-The figures of De et al. 2022, with their presets of CIFAR-10:
+For these figures of De et al. 2022, sweep with the paper's presets for CIFAR-10:
 
     2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
     3      --grid="augmult=0,1,2,4,8,16,32;learning_rate=1,2,4"
@@ -17,7 +18,7 @@ The figures of De et al. 2022, with their presets of CIFAR-10:
     9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4,wrn_64_4,wrn_100_4;augmult=0,1,16"
            --noise_multiplier=2 --epsilon=64 --batch_size=4096, curves.png
 
-Figures 2, 3 and 6 also show the accuracy on training images: --training_accuracy.
+Figures 2, 3 and 6 also show the accuracy on training images (--training_accuracy).
 """
 
 import argparse
@@ -32,12 +33,12 @@ from matplotlib import colormaps, figure, ticker
 from tfdpx.train import sweep
 from tfdpx.train.data import images
 
-# Values that span at least this factor are drawn on a logarithmic axis.
+# If the largest value is at least this many times the smallest, the axis is logarithmic.
 _LOG_FROM = 4.0
 
 
 def main(arguments=None):
-    """Draws the sweep in --workdir and prints the files as a JSON object."""
+    """Draws the sweep in --workdir, and prints a JSON object with the paths of the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--workdir", required=True, help="Folder of a sweep.")
     add = parser.add_argument
@@ -54,7 +55,10 @@ def main(arguments=None):
 
 
 def on_training_images(rows):
-    """Returns the rows with the accuracy on their training images, which no epsilon covers."""
+    """Returns the rows with each run's accuracy on its training images.
+
+    No epsilon covers these accuracies.
+    """
     measured = []
     for row in rows:
         model = keras.saving.load_model(row["folder"] / "model.keras", compile=False)
@@ -66,21 +70,22 @@ def on_training_images(rows):
 
 
 def draw(rows, swept, folder, prefix=""):
-    """Draws a PNG for each setting with several values.
+    """Draws a PNG file for each setting with several values.
 
-    On the left of each is the median over seeds against the setting, with the range as a bar, and
-    one line for each value of the next setting; of any further ones, the best. The broad grey line
-    has all others tuned, as De et al. (2022) plot batch size, noise and updates (Figures 2, 3, 6).
-    Next to it are the values of the others at that best (their Figure 7).
+    The left panel shows the median accuracy over seeds against the setting, with the range as a
+    bar. There is one line for each value of the next setting; any further settings have their best
+    values. For the broad grey line all other settings have their best values, as in the plots of
+    batch size, noise and updates of De et al. (2022, Figures 2, 3, 6). Each panel to the right
+    shows the best values of another setting (Figure 7 of the paper).
 
     Args:
         rows: Result of `sweep.read_table`.
         swept: Names of the swept settings.
         folder: `pathlib.Path` to write to.
-        prefix: String, the beginning of the files' names.
+        prefix: String, the beginning of the file names.
 
     Returns:
-        Paths of the files.
+        List of the paths of the files.
     """
     points = sweep.points(rows, swept)
     several = [name for name in swept if len(_values(points, name)) > 1]
@@ -102,7 +107,7 @@ def draw(rows, swept, folder, prefix=""):
 
 
 def draw_curves(folder):
-    """Draws accuracy against epsilon during each run (Figure 9); returns the paths of files."""
+    """Draws each run's accuracy against epsilon (Figure 9); returns a list of paths."""
     curves = {}
     for path in sorted(folder.glob("runs/*/curve.jsonl")):
         curves[path.parent.name] = [json.loads(line) for line in path.read_text().splitlines()]
@@ -127,7 +132,7 @@ def _accuracy(panel, points, name, other_names):
         for line, colour in zip(lines, colours, strict=True):
             chosen = [point for point in points if point[other_names[0]] == line]
             _line(panel, chosen, name, values, color=colour, label=_short(line))
-        # Underneath: it runs along the lines that it is the best of.
+        # Drawn below the other lines, which it would hide.
         broad = dict(color="lightgrey", elinewidth=0, capsize=0, ms=0, lw=7, zorder=1)
         _line(panel, points, name, values, **broad, label="best of all")
         panel.legend(title=other_names[0], fontsize="small", title_fontsize="small")
@@ -160,7 +165,7 @@ def _optimum(panel, points, name, other):
     )
     _axis(panel, "x", name, values)
     _axis(panel, "y", f"best {other}", other_values)
-    # All tested values: an optimum on the edge shows that the grid was too small.
+    # The axis shows all tested values. An optimum at its edge means that the grid was too small.
     edges = [_position(value, other_values) for value in other_values]
     for edge in (edges[0], edges[-1]):
         panel.axhline(edge, color="grey", lw=0.8, ls=":")
@@ -182,7 +187,7 @@ def _numeric(values):
 
 
 def _position(value, values):
-    """Returns the position of a number, its value, or of a name or truth value, its order."""
+    """Returns the position on the axis: a number's value, or the index of a name or a bool."""
     return value if _numeric(values) else values.index(value)
 
 
@@ -201,7 +206,7 @@ def _axis(panel, which, label, values):
 def _short(value):
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value).rpartition("/")[2]  # For presets, the column.
+    return str(value).rpartition("/")[2]  # For presets, the column of the table.
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Yu et al. 2022: how close individual epsilons are to exact ones."""
+"""Studies after Yu et al. 2022: individual epsilons and exact ones, groups, and people."""

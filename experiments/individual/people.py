@@ -1,10 +1,11 @@
-"""Accuracy at a writer's epsilon, by drawing digits or writers: 144 writers of ten digits each.
+"""Compares two ways to protect 144 writers of ten digits each: drawing digits, or drawing writers.
 
     python -m experiments.individual.people --runs=5
 
-A linear classifier on scattering features, full batches. "digits": updates clip single digits, at
-the noise that protects ten of them together. "writers, k": updates clip the mean gradient of up to
-k digits of each writer. The last line is a JSON object.
+Both ways train a linear classifier on scattering features, with full batches, at the same epsilon
+for a writer. "digits": updates clip the gradient of each digit, and the noise protects ten digits
+together. "writers, k": updates clip each writer's mean gradient over up to k digits. The last line
+is a JSON object of accuracies.
 """
 
 import json
@@ -29,7 +30,7 @@ PER_WRITER = (1, 3, 10)
 
 
 def features_of(data):
-    """Returns pairs (features, labels) of the training and of the test images."""
+    """Returns two pairs (features, labels): of the training images, and of the test images."""
     model = tfdpx.models.ScatterLinear(data.num_classes, data.image_shape)
     body = keras.Model(model.inputs, model.layers[-1].input)
     pairs = (data.train_x, data.train_y), (data.eval_x, data.eval_y)
@@ -37,10 +38,13 @@ def features_of(data):
 
 
 def plans(epsilon, steps, num_examples):
-    """Returns, by the name of the way, a plan and the digits of a writer in an update."""
+    """Returns a dict from the name of a way to its plan and to the digits per writer in an update.
+
+    For "digits" the second value is None.
+    """
     of_writers = dict(epsilon=epsilon, delta=DELTA, steps=steps, unit="user")
     writers = tfdpx.PrivacyPlan(WRITERS, WRITERS, **of_writers)
-    # Full batches: ten digits move the sum by ten clips, so ten times the noise protects them.
+    # With full batches, ten digits change the sum by ten clips, so the noise is ten times as large.
     noise = OF_EACH * writers.noise_multiplier
     digits = tfdpx.PrivacyPlan(
         num_examples, num_examples, steps, noise_multiplier=noise, delta=DELTA
@@ -50,7 +54,7 @@ def plans(epsilon, steps, num_examples):
 
 
 def accuracy(plan, per_writer, owners, steps, move, train, test):
-    """Returns the accuracy of one training."""
+    """Trains once and returns the test accuracy."""
     model = keras.Sequential(
         [keras.Input(train[0].shape[1:]), keras.layers.Dense(10, kernel_initializer="zeros")]
     )
@@ -65,7 +69,7 @@ def accuracy(plan, per_writer, owners, steps, move, train, test):
 
 
 def main(argv):
-    """Trains in each way at each epsilon; prints the medians."""
+    """Trains in each way at each epsilon, and prints the median accuracies."""
     del argv
     warnings.simplefilter("ignore")
     data = images.load("digits")

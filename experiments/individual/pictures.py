@@ -3,10 +3,10 @@
     python -m experiments.individual.pictures --folder=RUN/individual_PRIVATE
     python -m experiments.individual.pictures --folder=STUDY
 
-The folder is from `classify --individual` (Figures 5 and 7), or the --workdir of `study` (Figure 2)
-or `study --clips` (Figure 8). Figure 7 is of classes, or of the groups in --groups, a CSV of rows
-image,group. An image is its path below the data folder, or SPLIT/ROW of another data set. The
-pictures are private data, like the arrays.
+The folder is `individual_PRIVATE` in a run of `classify --individual` (Figures 5 and 7), or the
+--workdir of `study` (Figure 2) or of `study --clips` (Figure 8). Figure 7 compares classes, or the
+groups in --groups, a CSV file with rows `image,group`. There `image` is a path below the data
+folder, or SPLIT/ROW for other data sets. The pictures are private data, like the arrays.
 """
 
 import argparse
@@ -21,7 +21,10 @@ from experiments.individual.groups import group_report
 
 
 def by_updates(arrays, axes):
-    """Mean norms of fifths of the examples, by their mean over the training (Figure 2)."""
+    """Draws mean norms during the training for five groups of examples (Figure 2).
+
+    The groups are fifths of the examples, sorted by their mean norm over the training.
+    """
     norms = arrays["norms"]
     order = np.argsort(norms.mean(axis=0), kind="stable")
     for number, part in enumerate(np.array_split(order, 5)):
@@ -32,7 +35,7 @@ def by_updates(arrays, axes):
 
 
 def by_loss(arrays, axes):
-    """Mean epsilons of tenths of the examples, by their loss (Figure 5)."""
+    """Draws mean epsilons of tenths of the examples, sorted by loss (Figure 5)."""
     losses, epsilons = arrays["losses"], arrays["epsilons"]
     parts = np.array_split(np.argsort(losses, kind="stable"), 10)
     axes.plot(*np.array([[losses[p].mean(), epsilons[p].mean()] for p in parts]).T, marker="o")
@@ -41,7 +44,7 @@ def by_loss(arrays, axes):
 
 
 def by_attack(groups, axes):
-    """Mean epsilons of groups, and the success of the attack on them (Figure 7)."""
+    """Draws the mean epsilon of each group, and the success of the attack on it (Figure 7)."""
     groups = sorted(groups, key=lambda group: group["mean_epsilon"])
     axes.bar([str(g["name"]) for g in groups], [g["mean_epsilon"] for g in groups], alpha=0.6)
     axes.set_ylabel("mean individual epsilon (bars)")
@@ -51,7 +54,7 @@ def by_attack(groups, axes):
 
 
 def by_clip(arrays, axes):
-    """Epsilons at clips of multiples of the median norm at the start (Figure 8)."""
+    """Draws epsilons for several clips, multiples of the median norm at the start (Figure 8)."""
     for name in (name for name in arrays if name.startswith("clip_")):
         label = f"{name.removeprefix('clip_')} times the median norm"
         axes.hist(arrays[name], bins=40, histtype="step", label=label)
@@ -60,7 +63,7 @@ def by_clip(arrays, axes):
 
 
 def attacked(arrays, path):
-    """Returns the groups of `group_report`: classes, or those in a CSV file of rows image,group."""
+    """Returns `group_report` for the groups in a CSV file of rows `image,group`, or for classes."""
     labels = arrays["labels"], arrays["held_out_labels"]
     if path:
         with open(path, newline="", encoding="utf-8") as file:
@@ -72,7 +75,7 @@ def attacked(arrays, path):
 
 
 def main(arguments=None):
-    """Draws a picture of each array in the folder, and prints the files as a JSON object."""
+    """Draws a picture of each file of arrays in the folder, and prints their paths as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="Of arrays.")
     parser.add_argument("--groups", help="CSV of rows image,group.")

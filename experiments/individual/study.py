@@ -1,17 +1,19 @@
-r"""Compares individual epsilons with exact ones, and measures the cost of clipping by them.
+r"""Compares estimated individual epsilons with exact ones, and measures their cost in accuracy.
 
     python -m experiments.individual.study --data=digits --seeds=5
 
-Trains with `tfdpx.accounting.IndividualAccountant`, and also measures the norms of 1,000 examples,
-drawn at random, before every update. Exact individual epsilons are computed from these norms. The
-estimated ones are the accountant's; its norms are as old as an example's last draw (Figure 3 of Yu
-et al. 2022). Also trains with one clip for all, at the same seeds, and compares test accuracy
-(Table 1 there). With --attack it also attacks a model without privacy (Figure 7). With --clips it
-only trains with clips of these multiples of the median norm at the start, which no epsilon covers
-(Figure 8).
+Trains with `tfdpx.accounting.IndividualAccountant`, and measures the gradient norms of 1,000 random
+examples at every update. From these norms exact individual epsilons are computed. The accountant's
+epsilons are estimates: its norm of an example is from the last update that drew the example (Figure
+3 of Yu et al. 2022). The study also trains with the same clip for all examples, with the same
+seeds, and compares the test accuracy (Table 1 of the paper).
 
-The last line is one JSON object; `private.npz` in --workdir has epsilons and norms, which are
-private.
+With --attack the study also attacks a model without privacy (Figure 7). With --clips it instead
+trains with several clips, the listed multiples of the median norm at the start (Figure 8). No
+epsilon covers this median.
+
+The last line is one JSON object. The file `private.npz` in --workdir holds epsilons and norms,
+which are private.
 """
 
 import argparse
@@ -33,20 +35,20 @@ from tfdpx.train.output import to_json
 from tfdpx.training.norms import GradientNorms
 
 _REFRESHES = (0, 1, 2)
-# Number of examples with norms measured before every update, as in the paper.
+# The number of examples with measured norms, as in the paper.
 _MEASURED = 1000
 
 
 def measured_rows(count):
-    """Returns the examples with measured norms, a random choice that is the same each time."""
+    """Returns the indices of the examples with measured norms, the same on each call."""
     return np.random.default_rng(3).permutation(count)[:_MEASURED]
 
 
 class ExactNorms(keras.callbacks.Callback):
-    """Records the norms of `measured_rows`, over the clip, after every update.
+    """Measures the gradient norms of `measured_rows`, divided by the clip, after every update.
 
     Attributes:
-        norms: List of float arrays [n].
+        norms: List of float arrays [n], one for each update.
     """
 
     def __init__(self, x, y):
@@ -56,7 +58,7 @@ class ExactNorms(keras.callbacks.Callback):
         self.norms = []
 
     def on_train_batch_end(self, batch, logs=None):
-        """Measures."""
+        """Measures the norms and appends them to `norms`."""
         if self._measure is None:
             engine, size = self.model.optimizer.prepared[self.model].engine, _MEASURED // 2
             self._measure = GradientNorms(self.model, self._examples, size, lambda *_: engine)
@@ -65,7 +67,7 @@ class ExactNorms(keras.callbacks.Callback):
 
 
 def arrays(name):
-    """Returns training and test data, each `(x, y)`."""
+    """Returns the training data and the test data of a data set, each a pair `(x, y)`."""
     if name == "digits":
         bunch = datasets.load_digits()
         x = (bunch.images[..., np.newaxis] / 16).astype("float32")
@@ -111,7 +113,7 @@ def model_of(values, data, seed, refreshes=None, private=True):
 
 
 def train(values, data, seed, refreshes=None, with_norms=False, private=True):
-    """Returns a trained model, its accountant, exact norms, and test accuracy."""
+    """Trains once; returns the model, its accountant, exact norms, and the test accuracy."""
     (x, y), test = data
     model, accountant, plan = model_of(values, data, seed, refreshes, private)
     norms = ExactNorms(x, y) if with_norms else None
@@ -124,9 +126,9 @@ def train(values, data, seed, refreshes=None, with_norms=False, private=True):
 
 
 def closeness(accountant, norms):
-    """Returns how close the accountant's epsilons are to the epsilons of exact norms."""
+    """Returns figures of how close the accountant's epsilons are to the exact epsilons."""
     plan = accountant.plan
-    # Norms before the first update were not measured, and both charge them in full.
+    # For the first update no norms were measured. Both methods assume that they equal the clip.
     before = [np.ones_like(norms[0]), *norms[:-1]]
     exact = np.minimum(individual_epsilon(np.stack(before), plan), plan.epsilon)
     estimated = accountant.epsilon()[measured_rows(plan.num_examples)]
@@ -142,7 +144,7 @@ def closeness(accountant, norms):
 
 
 def by_clips(values):
-    """Returns accuracy and quantiles of epsilons for each clip, and the epsilons (Figure 8)."""
+    """Returns two dicts for Figure 8: accuracies and quantiles for each clip, and all epsilons."""
     data, figures, private = arrays(values.data), {}, {}
     median = float(np.median(tfdpx.gradient_norms(model_of(values, data, 0)[0], *data[0])))
     for factor in map(float, values.clips.split(",")):
@@ -156,7 +158,7 @@ def by_clips(values):
 
 
 def study(values):
-    """Returns the figures of the JSON object, and arrays for the workdir."""
+    """Returns the figures to print as JSON, and the private arrays to write to the workdir."""
     data, figures, private = arrays(values.data), {}, {}
     (x, y), (test_x, test_y) = data
     for refreshes in _REFRESHES:

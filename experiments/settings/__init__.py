@@ -1,1 +1,1 @@
-"""Which learning rate do networks of 1,000 to 10 million trained weights want?"""
+"""Studies of the best learning rate for networks with 1,000 to 10 million trained weights."""

@@ -1,11 +1,13 @@
-"""Compares the rule of `tfdpx.suggest` for learning rates with the study's rows.
+"""Compares the learning rates of `tfdpx.suggest` with the best rates that `study` measured.
 
     python -m experiments.settings.fit
 
-Prints a row per setting: the best learning rate, those within two points of it, the rate of the
-rule with its loss, and where training breaks; then the losses by group. The last line is JSON. The
-constants of the rule were chosen on `rows_gpu.csv` without gray images; `rows.csv` has networks,
-images and batch sizes that took no part.
+Prints a row per setting: the learning rate with the best accuracy, the rates within two percentage
+points of it, the rate of `tfdpx.suggest` with the accuracy that it loses, and the rate at which
+training breaks. Then the losses are summed up by group. The last line is JSON.
+
+The constants of the rule were chosen on `rows_gpu.csv` without its gray images. The networks,
+images and batch sizes in `rows.csv` were not used for this choice.
 """
 
 import argparse
@@ -21,14 +23,17 @@ from tfdpx import suggestion
 FOLDER = pathlib.Path(__file__).parent
 FILES = ("rows_gpu.csv", "rows.csv")
 KEY = ("net", "weights", "data", "n", "epsilon", "B", "T", "sigma", "opt", "clip", "warm")
-# Images with values in [0, 1] that are bright: all share a large direction.
+# Data sets of bright images with values in [0, 1]. All their images have a large mean in common.
 GRAY = ("shapes", "textures")
-# A setting in which the best rate does not learn shows nothing about rates.
+# Settings are left out if even the best rate gains less than this accuracy over guessing.
 _LEARNED = 0.15
 
 
 def settings(path):
-    """Returns a dict from settings, tuples of `KEY`, to sorted pairs of rate and accuracy."""
+    """Returns a dict from a setting to its sorted pairs of learning rate and accuracy.
+
+    A setting is a tuple of the values of `KEY`.
+    """
     runs = collections.defaultdict(lambda: collections.defaultdict(list))
     with open(path) as file:
         for row in csv.DictReader(file):
@@ -42,12 +47,12 @@ def settings(path):
 
 
 def chance(key):
-    """Returns the accuracy of guessing."""
+    """Returns the accuracy of random guessing in a setting."""
     return 0.25 if key[2] == "tokens" else 0.1
 
 
 def kind(key):
-    """Returns the kind of a network for `suggestion.learning_rate`."""
+    """Returns the kind of a setting's network, as `suggestion.learning_rate` expects it."""
     if key[10] == "1":
         return suggestion.TRAINED
     if key[0].startswith("text"):
@@ -56,13 +61,13 @@ def kind(key):
 
 
 def rate_of(key):
-    """Returns the learning rate of the rule for a setting."""
+    """Returns the learning rate that the rule suggests for a setting."""
     weights, size, steps, sigma = int(key[1]), float(key[5]), int(key[6]), float(key[7])
     return suggestion.learning_rate(sigma / size, steps, weights, key[8], kind(key))
 
 
 def accuracy_at(curve, rate):
-    """Returns the accuracy at a rate, interpolated between the logarithms of the tested ones."""
+    """Returns the accuracy at a rate, interpolated on a logarithmic axis of rates."""
     for (low, left), (high, right) in zip(curve, curve[1:], strict=False):
         if low <= rate <= high:
             return left + math.log(rate / low) / math.log(high / low) * (right - left)
@@ -70,14 +75,17 @@ def accuracy_at(curve, rate):
 
 
 def breaking(key, curve):
-    """Returns the first rate above the best that loses 30% of the learned accuracy."""
+    """Returns the smallest rate above the best one at which training breaks.
+
+    There it loses at least 30% of the best rate's gain over guessing.
+    """
     best_rate, best = max(curve, key=lambda pair: pair[1])
     least = chance(key) + 0.7 * (best - chance(key))
     return min((r for r, v in curve if r > best_rate and v < least), default=math.inf)
 
 
 def main():
-    """Prints the rows and the losses of the rule."""
+    """Prints the rows and the losses of the rule; see the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     files = [FOLDER / name for name in FILES]
     parser.add_argument("--rows", nargs="+", type=pathlib.Path, default=files, help="Files.")

@@ -1,11 +1,13 @@
-"""Trains networks as a Keras user would write them, by the settings of `tfdpx.suggest`.
+"""Trains networks that a Keras user might write, with the settings of `tfdpx.suggest`.
 
     python -m experiments.settings.own_networks --epsilons=3 --seeds=1
 
-On 4,000 generated images of distorted strokes, ten classes, prints the test accuracy in percent of
-each network as it stands, with the changes of `make_private_model`, with a warm start on other
-generated strokes (then its last layer only), and by the fixed features of `ScatterLinear`.
-`--data=FILE.npz` takes other images: arrays x, y, xt and yt.
+Prints the test accuracy of each network in percent, on 4,000 generated images of distorted strokes
+in ten classes. Each network is trained as it is; with the changes of `make_private_model`; with a
+warm start on other generated strokes, after which only the last layer is trained; and, for
+comparison, a linear classifier is trained on the fixed features of `ScatterLinear`.
+`--data=FILE.npz` uses other images; the file holds the arrays x, y, xt and yt (test images and
+labels).
 """
 
 import argparse
@@ -25,11 +27,14 @@ from tfdpx.layers.private_model import CHANGES
 layers = keras.layers
 SHAPE, CLASSES, TRAIN, DELTA = (28, 28, 1), 10, 4000, 1e-5
 STARTS = ("as it stands", "changed", "warm", "warm and changed", "fixed features", "not private")
-# "warm, all" and "warm and changed, all" train all weights afterwards.
+# With ", all" added, as in "warm, all", all weights are trained after the warm start.
 
 
 def residual(strides=1, norm=layers.BatchNormalization, conv=layers.Conv2D, flat=False):
-    """Returns a residual CNN of 78,000 weights, with a global or a 3 x 3 average."""
+    """Returns a residual CNN with 78,000 weights.
+
+    The last feature map is averaged globally or, if `flat`, in 2 x 2 windows and flattened.
+    """
     inputs = keras.Input(SHAPE)
     x = conv(16, 3, strides=strides, padding="same")(inputs)
     for index, width in enumerate((16, 32, 64)):
@@ -49,7 +54,7 @@ def residual(strides=1, norm=layers.BatchNormalization, conv=layers.Conv2D, flat
 
 
 def plain(activation="tanh"):
-    """Returns the CNN of 26,000 weights of Papernot et al. (2020)."""
+    """Returns the CNN of Papernot et al. (2020), which has 26,000 weights."""
     parts = [
         layers.Conv2D(16, 8, strides=2, padding="same", activation=activation),
         layers.MaxPooling2D(2, 1),
@@ -63,7 +68,7 @@ def plain(activation="tanh"):
 
 
 def stack():
-    """Returns a stack of three convolutions with ReLU, and two dense layers."""
+    """Returns a CNN of three convolutions with ReLU and two dense layers."""
     parts = [keras.Input(SHAPE)]
     for width in (16, 32, 64):
         parts += [layers.Conv2D(width, 3, padding="same", activation="relu")]
@@ -87,12 +92,12 @@ def images(file):
     if file:
         return [np.load(file)[name] for name in ("x", "y", "xt", "yt")]
     x, y = fit_choice.problem(tfdpx.synthetic.Strokes, TRAIN + 2000, 24, 1.6, seed=5)
-    x = np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0)))  # A margin, as MNIST has.
+    x = np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0)))  # A margin like in MNIST.
     return x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:]
 
 
 def accuracy(name, start, epsilon, seed, optimizer, data, without, factor):
-    """Returns the test accuracy of a private training, and its `Suggestion`."""
+    """Trains privately; returns the test accuracy and the `Suggestion` of the settings."""
     x, y, x_test, y_test = data
     keras.utils.set_random_seed(seed)
     ordinary = {"sgd": keras.optimizers.SGD(0.05, 0.9), "adam": keras.optimizers.Adam()}[optimizer]
@@ -134,7 +139,7 @@ def accuracy(name, start, epsilon, seed, optimizer, data, without, factor):
 
 
 def main():
-    """Prints a row per network, start, epsilon and seed; the last line is JSON."""
+    """Prints a row for each network, start, epsilon and seed. The last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", default="residual,plain", help=f"Of {', '.join(NETWORKS)}.")
     parser.add_argument("--starts", default=";".join(STARTS), help="Joined by semicolons.")

@@ -2,7 +2,8 @@
 
     python -m experiments.settings.study --out=new_rows.csv
 
-An interrupted study continues after the last whole setting. `fit` reads the rows with `--rows`.
+An interrupted study continues after the last setting with all its rows in the file. To evaluate the
+rows, give the file to `experiments.settings.fit` by `--rows`.
 """
 
 import argparse
@@ -23,11 +24,11 @@ from experiments.trainer import Trainer
 
 layers = keras.layers
 TEST, LENGTH, WORDS = 2000, 16, 1000
-# Epsilon, batch size and updates.
+# Budgets: epsilon, batch size and the number of updates.
 BASE, TIGHT, SHORT, LONG, SMALL = (
     (3, 500, 50), (1, 500, 50), (3, 500, 15), (3, 500, 200), (3, 250, 50),
 )  # fmt: skip
-# Powers of two times a rate that moves a weight by 0.18.
+# The tested learning rates are these factors times a rate that moves a weight by about 0.18.
 FACTORS = [2.0**k for k in range(-6, 2)]
 CELLS = [
     *[("dense7k", "digits8", BASE), ("cnn5k", "digits8", BASE), ("cnn5k", "digits8", TIGHT)],
@@ -46,13 +47,13 @@ CELLS = [
 
 
 def dense(*units, shape=own_networks.SHAPE):
-    """Returns a network of dense layers with ReLU."""
+    """Returns a network of dense layers with ReLU; `units` are the widths of the hidden layers."""
     hidden = [layers.Dense(count, "relu") for count in units]
     return keras.Sequential([keras.Input(shape), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
 def transformer(classes=4, width=64):
-    """Returns a transformer of two blocks on sequences of words, with places as a bias."""
+    """Returns a transformer of two blocks on sequences of words, with an embedding of positions."""
     words = keras.Input((LENGTH,), dtype="int32")
     x = layers.EinsumDense("btd,de->bte", (LENGTH, width), bias_axes="te")(
         layers.Embedding(WORDS, width)(words)
@@ -68,7 +69,7 @@ def transformer(classes=4, width=64):
 
 @functools.cache
 def trained_text(steps=400):
-    """Returns the weights of a transformer that was trained on public classes."""
+    """Trains a transformer on public classes without privacy, and returns its weights."""
     keras.utils.set_random_seed(77)
     model = transformer()
     x, y = tokens(14, 128 * steps, 5, 3)
@@ -79,7 +80,7 @@ def trained_text(steps=400):
 
 
 def warm(what=None):
-    """Returns a transformer with weights from public classes and a new last layer."""
+    """Returns a transformer with the weights of `trained_text` and a new last layer."""
     model = transformer()
     new = model.layers[-1].get_weights()
     model.set_weights([*trained_text()[: -len(new)], *new])
@@ -107,9 +108,10 @@ NETWORKS = {
 
 
 def tokens(seed, count, factor, offset):
-    """Returns sequences of words `[count, LENGTH]` and their classes, each of four clusters.
+    """Returns sequences of words, int32 `[count, LENGTH]`, and their classes, int32 `[count]`.
 
-    A fifth of the words is from the cluster of a sequence, one of 16 with 40 words.
+    There are 16 clusters of 40 words each. A fifth of the words of a sequence are from one cluster.
+    A class consists of four clusters; `factor` and `offset` assign clusters to classes.
     """
     rng = np.random.default_rng(seed)
     clusters = rng.integers(0, 16, count)
@@ -123,7 +125,10 @@ def tokens(seed, count, factor, offset):
 
 @functools.cache
 def load(name, count):
-    """Returns training and test data, each `(x, y)`; names with "_c" have pixels in [-1, 1]."""
+    """Returns the training data and the test data of a data set, each a pair `(x, y)`.
+
+    If `name` ends in "_c", pixels in [0, 1] are scaled to [-1, 1].
+    """
     if name.endswith("_c"):
         return [(2 * x - 1, y) for x, y in load(name[:-2], count)]
     if name == "digits8":
@@ -139,7 +144,7 @@ def load(name, count):
 
 
 def rows_of(net, data, setting, optimizer, seeds, count):
-    """Yields a dict for each rate and seed of a setting."""
+    """Trains a setting with each rate and seed; yields a row (a dict) for each training."""
     epsilon, batch, steps = setting
     train, test = load(data, 1437 if data == "digits8" else count)
     plan = tfdpx.PrivacyPlan(
@@ -168,7 +173,7 @@ def rows_of(net, data, setting, optimizer, seeds, count):
 
 
 def main(arguments=None):
-    """Trains all settings of which the file has no rows."""
+    """Trains all settings that have no rows in the file yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--out", type=pathlib.Path, default="new_rows.csv", help="File of the rows.")

@@ -1,1 +1,1 @@
-"""The training step compiled for a TPU, without one."""
+"""Compiles the training step for a TPU on a machine that has no TPU."""

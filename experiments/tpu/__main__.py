@@ -1,12 +1,12 @@
-r"""Compiles the private and the ordinary training step for a TPU, without one, and compares them.
+r"""Compiles the private and the ordinary training step for a TPU that need not be present.
 
     make tpu-check ARGS="--augmult=4 --topology=v4:2x2x1"
 
-Each step is traced by TensorFlow as one core of a TPUStrategy runs it (`export.py`) and compiled by
-libtpu in a separate virtual environment (`compile.py`), for one core and for four. The private step
-must contain exactly one all-reduce of gradients on four cores, outside of any loop, none on one,
-and nothing that waits for the host. Prints a table and one line of JSON; exits with 1 if a step has
-a fault. Nothing is run, so this tells nothing about speed.
+TensorFlow traces each step as one core of a TPUStrategy would run it (`export.py`). libtpu compiles
+the step in a separate virtual environment (`compile.py`), once for one core and once for four. The
+private step must not wait for the host. On four cores it must have exactly one all-reduce of
+gradients, outside of any loop; on one core, none. The program prints a table and one line of JSON,
+and exits with 1 if a step has a fault. No step is run, so the speed remains unknown.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def parse(arguments=None):
 
 
 def main(arguments=None):
-    """Exports, compiles, judges and prints."""
+    """Exports and compiles the steps, looks for faults, and prints the results."""
     values = parse(arguments)
     keras.config.set_dtype_policy(values.precision)
     values.out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ _MEMORY = ("state_and_batch_bytes", "temporary_bytes", "program_bytes")
 
 
 def steps(values):
-    """Yields the name and the `Step` of everything to compile."""
+    """Yields pairs: the name of a step to compile, and its `Step`."""
     shape = tuple(map(int, values.image_shape.split(",")))
     for cores in values.cores or [1, 4]:
         private = export.Step(
@@ -92,22 +92,22 @@ def steps(values):
         yield "ordinary", dataclasses.replace(private, private=False)
         yield "private", private
         if cores > 1:
-            # The gradients of several passes must be reduced once.
+            # Even with several passes, the gradients must be reduced only once.
             half = -(-values.batch_per_core // 2)
             yield "private_2_passes", dataclasses.replace(private, microbatch_size=half)
 
 
 def compile_for_tpu(values, module, name, cores):
-    """Compiles in the other virtual environment.
+    """Compiles a module in the other virtual environment, by `compile.py`.
 
     Args:
         values: The flags.
         module: Bytes of an `xla.HloModuleProto`.
         name: String, used for the files of the module and of the compiled text.
-        cores: Int.
+        cores: Int, the number of cores.
 
     Returns:
-        Dict of figures, and the compiled module as text.
+        Dict of the compiler's figures, and the compiled module as text.
     """
     source, listing = (values.out / f"{name}_{cores}{end}" for end in (".pb", ".txt"))
     source.write_bytes(module)

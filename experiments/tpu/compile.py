@@ -1,9 +1,10 @@
-"""Compiles a module for a TPU that is not present, in the virtual environment of jax and libtpu.
+"""Compiles a module for a TPU that need not be present. Runs in an environment with jax and libtpu.
 
     python experiments/tpu/compile.py MODULE.pb TOPOLOGY CORES COMPILED.txt
 
-reads a serialized `xla.HloModuleProto`, compiles it for the first CORES devices of TOPOLOGY, for
-example v5e:2x2, writes the compiled module as text, and prints the compiler's figures as JSON.
+reads a serialized `xla.HloModuleProto` from MODULE.pb, and compiles the module for the first CORES
+devices of TOPOLOGY, for example v5e:2x2. It writes the compiled module as text to COMPILED.txt, and
+prints the compiler's figures as JSON.
 """
 
 import json
@@ -12,8 +13,8 @@ import pathlib
 import sys
 import time
 
-# Read by libtpu. Because no TPU is used, it need not ask the metadata server of a cloud machine, or
-# keep other processes out.
+# Settings of libtpu. No TPU is used, so libtpu need not ask the metadata server of a cloud machine,
+# and several processes may load it.
 os.environ.update(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1", JAX_PLATFORMS="cpu")
 
 import numpy as np
@@ -24,7 +25,7 @@ from jaxlib.mlir import ir
 
 
 def compile_module(module, topology, cores):
-    """Compiles for the first `cores` devices of a TPU topology.
+    """Compiles a module for the first `cores` devices of a TPU topology.
 
     Args:
         module: Bytes of an `xla.HloModuleProto`.
@@ -32,7 +33,7 @@ def compile_module(module, topology, cores):
         cores: Number of replicas, one per device.
 
     Returns:
-        The executable, which cannot be run.
+        The executable. Without a TPU it cannot be run.
     """
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[:cores]
     options = xla_client.CompileOptions()
@@ -49,10 +50,12 @@ def compile_module(module, topology, cores):
 
 
 def read(module):
-    """Returns the StableHLO module of an `xla.HloModuleProto`; call it in a context of MLIR.
+    """Returns the StableHLO module of a serialized `xla.HloModuleProto`.
+
+    Call this function in a context of MLIR.
 
     Args:
-        module: Bytes.
+        module: Bytes of the `xla.HloModuleProto`.
     """
     stablehlo = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(module))
     _drop_copies(stablehlo)
@@ -60,7 +63,7 @@ def read(module):
 
 
 def _drop_copies(module):
-    """Removes TensorFlow's copies of results: StableHLO has no operation for them."""
+    """Removes the copy operations that TensorFlow adds to results. StableHLO does not have them."""
     copies = []
 
     def visit(operation):
@@ -75,14 +78,14 @@ def _drop_copies(module):
 
 
 def main(module, topology, cores, compiled):
-    """Compiles, writes the text and prints the figures."""
+    """Compiles the module, writes its text and prints the figures; see the module's docstring."""
     began = time.perf_counter()
     executable = compile_module(pathlib.Path(module).read_bytes(), topology, int(cores))
     seconds = time.perf_counter() - began
     pathlib.Path(compiled).write_text(executable.hlo_modules()[0].to_string())
     memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
     figures = {
-        # Weights are updated in place, so their outputs are their arguments.
+        # Weights are updated in place, so their outputs need no extra memory.
         "state_and_batch_bytes": memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes,

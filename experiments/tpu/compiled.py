@@ -1,9 +1,9 @@
-"""Reads a compiled XLA module as text: its all-reduces, and its transfers to the host."""
+"""Finds all-reduces and transfers to the host in the text of a compiled XLA module."""
 
 import dataclasses
 import re
 
-# An instruction: name, shape, opcode. A shape may be a tuple, with layouts that hold parentheses.
+# An instruction: name, shape, opcode. A shape may be a tuple; its layouts may contain parentheses.
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(\S+) = (.*?)\s([a-z][a-z0-9-]*)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\) -> .* \{$")
@@ -17,12 +17,12 @@ _HOST_MEMORY = re.compile(r"\{[^{}]*S\(5\)[^{}]*\}")
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
-    """One all-reduce.
+    """An all-reduce in a compiled module.
 
     Attributes:
-        bytes: Number of bytes that are reduced, on each core.
+        bytes: The number of bytes that it reduces on each core.
         dtypes: The types of its arrays, without repetition.
-        is_gradient: Whether any of them is a floating-point array of more than one element.
+        is_gradient: Whether one of its arrays is floating-point and has more than one element.
         in_entry: Whether it runs once per step, outside of loops and branches.
     """
 
@@ -58,10 +58,10 @@ def all_reduces(text):
 
 
 def host_transfers(text):
-    """Returns everything that makes a compiled module wait for its host, a list of short strings.
+    """Returns the instructions that make a module wait for its host, a list of short strings.
 
-    Infeeds, outfeeds, sends and receives, custom calls into the host, and buffers in its memory.
-    Sends between cores have a separate channel and do not count.
+    They are infeeds, outfeeds, sends and receives, custom calls into the host, and buffers in the
+    host's memory. Sends between cores use other channels and do not count.
 
     Args:
         text: The module as written by `HloModule.to_string()`.
@@ -85,7 +85,7 @@ def faults(text, cores, parameters):
     Args:
         text: The module as written by `HloModule.to_string()`.
         cores: The number of cores that it was compiled for.
-        parameters: The number of trainable parameters, with float32 gradients to reduce.
+        parameters: The number of trainable parameters. Each has a float32 gradient to reduce.
     """
     gradients = [reduction for reduction in all_reduces(text) if reduction.is_gradient]
     expected = 1 if cores > 1 else 0
@@ -100,7 +100,10 @@ def faults(text, cores, parameters):
 
 
 def _instructions(text):
-    """Yields (computation, shape, opcode, rest); the entry computation is called "ENTRY"."""
+    """Yields a tuple for each instruction: computation, shape, opcode, and the rest of the line.
+
+    The name of the entry computation is "ENTRY".
+    """
     computation = None
     for line in text.splitlines():
         start = _COMPUTATION.match(line)

@@ -1,8 +1,8 @@
 """Traces a training step as one core of a TPU would run it, and exports it for a compiler.
 
-`tf.distribute.TPUStrategy` needs an existing TPU. `CompileOnlyTPUStrategy` replaces it while a step
-is traced on a machine without one. The step runs in a replica context as usual, and its sums over
-the replicas become an all-reduce of XLA, like the cross-replica sums of a TPU.
+`tf.distribute.TPUStrategy` needs a TPU. On a machine without a TPU, `CompileOnlyTPUStrategy` takes
+its place while a step is traced. The step is traced in a replica context as usual. Its sums over
+replicas become an all-reduce of XLA, as on a TPU.
 """
 
 import dataclasses
@@ -25,18 +25,19 @@ _CENTRE = 127.5
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The exported part of a training step, for one core.
+    """The settings of a training step that is exported for one core.
 
     Attributes:
         model: Name of a model in `tfdpx.train.objects.MODELS`.
         image_shape: `(height, width, channels)`.
-        batch_per_core: Number of examples of a core.
-        cores: Number of replicas.
-        private: Whether `tfdpx.DPSGD` trains, or `keras.optimizers.SGD`.
-        augmult: Views of each example, 0 for none. The ordinary step trains on that many times the
-            examples: both differentiate the same number of images.
-        microbatch_size: Examples per pass of the private step, or None for one pass.
-        noise_multiplier: Float, of the private step.
+        batch_per_core: The number of examples on each core.
+        cores: The number of replicas.
+        private: Bool, whether the optimizer is `tfdpx.DPSGD`; otherwise it is
+            `keras.optimizers.SGD`.
+        augmult: The number of views of each example, 0 for none. The ordinary step gets a batch
+            that is larger by this factor, so both steps differentiate the same number of images.
+        microbatch_size: The number of examples per pass of the private step; None for one pass.
+        noise_multiplier: Float, the noise multiplier of the private step.
     """
 
     model: str
@@ -50,16 +51,16 @@ class Step:
 
 
 class CompileOnlyTPUStrategy(tf.distribute.TPUStrategy):
-    """A `TPUStrategy` of `cores` that traces functions and runs none.
+    """A `TPUStrategy` that only traces functions and never runs them.
 
-    Variables have one copy, which belongs to the core that is traced.
+    Each variable has one copy, which belongs to the core that is traced.
 
     Args:
         cores: Int, the number of replicas.
     """
 
     def __init__(self, cores):
-        # TPUStrategy's constructor looks for a TPU.
+        # Skips TPUStrategy's constructor, which looks for a TPU.
         tf.distribute.Strategy.__init__(self, _Extended(self, cores))
 
     def trace(self, fn, args, replica):
@@ -67,8 +68,8 @@ class CompileOnlyTPUStrategy(tf.distribute.TPUStrategy):
 
         Args:
             fn: Function.
-            args: Its arguments.
-            replica: Scalar int32 tensor; one program serves all cores, as on a TPU.
+            args: Tuple of the arguments of `fn`.
+            replica: Scalar int32 tensor. As on a TPU, all cores run one program, which reads it.
         """
         with self.scope(), tf.distribute.ReplicaContext(self, replica):
             return fn(*args)
@@ -101,19 +102,19 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
 
 def export(step, steps_through=None):
-    """Traces one training step and lowers it for a compiler.
+    """Traces one training step and exports it for a compiler.
 
     Args:
         step: A `Step`.
-        steps_through: Function that takes a model and its data and trains it on them, instead of
-            `model.train_step(data)`; for tests.
+        steps_through: Optional function, for tests. It takes a model and data and makes a training
+        step, in place of `model.train_step(data)`.
 
     Returns:
         Bytes of a serialized `xla.HloModuleProto`, and the number of trainable parameters.
 
     Raises:
-        RuntimeError: If the module does not read every tensor of the batch and every variable: XLA
-            took some for compile-time constants and would compile again at every update.
+        RuntimeError: If the module does not read every tensor of the batch and every variable. XLA
+        has taken the missing ones for constants, and would compile again at every update.
     """
     strategy = CompileOnlyTPUStrategy(step.cores)
     with strategy.scope():
@@ -125,7 +126,8 @@ def export(step, steps_through=None):
             jit_compile=True,
         )
         data = _batch(step)
-        # Keras makes metrics and slots on a first batch, and this must not happen in the trace.
+        # Keras creates metrics and optimizer slots on the first batch. This must not happen in the
+        # trace.
         model_internals.build(model, data)
         model.optimizer.build(model.trainable_variables)
     train = steps_through or (lambda model, data: model.train_step(data))
@@ -143,13 +145,13 @@ def export(step, steps_through=None):
 
 
 def export_noise(parameters):
-    """Exports only the noise of one update, which costs the same on every core for any number.
+    """Exports only the noise of one update. Its time does not depend on the number of cores.
 
     Args:
         parameters: Int, the number of trainable parameters.
 
     Returns:
-        Bytes of a serialized `xla.HloModuleProto` of (seed, sums) -> noisy sums.
+        Bytes of a serialized `xla.HloModuleProto`. It maps a seed and sums to noisy sums.
     """
 
     @tf.function(jit_compile=True, autograph=False)
@@ -175,7 +177,7 @@ def _optimizer(step):
 
 
 def _batch(step):
-    """Returns tensors as from `plan.batches`; only their shapes and dtypes matter."""
+    """Returns tensors like a batch from `plan.batches`; only their shapes and dtypes matter."""
     rows = step.batch_per_core * (1 if step.private else max(step.augmult, 1))
     arrays = (
         np.zeros((rows, *step.image_shape), "uint8"),
