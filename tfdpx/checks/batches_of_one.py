@@ -1,10 +1,10 @@
-"""Compares a microbatch with batches of one example, once, on dummy data.
+"""Checks once, on dummy data, that a microbatch gives the same results as batches of one example.
 
 The engine computes each example separately by construction, but kernels, rules and hardware can
 still be wrong: for example, a oneDNN product was once wrong for five rows or more. So the traced
-microbatch runs on dummy rows of two different examples. The norm and the clipped sum of one example
-are compared with its ordinary gradient. A second run exchanges the examples, so every place in the
-microbatch is compared.
+microbatch runs on dummy rows, which are filled with two different examples. The norm and the
+clipped sum of one example are compared with its ordinary gradient. A second run exchanges the
+examples, so every place in the microbatch is compared.
 """
 
 import concurrent.futures
@@ -19,14 +19,15 @@ from tfdpx._warnings import warn
 from tfdpx.per_example.layout import probe_batch, probe_targets, restoring
 from tfdpx.per_example.rows import Rows
 
-# The number of rows, as products were wrong from five rows on, and of different examples in them.
+# The number of rows (a product was wrong only for five or more), and the number of different
+# examples that fill them.
 _ROWS, _EXAMPLES = 8, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
-# Norms include a bound on rounding errors. If a norm is larger by more than this share, the bound
-# is measured.
+# Norms include an allowance for rounding errors. If a norm exceeds the norm from a batch of one by
+# more than this share, it is compared again without the allowance.
 _MOST_RAISED = 1e-2
-# An example without a gradient has, by rounding, less than this share of the gradient of all rows.
-# That gradient is computed only if the example's is smaller than `_SMALL`.
+# An example counts as one without a gradient if its norm is below `_NO_GRADIENT` times the norm for
+# all rows: the rest is rounding. The norm for all rows is computed only for norms below `_SMALL`.
 _NO_GRADIENT, _SMALL = 1e-6, 1e-3
 _MORE_PADDING = 16
 _WRONG_SUM = "The clipped sum of gradients at"
@@ -40,7 +41,7 @@ _WRONG = (
 def problems_of_microbatch(
     model, run, lowest_norms, factors_of, specs, num_views, examples, trace, padding=None
 ):
-    """Returns texts on how a microbatch differs from batches of one example.
+    """Yields a text for each way in which a microbatch differs from batches of one example.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -52,7 +53,7 @@ def problems_of_microbatch(
             rounding errors, but never too large.
         factors_of: Function of squared norms that returns the factors of the clipped sums.
         specs: `(x, y, sample_weight)`, nests; only shapes and dtypes are read.
-        num_views: Int, the number of rows of an example.
+        num_views: Int, the number of rows (views) of each example.
         examples: Int, the number of examples that `run` takes; None for any number.
         trace: Bool, whether to trace the gradient of a batch of one. This saves time if an example
             takes many operations.
@@ -84,7 +85,8 @@ def problems_of_microbatch(
             continue
         wanted, outputs = (norm, gradients), zip(inputs, outputs, strict=True)
         problems = list(_problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of))
-        # At a kink, for example of a ReLU, rounding may decide on the gradient of one example.
+        # At a kink, for example of a ReLU, rounding can change an example's gradient. So if only
+        # sums are wrong, the next example decides.
         if not problems or not all(problem.startswith(_WRONG_SUM) for problem in problems):
             break
     if problems is None:
@@ -105,12 +107,12 @@ def problems_of_microbatch(
 
 
 def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
-    """Yields texts on how a microbatch's outputs differ from the norm and gradients of an example.
+    """Yields a text for each way in which outputs of a microbatch are wrong for one example.
 
     Args:
         model: The `keras.Model`.
         outputs: Iterable of pairs: the arguments of `run`, `(rows, added)`, and the result of
-            `run`, `(squared_norms, sums)`. Here `added` marks the places of the example.
+            `run`, `(squared_norms, sums)`. `added` is True at the places that hold the example.
         wanted: Pair of the example's norm and the list of its gradients, from a batch of one.
         lowest_norms: As for `problems_of_microbatch`.
         factors_of: As for `problems_of_microbatch`.
@@ -142,18 +144,20 @@ def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
 
 
 def padding_of(data, session):
-    """Returns how to pad an example further; None if the user's batches have no padding.
-
-    The result is a list with a pair for each tensor. The pair holds a list of ints, the number of
-    entries to add to each axis but the first, and the value of these entries, where None means
-    zero.
+    """Returns how many entries to pad an example with, and their value.
 
     Args:
         data: `(x, y, sample_weight)`, nests; only shapes are read.
         session: The `tfdpx.training.session.Session`, or None.
+
+    Returns:
+        List with a pair for each tensor: a list of ints, the number of entries to add to each axis
+        but the first, and the value of these entries, where None means zero. If the user's batches
+        have no padding, the function returns None instead of a list.
     """
     dataset, leaves = session and session.data, Rows(data).tensors
-    # Later versions of Keras trace with the lengths of the current batch, so the data set is asked.
+    # Later versions of Keras trace with the lengths of the current batch. Only the data set knows
+    # which lengths vary.
     spec = tf.nest.flatten(getattr(dataset, "element_spec", data))
     is_known = len(spec) == len(leaves) and all(leaf.shape.rank for leaf in spec)
     shapes = [leaf.shape for leaf in (spec if is_known else leaves)]
@@ -166,7 +170,10 @@ def padding_of(data, session):
 
 
 def _problems_without_gradient(model, all_rows, norm_of_all):
-    """Returns texts if only batches of several examples have a gradient; warns if none has any."""
+    """Yields a text if a batch has a gradient but no single example has one.
+
+    If the batch has no gradient either, nothing can be compared, and the function warns.
+    """
     rows = (Rows(_take(all_rows, [row])) for row in range(_ROWS))
     least = max(_NO_GRADIENT * norm_of_all, np.finfo("float32").eps)
     if least < norm_of_all and not any(least < _norm(_gradient(model, r)) < np.inf for r in rows):
@@ -202,7 +209,10 @@ def _take(batch, rows):
 
 
 def _pad(batch, padding):
-    """Returns two `Rows`: the batch without padding, and the batch padded by `padding`."""
+    """Returns two `Rows`: the batch, and the batch padded further by `padding`.
+
+    Entries of the batch that equal the padding value are changed in both, so they are not padding.
+    """
     tensors, longer_tensors = [], []
     for tensor, (more, value) in zip(batch.tensors, padding, strict=True):
         value = tf.zeros([], tensor.dtype) if value is None else tf.cast(value, tensor.dtype)
@@ -236,7 +246,7 @@ def _mean_gradient(model, batch, trace):
 
 
 def _gradient(model, batch):
-    """Returns Keras's gradient of the loss of `Rows`, a list of float32 tensors."""
+    """Returns Keras's gradient of the loss of a batch (`Rows`), a list of float32 tensors."""
     x, y, sample_weight = batch.pack(batch.tensors)
     values = [v.value for v in model.trainable_variables]
     with (

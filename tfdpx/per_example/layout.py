@@ -1,10 +1,12 @@
 """Runs a model on dummy rows to find out which calls of its layers can be captured.
 
+If a call is captured (see `capture`), the layer's rule forms the gradients of its variables. All
+other variables are left to the map (see `engine`), which forms whole gradients.
+
 The model runs on a batch of two rows and on a batch of three. A tensor has a batch axis if the
 length of its first axis is the number of rows in both runs. If the model is known to treat each row
 by itself, all tensors have a batch axis, and a run on two rows is enough. The module reads no data:
-`probe_batch` and `probe_targets` make rows in the ranges of the model's inputs. See `capture` for
-units and captured calls, and `engine` for the map.
+`probe_batch` and `probe_targets` make up rows with plausible values.
 """
 
 import contextlib
@@ -30,9 +32,9 @@ class Layout:
 
     Attributes:
         variables: List of the trainable `keras.Variable`s of the model.
-        calls: List of the `CallLayout` of every unit call of the training-mode forward pass.
-        whole: List of the variables that are left to the map. For these, the map forms the whole
-            gradient of each example.
+        calls: List with a `CallLayout` for each call of a unit in a forward pass, in order.
+        whole: List of the variables that are left to the map. The map forms the whole gradient of
+            each example for them.
         reason: Str, why variables are left to the map; None if `whole` is empty.
     """
 
@@ -44,13 +46,13 @@ class Layout:
     def without(self, variables, reason):
         """Returns this layout with more variables left to the map.
 
-        If the map forms the gradient of one of a layer's variables, it forms all of them, and the
-        layer's rule is not used. So no gradient is split between a rule and the map, which would
-        compute separate norms.
+        If one variable of a layer is left to the map, all of its variables are, and the layer's
+        rule is not used. Otherwise a rule and the map could each form a part of one gradient, and
+        compute separate norms of the parts.
 
         Args:
             variables: List of the `keras.Variable`s to leave to the map.
-            reason: Str, a clause that says why. It is used if the layout has no reason yet.
+            reason: Str, a clause that says why. It becomes `reason` if the layout has none yet.
         """
         whole_ids = {id(v) for v in [*self.whole, *variables]}
         size = -1
@@ -70,7 +72,7 @@ class Layout:
         return Layout(self.variables, calls, whole, self.reason or (reason if whole else None))
 
     def trained_by(self, call):
-        """Returns a list of the variables that a layer trains through a captured call."""
+        """Returns a list of the model's variables that belong to the layer of a captured call."""
         ids_of_layer = {id(v) for v in call.layer.trainable_variables}
         return [v for v in self.variables if id(v) in ids_of_layer]
 
@@ -100,14 +102,14 @@ class Layout:
 def find_layout(model, x, is_rowwise=False):
     """Returns the `Layout` of a model, and the `Work` of one row.
 
-    The model runs twice, outside of any graph, with batches of two sizes: a batch axis is one whose
-    length changes. In one run, another axis of the same length could not be told from it.
+    The model runs twice, outside of any graph, with batches of two sizes. An axis is a batch axis
+    if its length changes. With one run, an axis could have that length by chance.
 
     Args:
         model: A built `keras.Model`.
         x: Nest of tensors [rows, ...]. Only shapes and dtypes are read.
-        is_rowwise: Bool, whether the model is known to treat each row by itself. If so, all inputs
-            of its layers have a batch axis, and one run is enough.
+        is_rowwise: Bool, whether the model is known to treat each row by itself. If so, all
+            tensors have a batch axis, and one run is enough.
     """
     variables = model.trainable_variables
     empty = Layout(variables, [], [], None)
@@ -138,7 +140,7 @@ def _run_on_rows(model, x, numbers):
 
 @contextlib.contextmanager
 def restoring(variables):
-    """Returns a context manager that restores the values of `variables` at its end (eager mode)."""
+    """Context manager that restores the values of `variables` at its end. It needs eager mode."""
     values = [(v, v.numpy()) for v in variables]
     try:
         yield
@@ -148,19 +150,19 @@ def restoring(variables):
 
 
 class _Sighting(typing.NamedTuple):
-    """A record of one call of a unit in a run. It saves memory by storing shapes, not tensors."""
+    """A record of one call of a unit in a run. It stores shapes instead of tensors to save memory."""
 
     layer: keras.layers.Layer
     rule: type
-    looks_up: bool  # whether its input is of integers
-    arguments: list  # of shapes, None for a value that is no tensor
-    outputs: list
-    draws: bool  # whether it drew random numbers
-    is_plain: bool  # whether its inputs are plain tensors, and the model does not differentiate it
+    looks_up: bool  # whether the first input has integers, as in an embedding
+    arguments: list  # a shape for each argument, or None if it is not a tensor
+    outputs: list  # a shape for each output, or None
+    draws: bool  # whether the layer drew random numbers
+    is_plain: bool  # whether all inputs are `tf.Tensor`s, and the model uses no tape for the call
 
 
 def _record(model, x):
-    """Runs a model. Returns the `_Sighting`s, and the variables that were read outside of these."""
+    """Runs a model. Returns its `_Sighting`s, and the variables that other calls have read."""
     sightings, outside = [], OutsideReads(model.trainable_variables)
 
     def record_call(layer, rule, args, kwargs):
@@ -176,7 +178,7 @@ def _record(model, x):
         first_tensor = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
         looks_up = first_tensor is not None and not first_tensor.dtype.is_floating
         tensors = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
-        # The model's own derivatives use a layer's weights outside of its call.
+        # If the model has a tape, its backward pass reads the layer's weights outside of the call.
         is_plain = not tensorflow_internals.is_taping()
         is_plain = is_plain and all(isinstance(tensor, tf.Tensor) for tensor in tensors)
         shapes = _shapes((args, kwargs)), _shapes(result)
@@ -198,8 +200,8 @@ def _compare(sightings):
     first, draws = sightings[0], any(sighting.draws for sighting in sightings)
     batched = tuple(map(_grows, zip(*(sighting.arguments for sighting in sightings), strict=True)))
     grows = [_grows(shapes) for shapes in zip(*(s.outputs for s in sightings), strict=True)]
-    # A rule reads each row's inputs and output gradients. If it runs a layer with random numbers
-    # again, the layer draws other numbers.
+    # A rule needs a batch axis in the first input and in all outputs. If a rule runs a random layer
+    # again, the layer draws other numbers, unless the rule keeps the draws.
     is_captured = not issubclass(first.rule, GenericRule) and all(grows) and batched[:1] == (True,)
     is_captured = is_captured and first.is_plain and (first.rule.keeps_draws or not draws)
     return CallLayout(first.layer, first.rule, batched, is_captured)
@@ -209,7 +211,7 @@ def _work(calls):
     """Returns the `Work` of one row, computed from the calls in a run on two rows."""
     flops = elements = 0
     for call in calls:
-        if has_plain_cells(call.layer):  # Its kernels multiply at each time step.
+        if has_plain_cells(call.layer):  # The kernels of recurrent cells multiply at each step.
             for kernel in (v for v in call.layer.variables if len(v.shape) > 1):
                 elements += call.arguments[0][1] * kernel.shape[-1]
                 flops += 2.0 * call.arguments[0][1] * math.prod(kernel.shape)
@@ -217,7 +219,7 @@ def _work(calls):
         outputs = [shape for shape in call.outputs if shape]
         num_outputs = sum(math.prod(shape) for shape in outputs) / 2
         elements += num_outputs
-        # A look-up in a table multiplies nothing.
+        # A lookup in an embedding table multiplies nothing.
         kernels = [] if call.looks_up else [v for v in call.layer.variables if len(v.shape) > 1]
         for kernel in kernels:
             flops += 2.0 * math.prod(kernel.shape) * num_outputs / outputs[0][-1]
@@ -230,17 +232,17 @@ def _shapes(nest):
 
 
 def _grows(shapes):
-    """Returns whether the first axis has the length 2 in the first run, and 3 in a second run."""
+    """Returns whether the first axis has length 2 in the first run, and 3 in the second, if any."""
     return all(shape and shape[0] == rows for shape, rows in zip(shapes, (2, 3), strict=False))
 
 
 def probe_batch(model, specs, rows, seed=0):
     """Returns dummy inputs of a model in plausible ranges, a nest of tensors [rows, ...].
 
-    Floats are uniform in [0, 1]. Integers are pixels from 0 to 255 if a layer rescales its inputs
-    or if the inputs have the axes of an image. Other integers are the tokens 0 and 1, and texts are
-    "0" and "1". If a layer looks up tokens or texts, these are taken from its vocabulary instead.
-    An axis of unknown length gets the length 32.
+    Floats are uniform in [0, 1]. Integers are from 0 to 255 if they could be pixels: a layer
+    rescales its inputs, or the inputs have as many axes as images. Other integers are 0 or 1, and
+    strings are "0" or "1". If the model has a lookup layer, integers or strings are drawn from its
+    vocabulary instead. An axis of unknown length gets the length 32.
 
     Args:
         model: A built `keras.Model`, or None.
@@ -286,6 +288,6 @@ def probe_targets(specs, rows):
 
 
 def _find_vocabulary(layers, kind):
-    """Returns the vocabulary of the first layer of class `kind`, or an empty list without one."""
+    """Returns the vocabulary of the first layer of class `kind`, a list; empty without a layer."""
     lookups = [layer for layer in layers if isinstance(layer, kind)]
     return list(lookups[0].get_vocabulary(include_special_tokens=False)) if lookups else []

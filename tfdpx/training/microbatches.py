@@ -1,10 +1,10 @@
 """The microbatches of an update: their size, the function that computes one, and their sums.
 
 A Poisson batch is padded to a capacity that it almost never reaches. Padding comes last and adds
-nothing, so the loop over microbatches ends with the last row that holds an example. The number of
-this row is known when the step runs. The last microbatch takes the remaining rows; under XLA all
-microbatches have the same size. Random layers draw numbers by the place of a row in the batch. So
-rows keep their places, and an absent row does not change the draws of other rows.
+nothing, so the loop over microbatches stops after the last row that holds an example. Only when the
+step runs is it known which row this is. The last microbatch takes the remaining rows; under XLA all
+microbatches have the same size. The random numbers that a layer draws for a row depend on the row's
+place in the batch. So rows keep their places, and an absent row changes no other row's numbers.
 
 The size of microbatches changes only the memory and the time of an update. It changes neither the
 examples of an update nor their clipping, so it does not change the sensitivity.
@@ -25,26 +25,27 @@ from tfdpx.per_example.cost_model import Cost, device_kind
 from tfdpx.per_example.rows import Outputs, Rows, along
 
 _FLOAT = 4  # Bytes.
-# Work of a row relative to its forward pass, and how often each number in outputs and in weights is
-# moved, fitted to steps on two CPU cores. Kernel launches per layer: for an accelerator they were
-# counted in the graph, not measured.
+# The work of a row relative to its forward pass, and how many times each number of the outputs, and
+# of the weights, is read or written. These were fitted to steps on two CPU cores.
 _BACKWARD, _TRAFFIC, _WEIGHT_TRAFFIC = 3.5, 12, 10
+# Kernel launches per layer. For an accelerator, they were counted in the graph, not measured.
 _CALLS = {"cpu": 4, "accelerator": 60}
 # If outputs and their gradients have more bytes than this, a microbatch takes at most half of a
 # batch.
 _LARGE = 64 * 2**20
-# The last microbatch is filled up to a multiple of this fraction of a full one, because kernels are
-# compiled for each length.
+# Kernels are compiled for each length. To limit the number of lengths, the last microbatch is
+# padded to a multiple of a full microbatch divided by this number.
 _PARTS_OF_PASS = 16
 
 
 class MicrobatchSize(typing.NamedTuple):
-    """How many examples the microbatches of an update take.
+    """The size of the microbatches of an update.
 
     Attributes:
         examples: Int, the number of examples in a full microbatch.
-        multiple: Int. The last microbatch takes the remaining examples, filled up to a multiple of
-            this number. If it equals `examples`, all microbatches have one size, as XLA needs.
+        multiple: Int. The last microbatch takes the remaining examples and is padded to a multiple
+            of this number. If `multiple` equals `examples`, all microbatches have the same size, as
+            XLA needs.
     """
 
     examples: int
@@ -56,14 +57,18 @@ class MicrobatchSize(typing.NamedTuple):
         return self.multiple < self.examples
 
     def holds_exactly(self, count):
-        """Returns whether microbatches hold `count` rows, an int or a tensor, without padding."""
+        """Returns whether `count` rows surely fill all microbatches, without padding.
+
+        `count` is an int, or a tensor if the number is unknown; then the result is False.
+        """
         is_constant = isinstance(count, int) and not self.varies
         return is_constant and (0 < count <= self.examples or count % self.examples == 0)
 
     def rows(self, count):
-        """Returns how many rows the microbatches for `count` examples have in total, int or array.
+        """Returns the total number of rows in microbatches for `count` examples.
 
-        Padding in the last microbatch counts too.
+        The number includes the padding of the last microbatch. `count` is an int or an array, and
+        the result is of the same kind.
         """
         rest = count % self.examples
         return count - rest + np.minimum(-(-rest // self.multiple) * self.multiple, self.examples)
@@ -105,14 +110,15 @@ def _choose_examples(optimizer, work, num_views, count, has_padding, varies):
     if size is not None:
         return min(count, size)
     deviation = 0.0
-    if not has_padding:  # All microbatches are full: Keras counts metrics as usual.
+    if not has_padding:  # Every place holds an example.
         mean = count
     elif optimizer.plan is None or optimizer.plan.sampling == "poisson":
         probability = optimizer.plan.sampling_probability if optimizer.plan else 0.0
         deviation = math.sqrt(optimizer.batch_size * (1.0 - probability)) / replicas
     largest = min(count, mean + math.ceil(4 * deviation))
     if 8 * work.elements * num_views * mean > _LARGE:
-        # Large enough for nearly all draws, if that costs no padding.
+        # At most half of the batch. If the last microbatch may be small, take half of a large batch
+        # instead of a mean one, so that two microbatches hold nearly every batch.
         probable_count = min(largest, mean + math.ceil(2 * deviation)) if varies else mean
         largest = min(largest, -(-probable_count // 2))
     seconds = _predict_seconds(work, num_views)
@@ -131,7 +137,7 @@ def chosen_sizes(model):
 def least_time(
     seconds_per_example, seconds_per_microbatch, mean, deviation, largest, max_count, varies=False
 ):
-    """Returns the microbatch size, an int up to `largest`, with the least expected time.
+    """Returns the microbatch size with the least expected time, an int up to `largest`.
 
     Args:
         seconds_per_example: Float, the seconds that each example adds.
@@ -146,8 +152,8 @@ def least_time(
     counts = np.clip(
         mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0, max_count
     )
-    # Most odd sizes are left out, because they divide badly among threads. The largest size may
-    # save a microbatch, and a divisor of the mean saves padding.
+    # Most sizes that are not multiples of 4 are left out: they divide badly among threads. But the
+    # largest size may save a microbatch, and a divisor of the mean saves padding.
     sizes = np.arange(1, largest + 1)
     sizes = sizes[(sizes < 16) | (sizes % 4 == 0) | (sizes == largest) | (mean % sizes == 0)]
     counts = np.ceil(counts)
@@ -202,7 +208,8 @@ class Inputs(typing.NamedTuple):
         rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...]; y and sample_weight may be
             None.
         present: bool [n], whether a row holds an example; None if all do.
-        key: int64 [2], the key of the draws of random layers. Every microbatch has another key.
+        key: int64 [2], the key for the random numbers that layers draw. Every microbatch has a
+            different key.
         weights: float32 [n] in [0, 1], which multiply clipped gradients. NaN marks an example as
             one without a finite gradient.
         clips: float32 [n], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
@@ -270,10 +277,10 @@ class Microbatch:
         size: The `MicrobatchSize` that it is traced for.
 
     Attributes:
-        size: The argument.
-        engine: The per-example engine.
+        size: See the argument.
+        engine: See the argument.
         update: The `Update` that the microbatches of the current update share.
-        graph: The `tf.Graph`.
+        graph: The traced `tf.Graph`.
         inputs: `Inputs` of tensors of `graph`.
         output: The `EngineOutput` of tensors of `graph`.
     """
@@ -303,7 +310,7 @@ class Microbatch:
     def renew(self):
         """Returns the same function for another update, with the current weights."""
         twin = copy.copy(self)
-        # Not from `engine`: a later trace may have changed how it computes a layer.
+        # `engine.update()` may differ, if a later trace changed how the engine computes a layer.
         twin.update = self.update.with_tensors(self.update.again().tensors)
         return twin
 
@@ -373,7 +380,9 @@ class Totals(typing.NamedTuple):
 
 
 def run(one_microbatch, batch, size, zero):
-    """Returns the `Totals` of all microbatches, and Keras's logs if there is one microbatch.
+    """Runs all microbatches. Returns the sum of their `Totals`, and Keras's logs or None.
+
+    There are logs only if all examples are in a single, full microbatch.
 
     Args:
         one_microbatch: Function `one_microbatch(part, number)`. `part` is the `Batch` of the
@@ -384,8 +393,8 @@ def run(one_microbatch, batch, size, zero):
         zero: `Totals` of zeros, to begin the sum over microbatches.
     """
     count, present = Rows(batch.data).count, batch.present
-    # If all microbatches are full, no row is left out. Microbatches of any number of rows are not
-    # treated as full: the checks must see that the number is unknown.
+    # If all microbatches are full, no row is marked as absent. If the number of rows may vary,
+    # microbatches do not count as full: the checks must see that the number is unknown.
     are_full = present is None and size.holds_exactly(count)
     if are_full and 0 < count <= size.examples:
         return one_microbatch(batch, 0)
@@ -401,7 +410,7 @@ def run(one_microbatch, batch, size, zero):
             length = tf.minimum(length, remaining)
         places = start + tf.range(length)
         is_real = places < examples
-        # The last microbatch is filled up with the first row, marked absent.
+        # The last microbatch is padded with copies of the first row, which are marked as absent.
         places = tf.where(is_real, places, 0)
         part = rows.map(lambda t: tf.gather(t, places))
         if present is not None:
@@ -423,8 +432,7 @@ def run(one_microbatch, batch, size, zero):
 def _join_vectors(nest):
     """Returns two functions: one joins all vectors and scalars of a nest, the other splits them.
 
-    Each tensor that a loop carries costs many nodes of the graph, so the loop carries joined
-    vectors.
+    Each tensor in the state of a loop adds many nodes to the graph, so few large ones are better.
 
     Args:
         nest: Nest of tensors.

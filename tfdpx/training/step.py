@@ -1,11 +1,13 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
-`_step` reads like the algorithm. The names in parentheses below are modules. A `Batch` gets the
-random choices of its views (`views`). A traced and checked function (`preflight`, `checks`)
-computes the gradients of the examples of a microbatch (`per_example`) and clips them (`clipping`,
-`mechanism`). Their `Totals` are added up over microbatches (`microbatches`) and over replicas
-(`replicas`). Noise is added once (`mechanism`, `noise`), with the key of the update, which is then
-counted (`session`). The Keras optimizer applies the result.
+`_step` reads like the algorithm. The names in parentheses are modules:
+
+1. Draw the random choices for the views of the batch (`views`).
+2. For each microbatch, compute the gradient of each example (`per_example`) and clip it
+   (`clipping`, `mechanism`). The function for this is traced and checked once (`preflight`).
+3. Add up the `Totals` of all microbatches (`microbatches`) and of all replicas (`replicas`).
+4. Add noise once (`mechanism`, `noise`), and count the update (`session`).
+5. Apply the result with the Keras optimizer.
 """
 
 import keras
@@ -25,7 +27,7 @@ from tfdpx.training.microbatches import Batch, Inputs, Totals
 from tfdpx.training.preflight import prepare
 from tfdpx.training.views import Views
 
-# Folded into the key of a step, for independent random numbers.
+# Each of these is folded into the key of a step, so the three uses get independent random numbers.
 _NOISE, _VIEWS, _MASKS = 0, 1, 2
 
 
@@ -41,20 +43,20 @@ def private_train_step(optimizer, model, data):
             (`inputs.FLAGS`).
 
     Returns:
-        Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
-        data that the guarantee does not cover.
+        Keras' logs: `loss` and the compiled metrics of the batch. They are computed from private
+        data without noise, so the guarantee does not cover them.
     """
     data, ids = split_ids(optimizer, data)
     inputs.check_batch(model, data)
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
     data = inputs.same_rows(data)
-    # Draws may depend on `iterations`, which must not advance before the batch was read.
+    # The draws of the batch may depend on `iterations`, so it must be read before these advance.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
         try:
             return _step(optimizer, model, data, ids)
         except StopIteration as error:
-            # Keras would take it for the end of the data.
+            # Keras would take a StopIteration for the end of the data.
             raise RuntimeError(
                 f"The model or the loss of '{model.name}' raised StopIteration in its first step, "
                 "for example by `next(...)` of an empty iterator."
@@ -79,7 +81,7 @@ def _step(optimizer, model, data, ids):
 
 
 def _read(optimizer, data, ids):
-    """Returns the `Batch` of `(x, y, sample_weight)`, nests of tensors [B, ...]."""
+    """Returns a `Batch` made from `data`, which is as in `private_train_step`."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     count = Rows(x).count
     is_drawn = optimizer.session is not None and optimizer.session.draws is not None
@@ -94,7 +96,7 @@ def _read(optimizer, data, ids):
 
 
 def _draw_views(optimizer, model, views, batch, key, context):
-    """Returns the `Batch` with the random choices of its views."""
+    """Returns the `Batch` with random choices for its views."""
     if views.augment is None:
         return batch
     # Choices are drawn for all replicas, so an example's views do not depend on its replica.
@@ -114,7 +116,7 @@ def _weigh_classes(optimizer, model, batch, y_pred):
 
 
 def class_factors(optimizer, model, y, y_pred):
-    """Returns the class weights of examples, and the factors of their clipped gradients.
+    """Returns the class weights of examples, and factors that multiply their clipped gradients.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -136,7 +138,7 @@ def _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key):
     """Returns the `Totals` of a batch, and Keras's logs if the batch is a single microbatch."""
     variables, count = model.trainable_variables, Rows(batch.data).count
     zero = Totals(
-        # Small ones as numbers of one constant, see `microbatches.run`.
+        # Vectors are NumPy arrays, which `microbatches.run` joins into one constant of the graph.
         sums=[(tf if len(v.shape) > 1 else np).zeros(v.shape, "float32") for v in variables],
         loss=tf.zeros([]),
         tracked=[tf.zeros([])] * model_internals.count_tracked(model),
@@ -146,7 +148,7 @@ def _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key):
     )
     masks = tf.zeros([2], tf.int64)
     if microbatch.draws:
-        # The key depends on the replica, so no two microbatches have the same masks.
+        # The key depends on the replica, so no two replicas have the same masks.
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         masks = noise.fold_in(key, _MASKS, replica)
 
@@ -178,7 +180,7 @@ def _sum_clipped_gradients(optimizer, model, views, microbatch, batch, key):
 
 
 def _make_rows(optimizer, model, views, part):
-    """Returns `(x, y, sample_weight)` of the views of a microbatch, nests [n * K, ...]."""
+    """Returns all views of a microbatch: `(x, y, sample_weight)`, nests of tensors [n * K, ...]."""
     x, y, sample_weight = part.data
 
     def augment():
@@ -190,7 +192,7 @@ def _make_rows(optimizer, model, views, part):
 
 
 def _add_up(model, views, part, rows, result, count):
-    """Returns the `Totals` of a microbatch, and Keras's logs of the metrics that it updates.
+    """Updates Keras's metrics. Returns the `Totals` of a microbatch, and Keras's logs.
 
     Args:
         model: The `keras.Model`.
@@ -201,7 +203,7 @@ def _add_up(model, views, part, rows, result, count):
         count: Int or scalar tensor, the number of examples in the whole batch.
     """
     (x, y, sample_weight), losses, norms = rows, result.losses, result.squared_norms
-    # If every row is present, Keras's metrics see the whole batch.
+    # None if every row is present. Keras's metrics then read the whole batch.
     is_counted = part.present if part.present_of_users is None else part.present_of_users
     weights, present = part.class_weights, part.present
     if weights is not None and present is not None:
@@ -231,9 +233,9 @@ def _add_up(model, views, part, rows, result, count):
 
 
 def _reduce(optimizer, batch, totals, context):
-    """Returns the `Totals` of all replicas, or zeros if the account does not allow the update."""
+    """Returns the `Totals` of all replicas, or zeros if the budget does not allow the update."""
     policy, present = optimizer.clip_policy, batch.present
-    # Without weights every row is an example, and there may be no more than declared.
+    # Without sample weights, every row is an example. There may be at most `batch_size` of them.
     most = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
     if present is None:
         present = tf.ones([Rows(batch.data).count], tf.bool)
@@ -256,7 +258,7 @@ def _add_noise(optimizer, reduced, key):
 
 
 def _apply(optimizer, model, gradients):
-    """Applies private gradients and the gradients of weight regularisers; returns their penalty."""
+    """Applies the private gradients plus those of regularisers. Returns the regularisers' sum."""
     variables = model.trainable_variables
 
     def apply():
@@ -301,10 +303,10 @@ def show_losses(model, loss, tracked, examples, penalty):
 
 
 def build_model(model, x, y, sample_weight):
-    """Builds a model compiled with a tfdpx optimizer for batches with these shapes.
+    """Builds a model for batches with the shapes of `x`, `y` and `sample_weight`.
 
     Args:
-        model: A compiled `keras.Model`.
+        model: A `keras.Model`, compiled with a tfdpx optimizer.
         x: Nest of tensors [B, ...]; only shapes and dtypes are read.
         y: As `x`, or None.
         sample_weight: As `x`, or None.
@@ -321,7 +323,11 @@ def build_model(model, x, y, sample_weight):
 
 
 def regularization(variables):
-    """Returns the penalty of weight regularisers and its gradients, which need no noise."""
+    """Returns the penalty of weight regularisers, and a list of its gradients.
+
+    The list has a float32 tensor, or None, for each of `variables`. No data is read, so the
+    gradients need no noise.
+    """
     regularized = [v for v in variables if v.regularizer is not None]
     if not regularized:
         return 0.0, [None] * len(variables)
