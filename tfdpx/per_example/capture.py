@@ -2,8 +2,9 @@
 
 A *unit* is an outermost layer with a rule for its class, together with all layers in it. An active
 `Recorder` *captures* each call of a unit: it keeps the inputs, and its tape watches the outputs.
-One backward pass over activations then gives the gradient at every unit's output. If variables are
-read outside of captured calls, the same tape computes their whole gradients.
+One backward pass over activations then gives the gradient at every unit's output. No rule forms the
+gradient of a variable that is read outside of captured calls. For such a variable, the same tape
+computes the whole gradient.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class UnitRecorder:
         self._inside = False
 
     def observe(self, operation, args, kwargs):
-        """Makes the call `operation(*args, **kwargs)`. The hook in Keras runs this instead."""
+        """Calls `operation(*args, **kwargs)`. The hook in Keras runs this in place of each call."""
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return layer_internals.call_operation(operation, args, kwargs)
@@ -96,7 +97,7 @@ class Recorder(UnitRecorder):
 
     @contextlib.contextmanager
     def taping(self):
-        """Returns a context manager that records operations on the tape."""
+        """Returns a context manager in which the tape records operations, to differentiate them."""
         self._graph = _graph()
         with self._tape, self.outside.watching():
             for variable in self._layout.whole:
@@ -107,7 +108,7 @@ class Recorder(UnitRecorder):
         if len(self._layout.whole) == len(self._layout.variables):
             return layer_internals.call_operation(layer, args, kwargs)
         call_layout = self._next_layout(layer)
-        if call_layout is None:  # Not even the order of calls is known.
+        if call_layout is None:  # The calls are not those that the layout lists.
             self.outside.add(self._layout.variables)
         if call_layout is None or not call_layout.is_captured:
             return layer_internals.call_operation(layer, args, kwargs)
@@ -158,7 +159,7 @@ class Recorder(UnitRecorder):
         )
         for gradients, tensors in zip(at_outputs, outputs, strict=True):
             for gradient, tensor in zip(gradients, tensors, strict=True):
-                gradient.set_shape(tensor.shape)  # The gradient of a slice loses it.
+                gradient.set_shape(tensor.shape)  # TensorFlow's gradient of a slice has no shape.
         return at_outputs, [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
 
     def _next_layout(self, layer):
@@ -185,7 +186,7 @@ class OutsideReads:
 
     @contextlib.contextmanager
     def watching(self, explained=()):
-        """Returns a context manager that counts reads of variables not in `explained`."""
+        """Returns a context manager that notes which variables are read, except `explained`."""
         former = self._stop()
         self._start({id(v) for v in explained})
         try:
@@ -196,7 +197,7 @@ class OutsideReads:
                 self._start(former)
 
     def add(self, variables):
-        """Adds variables to those that were read."""
+        """Notes that `variables` were read."""
         self._read.update((id(v), v) for v in variables)
 
     def _start(self, explained):

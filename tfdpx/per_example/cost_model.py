@@ -16,11 +16,12 @@ _forced = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The work of a rule. The forward and backward pass over activations are not included.
+    """The work of a rule, without the forward and the backward pass over activations.
 
     Attributes:
         flops: Number of floating point operations. A multiplication and an addition count as two.
-        bytes: Bytes read and written by the operations that memory, not arithmetic, slows down.
+        bytes: Number of bytes that are read and written by operations that are limited by memory,
+            not by arithmetic.
         calls: Number of separate kernel launches.
     """
 
@@ -74,7 +75,8 @@ class LayerChoice:
             computed for the whole batch).
         flops: Predicted floating point operations of norm and sum, for the whole batch.
         bytes: Predicted bytes of memory traffic.
-        alternatives: Dict from "norm/sum" to predicted seconds, for each pair that the rule can do.
+        alternatives: Dict with the predicted seconds of each pair that the rule supports. The keys
+            are "norm/sum", for example "ghost/ordinary".
     """
 
     layer: str
@@ -102,9 +104,9 @@ class Choices(list):
 
 @contextlib.contextmanager
 def forced_norms(norm):
-    """Returns a context manager that traces steps with one kind of norm, for rules that have it.
+    """Returns a context manager in which all rules that support one kind of norm use it.
 
-    Tests and benchmarks use it to compare the kinds. Their results differ only by rounding.
+    Tests and benchmarks trace steps in it, to compare the kinds. Results differ only by rounding.
 
     Args:
         norm: "instantiate", "ghost", or "auto" for the kind that is predicted to be cheaper.
@@ -132,8 +134,7 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
         rule: Name of the rule's class.
         costs: Dict from names in `NORMS` and `SUMS` to a `Cost`. Names that the rule does not
             support are left out.
-        allows_ordinary_sum: Bool, whether instantiated norms allow for the rounding errors of an
-            "ordinary" sum.
+        allows_ordinary_sum: Bool, the result of `Rule.allows_ordinary_sum`.
     """
     device = device_kind()
     total_costs = {
@@ -157,10 +158,10 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
 
 
 def _sums_after(norm, costs, allows_ordinary_sum):
-    """Returns the names of the sums that may follow a norm.
+    """Returns the names of the kinds of sums that may follow a kind of norm.
 
-    A sum must add exactly the arrays that the norm was computed from. Otherwise the norm must allow
-    for the rounding errors of the sum.
+    Either the sum adds exactly the arrays that the norm was computed from ("contract"), or the norm
+    allows for the rounding errors of the sum.
     """
     if norm == "ghost" or "contract" not in costs:
         return ["ordinary"]

@@ -76,8 +76,8 @@ class Engine:
         num_views: Int K, the number of rows of an example.
 
     Attributes:
-        choices: List with the `LayerChoice` of each layer in the last call.
-        work: The `Work` of one row, which includes the elements of whole gradients.
+        choices: List with a `LayerChoice` for each layer, set by the last call of the engine.
+        work: The `Work` of one row. Its `elements` include the whole gradients that the map forms.
         loops: Bool, whether a loop computes one example after the other. This is necessary if
             TensorFlow cannot vectorize the model.
     """
@@ -87,7 +87,7 @@ class Engine:
         self._not_rowwise = rowwise.find_obstacle(model)
         self._layout, self.work = find_layout(model, x, is_rowwise=self._not_rowwise is None)
         num_whole = sum(math.prod(v.shape) for v in self._layout.whole)
-        # A row has its share of its example's whole gradients.
+        # An example's whole gradients are divided equally among its rows.
         elements = self.work.elements + num_whole / num_views
         self.work = dataclasses.replace(self.work, elements=elements)
         self.choices: list[LayerChoice] = []
@@ -95,7 +95,7 @@ class Engine:
 
     @property
     def obstacle(self):
-        """Returns why examples are mapped, a str; None if all rows run at once ("batched")."""
+        """Returns a str, the reason why examples are mapped; None if all rows run at once."""
         return self._not_rowwise or self._layout.reason
 
     @property
@@ -138,8 +138,8 @@ class Engine:
         variables, gradients = list(self._layout.whole), list(pass_.whole)
         norms = [tf.zeros_like(pass_.losses[:: self._num_views])]
         for group in groups:
-            # These run after the gradients. Otherwise products of the layers' inputs would be
-            # computed in the forward pass, and stay in memory.
+            # The norms must wait for the output gradients. Otherwise products of the layers' inputs
+            # would be computed in the forward pass, and stay in memory.
             with tf.control_dependencies(group.output_gradients):
                 variables += [v for v, _ in group.small_gradients]
                 gradients += [g for _, g in group.small_gradients]
@@ -169,7 +169,7 @@ class Engine:
         return EngineOutput(pass_.losses, pass_.tracked, pass_.outputs, norms, form_clipped_sums)
 
     def explain(self, x):
-        """Sets `choices` for rows like `x`. It traces a graph, but does not run it."""
+        """Sets `choices` for rows with the shapes of `x`. The model is traced, but not run."""
         update = self.update()
         pass_ = self.differentiate((x, None, None), update, None, None, has_loss=False)
         self._groups(pass_)
@@ -207,7 +207,7 @@ class Engine:
                 return self._map(batch, row_tensors, states[:examples], update, has_loss)
             except ReadOutside as error:
                 self._layout = self._layout.without(error.variables, error.reason)
-                if is_batched:  # Now each example needs separate states.
+                if is_batched:  # The examples are mapped from now on, and each needs a state.
                     return self.differentiate(data, update, key, shares, has_loss)
 
     def _map(self, batch, row_tensors, states, update, has_loss):
@@ -292,7 +292,10 @@ class _Pass:
         return self.losses, self.tracked, self.outputs.tensors, inputs, self.output_gradients
 
     def with_tensors(self, row_tensors, whole):
-        """Returns this pass with other tensors. The new `outputs` is a nest of tensors."""
+        """Returns a copy of this pass with `row_tensors` and `whole` in place of its tensors.
+
+        The copy's `outputs` is a nest of tensors, as the model returns it.
+        """
         tf.nest.map_structure(
             lambda t, former: t.set_shape([None, *former.shape[1:]]), row_tensors, self.row_tensors
         )
@@ -324,7 +327,7 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
 
 
 class _Joint:
-    """Joins several calls that share variables: adds their gradients before computing the norm."""
+    """A rule for several calls that share variables. It adds their gradients, then takes norms."""
 
     layer, post_sum_transforms, small_gradients, inputs_to_mask = None, {}, (), ()
 
@@ -335,7 +338,7 @@ class _Joint:
 
     @property
     def choices(self):
-        """Returns a list with a `LayerChoice` for each call. All gradients are formed."""
+        """Returns a list with a `LayerChoice` for each call. Each forms all per-example gradients."""
         costs = {"instantiate": Cost(), "contract": Cost()}
         return [choose(rule.layer.name, type(rule).__name__, costs) for rule in self._rules]
 
@@ -397,7 +400,7 @@ class Update:
         return [t for t in tf.nest.flatten(self._shared) if t is not None]
 
     def with_tensors(self, tensors):
-        """Returns this update with `tensors`, which belong to a graph, as its `tensors`."""
+        """Returns a copy of this update with other shared tensors, such as inputs of a graph."""
         twin, replacements = copy.copy(self), iter(tensors)
         twin._shared = tf.nest.map_structure(
             lambda t: None if t is None else next(replacements), self._shared
@@ -414,11 +417,14 @@ class Update:
             self._post_sum_transforms[key] = layer, function
 
     def apply_transforms(self, variables, sums):
-        """Returns the clipped sums of an update, after the rules' transforms.
+        """Applies the rules' `post_sum_transforms` to the clipped sums of an update.
 
         Args:
             variables: The trained `keras.Variable`s.
             sums: List of float32 tensors, for each variable the sum over all microbatches.
+
+        Returns:
+            List of float32 tensors, the transformed `sums`.
         """
         results = list(sums)
         for place, variable in enumerate(variables):

@@ -150,7 +150,7 @@ def restoring(variables):
 
 
 class _Sighting(typing.NamedTuple):
-    """A record of one call of a unit in a run. It stores shapes instead of tensors to save memory."""
+    """A record of one call of a unit in a run. To save memory, it stores shapes, not tensors."""
 
     layer: keras.layers.Layer
     rule: type

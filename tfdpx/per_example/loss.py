@@ -1,4 +1,4 @@
-"""Computes the loss of each row as Keras does on a batch of this row, for all rows at once."""
+"""Computes a loss for each row: the loss that Keras computes for a batch with only this row."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ class RowLosses:
 def row_losses(
     model, x, y, y_pred, sample_weight, states=None, variables=(), shared=(), is_rowwise=False
 ):
-    """Returns the loss of each row: the result of `model.compute_loss` on a batch of this row.
+    """Returns the loss of each row, as `model.compute_loss` returns it for a batch of this row only.
 
     So any loss, weighting and reduction means the same as in Keras. (The loss of a batch times the
     size of the batch would be wrong for the reductions `sum` and `mean_with_sample_weight`.) Weight
@@ -53,7 +53,7 @@ def row_losses(
         y_pred: The model's output, a nest of tensors [rows, ...].
         sample_weight: As `x`, or None.
         states: int64 tensor [rows, generators, 2]. If a loss calls the model again, the model's
-            seed generators start from these states. None means states that are not secret.
+            seed generators start from these states. None means fixed states, which are not secret.
         variables: List of the `keras.Variable`s that `RowLosses.direct` has gradients for.
         shared: List of other tensors that the loss may read.
         is_rowwise: Bool, whether the model is known to treat each row by itself.
@@ -79,7 +79,7 @@ def row_losses(
         differentiable = predictions.select(outputs)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([differentiable, values])
-            # An index would do the same, but its gradient would be a copy.
+            # `t[tf.newaxis]` would do the same, but its gradient would be a copy.
             inputs = targets.pack([tf.expand_dims(t, 0) for t in inputs])
             y_pred = predictions.rebuild([tf.expand_dims(t, 0) for t in outputs])
             losses = _losses_of_one(model, *inputs, y_pred, states)
@@ -101,7 +101,7 @@ def row_losses(
 def _losses_by_row(loss, y, y_pred):
     """Returns the `RowLosses` of a loss that is known to treat each row by itself."""
     predictions = Outputs(y_pred)
-    # Not `copy.copy`, which goes through `get_config`, where Keras's Huber leaves out its delta.
+    # `copy.copy` would call `get_config`, from which Keras's Huber leaves out its delta.
     by_entry = layer_internals.without(loss, reduction="none")
     differentiable = predictions.select(predictions.tensors)
     with (
@@ -141,7 +141,7 @@ def _losses_of_one(model, x, y, sample_weight, y_pred, states):
     """Returns a list of scalars: the loss of one row, and the numbers it adds to each tracker."""
     output_trackers = model_internals.output_loss_trackers(model)
     other_trackers = model_internals.own_trackers(model)
-    # Trackers count once, later; here, their updates stay in the scope.
+    # The trackers are updated later, once. Updates that the loss makes here stay in the scope.
     variables = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
     zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
     generators = layer_internals.seed_generators(model)
@@ -155,7 +155,7 @@ def _losses_of_one(model, x, y, sample_weight, y_pred, states):
         sums += [v for tracker in other_trackers for v in (tracker.total, tracker.count)]
         sums = [scope.get_current_value(v) for v in sums]
     _check_unread([value for _, value in zeros], loss)
-    # The loss may just have made them.
+    # `compute_loss` may just have made the trackers.
     output_trackers = model_internals.output_loss_trackers(model)
     assignable = [v for tracker in (*output_trackers, *other_trackers) for v in tracker.variables]
     check_assigned(scope, [*assignable, *(g.state for g in generators)], "The loss", model)

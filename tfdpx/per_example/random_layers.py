@@ -38,7 +38,7 @@ def seeds(key, shape):
         int64 tensor [*shape, 2].
     """
     is_empty, shape = isinstance(shape[-1], int) and shape[-1] == 0, tf.stack([*shape, 2])
-    if is_empty:  # Nothing depends on the key then.
+    if is_empty:  # Without a draw, nothing in the graph depends on the key.
         return tf.zeros(shape, tf.int64)
     return tf.random.stateless_uniform(
         shape, key, minval=0, maxval=_WORDS, dtype=tf.int64, alg="philox"

@@ -1,25 +1,28 @@
 """Computes norms that allow for the rounding of gradients and sums.
 
-The factor that clips an example is computed from a norm, but the example adds the result of float32
-arithmetic, with its rounding errors, to the released sum.
+The factor that clips an example is computed from the norm of its gradient. But the array that the
+example adds to the released sum has rounding errors, because arithmetic is in float32. So the norm
+must include an allowance for these errors.
+
 With u = 2^-24, a sum of n terms errs by at most n u times the sum of their absolute values, in any
-order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). If gradients cancel,
-this error is larger than the gradient itself. If the clipped sum is formed from inputs a_t and
-output gradients g_t of T positions (for example after every ghost norm), an example is clipped by
+order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). If the terms cancel,
+this error can be larger than the sum itself. If the clipped sum is formed from inputs a_t and
+output gradients g_t of T positions (for example after every ghost norm), the norm of an example is
+taken to be
 
     max(|sum_t a_t g_t^T| + (T + 8) u M, M / L),    M = sum_t |a_t| |g_t|,
 
 with L = max(32, 4 sqrt(T)).
 
-The first argument of the maximum bounds the sum of the example's terms, rounding included. The
+The first argument of the maximum bounds the sum of the example's terms, with rounding errors. The
 second argument bounds the example's effect on the rounding of other examples: in a partial sum, a
-large term absorbs small ones. With the clip C, all terms of a sum stay below L C, so n terms in one
-sum change by at most L n u C. The second argument does not affect ordinary examples, where M is
-near sqrt(T) times the norm.
+large term absorbs small ones. With the clip C, all terms of a sum stay below L C, so the rounding
+of n terms in one sum changes by at most L n u C. The second argument does not affect ordinary
+examples, where M is near sqrt(T) times the norm.
 
-If the gradients of all examples are formed and kept, the clipped sum adds exactly these arrays, and
-only the sum of their squares has rounding errors. It is summed over one axis at a time, so no
-partial sum absorbs many terms.
+If the gradients of all examples are formed and kept, the clipped sum adds exactly these arrays.
+Then only the sum of their squares has rounding errors. This sum is taken over one axis at a time,
+so no partial sum absorbs many terms.
 """
 
 import contextlib
@@ -33,20 +36,20 @@ import tensorflow as tf
 from tfdpx._keras.tensorflow_internals import call_cached_trace
 
 UNIT = 2.0**-24
-# Roundings of a sum in addition to its terms: products, factors, roots.
+# The rounding errors in a sum that come in addition to one per term: of products, factors, roots.
 EXTRA = 8
 # How many terms of a long matrix product or convolution a kernel adds one after the other.
 _BLOCK = 512
-# Inner products of more than `_LONG` terms are formed in parts of `PART`, or their allowance for
-# rounding would be visible.
+# Inner products of more than `_LONG` terms are formed in parts of `PART` terms. Otherwise their
+# allowance for rounding would noticeably raise the norms.
 _LONG, PART = 4096, 1024
 # The smallest l2 norm that clips. Its square is far above the underflow of float32.
 SMALLEST_CLIP = 1e-9
 _LARGEST_CANCELLATION = 32.0
-# With more positions than this, the allowance would be visible in the norms of ordinary examples.
+# With more positions than this, the allowance would noticeably raise norms of ordinary examples.
 MOST_POSITIONS_ALLOWED_FOR = 256
 _TINY = 2.0**-126
-# Times the relative error of an inner product, this is above the underflow of that product.
+# This number times the relative error of an inner product is larger than the product's underflow.
 _SMALL = 2.0**-100
 
 
@@ -55,7 +58,7 @@ _active = threading.local()
 
 @contextlib.contextmanager
 def from_below():
-    """Returns a context manager that makes norms never too large, instead of never too small.
+    """Returns a context manager in which norms are never too large, instead of never too small.
 
     It affects only the current thread. The exact norm lies between the norm inside of this context
     and the norm outside, even if the terms of a gradient cancel.
@@ -89,7 +92,7 @@ def product_error():
 def dot_error(terms):
     """Returns a bound on the relative error of an inner product.
 
-    The error is divided by the sum of the absolute values of all terms.
+    The error is relative to the sum of the absolute values of all terms.
 
     Args:
         terms: Int or float32 scalar tensor, the number of terms.
@@ -183,7 +186,7 @@ def raise_for_rounding(squares, sizes):
 
 
 def errors_of_squares(sizes):
-    """Returns two bounds for sums of squares: the relative rounding and the absolute underflow.
+    """Returns bounds on two errors of sums of squares: relative by rounding, absolute by underflow.
 
     Args:
         sizes: As for `raise_for_rounding`.
@@ -232,15 +235,16 @@ class Measured(typing.NamedTuple):
     From the tensors and numbers here, the engine computes the allowances of all kernels at once.
 
     Attributes:
-        squares: float32 [B, 1], the squared norms, or [B, 3]. In the second case the squares of two
-            inner products, in the last two columns, must be subtracted from the first column.
+        squares: float32 [B, 1], the squared norms; or [B, 3], if two inner products were removed
+            from the gradients. The last two columns are the squares of these products. The squared
+            norms are the first column minus the last two.
         terms: Int or float32 scalar, the number of terms in the sum that is a gradient.
         magnitudes: float32 [B, 1], the sum M of the norms of these terms. None if the clipped sum
             adds the gradients themselves. Then M is the square root of `squares`.
         relative: Float or float32 scalar, the relative rounding error of `squares`.
         absolute: Float or float32 scalar, the absolute error of `squares` by underflow.
-        removed_errors: Two floats, the error of each inner product divided by M.
-        removed_relative: Float, the error of the subtraction divided by `squares`.
+        removed_errors: Two floats, the error of each of the two inner products, divided by M.
+        removed_relative: Float, the error of the subtraction, divided by the first column.
     """
 
     squares: tf.Tensor
@@ -303,7 +307,7 @@ def _column(numbers):
 
 
 def allow(squares, magnitudes, terms):
-    """Returns the squared norms that clip factors are computed from, float32 [...].
+    """Raises squared norms for rounding. Clip factors are computed from the result, float32 [...].
 
     Args:
         squares: float32 [...], squared norms, never too small.
@@ -325,7 +329,9 @@ def allow(squares, magnitudes, terms):
 
 
 def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
-    """Returns |A^T G|^2, computed from inner products of positions, and the sum M for it.
+    """Returns the squared norm of A^T G, computed from inner products of positions, and its M.
+
+    `rounding`'s docstring defines M. Errors are bounded as follows.
 
     The error of an inner product of inputs is at most e_in |a_s| |a_t|, and of gradients at most
     e_out |g_s| |g_t|. The sum of the T^2 products adds an error of 2 T u times each product. The

@@ -35,13 +35,12 @@ _LOSSES = {
 }  # fmt: skip
 
 
-# Dict from a layer class to None, or to a function `problem_of(layer, rank)` that returns a
-# problem, a clause, or None.
+# Dict from each registered layer class to None, or to its `problem_of`, see `register_rowwise`.
 _layers = {}
 
 
 def register_rowwise(*layer_classes, problem_of=None):
-    """Registers layer classes that treat each row by itself if Keras calls them as usual.
+    """Registers layer classes that treat each row by itself if they are called only with inputs.
 
     The privacy guarantee depends on this property: a registered layer is not mapped, even if it
     mixes rows.
@@ -100,7 +99,7 @@ def find_loss(model, y, y_pred):
         return None
     if layer_internals.replaced_methods(loss) or layer_internals.adding_losses(model):
         return None
-    # An array may have an axis for the batch, and a class to ignore makes a mask.
+    # An array among the arguments may have a batch axis, and `ignore_class` makes a mask.
     has_numbers = all(np.ndim(v) == 0 and not tf.is_tensor(v) for v in arguments.values())
     is_masked = arguments.get("ignore_class") is not None
     if not has_numbers or is_masked or arguments.get("axis", -1) != -1:
@@ -110,14 +109,15 @@ def find_loss(model, y, y_pred):
     is_sparse = function is keras.losses.sparse_categorical_crossentropy
     if is_sparse and y_pred.shape.rank > 2:
         return None  # TensorFlow asserts shapes that are not static.
-    # Operands of other ranks are aligned at their last axes, so rows would meet another axis.
+    # Operands of different ranks are aligned at their last axes. Then the batch axis of one operand
+    # would be aligned with another axis of the other.
     lacks_axis = is_sparse or y_pred.shape[-1] == 1
     ranks = {y_pred.shape.rank, y_pred.shape.rank - 1 if lacks_axis else y_pred.shape.rank}
     return loss if y.shape.rank in ranks else None
 
 
 def has_plain_cells(layer):
-    """Returns whether all cells of a recurrent Keras layer have exactly Keras's classes."""
+    """Returns whether a layer is a recurrent one of Keras, not stateful, with unchanged cells."""
     if type(layer) not in _RECURRENT or layer.stateful:
         return False
     cells = cells_of(layer)
@@ -250,9 +250,9 @@ def _calls(layer):
         if type(layer) in layer_internals.ATTENTION:
             arguments = inspect.signature(layer.call).bind(*args, **kwargs).arguments
             names = "query", "value", "key", "attention_mask"
-            # To an attention mask with fewer axes, Keras adds axes in front, so its rows would
-            # become positions. To a mask [rows, positions] that comes with the inputs, it adds axes
-            # behind.
+            # If `attention_mask` has fewer axes than queries, Keras adds axes in front, so its rows
+            # would become positions. So it is checked like an input. A mask [rows, positions] that
+            # the inputs carry is safe, because Keras adds axes behind.
             args = ([arguments.pop(n) for n in names if arguments.get(n) is not None],)
             kwargs = arguments
         yield args, kwargs
@@ -294,7 +294,7 @@ def _names_of_numbers(layer_class):
     constructors = [vars(base).get("__init__", object) for base in layer_class.__mro__]
     signatures = [inspect.signature(constructor) for constructor in constructors]
     parameters = [p for signature in signatures for p in signature.parameters.values()]
-    # `_scaled_by_row` knows an offset.
+    # `_scaled_by_row` checks `offset`.
     return [p.name for p in parameters if type(p.default) is float and p.name != "offset"]
 
 
@@ -328,7 +328,7 @@ register_rowwise(_keras.Masking, problem_of=_masked_by_row)
 register_rowwise(_keras.Rescaling, problem_of=_scaled_by_row)
 register_rowwise(_keras.Resizing, problem_of=_not_images)
 
-# The same for operations: arithmetic, and operations on masks.
+# As `_layers`, for operations: arithmetic, and operations on masks.
 _operations = {
     **dict.fromkeys((*model_internals.ARITHMETIC, model_internals.NOT_EQUAL)),
     model_internals.ANY: _over_all,

@@ -31,9 +31,9 @@ def register(*layer_classes: type) -> Callable[[type], type]:
     `register(MyLayer)(tfdpx.per_example.GenericRule)` forms the whole gradient of each example.
 
     Args:
-        *layer_classes: Subclasses of `keras.Layer`. A layer of a subclass of these uses the same
-            rule if `handles(layer, registered_class)` of the rule returns True. Otherwise it uses
-            `GenericRule`.
+        *layer_classes: Subclasses of `keras.Layer`. The rule also serves layers of their
+            subclasses. If the rule's `handles(layer, registered_class)` returns False for a layer,
+            `GenericRule` serves this layer instead.
 
     Returns:
         The decorator, which takes and returns a subclass of `tfdpx.per_example.Rule`.
@@ -197,9 +197,10 @@ class Rule:
         variables: List of the `keras.Variable`s for which this rule forms gradients.
     """
 
-    # Names that a subclass of the registered layer must not override, or the rule does not hold.
+    # The rule is not used if a subclass of the registered layer overrides one of these names.
     assumes: tuple[str, ...] = ("call",)
-    # Whether `forward` keeps the layer's random draws; the rule then serves layers with dropout.
+    # Whether `forward` keeps the random numbers that a layer draws. Then the rule can serve layers
+    # with dropout.
     keeps_draws: bool = False
 
     @classmethod
@@ -318,10 +319,10 @@ class Rule:
 
     @property
     def inputs_to_mask(self) -> list[tf.Tensor]:
-        """Returns a list of float32 tensors [B * n, ...] that `clipped_sum` needs with zeros.
+        """Returns a list of float32 tensors [B * n, ...] that `clipped_sum` reads.
 
-        The engine sets them to zero for examples with the factor zero, and passes them to
-        `clipped_sum` as `masked`. A factor of zero is not enough, because 0 * inf is not zero.
+        For examples with the factor zero, the engine sets these tensors to zero, and passes them to
+        `clipped_sum` as `masked`. The factor is not enough, because 0 * inf is not zero.
         """
         return []
 
@@ -337,17 +338,17 @@ class Rule:
         raise NotImplementedError
 
     def costs(self) -> dict[str, Cost]:
-        """Returns the predicted `Cost` of each way that the rule has, to choose the cheapest.
+        """Returns the predicted `Cost` of each way to form norms and sums that the rule supports.
 
-        The result is a dict. Its keys are names in `cost_model.NORMS` and `cost_model.SUMS`. Only
-        the ratios of the costs matter.
+        The engine uses the cheapest. The result is a dict. Its keys are names in `cost_model.NORMS`
+        and `cost_model.SUMS`. Only the ratios of the costs matter.
         """
         return {"instantiate": Cost(), "contract": Cost()}
 
     def allows_ordinary_sum(self) -> bool:
-        """Returns whether instantiated norms allow for rounding errors of `ordinary_clipped_sum`.
+        """Returns whether `ordinary_clipped_sum` may follow norms of instantiated gradients.
 
-        `tfdpx.per_example.rounding` explains this allowance.
+        It may if these norms cover its rounding errors, see `tfdpx.per_example.rounding`.
         """
         return False
 
@@ -366,8 +367,8 @@ class Rule:
     def squared_norms(self) -> Any:
         """Returns the squared l2 norm of each example's gradient over all of `large_variables`.
 
-        It is never less than the squared norm of the array that `clipped_sum` adds for this example
-        at factor one, including rounding errors. See `tfdpx.per_example.rounding`.
+        With the factor one, `clipped_sum` adds an array for an example, with rounding errors. The
+        result is never less than the squared norm of this array, see `tfdpx.per_example.rounding`.
 
         Returns:
             float32 [B], or a `rounding.Measured`, to which the engine adds the allowance for

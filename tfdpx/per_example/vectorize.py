@@ -19,8 +19,8 @@ import tensorflow as tf
 from tfdpx._keras import tensorflow_internals
 
 _LOOPS = ("While", "StatelessWhile")
-# For inputs of one shape, the results of these types can have several shapes, so they cannot be
-# stacked.
+# Operations whose result has a shape that depends on the values of the inputs. The results of
+# several examples cannot be stacked.
 _ANY_LENGTH = frozenset(
     "DynamicPartition ListDiff NonMaxSuppressionV3 NonMaxSuppressionV4 NonMaxSuppressionV5 "
     "StringNGrams StringSplit StringSplitV2 UnicodeDecode UnicodeDecodeWithOffsets Unique "
@@ -113,7 +113,7 @@ def vectorized_map(
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     try:
-        # A separate graph, which shows its captures, and which is dropped if this fails.
+        # The map is traced into a separate graph, to read its captures, and to drop it on failure.
         traced_map = tf.function(
             _make_loop(run_one, elements) if loop else map_examples, autograph=False
         )
@@ -121,7 +121,7 @@ def vectorized_map(
         if not names:
             return traced_map(*tensors)
     except Exception:
-        if failures:  # Under XLA, TensorFlow raises another error in its place.
+        if failures:  # Under XLA, TensorFlow replaces the error of the function by another one.
             raise failures[-1] from None
         if not traces or loop:
             raise
@@ -153,7 +153,7 @@ def _make_loop(run_one, elements):
 
 
 def _source(tensor, allowed):
-    """Returns an argument of a function that a tensor depends on; None if it depends on none.
+    """Returns a function's argument that a tensor depends on, or None if there is no such argument.
 
     Arguments that are resources (variables and tables) do not count. Neither do the tensors in the
     list `allowed`.
