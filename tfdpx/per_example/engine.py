@@ -338,7 +338,7 @@ class _Joint:
 
     @property
     def choices(self):
-        """Returns a list with a `LayerChoice` for each call. Each forms all per-example gradients."""
+        """Returns a list with a `LayerChoice` for each call. All calls instantiate gradients."""
         costs = {"instantiate": Cost(), "contract": Cost()}
         return [choose(rule.layer.name, type(rule).__name__, costs) for rule in self._rules]
 

@@ -39,7 +39,7 @@ class RowLosses:
 def row_losses(
     model, x, y, y_pred, sample_weight, states=None, variables=(), shared=(), is_rowwise=False
 ):
-    """Returns the loss of each row, as `model.compute_loss` returns it for a batch of this row only.
+    """Returns the loss of each row: `model.compute_loss` for a batch with only this row.
 
     So any loss, weighting and reduction means the same as in Keras. (The loss of a batch times the
     size of the batch would be wrong for the reductions `sum` and `mean_with_sample_weight`.) Weight

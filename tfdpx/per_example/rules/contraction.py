@@ -21,11 +21,11 @@ _SMALL_PRODUCTS = 1.75
 class ProductRule(BeforeActivation):
     """A rule for a kernel with the gradient A^T G, where A are inputs and G output gradients.
 
-    For each example and group, A is [T, in] and G is [T, out], where T counts positions. The
-    squared norm of A^T G is equal to `<A A^T, G G^T>` (Goodfellow 2015, arXiv:1510.01799; Li et al.
-    2021, arXiv:2110.05679), the "ghost" norm. The ghost norm is cheaper if T is small compared with
-    the size of the kernel. The sum over examples is one matrix product over all positions of the
-    batch.
+    For each example and group, A is [T, in] and G is [T, out], where T counts positions. Groups are
+    multiplied separately, like the groups of a convolution. The squared norm of A^T G is equal to
+    `<A A^T, G G^T>` (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021, arXiv:2110.05679), the
+    "ghost" norm. The ghost norm is cheaper if T is small compared with the size of the kernel. The
+    sum over examples is one matrix product over all positions of the batch.
 
     A subclass defines `inputs_by_position`, `output_gradients_by_position`, `to_kernel` and
     `bias_gradients`.
@@ -95,7 +95,7 @@ class ProductRule(BeforeActivation):
         """See `Rule.costs`."""
         examples, groups, count, fan_in = self.inputs_by_position.shape
         fan_out = self.output_gradients_by_position.shape[-1]
-        # Nominal numbers, if they are not known.
+        # Assumed numbers, if the shape is not static.
         examples, count = examples or 32, count or 1024
         multiply = 2.0 * examples * groups * count * fan_in * fan_out
         instances = FLOAT * examples * groups * fan_in * fan_out
@@ -127,7 +127,7 @@ class ProductRule(BeforeActivation):
 
 
 def ghost_product_norms(inputs, output_gradients):
-    """Returns |A^T G|^2, computed from inner products of positions, as a `rounding.Measured`.
+    """Returns the squared norm of A^T G as a `rounding.Measured`, without forming A^T G.
 
     Args:
         inputs: A, float32 [B, groups, T, in].
@@ -227,9 +227,12 @@ class DenseRule(ProductRule):
 class EinsumDenseRule(ProductRule):
     """The rule of `EinsumDense`, which writes the equation as a product of matrices for each group.
 
-    There are four kinds of axes. An axis of only inputs and kernel is an input feature (in), which
-    the layer sums over. An axis of only kernel and outputs is an output feature (out). An axis of
-    inputs, kernel and outputs is a group. An axis of only inputs and outputs is a position.
+    There are four kinds of axes, except the batch axis:
+
+    - input features (in): axes that only inputs and kernel have; the layer sums over these axes;
+    - output features (out): axes that only kernel and outputs have;
+    - groups: axes that inputs, kernel and outputs have;
+    - positions: axes that only inputs and outputs have.
     """
 
     @classmethod
@@ -292,7 +295,7 @@ class EinsumDenseRule(ProductRule):
     def _by_position(self, tensor, axes, features):
         """Reshapes a tensor [B * K, ...] to float32 [B, groups, T, features].
 
-        `axes` has the letters of the tensor's axes, and `features` the letters of features.
+        `axes` has the letters of all axes of the tensor, and `features` those of its features.
         """
         positions, groups, _, _ = self._axes()
         tensor = split_views(tf.cast(tensor, "float32"), self.num_views)

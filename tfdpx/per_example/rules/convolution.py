@@ -24,8 +24,8 @@ from tfdpx.per_example.rule import BeforeActivation, RuleOfParts, register
 from tfdpx.per_example.rules.contraction import FLOAT, gram, length
 from tfdpx.per_example.rules.window import Window
 
-# Time to copy a channel of a pixel into strided patches, in bytes of traffic. It is counted for up
-# to three channels, because more are copied at once.
+# The time to copy one channel of a pixel into strided patches, expressed in bytes of traffic. At
+# most three channels are counted, because further channels are copied together with these.
 _BYTES_OF_COPY = 60
 
 
@@ -53,7 +53,8 @@ class Conv2DRule(BeforeActivation):
             than to multiply output gradients.
         weights: float32 [n, out], the weights of the n rows of `statistics` in a squared norm, or
             None for ones.
-        unit: float32 [*kernel_shape], with which `statistics` forms inner products, or None.
+        unit: float32 [*kernel_shape], the second factor of the inner products in `statistics`, or
+            None.
     """
 
     assumes: tuple[str, ...] = ("call", "convolution_op", "kernel")
@@ -123,9 +124,9 @@ class Conv2DRule(BeforeActivation):
         return by_calls, Cost(multiply, bytes=4 * patches + _BYTES_OF_COPY * copies)
 
     def sizes(self):
-        """Returns the numbers of examples and positions, and the fan-in and fan-out of a group.
+        """Returns the numbers of examples and positions, and a group's fan-in and fan-out.
 
-        Positions are counted over all views. Assumed values stand in for unknown sizes.
+        An example's positions are counted over all of its views. Sizes that are not static are assumed.
         """
         rows, height, width, out = self.convolved_gradients.shape
         fan_in = self.window.taps * self.kernel_shape[2]
@@ -150,7 +151,7 @@ class Conv2DRule(BeforeActivation):
         # Joining slices is the fastest way to form patches, except with strides outside of XLA.
         contiguous = self.call.jit_compile or max(self.window.strides) == 1
         patches = self.window.patches(self.inputs, contiguous)
-        # Channels run over (tap, group, channel in the group).
+        # The last axis of the patches enumerates (tap, group, channel of the group).
         patches = self.by_group(patches, self.window.taps)
         gradients = self.by_group(self.convolved_gradients)
         products = tf.matmul(patches, gradients, transpose_a=True)
@@ -287,7 +288,7 @@ class Conv2DRule(BeforeActivation):
         patches = self.window.convolve(pixels, tf.ones([*self.window.size, 1, 1]))
         gradients = tf.square(self.scaled_gradients)
         gradients = tf.reduce_sum(gradients, axis=-1, keepdims=True)
-        # Raised by more than the rounding of the two sums of squares.
+        # The last factor is larger than the rounding errors of the two sums of squares.
         lengths = tf.sqrt(patches) * tf.sqrt(gradients) * (1.0 + 1e-3)
         return self.sum_positions(lengths)
 
@@ -390,7 +391,7 @@ class SeparableConvRule(RuleOfParts):
     """The rule of separable convolutions.
 
     Such a layer is a depthwise convolution, followed by a convolution with a kernel of one pixel.
-    The rule also watches the channels between the two, to get their gradient.
+    The rule also watches the outputs of the first convolution, to get the gradient there.
     """
 
     @classmethod
@@ -447,7 +448,7 @@ class SeparableConvRule(RuleOfParts):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`: the bias."""
+        """See `Rule.small_gradients`. They are the gradients of the bias."""
         if not self.explains(self.layer.bias):
             return []
         gradients = self._pointwise.convolved_gradients
@@ -478,12 +479,12 @@ def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradient
     def compute_next(index, instances, statistics):
         rows = slice(index * num_views, (index + 1) * num_views)
         gradient = window.kernel_gradient(inputs[rows], output_gradients[rows], kernel_shape)
-        # Computed here, products and squares never need memory for all examples at once.
+        # In the loop, the squares and products need memory for only one example at a time.
         values = _statistics(gradient[tf.newaxis], unit)[0]
         return index + 1, instances.write(index, gradient), statistics.write(index, values)
 
-    # A graph with nodes for each example would be slow to make, and serve one number of examples
-    # only.
+    # A graph with nodes for each example would be slow to make, and would suit only one number of
+    # examples.
     arrays = [tf.TensorArray("float32", count) for _ in range(2)]
     _, *values = tf.while_loop(
         lambda index, *_: index < count,

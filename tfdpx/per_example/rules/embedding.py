@@ -42,30 +42,34 @@ class EmbeddingRule(Rule):
             tokens = tf.cast(tokens, "int32")  # As the layer does.
         # Reshaped like the outputs, position by position.
         tokens = tf.reshape(tokens, tf.shape(self._gradients)[:2])
-        # Like the layer: a negative token counts from the end of the table, and a token outside of
-        # the table leaves an example without a gradient.
+        # As in the layer, a negative token counts from the end of the table. An example with a
+        # token outside of the table has no finite gradient.
         tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
         in_range = (tokens >= 0) & (tokens < self.layer.input_dim)
         self._gradients = tf.where(in_range[:, :, tf.newaxis], self._gradients, float("nan"))
         self._tokens = tf.cast(tf.where(in_range, tokens, 0), "int32")
 
     def per_example_gradients(self):
-        """See `Rule.per_example_gradients`. Used only if other layers share the table.
+        """See `Rule.per_example_gradients`. The result is dense: [B, vocabulary, d].
 
-        The result is dense: [B, vocabulary, d].
+        It is computed only if other layers share the table.
         """
         one_hot = tf.one_hot(self._tokens, self.layer.input_dim)
         return [tf.matmul(one_hot, self._gradients, transpose_a=True)]
 
     def instantiated_squared_norms(self):
-        """See `Rule.instantiated_squared_norms`. All other entries of the gradient are zero."""
+        """See `Rule.instantiated_squared_norms`. Only entries of tokens in an example are formed.
+
+        All other entries of the example's gradient are zero.
+        """
         count, length = tf.unstack(tf.shape(self._tokens))
         order = tf.argsort(self._tokens, axis=1)
         tokens = tf.gather(self._tokens, order, batch_dims=1)
         is_new = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
         entries = tf.pad(tf.cumsum(is_new, axis=1), [[1, 0], [1, 0]])[1:]
         entries = tf.add(entries, length * tf.range(count)[:, tf.newaxis])
-        # Two more columns, for the sum of the sizes of the added gradients, and for their number.
+        # Two more columns count, for each token, the sum of the norms of the gradients that are
+        # added, and the number of these gradients.
         sizes = tf.sqrt(rounding.squared_lengths(self._gradients))[:, :, tf.newaxis]
         columns = tf.concat([self._gradients, sizes, tf.ones_like(sizes)], axis=-1)
         sums = tf.math.unsorted_segment_sum(
@@ -80,10 +84,12 @@ class EmbeddingRule(Rule):
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`.
 
-        The norm is the sum of <g_s, g_t> over all pairs of positions s, t with equal tokens.
+        The squared norm is the sum of <g_s, g_t> over all pairs of positions s, t with equal
+        tokens, where g_t is the output gradient at t.
         """
         is_same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
-        # Positions of one token have equal inputs, of length one.
+        # An input is a one-hot vector. The inner product of two inputs is 1 if their tokens are
+        # equal, and 0 otherwise.
         inputs = tf.cast(is_same, "float32")
         squares, _ = rounding.squared_norms_of_products(
             inputs[:, tf.newaxis],

@@ -18,8 +18,8 @@ from tfdpx.per_example.rule import BeforeActivation, variant_of
 from tfdpx.per_example.rules.contraction import bias_gradients, letters
 from tfdpx.per_example.rules.embedding import EmbeddingRule
 
-# Quantization modes in which a layer adds the product of A and B in floating point to the frozen
-# kernel's output.
+# In these quantization modes, a layer multiplies by A and B in floating point, and adds the product
+# to the output of the frozen kernel.
 _QUANTIZED = (None, "int8", "int4")
 
 
@@ -87,7 +87,7 @@ class LoraDenseRule(_Thin):
 
     @property
     def small_gradients(self):
-        """See `Rule.small_gradients`: the bias."""
+        """See `Rule.small_gradients`. They are the gradients of the bias."""
         gradients = positions(self.output_gradients[0], self.num_views)
         bias = self.layer.bias
         return [(bias, tf.reduce_sum(gradients, axis=1))] if self.explains(bias) else []
@@ -132,7 +132,7 @@ class LoraEinsumDenseRule(_Thin):
 
     @property
     def small_gradients(self):
-        """See `Rule.small_gradients`: the bias."""
+        """See `Rule.small_gradients`. They are the gradients of the bias."""
         bias = self.layer.bias
         if not self.explains(bias):
             return []

@@ -101,9 +101,9 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
 
         gamma r G - a - r z b.
 
-    Here a and b are sums over the channels of a group, divided by n: a adds up gamma r sum(G), and
-    b adds up gamma r sum(G z). TensorFlow's derivation takes three times as many operations, and
-    computes sum(G) and sum(G z) again.
+    Here a is the sum of gamma r sum(G) over the channels of a group, divided by n. Likewise, b is
+    the sum of gamma r sum(G z), divided by n. TensorFlow's own gradient needs three times as many
+    operations, and sum(G) and sum(G z) would have to be computed again.
     """
 
     assumes = ("call", *layer_internals.GROUP_NORMALIZATION_STEPS)
@@ -146,7 +146,7 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
     @property
     def _sums(self):
         tensors = self.call.kept
-        if "sums" not in tensors:  # The layer's input needs no gradient.
+        if "sums" not in tensors:  # No backward pass ran, because the input needs no gradient.
             kind, inputs = (_Kind.from_layer(self.layer, self.call.args[0]),), self.call.args[0]
             arguments = self.output_gradients[0], inputs, *tensors["statistics"]
             _, tensors["sums"] = call_cached_trace(_backward, kind, *arguments)
@@ -158,7 +158,7 @@ class _Kind(typing.NamedTuple):
 
     The functions compute on arrays [N, before, groups, channels of a group, after]. Here `before`
     and `after` count the positions before and after the channel axis. Arrays are float32, or
-    float64 if the inputs are. Each row of a result is computed from only one row.
+    float64 if the inputs are. Each row of a result depends on only one row of the inputs.
 
     Attributes:
         axis: Int, the axis of the channels.
@@ -204,8 +204,8 @@ def _forward(kind, inputs, *weights):
     [N, 1, groups, channels, 1].
     """
     images = kind.split(inputs)
-    # The arrays hold a number for each channel: with one for each group, arithmetic takes twice the
-    # time.
+    # Means and inverses are repeated for each channel. With one number for each group, arithmetic
+    # would take twice the time.
     by_channel = [kind.groups, kind.channels, 1]
     ones = tf.ones(by_channel, images.dtype)
     weights = [tf.reshape(tf.cast(w, images.dtype), by_channel) for w in weights]

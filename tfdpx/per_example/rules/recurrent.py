@@ -7,7 +7,7 @@ positions.
 
 Keras does not return these g_t, so this module runs the recurrence. It multiplies x_t for all time
 steps at once, and a backward loop over time returns the gradients at the gates. Each row of a
-result is computed from only one row.
+result depends on only one row of the inputs.
 """
 
 import dataclasses
@@ -291,9 +291,9 @@ def _recurrence(step, flags, x, probes, states, unroll):
         step: The `_Step`.
         flags: As for `_run_cell`.
         x: [N, T, gates * units], the products of the inputs and their kernel.
-        probes: List of one tensor of zeros [N, T, gates * units]. The gradient at this tensor is
-            the gradient at the product with the recurrent kernel. The list is empty if that equals
-            the gradient at `x`.
+        probes: List with one tensor of zeros [N, T, gates * units], or an empty list. The gradient
+            at these zeros is the gradient at the product with the recurrent kernel. If it equals
+            the gradient at `x`, the list is empty.
         states: List of [N, units], the states at the start.
         unroll: As for `_run_cell`.
     """
@@ -330,7 +330,7 @@ def _recurrence(step, flags, x, probes, states, unroll):
         return tf.while_loop(lambda count, *_: count < length, run_step, start)[1:]
 
     def stack(array, like):
-        """Stacks a `TensorArray` of T tensors [N, units] to [N, T, units], as many as in `like`."""
+        """Stacks a `TensorArray` of T tensors [N, d] to [N, T, d], where `like` is [..., d]."""
         rows = tf.transpose(array.stack(), [1, 0, 2])
         rows.set_shape([*x.shape[:2], like.shape[-1]])
         return rows

@@ -102,7 +102,7 @@ class Window:
         return group_gradients[0] if groups == 1 else tf.concat(group_gradients, axis=-1)
 
     def correlate(self, images, gradients):
-        """Returns the kernel gradient of each channel. It convolves images with output gradients.
+        """Returns the kernel gradient of each channel, by convolving images with output gradients.
 
         Args:
             images: float32 [1, H, W, C], with static H and W.
@@ -188,7 +188,10 @@ class Window:
         return self.taps * channels if self._is_strided else channels + sum(self.size)
 
     def gram_sizes(self, height, width, num_views):
-        """Returns how many inner products `gram` forms first, and their terms per channel."""
+        """Returns the number of inner products that `gram` forms first, and of terms per channel.
+
+        Strided windows form inner products of patches, and others form inner products of pixels.
+        """
         if self._is_strided:
             count = num_views * self._count(0, height) * self._count(1, width)
             return count**2, self.taps
@@ -212,7 +215,10 @@ class Window:
         return edges
 
     def _slices(self, size):
-        """Returns, for height and width, a list with the slice of the padded axis for each tap."""
+        """Returns two lists, for rows and columns: for each tap, the slice of pixels it covers.
+
+        The slices are along axes of the padded image.
+        """
         slices = []
         for axis, length in enumerate(size):
             stride, last = self.strides[axis], self._count(axis, length) - 1
