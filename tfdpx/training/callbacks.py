@@ -173,7 +173,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._writers = {}
 
     def _epsilons(self):
-        """Returns a dict by (run, name): epsilon, and the plan's epsilon as the run "budget"."""
+        """Returns the epsilon spent and the plan's epsilon, a dict by (run, name) of each chart."""
         optimizer = model_internals.innermost(self.model.optimizer)
         plan = self.plan or getattr(optimizer, "plan", None)
         if plan is None or not hasattr(optimizer, "ledger"):
@@ -182,7 +182,7 @@ class TensorBoard(keras.callbacks.Callback):
         return {("train", name): epsilon, ("budget", name): plan.epsilon}
 
     def _after_save(self, numbers):
-        """Writes a dict by (run, name): after a `Checkpoint`'s next save, or now if none saves."""
+        """Writes numbers, a dict by (run, name). With a `Checkpoint`, waits for its next save."""
         optimizer = model_internals.innermost(self.model.optimizer)
         is_private = hasattr(optimizer, "ledger")
         step = steps_taken(optimizer) if is_private else _to_float(optimizer.iterations)

@@ -144,7 +144,8 @@ class Checkpoint(keras.callbacks.Callback):
                 )
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
         model_internals.set_initial_epoch(model, self._epoch)
-        # If the run that wrote the file is still in memory, it is at this update or a later one.
+        # The run that wrote the file may still be in memory. Then the model is at the saved update
+        # or a later one, and nothing is restored.
         if optimizer.account.has_made(record["run"]):
             return
         with _unchanged_on_error(model):
@@ -226,7 +227,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._session.call_after_save()
 
     def _content(self):
-        """Returns the bytes of the file: a record, and the other parts, whose digests it holds."""
+        """Returns the bytes of the file: parts, and a record that has the digests of the parts."""
         optimizer = model_internals.innermost(self.model.optimizer)
         with lora.unmerged(self.model):
             content = {_WEIGHTS: saving_internals.weights_file(self.model)}
@@ -328,7 +329,7 @@ def place_checkpoint(callbacks):
 
 @contextlib.contextmanager
 def _unchanged_on_error(model):
-    """Context manager that after an error restores weights and optimizer state, not the ledger."""
+    """Context manager: after an error, restores weights and optimizer state, but not the ledger."""
     optimizer = model_internals.innermost(model.optimizer)
     variables = [*model.variables, *optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
@@ -341,7 +342,7 @@ def _unchanged_on_error(model):
 
 
 def serialize_states(callbacks):
-    """Returns the states of Keras's callbacks as the bytes of an npz file; None if none has any.
+    """Returns the states of Keras's callbacks as the bytes of an npz file; None without states.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
@@ -380,7 +381,7 @@ def restore_states(callbacks, content):
 
 
 def place_of_save(callbacks):
-    """Returns the lowest and the highest index that a callback that saves may have, two ints.
+    """Returns two ints, the lowest and the highest index at which to insert a callback that saves.
 
     The callback that saves must come after callbacks with a state, to save the state that they have
     after this epoch. It must come before callbacks that replace weights by averages.

@@ -30,12 +30,12 @@ AUTOMATIC = "automatic"
 # A root, a sum, two quotients and the product with a gradient are rounded, each by at most UNIT.
 _ROUNDED = 1.0 - 8 * UNIT
 _LARGEST_CLIP = _LARGEST_NOISE = 1e9
-# The default noise on the count of the adaptive clip: this share of a batch, as the paper advises,
-# but at least this many sigma, which costs the gradients 3% more noise.
+# The default noise on the adaptive clip's count: this share of the batch size, as the paper
+# advises, but at least this many times sigma. At this minimum, gradients get 3% more noise.
 _OF_BATCH, _OF_SIGMA = 1 / 20, 2.0
-# The indicator falls from 1 to 0 over this fraction of the clip. With a step function, one more
-# example could flip many indicators: it moves other examples to other rows, where their norms round
-# differently.
+# An indicator falls from 1 to 0 over this fraction of the clip. With a step function, one more
+# example could flip many indicators: it would move other examples to other rows, where their norms
+# are rounded differently.
 _RAMP = 0.1
 
 
@@ -69,11 +69,11 @@ class ClipPolicy:
         self.l2_norm_clip = l2_norm_clip
 
     def init(self, optimizer: Any) -> None:
-        """Prepares the policy for an optimizer; may add variables to it, which Keras saves."""
+        """Prepares the policy for an optimizer. It may add variables, which Keras then saves."""
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
-        """Returns a number for each example, float32 [count], which other methods get; or None.
+        """Returns a number for each example, float32 [count], or None. Other methods get it.
 
         Args:
             ids: int32 [count], the indices of the examples in the data set. None if the indices are
@@ -201,8 +201,8 @@ class AdaptiveClip(ClipPolicy):
         l2_norm_clip: Float, the current clip.
 
     Raises:
-        ValueError: If an argument is out of range. Also by the optimizer, if `noise_multiplier` is
-            too small for the optimizer's noise multiplier.
+        ValueError: If an argument is out of range. The optimizer raises this error, too, if
+            `noise_multiplier` is too small for the optimizer's noise multiplier.
     """
 
     def __init__(
@@ -254,11 +254,11 @@ class AdaptiveClip(ClipPolicy):
         self._clip = optimizer.add_variable([], initializer, "float32", name="l2_norm_clip")
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
-        """Returns the clip of the update for each example, float32 [count], all equal."""
+        """Returns the current clip, repeated for each example, float32 [count]."""
         return tf.fill([count], self._bounded_clip())
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
-        """Returns `mechanism.clip_factors` for the clip of the update."""
+        """Returns the result of `mechanism.clip_factors` for `clips`."""
         return mechanism.clip_factors(squared_norms, clips, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> NormStatistics:
@@ -295,10 +295,10 @@ class AdaptiveClip(ClipPolicy):
 class IndividualClip(ClipPolicy):
     """Clips each example at its most recently measured norm, for an `IndividualAccountant`.
 
-    The accountant has a list of fractions of the clip. Level n means the n-th fraction, counted
-    from 1, and each example has a level. For each example and level, this policy counts the steps
-    that the example spent at that level. It updates the count only when the example's level may
-    change.
+    The accountant has a list of fractions of the clip C. Each example has a level: at level n, it
+    is clipped at the n-th fraction, counted from 1. For each example and level, this policy counts
+    the steps that the example spent at that level. It updates the count only when the example's
+    level may change.
 
     The norms are functions of the private data, so neither Keras nor `tf.train.Checkpoint` saves
     them. Only `tfdpx.callbacks.Checkpoint` saves the levels and counts that follow from the norms.
@@ -350,28 +350,31 @@ class IndividualClip(ClipPolicy):
         return tf.gather(self._clips, tf.gather(self._variables["levels"], ids) - 1)
 
     def before_weights(self, clips, weights):
-        """Returns clips divided by weights, at most 1; float32 [count]."""
+        """Returns clips divided by weights, and limited to 1, float32 [count]."""
         fractions = tf.minimum(clips * _ROUNDED / weights, 1.0)
         return tf.where(weights < 1, fractions, clips)
 
     def after_weights(self, squared_norms, weights):
-        """Returns squared norms of the gradients in the sum: clipped at C, then weighted."""
+        """Returns the squared norms that gradients have after clipping at C and weighting."""
         norms = tf.minimum(tf.sqrt(squared_norms), self.l2_norm_clip) * weights
         is_reduced = tf.math.is_finite(squared_norms) & (weights < 1)
         return tf.where(is_reduced, tf.square(norms), squared_norms)
 
     def clip(self, squared_norms, present, batch_size, clips):
-        """Returns `mechanism.clip_factors` for clips that are fractions of C."""
+        """Returns the result of `mechanism.clip_factors`, where `clips` are fractions of C."""
         return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size, clips)
 
     def over_clip(self, squared_norms):
-        """Returns the norms divided by C, at most 1, float32 [n]."""
+        """Returns the minimum of 1 and norm / C for each example, float32 [n]."""
         norms = tf.sqrt(squared_norms) / self.l2_norm_clip
         # A gradient that is not finite may be long.
         return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
 
     def measure(self, ids, present, squared_norms, clips):
-        """Returns a tensor with rows for ids, presence and norms, and a column for each example."""
+        """Returns a `NormStatistics` with one tensor, which has a column for each example.
+
+        Its rows are the ids, the presence and the norms of examples.
+        """
         columns = [
             tf.cast(ids, "float32"),
             tf.cast(present, "float32"),
@@ -421,7 +424,7 @@ class IndividualClip(ClipPolicy):
         _scatter(variables["levels"], "update", entries[:, tf.newaxis], levels)
 
     def refresh_is_due(self):
-        """Returns whether a refresh of all norms is due. A refresh that is due counts as done."""
+        """Returns whether a refresh of all norms is due. If so, counts this refresh as done."""
         steps, refreshes = int(self._array("steps")), int(self._array("refreshes"))
         due_refreshes = int(
             steps * self.plan.sampling_probability * self.refreshes_per_epoch + 1e-9

@@ -83,13 +83,13 @@ class Request:
         return {**self.keras_arguments, **{name: getattr(self, name) for name in names}}
 
     def list_of_callbacks(self):
-        """Returns the callbacks as a list, also from a nest or a `CallbackList`."""
+        """Returns a list of the callbacks, which may be in a nest or in a `CallbackList`."""
         callbacks = getattr(self.callbacks, "callbacks", self.callbacks)
         return [callback for callback in tf.nest.flatten(callbacks) if callback is not None]
 
 
 def read_request(arguments):
-    """Returns a `Request` that holds the arguments of a `fit`, a dict by name."""
+    """Returns a `Request` made from `arguments`, a dict of the arguments of a `fit` by name."""
     names = {field.name for field in dataclasses.fields(Request)} - {"keras_arguments"}
     keras_arguments = {name: value for name, value in arguments.items() if name not in names}
     return Request(
@@ -227,13 +227,14 @@ def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
 
 
 def draw_batches(optimizer, model, request):
-    """Returns the request with batches that the optimizer's plan draws from its data.
+    """Returns the request with batches in place of arrays: the optimizer's plan draws the batches.
 
-    An epoch has as many updates as Keras would make on the same arrays.
+    An epoch has as many updates as Keras would make on the same arrays. Without a plan, and for
+    data that are not in memory, the request is returned unchanged.
 
     Raises:
-        ValueError: If the number of examples or `batch_size` is not the plan's, or if there are
-            `user_ids` but the plan is not of people.
+        ValueError: If the number of examples or `batch_size` differs from the plan's, or if there
+            are `user_ids` but the plan's `unit` is not "user".
     """
     plan, data = optimizer.plan, request.x
     is_in_memory = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
@@ -311,8 +312,8 @@ def divide_into_epochs(optimizer, model, session, request):
     elif first_epoch < request.epochs:
         if not session.left:
             raise make_budget_error(optimizer, session.plan)
-        # Keras makes a whole pass in each epoch, and no draw may be used twice. So the first epoch
-        # would use all draws.
+        # Without `steps_per_epoch`, Keras makes a whole pass over the draws in each epoch. No draw
+        # may be used twice, so the first epoch would use all draws.
         if request.steps_per_epoch is None:
             # Epochs of a resumed run are as long as before.
             epoch_steps = (
@@ -320,10 +321,12 @@ def divide_into_epochs(optimizer, model, session, request):
             )
             steps = max(epoch_steps, math.ceil(session.left / (request.epochs - first_epoch)))
             request = request.with_(steps_per_epoch=steps)
-    # Keras's own build would mistake flags for weights, and ids for a part of the batch.
+    # Keras's own build would take the flags of absent rows for sample weights, and would not
+    # expect ids in a batch.
     build(model, request.with_(x=draws))
     per_user = getattr(draws.examples, "per_user", None)
-    # Without a new function, TensorFlow would trace a step for any number of examples per person.
+    # If the number of examples per person has changed, the step needs a new function. TensorFlow
+    # would trace the old function for an unknown number.
     if per_user != optimizer.per_user:
         optimizer.per_user, model.train_function = per_user, None
     has_held_out = request.validation_data is None and draws.held_out is not None
@@ -340,7 +343,7 @@ def add_callbacks(model, session, request):
     if not isinstance(request.callbacks, keras.callbacks.CallbackList):
         callbacks = checkpoint.place_checkpoint(callbacks)
         return request.with_(callbacks=[*refreshes, StopAtBudget(), *callbacks])
-    for callback in refreshes:  # The list has its model already.
+    for callback in refreshes:  # The list will not set the model again.
         callback.set_model(model)
         request.callbacks.callbacks.insert(0, callback)
     return request
@@ -401,7 +404,7 @@ def check_draws(optimizer, draws):
         plan_value = getattr(draws.plan, name)
         is_of_optimizer = name in ("batch_size", "noise_multiplier")
         value = getattr(optimizer if is_of_optimizer else plan, name)
-        # A checkpoint or a config may have stored float32.
+        # A checkpoint or a config may have stored a number in float32.
         if plan_value != value and not (
             isinstance(value, float) and math.isclose(plan_value, value, rel_tol=1e-6)
         ):
@@ -486,8 +489,8 @@ def _check_size(optimizer, rows, exactly=True):
 def _guess_probability(optimizer, count):
     """Returns the probability that an example is in a batch, a float; None if unknown.
 
-    This is the larger one of the plan's probability and the batch size divided by the number of
-    examples.
+    The result is the larger of two numbers: the plan's probability, and the batch size divided by
+    the number of examples.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -506,7 +509,7 @@ def _guess_probability(optimizer, count):
 
 
 def _examples_of(request):
-    """Returns the number of examples that `fit` would train on, or None if `x` is no array."""
+    """Returns the number of examples that `fit` would train on; None if `x` has no arrays."""
     count = _length(request.x)
     return count and math.floor(count * (1 - (request.validation_split or 0)))
 

@@ -30,22 +30,23 @@ _KEYS = 6
 
 
 class _Kind(typing.NamedTuple):
-    """The properties of a batch, and of the way that a step runs, that decide on microbatches."""
+    """The properties of a batch and a step that microbatches depend on."""
 
-    num_rows: int | None  # where it is static
-    weights: tuple  # `_specs` of the sample weights, or a word that rows may be absent; or empty
+    num_rows: int | None  # None if it is not static
+    weights: tuple  # `_specs` of sample weights, or ("present",) if rows may be absent, or ()
     mode: str  # "eager", "compiled" or "graph"
 
 
 @dataclasses.dataclass
 class ModelCache:
-    """The results of the preflight for a model and the shapes of its batches.
+    """The results of this module's checks for a model and the shapes of its batches.
 
     Attributes:
         key: Tuple that identifies the compiled model and the shapes.
         engine: The per-example engine.
         sizes: Dict from a `_Kind` of batch to its `MicrobatchSize`.
-        checked: Set of each `_Kind` of batch that was already compared with batches of one example.
+        checked: Set of keys. Each stands for a kind of batch and a way to compute it that have been
+            compared with batches of one example.
         eager: Dict from a `_Kind` of batch to its `Microbatch`, in eager mode.
     """
 
@@ -145,7 +146,7 @@ class _Preparation:
             cache.eager[self._kind] = microbatch
 
     def _compare(self, microbatch):
-        """Returns texts, a list, on how the microbatch differs from batches of one example."""
+        """Returns a list of texts, one for each way that it differs from batches of one example."""
         model, num_views, specs = self._model, self._views.count, microbatch.inputs
         size = microbatch.size
         policy, draws = self._optimizer.clip_policy, microbatch.draws
@@ -170,7 +171,7 @@ class _Preparation:
                     if specs.row_weights is None
                     else tf.fill([count * num_views], 1.0 / num_views),
                 )
-                while keys:  # Random numbers may choose branches.
+                while keys:  # Random numbers may choose branches, so several are tried.
                     others = microbatch.update.again().tensors
                     microbatch(inputs._replace(key=keys.pop(), shared=others))
                 output = still(inputs)
@@ -219,7 +220,7 @@ class _Preparation:
         return (count if is_whole else size.examples) * self._views.count
 
     def _sizes(self):
-        """Yields `MicrobatchSize`s to try, best first; in the last, all microbatches are equal."""
+        """Yields the `MicrobatchSize`s to try, the best first. The last one never varies."""
         optimizer, kind, cache = self._optimizer, self._kind, self._cache
         # XLA needs microbatches of one size. Without absent examples, a smaller last one gains
         # nothing.
@@ -256,7 +257,7 @@ def factors_of_policy(optimizer, squared_norms):
             f"The clip policy {type(policy).__name__} decides on an example by the norms of others "
             "too, so one example changes what the others add. Let `clip` decide by each norm alone."
         )
-    # Examples with other norms are left out of the update.
+    # Examples with norms that are not finite are left out of the update.
     finite = {"where": np.isfinite(squared_norms), "initial": 0.0}
     longest_norm = np.max(np.abs(factors) * np.sqrt(squared_norms), **finite) * batch_size
     if clip < math.inf and not longest_norm <= 1 + _ROUNDING:

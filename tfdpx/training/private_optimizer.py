@@ -30,7 +30,7 @@ _OLD = ("bias_correction", "least_second_moment", "per_example_engine", "require
 
 
 def _read_only(name):
-    """Returns a read-only property for an argument: a traced step would not see a new value."""
+    """Returns a read-only property for an argument. A traced step would ignore a new value."""
 
     def get(self) -> Any:
         return getattr(self._settings, name)
@@ -71,7 +71,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self._settings = arguments.check_settings(private)
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The current `tfdpx.training.session.Session`.
-        self.per_user = None  # Examples of a person that the step was traced for.
+        self.per_user = None  # The number of examples per person that the step was traced for.
         self.weighted_models = weakref.WeakSet()  # Their steps read class weights.
         self.state = StepState()
         plan = self.plan
@@ -92,7 +92,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return fit.unplanned_step(self, model, rows, *weights)
 
     def compiled(self, model: keras.Model) -> None:
-        """Takes over the ledger of the model's weights, after `model.compile`."""
+        """Takes over the ledger of the model's weights. It is called after `model.compile`."""
         self.account.follow(model)
         if self.session is None:
             reset_between_fits(self)
@@ -122,7 +122,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return self.state.key()
 
     def trains(self, model: keras.Model) -> None:
-        """Records, when the private step is traced, that its updates count for these weights."""
+        """Records that updates count for the weights of `model`. It is called in each trace."""
         self.account.follow(model)
         if self.plan is not None and self.plan.spent.entries:
             account.attach(self.plan.spent, model.variables)
@@ -135,16 +135,19 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def nonfinite_examples(self) -> int:
-        """Int: how many examples had no finite gradient and counted as zero. Not private."""
+        """Int: how many examples counted as zero, because their gradients were not finite.
+
+        The guarantee does not cover this number.
+        """
         return self.state.nonfinite
 
     @property
     def ledger(self) -> Ledger:
         """The `tfdpx.accounting.Ledger` of everything spent on the weights that are trained.
 
-        The ledger includes the updates of earlier optimizers, and those in a file that the weights
-        came from. Assigning weights never removes anything from the ledger. If values of weights
-        came from a source without a ledger, `ledger.is_complete` is False.
+        The ledger includes the updates of earlier optimizers. If the weights came from a file, it
+        includes the file's ledger. Assigning weights never removes anything from the ledger. If
+        values of weights came from a source without a ledger, `ledger.is_complete` is False.
         """
         ledger, plan = self.account.ledger(), self.plan
         facts = {"delta": float(plan.delta), "num_examples": plan.num_examples} if plan else {}
@@ -210,7 +213,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> Any:
-        """Refuses gradients that the private step did not make."""
+        """Applies gradients from the private step; raises ValueError for other gradients."""
         check_private(grads)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 

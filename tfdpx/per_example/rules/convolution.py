@@ -126,7 +126,8 @@ class Conv2DRule(BeforeActivation):
     def sizes(self):
         """Returns the numbers of examples and positions, and a group's fan-in and fan-out.
 
-        An example's positions are counted over all of its views. Sizes that are not static are assumed.
+        An example's positions are counted over all of its views. Values for sizes that are not
+        static are assumed.
         """
         rows, height, width, out = self.convolved_gradients.shape
         fan_in = self.window.taps * self.kernel_shape[2]
