@@ -65,6 +65,19 @@ def test_shadowing_checkout_is_named_with_its_fix(tmp_path, forget_editable):
     assert "`pip install -e .`" in message
 
 
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
+@pytest.mark.parametrize("forget_editable", [False, True])
+def test_the_folder_that_contains_a_checkout_imports_all_of_it(tmp_path, forget_editable):
+    (tmp_path / "tfdpx").symlink_to(ROOT)
+    code = (FORGET_EDITABLE if forget_editable else "") + (
+        "import tfdpx, tfdpx.train\n"
+        "print(tfdpx.PrivacyPlan.__name__, tfdpx.__file__, tfdpx.train.__file__)"
+    )
+    completed = python(code, tmp_path)
+    files = [str(tmp_path / "tfdpx" / folder / "__init__.py") for folder in ("tfdpx", "train")]
+    assert completed.stdout.split() == ["PrivacyPlan", *files], completed.stderr
+
+
 def test_version_is_that_of_the_installed_package():
     assert re.fullmatch(r"\d+\.\d+\.\d+", tfdpx.__version__)
     assert importlib.metadata.version("tfdpx") == tfdpx.__version__
