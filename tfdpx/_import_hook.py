@@ -62,5 +62,5 @@ class _AfterKeras:
                 sys.meta_path.remove(self)
                 _install()
 
-        # Set on the object, which keeps its class: `inspect` and `importlib.resources` need it.
+        # Only the object changes: `inspect` and `importlib.resources` need its class.
         loader.exec_module = exec_module

@@ -36,7 +36,7 @@ from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
 # Layers adapted by `private_adapt` that neither a model's account nor a plan includes yet.
 uncounted: weakref.WeakSet = weakref.WeakSet()
 
-# Random bits of this process: a forked process must not give its runs the numbers of its parent's.
+# Random bits of this process. With these, a forked process has other run numbers than its parent.
 _process = secrets.randbits(52)
 
 
@@ -170,7 +170,8 @@ class Account(_PrivacySpend):
             uncounted.discard(layer)
             ledger = ledger_of_statistics(layer)
             if ledger is not None and ledger.entries:
-                attach(ledger, model.weights)  # Reads this ledger, so the loop above comes first.
+                # This may read the ledger of this account, so the loop over weights comes first.
+                attach(ledger, model.weights)
                 self._adapted.add(layer)
 
     def variables(self):
@@ -387,7 +388,7 @@ def ledger_of(variables):
 
 
 def declare_statistics(layer, ledger):
-    """Records the privacy that the present statistics of a preprocessing layer have cost.
+    """Records the privacy cost of the present statistics of a preprocessing layer.
 
     Args:
         layer: A `keras.Layer` with an `adapt` method, for example `keras.layers.Normalization`.

@@ -2,8 +2,8 @@
 
 The normals are Box-Muller transforms of integers from the Philox generator.
 `tf.random.stateless_normal` cannot be used, because its values for one seed differ with and without
-XLA. The integers of `tf.random.stateless_uniform` do not. A seed has 128 bits and is secret: anyone
-who knows it can subtract the noise.
+XLA. The integers of `tf.random.stateless_uniform` do not differ. A seed has 128 bits and is secret:
+anyone who knows it can subtract the noise.
 """
 
 import hashlib

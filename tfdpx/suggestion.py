@@ -26,8 +26,9 @@ _FEW_WEIGHTS, _LEAST_SHARE = 1e5, 0.5
 # Weights that were trained before get this part of the total noise.
 TRAINED_SHARE = 0.5
 # With little noise, the rule above would give rates so large that training diverges. So there is a
-# largest rate: for each kind of network, the rate with `_OF_WEIGHTS` weights and the power of the
-# number of weights with which it falls. Networks with attention that are new have another one.
+# largest rate. For each kind of network, `_LARGEST` has the largest rate for `_OF_WEIGHTS` weights,
+# and the power of the number of weights with which this rate falls. Networks with attention that
+# were not trained before have another largest rate.
 _OF_WEIGHTS, _LARGEST = 26_000, {DENSE: (5.0, 0.15), OTHER: (4.0, 0.4)}
 _LEAST_LARGEST, _MOST_LARGEST = 1.0, 6.0
 _LARGEST_OF_ATTENTION = {SGD: 0.5, ADAM: 0.004}

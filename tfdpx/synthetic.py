@@ -22,7 +22,7 @@ from tfdpx._keras import layer_internals, origins
 
 __all__ = ["DeadLeaves", "Strokes", "warm_start"]
 
-# `DeadLeaves` draws leaves in rounds. On average so many leaves of a round cover a pixel; most
+# `DeadLeaves` draws leaves in rounds. On average, this many leaves of one round cover a pixel. Most
 # images need one or two rounds.
 _COVERINGS_A_ROUND = 6
 _MOST_STROKES = 3

@@ -16,7 +16,8 @@ def _check_backend(name):
         )
 
 
-if "keras" not in sys.modules:  # Importing keras, for example without jax, would hide the cause.
+# The import of keras may fail for another backend, for example without jax, and hide the cause.
+if "keras" not in sys.modules:
     _check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
 
 import keras

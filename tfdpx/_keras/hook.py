@@ -13,8 +13,8 @@ extension point that passes them, so we wrap the following methods:
 - `keras.Model.train_on_batch`: if the optimizer defines a context manager `unplanned_step(model,
   rows, sample_weight, class_weight)`, the call runs within it. The context manager accounts for
   batches that no plan drew.
-- `keras.Model.compile`: if the optimizer defines `compiled(model)`, it is called afterwards with
-  the model.
+- `keras.Model.compile`: if the optimizer defines `compiled(model)`, that method is called after
+  `compile`.
 - The `fit` of KerasHub's models: it passes a data set of preprocessed batches to Keras, but a plan
   draws from arrays. It is wrapped when such a model is compiled with a private optimizer.
 - Functions that set the values of variables: initializers, loading of files, `set_weights`,
@@ -302,7 +302,8 @@ def _restore(original):
 
 def _apply(original):
     def apply(self, grads, trainable_variables=None):
-        trainable_variables = trainable_variables and list(trainable_variables)  # Or a generator.
+        # The variables may come from a generator, which can be read only once.
+        trainable_variables = trainable_variables and list(trainable_variables)
         if not hasattr(self, "private_train_step"):
             origins.mark_unknown(trainable_variables or getattr(self, "_trainable_variables", ()))
         return original(self, grads, trainable_variables)
@@ -381,7 +382,8 @@ def _labelled(original):
         target = tf.convert_to_tensor(target)
         # Compare in a wide type: bytes cannot represent the number 256.
         label = tf.cast(target, "int64" if target.dtype.is_integer else "float32")
-        valid = (label >= 0) & (label < tf.cast(tf.shape(output)[axis], label.dtype))  # Not if NaN.
+        # Both comparisons are False for NaN.
+        valid = (label >= 0) & (label < tf.cast(tf.shape(output)[axis], label.dtype))
         target = tf.where(valid, target, tf.zeros_like(target))
         losses = original(target, output, from_logits=from_logits, axis=axis)
         ones = tf.where(valid, tf.ones([], losses.dtype), float("nan"))

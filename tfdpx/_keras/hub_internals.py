@@ -19,7 +19,7 @@ def preprocessing_class(model):
 
 
 def preprocess(model, arguments):
-    """Preprocesses all data in the arguments of a `fit`, so a plan can draw from them.
+    """Preprocesses all data in the arguments of a `fit`, so a plan can draw examples from the data.
 
     Args:
         model: A model of KerasHub.

@@ -105,12 +105,12 @@ def without(layer, **attributes):
 
 
 def in_float32(layer, **attributes):
-    """Returns the copy `without(layer, **attributes)`, which computes in float32."""
+    """Returns a copy of `layer`, made as by `without`, that computes in float32."""
     return without(layer, _dtype_policy=keras.DTypePolicy("float32"), **attributes)
 
 
 def flatten_layers(layer):
-    """Returns `layer` and all layers below it."""
+    """Returns a list of `layer` and all layers inside of it."""
     return list(layer._flatten_layers())
 
 
@@ -127,7 +127,7 @@ def own_weights(layer):
 
 
 def handles(variable):
-    """Returns the resources with the value of a `keras.Variable`, a list: one for each replica."""
+    """Returns a list of the resources that hold a `keras.Variable`, one for each replica."""
     value = variable.value
     return [part.handle for part in getattr(value, "values", [value])]
 
@@ -138,7 +138,7 @@ def checkpoint_of(trackable):
 
 
 def replaced_methods(layer):
-    """Returns names of methods that were replaced on a layer object, or `call` on its class.
+    """Returns the names of replaced methods: any method on a layer object, or `call` on its class.
 
     Three names do not count: Keras itself wraps `build` and `quantize` on every layer, and stores a
     loss as an attribute `loss`.
@@ -169,7 +169,7 @@ def overwritten_with_gradients(layer):
 
 @contextlib.contextmanager
 def replacing(objects, name, value):
-    """Context manager that sets an attribute of objects, and restores the former values."""
+    """Context manager that sets the attribute `name` of objects, and restores the former values."""
     former_values = [(holder, getattr(holder, name)) for holder in objects]
     for holder, _ in former_values:
         setattr(holder, name, value)
@@ -190,7 +190,7 @@ def without_weight_regularizers(variables):
 
 
 def without_cudnn(model):
-    """Context manager without cuDNN in recurrent layers: `tf.vectorized_map` cannot handle it."""
+    """Context manager in which recurrent layers avoid cuDNN, which cannot be vectorized."""
     recurrent = [part for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
     return replacing(recurrent, "use_cudnn", False)
 

@@ -52,7 +52,7 @@ def compile_arguments(model):
 
 
 def own_training_methods(model):
-    """Returns the names of methods between `fit` and `train_step` that a user has replaced.
+    """Returns the names of the methods with which Keras makes a step, if a user has replaced them.
 
     Args:
         model: A `keras.Model`; its class and the instance are checked.
@@ -63,7 +63,7 @@ def own_training_methods(model):
         for name in names
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
     ]
-    # Keras stores its function there; only a function of another module is the user's.
+    # Keras itself sets `train_function`. Only a function of another module is the user's.
     function = getattr(model, "train_function", None)
     function = getattr(function, "python_function", function)
     if function is not None and function.__module__ != keras.Model.make_train_function.__module__:
@@ -109,12 +109,12 @@ def keeping_first_epoch(model):
 
 
 def initial_epoch(model):
-    """Returns the epoch, an int, at which a callback made `fit` begin; None if none did."""
+    """Returns the epoch, an int, that `set_initial_epoch` or a callback has set, or None."""
     return model._initial_epoch
 
 
 def set_initial_epoch(model, epoch):
-    """Makes `fit` begin at `epoch`, as `keras.callbacks.BackupAndRestore` does; None ends this."""
+    """Makes `fit` begin at `epoch`, as `keras.callbacks.BackupAndRestore` does; None resets it."""
     model._initial_epoch = epoch
 
 
@@ -127,10 +127,10 @@ def taken_for_uncompiled(model):
 
 
 def plain_graph(model):
-    """Returns the `Functional` graph of a model, or None if the model may have none.
+    """Returns the `Functional` graph of a model, or None without such a graph.
 
-    A model has one if its class is exactly `keras.Sequential` or `Functional`; subclasses do not
-    count.
+    Only models of exactly the class `keras.Sequential` or `Functional` count, because a subclass
+    may compute something else than its graph.
     """
     graph = model._functional if type(model) is keras.Sequential else model
     return graph if type(graph) is Functional else None
@@ -177,7 +177,7 @@ def _call_once(model, rows):
 
 
 def _knows_its_outputs(model, x):
-    """Returns whether the shapes of `model`'s outputs for `x` are known without running it."""
+    """Returns whether the shapes of the outputs for `x` are known without running `model`."""
     # A Sequential model contains a Functional one once its inputs are known.
     graph = getattr(model, "_functional", model)
     has_known_shapes = isinstance(graph, Functional) and all(

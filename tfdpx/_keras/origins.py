@@ -33,7 +33,7 @@ class Mark:
             it.
         accounts: Set of the accounts (`tfdpx.account.Account`) that count the privacy loss of the
             value.
-        followers: `WeakSet` of the accounts of the optimizers that train with a variable.
+        followers: `WeakSet` of the accounts of all optimizers that train a model with the variable.
         statistics: Pair of the ledger of a layer's noisy statistics and the values of these
             statistics; or None.
     """

@@ -37,7 +37,7 @@ def weights_to_load(layer, visited):
 
 
 def saved_optimizer(weights_store):
-    """Returns the arrays, by name, of the optimizer in a weights file of Keras, or None."""
+    """Returns the state of the optimizer in a weights file, a dict of arrays; None without one."""
     try:
         store = weights_store.get("optimizer")
         return {name: np.array(store[name]) for name in store.keys()}
@@ -63,7 +63,7 @@ class _Arrays(_Saveable):
 def saving_arrays(model, arrays):
     """Context manager in which Keras saves arrays in place of a model's optimizer.
 
-    In all else, Keras saves the model as if it were not compiled.
+    Otherwise, Keras saves the model as if it were not compiled.
 
     Args:
         model: `keras.Model`.

@@ -61,7 +61,7 @@ def is_rng_frozen():
 
 @contextlib.contextmanager
 def driving(model, name):
-    """Context manager in which `driver(model)` is `name`, the `fit` that runs the step."""
+    """Context manager in which `driver(model)` returns `name`, the name of the running `fit`."""
     previous = _drivers.get(model)
     _drivers[model] = name
     try:

@@ -369,7 +369,7 @@ def called_graph(graph, name):
 
 
 def called(operation):
-    """Returns pairs (attribute, graph) of the functions that a `tf.Operation` calls, a list."""
+    """Returns a list of pairs (attribute, graph), one for each function that an operation calls."""
     graph, graphs = operation.graph, []
     if is_function(graph, operation.type):
         graphs.append(("f", called_graph(graph, operation.type)))
@@ -437,7 +437,7 @@ def _is_constant(dataset):
 
 
 def inputs_of(dataset):
-    """Returns the data sets that a `tf.data.Dataset` reads, a list."""
+    """Returns a list of the data sets that a `tf.data.Dataset` reads."""
     return dataset._inputs()
 
 

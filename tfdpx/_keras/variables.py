@@ -5,7 +5,7 @@ import tensorflow as tf
 
 
 def variable(value, dtype, shape=None):
-    """Returns a `tf.Variable` that all replicas update alike.
+    """Returns a `tf.Variable` that all replicas update in the same way.
 
     It is not a `keras.Variable`, which an optimizer would track and save.
     """

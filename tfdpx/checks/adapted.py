@@ -70,13 +70,13 @@ def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
 
 
 def problems_of_adapted(model):
-    """Returns texts about layers of a model, or of its augmentation, that were adapted to data.
+    """Yields a text for each layer of a model, or of its augmentation, that was adapted to data.
 
     Args:
         model: A compiled, built `keras.Model`.
     """
     optimizer = model_internals.innermost(model.optimizer)
-    if not getattr(optimizer, "noise_multiplier", 0.0):  # As with Keras's optimizers.
+    if not getattr(optimizer, "noise_multiplier", 0.0):  # Without noise, nothing is refused.
         return
     ids_inside = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:

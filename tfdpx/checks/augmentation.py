@@ -6,7 +6,7 @@ from tfdpx.checks.state import problems_of_graph
 
 
 def problems_of_augment(augment):
-    """Returns texts of an augmentation's problems: state, hidden draws, or mixing of examples.
+    """Yields a text for each problem: an augmentation keeps state, hides draws or mixes examples.
 
     Args:
         augment: The augmentation of `tfdpx.training.views.Views`, after it has made views; or None.

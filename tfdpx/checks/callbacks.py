@@ -4,8 +4,9 @@ The training loss and metrics are computed from the private data without noise. 
 use them to choose weights, a learning rate, the number of steps or the name of a file. Such a
 choice would reveal more of the examples than epsilon allows, so the callback is refused. Validation
 metrics are trusted only if the optimizer has `public_validation=True`, which declares that their
-examples are public. A callback that only writes for the user to read gets a warning. Custom code
-that reads the logs, and callbacks inside of other callbacks, cannot be checked.
+examples are public. For a callback that only writes numbers for the user to read, there is a
+warning. Custom code that reads the logs, and callbacks inside of other callbacks, cannot be
+checked.
 """
 
 import numbers
@@ -25,7 +26,7 @@ _WRITING = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-# Packages with callbacks that do the same.
+# Packages with callbacks that write every number of the logs.
 _TRACKERS = ("comet_ml", "dvclive", "mlflow", "neptune", "wandb")
 # Attributes in which callbacks of Keras, Optuna and KerasTuner keep the metric that they act on.
 _MONITORS = ("monitor", "_monitor", "objective")
@@ -82,8 +83,8 @@ def check_callbacks(callbacks, optimizer):
         optimizer: The tfdpx optimizer; without noise nothing is refused.
 
     Raises:
-        ValueError: If a callback would do so. The message names the metric, or the path that the
-            callback writes to.
+        ValueError: If a callback would base a decision on such metrics. The message names the
+            metric, or the path that the callback writes to.
     """
     if not optimizer.noise_multiplier:
         return

@@ -34,7 +34,7 @@ def check_methods(model):
 
 
 def declared_problems(model):
-    """Returns texts of the reasons why `model` is unfit, without running it.
+    """Yields a text for each reason why `model` is unfit. The model is not run.
 
     Args:
         model: A compiled, built `keras.Model`. Its class, the bases and the instance are checked.
@@ -57,7 +57,7 @@ def declared_problems(model):
 
 
 def _problems_of_methods(model):
-    """Returns texts about overridden methods that may mix examples before Keras's step runs."""
+    """Yields a text for each overridden method that may mix examples before Keras's step runs."""
     for method in model_internals.own_training_methods(model):
         yield (
             f"Model '{model.name}' (of type {type(model).__name__}) overrides `{method}`. Its "
@@ -67,7 +67,7 @@ def _problems_of_methods(model):
 
 
 def _problems_of_layer(layer):
-    """Returns texts about a layer that mixes examples, or changes weights without noise."""
+    """Yields texts if a layer mixes examples, or changes weights without noise."""
     if isinstance(layer, keras.layers.SpectralNormalization):
         yield (
             f"Layer '{layer.name}' is a SpectralNormalization, which overwrites the kernel of "

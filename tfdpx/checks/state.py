@@ -25,8 +25,8 @@ _HARMLESS = frozenset(
     "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
     "CudnnRNNParamsSize CudnnRNNCanonicalToParamsV2".split()
 )
-# Operations that call a function, and which of their inputs is the function's first. Resources are
-# not followed into functions of other operations.
+# Operations that call a function. The number is the index of the operation's input that is the
+# first input of the function. Resources are not followed into functions of other operations.
 _CALLS = {
     **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"], 0),
     **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], 1),
@@ -55,7 +55,7 @@ _RAISING = (
 )
 
 
-# Formats of the problems of a graph, with its subject and a list of names.
+# Texts of the problems of a graph. The fields are the graph's subject and a list of names.
 _PROBLEMS = {
     "python": (
         "{} runs Python inside the graph: {}. What that keeps or mixes cannot be checked. Write it "
@@ -132,7 +132,7 @@ def _paths(variables):
 
 
 def _operations(graph, outer=None, path="", caller=None):
-    """Yields the operations of a graph and of the functions that it calls, but not the calls.
+    """Yields the operations of a graph and of the functions that it calls, except calls themselves.
 
     Each item is `(name, operation, resources, outermost)`. The name includes the names of calling
     operations. `resources` are the operation's resource inputs, and `outermost` is the operation of
@@ -164,7 +164,7 @@ def _operations(graph, outer=None, path="", caller=None):
 
 
 def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
-    """Returns texts about state that the computation of metrics changes, other than metrics.
+    """Yields texts if computing the metrics changes state other than the metrics.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -192,7 +192,7 @@ def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
 
 
 def metric_variables(model):
-    """Returns the variables of metrics, which a step assigns without noise, a list."""
+    """Returns a list of the variables of metrics, which a step assigns without noise."""
     # A metric may have a weight as an attribute, which Keras then counts among its variables.
     other_ids = {id(v) for v in [*model.weights, *model.optimizer.variables]}
     return [v for v in model.metrics_variables if id(v) not in other_ids]

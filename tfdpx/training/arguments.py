@@ -105,7 +105,7 @@ Settings = collections.namedtuple("Settings", [*NAMES, "policy"])  # type: ignor
 
 
 def refuse(optimizer_class, keras_arguments):
-    """Raises an error for arguments that break the mechanism, are another library's, or hold data.
+    """Raises an error for arguments that break the mechanism, are of other libraries, or hold data.
 
     Args:
         optimizer_class: The private optimizer class.
@@ -132,7 +132,7 @@ def refuse_epsilon(optimizer_class, arguments):
 
     Args:
         optimizer_class: The private optimizer class.
-        arguments: Dict by name of the optimizer's arguments, or of attributes with their values.
+        arguments: Dict by name: the arguments of the optimizer, or its attributes.
     """
     epsilon, name = arguments.get("epsilon"), optimizer_class.__name__
     takes_epsilon = _takes(optimizer_class, "epsilon")
@@ -241,7 +241,7 @@ def clip_policy(settings, account):
     if settings.policy == AUTOMATIC:
         return AutomaticClip()
     if settings.policy is not None:
-        return copy.copy(settings.policy)  # A policy may serve several optimizers.
+        return copy.copy(settings.policy)  # A user may pass one policy to several optimizers.
     return ClipPolicy(settings.l2_norm_clip)
 
 

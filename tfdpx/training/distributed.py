@@ -77,9 +77,10 @@ def fit(
     all-reduce of the clipped sums, and all replicas add the same noise. Training never goes beyond
     the plan's last step.
 
-    Every host runs its `callbacks`. Pass a callback that only writes files on the chief only, and a
-    callback that may stop the training on every host. In the `logs` of a batch, metrics are means
-    over this host's replicas, as in Keras; the means of an epoch are exact, over all replicas.
+    Every host runs the `callbacks` that it got. Callbacks that write files should be passed only on
+    the chief, and callbacks that may stop the training must be passed on every host. In the `logs`
+    of a batch, metrics are means over this host's replicas, as in Keras. In the `logs` of an epoch,
+    they are exact means over all replicas.
 
     Args:
         model: A `keras.Model` compiled with a tfdpx optimizer. `jit_compile`,
@@ -200,7 +201,7 @@ def fit(
 
 
 def _zeros(spec):
-    """Returns a row of zeros for the `tf.TensorSpec` of a batch; None if `spec` is no such spec."""
+    """Returns a row of zeros for the `tf.TensorSpec` of a batch; None for any other `spec`."""
     is_spec = isinstance(spec, tf.TensorSpec)
     return tf.zeros([1, *spec.shape[1:]], spec.dtype) if is_spec else None
 
@@ -227,7 +228,7 @@ def _to_numbers(logs):
 
 
 def _make_execute(model, strategy):
-    """Returns a function `execute(iterator, count)` that makes `count` updates; it returns logs."""
+    """Returns a function `execute(batches, count)` that makes `count` updates and returns logs."""
 
     def execute(batches, count):
         if model.steps_per_execution == 1:
@@ -250,7 +251,7 @@ def _make_execute(model, strategy):
 
 
 class _Evaluator:
-    """Evaluates a model on all replicas, as `model.evaluate` does; padding does not count."""
+    """Evaluates a model on all replicas, as `model.evaluate` does, and leaves out padding."""
 
     def __init__(self, model, strategy, data, batch_size):
         self._model, self._strategy = model, strategy
@@ -367,7 +368,10 @@ def share_secret(strategy, session, seed, parts):
 
 
 def _gather(strategy, vector):
-    """Returns an array [replicas, ...], the `vector` of each replica's host, on every host."""
+    """Gathers `vector`, which may differ among hosts. Call it on every host.
+
+    Returns an array [replicas, length] that has, for each replica, the vector of its host.
+    """
 
     def gather():
         context = tf.distribute.get_replica_context()

@@ -26,11 +26,11 @@ def gradient_norms(
     sample_weight: typing.Any = None,
     batch_size: int = 32,
 ) -> np.ndarray:
-    """Returns the l2 norm of each example's gradient, before clipping. Not private.
+    """Returns the l2 norm of each example's gradient, before clipping.
 
-    No epsilon covers a clip that was chosen by looking at norms of private examples, because such a
-    choice depends on private data. Use norms of similar public examples, or a clip from a paper,
-    and keep the result of this function as secret as the data.
+    The norms are not private: keep them as secret as the data. If you choose the clip by looking at
+    norms of private examples, the choice depends on private data, and no epsilon covers this. So
+    use norms of similar public examples, or a clip from a paper.
 
     The gradient of an example's loss is computed as in the private step: in training mode, over all
     trainable variables and without weight regularisers. With a tfdpx optimizer, the gradient is the

@@ -1,4 +1,4 @@
-"""Measures norms of examples' gradients during a training, at its current weights."""
+"""Measures the norms of examples' gradients during a training, at the current weights."""
 
 import keras
 import numpy as np
@@ -8,14 +8,14 @@ from tfdpx._keras import model_internals
 from tfdpx.training.step import class_factors
 from tfdpx.training.views import Views
 
-# First numbers of the keys for views and for random layers. The second is the number of the batch.
+# A key is one of these numbers, for views or for random layers, and the number of the batch.
 _VIEWS, _MASKS = 0, 1
 
 
 class GradientNorms:
-    """Measures gradient norms before clipping, at the current weights; not private.
+    """Measures gradient norms before clipping, at the current weights.
 
-    The measurement is traced once for all calls.
+    The norms are not private. The measurement is traced once for all calls.
 
     Args:
         model: A compiled `keras.Model`.

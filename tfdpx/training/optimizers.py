@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Python has `Unpack` from 3.11 on.
     from typing_extensions import Unpack
 
 _register = keras.saving.register_keras_serializable(package="tfdpx")
-_register(PrivacyPlan)  # Registered here: accounting needs no Keras.
+_register(PrivacyPlan)  # Registered here, because `accounting` does not import Keras.
 _register(IndividualAccountant)
 
 
@@ -85,14 +85,15 @@ class OneKernelAdam(PrivateOptimizer):
     """A mixin that makes the update of `keras.optimizers.Adam` in one kernel."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update; for `amsgrad` or weights that are not float32, by Keras's code."""
+        """Makes Adam's update. Keras's code does so if `amsgrad`, or if weights are not float32."""
         if self.amsgrad or variable.dtype != tf.float32:
             super().update_step(gradient, variable, learning_rate)
             return
         gradient = self.check_gradient(gradient)
         first, second = model_internals.adam_moments(self, variable)
         step = tf.cast(self.iterations + 1, "float32")
-        # Keras's formula: its twelve operations would each pass over all weights.
+        # The formula is Keras's. Keras's code has twelve operations, and each passes over all
+        # weights.
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=first.value.handle,
@@ -216,7 +217,7 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
         isinstance(optimizer_class, type)
         and issubclass(optimizer_class, keras.optimizers.Optimizer)
         and not issubclass(optimizer_class, PrivateOptimizer)
-        # `LossScaleOptimizer` and `MultiOptimizer`, which wrap others, define none.
+        # Optimizers that wrap others, such as `LossScaleOptimizer`, do not define `update_step`.
         and optimizer_class.update_step is not keras.optimizers.Optimizer.update_step
     ):
         raise TypeError(

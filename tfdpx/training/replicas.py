@@ -173,7 +173,7 @@ def select_replica_rows(nest, count, context, in_shards):
     def select(tensor):
         if in_shards:
             tensor = shards.interleave_shards(tensor, context.num_replicas_in_sync)
-        # Not a slice: XLA must know its start at compile time.
+        # XLA must know the start of a slice at compile time, so rows are gathered instead.
         parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
         return tf.gather(parts, context.replica_id_in_sync_group)
 
@@ -181,7 +181,7 @@ def select_replica_rows(nest, count, context, in_shards):
 
 
 def scatter_to_replica_slot(tensor):
-    """Returns zeros [..., replicas * n], but with a tensor [..., n] at this replica's place.
+    """Returns a tensor [..., replicas * n]: `tensor` [..., n] at this replica's place, else zeros.
 
     The sum over replicas then holds the tensors of all replicas, one after the other.
     """

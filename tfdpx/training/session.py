@@ -1,9 +1,9 @@
 """The session of one training: its secret, its draws, and the end of its budget.
 
 Each call of `fit`, `tfdpx.distributed.fit` or `train_on_batch` is a session. Its secret is 128
-fresh bits from the operating system, held only in memory. Draws, views, the numbers of random
-layers, and noise are derived from the secret and the number of the update. So no two trainings
-share any of them, even after copies, loads or forks.
+fresh bits from the operating system, held only in memory. Draws, views, the random numbers of
+layers, and noise are derived from the secret and the number of the update. So no two trainings use
+the same random numbers, even after copies, loads or forks.
 
 The end of a plan is enforced twice. First, `StopAtBudget` stops `fit` in time. If a step is called
 nevertheless, its graph removes the data from the update.
@@ -41,7 +41,7 @@ class StepState:
 
     def __init__(self):
         self._secret = variable(noise.make_seed(), "int64")
-        self._before = variable(0, "int64")  # Updates made before those counted here.
+        self._before = variable(0, "int64")  # The number of updates that `_updates` leaves out.
         self._updates = variable(0, "int64")
         self._end = variable(_NEVER, "int64")
         self._most = variable(_NEVER, "int64")
@@ -61,7 +61,7 @@ class StepState:
 
     @property
     def nonfinite(self):
-        """Int, the number of examples so far without a finite gradient. Not private."""
+        """Int, the number of examples so far without a finite gradient. No epsilon covers it."""
         return int(value_of(self._nonfinite))
 
     @property
@@ -82,7 +82,7 @@ class StepState:
         self._most.assign(_NEVER if most is None else most)
 
     def end_after(self, left):
-        """Sets how many more updates there may be, an int; None for any number."""
+        """Allows `left` more updates, an int; None allows any number."""
         self._end.assign(_NEVER if left is None else self.updates + left)
 
     def key(self):
@@ -117,7 +117,7 @@ class StepState:
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
             factor = tf.cast(is_paid & is_small_enough, "float32")
-        # In place; a branch would take ten nodes a tensor.
+        # The product is formed in place. A branch would need ten graph nodes for each tensor.
         return tf.nest.map_structure(
             lambda t: tf.math.multiply_no_nan(t, tf.cast(factor, t.dtype)), sums
         )
@@ -137,7 +137,7 @@ class Session:
 
     Args:
         optimizer: The tfdpx optimizer.
-        draws: The `BatchSampler` of the data set, or None if no plan drew it.
+        draws: The `BatchSampler` of the data set, or None if no plan draws its batches.
         sampling_probability: Float, the probability that an example is in a batch, or None if
             unknown.
         is_seeded: Bool, whether the user chose the seed of the data set's draws.
@@ -145,8 +145,8 @@ class Session:
         data: The argument `x` of a `fit`.
 
     Attributes:
-        draws: The argument.
-        data: The argument.
+        draws: See the argument.
+        data: See the argument.
         plan: The `PrivacyPlan` that ends the training, or None.
         thread: Int, the thread in which the session was made.
 
@@ -166,7 +166,8 @@ class Session:
         plans = [optimizer.plan if optimizer.noise_multiplier else None, draws and draws.plan]
         self._plans = [plan for plan in plans if plan is not None]
         self._entropy, self._renewals = secrets.randbits(128), 0
-        self._saved, self._unsaved = None, []  # Updates in the last save; waiting calls.
+        # The number of updates in the last save, and functions to call after the next save.
+        self._saved, self._unsaved = None, []
 
     def __enter__(self):
         optimizer, draws = self._optimizer, self.draws
@@ -205,7 +206,7 @@ class Session:
         reset_between_fits(self._optimizer)
 
     def renew(self):
-        """Draws a fresh secret and finds the budget's end, at the start and after a restore."""
+        """Draws a fresh secret and finds the budget's end. Called at the start and after loads."""
         self._renewals += 1
         self.begin()
         self.find_end()
@@ -216,7 +217,7 @@ class Session:
         self._state.begin(self._secret("step"), self._optimizer.ledger.steps, most)
 
     def share(self, entropy):
-        """Replaces the secret by the chief's, so all hosts take part in one training.
+        """Replaces the secret by the secret of the chief, so all hosts take part in one training.
 
         Args:
             entropy: Int of 128 random bits, the same on all hosts.
@@ -235,7 +236,7 @@ class Session:
         return secret_of(entropy, purpose)
 
     def best_weights(self):
-        """Returns the best weights that `EarlyStopping` callbacks hold, each a list of arrays."""
+        """Returns a list with the best weights, a list of arrays, of each `EarlyStopping`."""
         stopping = [c for c in self._callbacks if type(c) is keras.callbacks.EarlyStopping]
         return [callback.best_weights for callback in stopping if callback.best_weights]
 
@@ -321,10 +322,11 @@ def start_unmanaged_step(optimizer):
 
 
 def most_examples(optimizer):
-    """Returns how many examples an update may have if no plan draws them; None if any number."""
+    """Returns how many examples an update may have if no plan draws them; None for any number."""
     if not optimizer.noise_multiplier:
         return None
-    # A Poisson sample varies around its size: up to a plan's capacity, or six deviations and a few.
+    # A Poisson sample may be larger than `batch_size`. Its size is limited to a plan's capacity, or
+    # to six standard deviations and 16 above `batch_size`.
     if optimizer.plan is not None:
         return optimizer.plan.capacity
     return optimizer.batch_size + 6 * math.isqrt(optimizer.batch_size) + 16
