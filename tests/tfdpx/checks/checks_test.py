@@ -1,5 +1,7 @@
 """Models that cannot be trained privately are refused before the first step, and others are not."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -20,14 +22,11 @@ class AddsALoss(layers.Layer):
         return x
 
 
-class Counts(layers.Layer):
-    def build(self, shape):
-        self.count = self.add_weight(shape=(), trainable=False, initializer="zeros")
-
-    def call(self, x, training=None):
-        if training:
-            self.count.assign_add(1.0)
-        return x
+def refused(model, match):
+    with pytest.raises(checks.UnfitForPrivacy, match=match) as error:
+        model.fit(*small.data(), verbose=0)
+    assert int(model.optimizer.iterations) == 0
+    return str(error.value)
 
 
 UNFIT = [
@@ -37,18 +36,57 @@ UNFIT = [
     ),
     (lambda: [layers.Dense(3, activity_regularizer="l2")], "activity_regularizer"),
     (lambda: [AddsALoss(name="adds"), layers.Dense(3)], "add_loss.*adds"),
-    (lambda: [Counts(), layers.Dense(3)], "changes state.*counts"),
     (lambda: [layers.Dense(3, trainable=False)], "no trainable variables"),
+    (
+        lambda: [layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x))), layers.Dense(3)],
+        "SeedGenerator",
+    ),
 ]
 
 
 @pytest.mark.parametrize("make, message", UNFIT)
 def test_unfit_models_are_refused_before_the_first_step(make, message):
-    x, y = small.data()
-    model = small.model(layers=make())
-    with pytest.raises(checks.UnfitForPrivacy, match=message):
-        model.fit(x, y, verbose=0)
-    assert int(model.optimizer.iterations) == 0
+    refused(small.model(layers=make()), message)
+
+
+OVERRIDES = {
+    "train_step": lambda model: lambda data: keras.Model.train_step(model, data),
+    "train_function": lambda model: lambda iterator: model.train_step(next(iterator)),
+    "make_train_function": lambda model: types.MethodType(keras.Model.make_train_function, model),
+}
+
+
+@pytest.mark.parametrize("method", OVERRIDES)
+def test_methods_of_an_instance_that_see_the_batch_first_are_refused(method):
+    model = small.model(layers=[layers.Dense(3)])
+    setattr(model, method, OVERRIDES[method](model))
+    refused(model, f"overrides `{method}`")
+
+
+def test_float8_layers_are_refused_by_name():
+    model = small.model(layers=[layers.Dense(3, name="head")])
+    model.build((None, 6))
+    optimizer, loss = model.optimizer, model.loss
+    model.quantize("float8")
+    model.compile(optimizer=optimizer, loss=loss)
+    refused(model, "'head'.*float8")
+
+
+def test_all_problems_are_listed_with_their_remedies():
+    stack = [
+        layers.SpectralNormalization(layers.Dense(4), name="spectral"),
+        layers.Dense(3, activity_regularizer="l2", name="head"),
+    ]
+    model = small.model(layers=stack)
+    wanted = [
+        ("There are 2 problems:",),
+        ("1. ", "'spectral'", "SpectralNormalization", "overwrites", "kernel_constraint"),
+        ("2. ", "'head'", "without `activity_regularizer`"),
+    ]
+    lines = refused(model, "There are 2 problems").splitlines()
+    assert len(lines) == len(wanted)
+    for line, parts in zip(lines, wanted, strict=True):
+        assert all(part in line for part in parts), line
 
 
 class Wrong(layers.Dense):
@@ -81,13 +119,6 @@ def test_rows_that_are_exchanged_or_wrong_are_found_out(monkeypatch, wrong):
         model = small.model(layers=[Wrong(3)])
         with pytest.raises(checks.UnfitForPrivacy, match="disagree with norms from batches of one"):
             model.train_on_batch(x, y, sample_weight=sample_weight)
-
-
-def test_random_numbers_of_no_seed_generator_are_refused():
-    noisy = layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x)))
-    model = small.model(layers=[noisy, layers.Dense(3)])
-    with pytest.raises(checks.UnfitForPrivacy, match="SeedGenerator"):
-        model.fit(*small.data(), verbose=0)
 
 
 def test_the_comparison_leaves_no_trace():
@@ -133,9 +164,7 @@ WRONG_SUMS = {
 def test_a_rule_whose_sum_is_wrong_is_refused(monkeypatch, wrong):
     monkeypatch.setattr(per_example.rule, "_RULES", dict(per_example.rule._RULES))
     register(Shifted)(type("Rule", (ShiftedRule,), {"changed": WRONG_SUMS[wrong]}))
-    model = small.model(layers=[Shifted(), layers.Dense(3)])
-    with pytest.raises(checks.UnfitForPrivacy, match="clipped sum.*disagrees"):
-        model.fit(*small.data(), verbose=0)
+    refused(small.model(layers=[Shifted(), layers.Dense(3)]), "clipped sum.*disagrees")
 
 
 @pytest.mark.parametrize("num_wrong", [1, 2])
@@ -147,18 +176,14 @@ def test_an_example_at_a_kink_is_not_a_wrong_rule(monkeypatch, num_wrong):
         *gradients, last = exact(*args)
         calls.append(last)
         is_wrong = len(calls) <= num_wrong
-        return [
-            *gradients,
-            last + is_wrong * 0.004 * np.linalg.norm(last) * np.eye(1, last.size)[0],
-        ]
+        shift = 0.004 * np.linalg.norm(last) * np.eye(1, last.size)[0]
+        return [*gradients, last + is_wrong * shift]
 
     monkeypatch.setattr(batches_of_one, "_mean_gradient", at_kink)
-    x, y = small.data()
     if num_wrong == 2:
-        with pytest.raises(checks.UnfitForPrivacy, match="clipped sum.*disagrees"):
-            small.model().fit(x, y, batch_size=len(x), verbose=0)
+        refused(small.model(), "clipped sum.*disagrees")
     else:
-        small.model().fit(x, y, batch_size=len(x), verbose=0)
+        small.model().train_on_batch(*small.data())
     assert len(calls) == 2
 
 

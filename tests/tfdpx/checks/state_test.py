@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
-from cases import slow, slow_but
+from cases import slow_but
 
 import tfdpx
 from tfdpx import checks
@@ -59,35 +59,69 @@ def in_a_function():
     return tf.function(tf_variable())
 
 
-UPDATES = [tf_variable, untracked_variable, table, queue, in_a_loop, in_a_function]
-
-
 def refused(model, match):
     with pytest.raises(checks.UnfitForPrivacy, match=match):
         model.train_on_batch(*small.data())
     assert int(model.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("make", slow_but(UPDATES, untracked_variable, table))
-def test_hidden_state_is_refused(make):
-    refused(small.model(layers=[Keeps(make()), layers.Dense(3)]), "changes state")
+class Halves(layers.Dense):
+    """Assigns to a trained weight in the forward pass."""
+
+    def call(self, x, training=None):
+        self.kernel.assign(0.5 * self.kernel)
+        return super().call(x)
 
 
-def test_a_weight_that_is_assigned_in_the_forward_pass_is_refused():
-    class Halves(layers.Dense):
-        def call(self, x, training=None):
-            self.kernel.assign(0.5 * self.kernel)
-            return super().call(x)
+class Counts(layers.Layer):
+    """Counts the calls of training in a weight."""
 
-    refused(small.model(layers=[Halves(3, name="halves")]), "changes state.*halves")
+    def build(self, shape):
+        self.count = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x, training=None):
+        if training:
+            self.count.assign_add(1.0)
+        return x
 
 
-@pytest.mark.parametrize("door", [tf.py_function, slow(tf.numpy_function)])
-def test_python_inside_the_graph_is_refused(door):
-    def python(x):
-        return tf.reshape(door(lambda a: np.asarray(a), [x], tf.float32), tf.shape(x))
+def by_python(door):
+    return layers.Lambda(
+        lambda x: tf.reshape(door(lambda a: np.asarray(a), [x], tf.float32), tf.shape(x))
+    )
 
-    refused(small.model(layers=[layers.Lambda(python), layers.Dense(3)]), "Python")
+
+def inverse(x):
+    """Multiplies by the inverse of a 2 x 2 matrix, the first four numbers of each row."""
+    return x[:, :4] * tf.reshape(tf.linalg.inv(tf.reshape(x[:, :4], [-1, 2, 2])), [-1, 4])
+
+
+RAISING = {
+    "Assert": lambda x: (tf.debugging.Assert(tf.reduce_all(x < 9.0), [x]), x)[1],
+    "CheckNumerics": lambda x: tf.debugging.check_numerics(x, "not finite"),
+    "StringToNumber": lambda x: tf.strings.to_number(tf.strings.as_string(x)),
+    "MatrixInverse": inverse,
+}
+HIDDEN = (tf_variable, untracked_variable, table, queue, in_a_loop, in_a_function)
+# The layer before the last one, and the message.
+REFUSED = {
+    **{make.__name__: (lambda make=make: Keeps(make()), "changes state") for make in HIDDEN},
+    "halves": (lambda: Halves(3, name="halves"), "changes state.*halves"),
+    "counts": (lambda: Counts(name="counts"), "changes state.*counts"),
+    "py_function": (lambda: by_python(tf.py_function), "Python"),
+    "numpy_function": (lambda: by_python(tf.numpy_function), "Python"),
+    **{
+        name: (lambda raises=raises: layers.Lambda(raises), f"fail for some values.*{name}")
+        for name, raises in RAISING.items()
+    },
+}
+FAST = ("untracked_variable", "table", "halves", "py_function", "Assert", "MatrixInverse")
+
+
+@pytest.mark.parametrize("name", slow_but(REFUSED, *FAST))
+def test_state_python_and_operations_that_end_a_run_are_refused(name):
+    make, message = REFUSED[name]
+    refused(small.model(layers=[make(), layers.Dense(3)]), message)
 
 
 def test_python_keeps_nothing_between_eager_steps():
@@ -181,22 +215,3 @@ def test_metrics_that_updates_depend_on_or_that_write_weights_are_refused():
     refused(measured("schedule"), "reads")
     refused(measured(kind=LossByItsMean), "reads")
     refused(measured(kind=WritesInMetrics), "changes state|that no noise was added to")
-
-
-def inverse(x):
-    """Multiplies by the inverse of a 2 x 2 matrix, the first four numbers of each row."""
-    return x[:, :4] * tf.reshape(tf.linalg.inv(tf.reshape(x[:, :4], [-1, 2, 2])), [-1, 4])
-
-
-RAISING = {
-    "Assert": lambda x: (tf.debugging.Assert(tf.reduce_all(x < 9.0), [x]), x)[1],
-    "CheckNumerics": lambda x: tf.debugging.check_numerics(x, "not finite"),
-    "StringToNumber": lambda x: tf.strings.to_number(tf.strings.as_string(x)),
-    "MatrixInverse": inverse,
-}
-
-
-@pytest.mark.parametrize("name", slow_but(RAISING, "Assert", "MatrixInverse"))
-def test_operations_that_end_a_run_for_some_values_are_refused(name):
-    function = layers.Lambda(RAISING[name])
-    refused(small.model(layers=[function, layers.Dense(3)]), f"fail for some values.*{name}")

@@ -40,50 +40,50 @@ def test_batches_of_arrays_that_are_not_dense_are_refused(make, message):
 @pytest.mark.parametrize(
     "x, message",
     [
-        (TABLE, "dates in column 1.*days since a public date"),
-        (DAYS, "dates,.*days since a public date"),
-        (np.array([[1.5, "Oslo"], [2, None]] * 8, object), "texts in column 1.*categories"),
-        (np.array([[1.5, 2], [2, None]] * 8, object), r"objects,.*\.astype"),
+        (TABLE, "Received: dates in column 1.*days since a public date"),
+        (DAYS, "Received: dates,.*days since a public date"),
+        (np.array([[1.5, "Oslo"], [2, None]] * 8, object), "Received: texts in column 1.*categ"),
+        (np.array([[1.5, 2], [2, None]] * 8, object), r"Received: objects,.*\.astype"),
+        ([[1.0, 2.0], [3.0]] * 8, "Argument `x` must hold rows of one length.*pad_seq"),
     ],
-    ids=["dates", "only dates", "texts", "numbers"],
+    ids=["dates", "only dates", "texts", "numbers", "lists"],
 )
 def test_columns_of_a_table_are_refused_by_their_kind(x, message):
-    with pytest.raises(ValueError, match=f"Received: {message}") as error:
+    with pytest.raises(ValueError, match=message) as error:
         PLAN.batches(x, np.zeros(ROWS))
     assert "Oslo" not in str(error.value)
 
 
-def test_lists_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="Argument `x` must hold rows of one length.*pad_seq"):
-        PLAN.batches([[1.0, 2.0], [3.0]] * 8, np.zeros(ROWS))
+def share(y_true, y_pred):
+    """A metric of the whole batch."""
+    return keras.ops.mean(keras.ops.cast(keras.ops.argmax(y_pred, -1) > 0, "float32"))
 
 
-def test_a_data_set_of_single_examples_is_told_to_make_batches():
-    x, y = small.data()
-    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
+X, Y = small.data()
+NAMES = tf.constant(["a", "b"] * 8)
+MISSING = "`y` is missing, but the loss.*compute_loss"
+# Data for `fit`, arguments of `compile`, and the message.
+REFUSED = {
+    "single examples": (
+        lambda: tf.data.Dataset.from_tensor_slices((X, Y)), {}, r"Call `.batch\(...\)` on the dat"
+    ),
+    "a metric of the whole batch": (
+        lambda: PLAN.batches(X, Y), {"metrics": [share]}, "Metric 'share' returns one.*axis=-1"
+    ),
+    "strings": (lambda: PLAN.batches(X, NAMES), {}, "`y` must hold numbers. Received: strings"),
+    "no targets in a plan's batches": (lambda: PLAN.batches(X), {}, MISSING),
+    "no targets": (lambda: X, {}, MISSING),
+    "no targets in a data set": (lambda: tf.data.Dataset.from_tensors(X[:8]), {}, MISSING),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_unfit_data_and_metrics_are_refused_before_the_first_update(name):
+    make, arguments, message = REFUSED[name]
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN), compile_arguments=arguments)
     accepts = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
-    with pytest.raises(ValueError, match=r"Call `.batch\(...\)` on the dataset"):
-        model.fit(tf.data.Dataset.from_tensor_slices((x, y)), callbacks=[accepts], verbose=0)
-
-
-def test_a_metric_of_the_whole_batch_is_refused_by_name():
-    def share(y_true, y_pred):
-        return keras.ops.mean(keras.ops.cast(keras.ops.argmax(y_pred, -1) > 0, "float32"))
-
-    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN), compile_arguments={"metrics": [share]})
-    with pytest.raises(ValueError, match="Metric 'share' returns one number.*axis=-1"):
-        model.fit(*small.data(), verbose=0)
-    assert int(model.optimizer.iterations) == 0
-
-
-def test_targets_that_are_strings_are_refused():
-    x, _ = small.data()
-    names = tf.constant(["a", "b"] * 8)
-    model = small.model()
-    with pytest.raises(ValueError, match="`y` must hold numbers. Received: strings"):
-        model.fit(tf.data.Dataset.from_tensors((x, names)), verbose=0)
-    with pytest.raises(ValueError, match="`y` must hold numbers"):
-        small.model(tfdpx.DPSGD(0.1, plan=PLAN)).fit(PLAN.batches(x, names), verbose=0)
+    with pytest.raises(ValueError, match=message):
+        model.fit(make(), callbacks=[accepts], verbose=0)
     assert int(model.optimizer.iterations) == 0
 
 
@@ -106,43 +106,32 @@ def autoencoder(**arguments):
 
 
 def test_a_loss_without_targets_trains_and_clips_each_example():
-    x, _ = small.data()
     model = autoencoder()
-    model.build(x.shape)
-    wanted = oracle.batch_of_one_gradients(model, tf.constant(x), None, None, 1)
+    model.build(X.shape)
+    wanted = oracle.batch_of_one_gradients(model, tf.constant(X), None, None, 1)
     norms = np.linalg.norm(wanted, axis=1)
     clip = float(np.median(norms))
     model.compile(tfdpx.DPSGD(1.0, batch_size=ROWS, noise_multiplier=1e-8, l2_norm_clip=clip))
     before = small.weights(model)
-    model.train_on_batch(x)
+    model.train_on_batch(X)
     step = (wanted / np.maximum(norms, clip)[:, None]).sum(axis=0) / ROWS
     np.testing.assert_allclose(before - small.weights(model), step, atol=2e-6)
 
 
-def test_a_missing_target_is_named():
-    x, _ = small.data()
-    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
-    callbacks = [tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)]
-    for data in (PLAN.batches(x), x, tf.data.Dataset.from_tensors(x[:8])):
-        with pytest.raises(ValueError, match="`y` is missing, but the loss.*compute_loss"):
-            model.fit(data, callbacks=callbacks, verbose=0)
-    with pytest.raises(ValueError, match="`y` is missing, but the loss"):
-        model.train_on_batch(x[:8])
+def test_a_target_that_metrics_need_is_named():
     model = autoencoder(optimizer=tfdpx.DPSGD(0.1, plan=PLAN), metrics=["mae"])
     with pytest.raises(ValueError, match="`y` is missing, but the metrics.*compute_metrics"):
-        model.fit(PLAN.batches(x), verbose=0)
-    assert int(model.optimizer.iterations) == 0
+        model.fit(PLAN.batches(X), verbose=0)
 
 
 def test_a_step_on_a_batch_of_different_lengths_is_refused():
-    x, y = small.data()
     model = small.model()
-    for targets in (y[:8], y[:1]):
+    for targets in (Y[:8], Y[:1]):
         with pytest.raises(ValueError, match="must have one length. Received: shapes"):
-            model.train_on_batch(x, targets)
+            model.train_on_batch(X, targets)
     signature = (tf.TensorSpec([None, 6], "float32"), tf.TensorSpec([None], "int64"))
-    dataset = tf.data.Dataset.from_generator(lambda: iter([(x, y[:1])]), output_signature=signature)
-    model.build(x.shape)
+    dataset = tf.data.Dataset.from_generator(lambda: iter([(X, Y[:1])]), output_signature=signature)
+    model.build(X.shape)
     before = small.weights(model)
     # Known only when the step runs, but while it is traced from Keras 3.16 on.
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError)):
