@@ -2,6 +2,6 @@
 
 import os
 
-# Hides TensorFlow's log: its message about a missing GPU reads like a failure.
-# `startup` hides the messages that are written before this setting is read.
+# Hides TensorFlow's log, because its message about a missing GPU looks like a failure. `startup`
+# hides the messages that TensorFlow writes before it reads this variable.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

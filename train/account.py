@@ -2,13 +2,13 @@ r"""Adds up the privacy losses of finished runs on the same data, from their fil
 
     tfdpx account --workdir=runs,published/m.keras
 
---workdir takes working folders of runs, folders that contain such folders, `.keras` and
+--workdir takes a list of paths: working folders of runs or folders above them, `.keras` and
 `.weights.h5` files, folders of `tfdpx.callbacks.Checkpoint`, and files of `Ledger.save`. The
-program recognises the files in a folder by their content. An update that several files record
-counts once. If a file cannot be read, the program lists it and makes no statement for all runs
+program recognises the files in a folder by their content. If several files record the same update,
+it counts once. If a file cannot be read, the program lists it and makes no statement for all runs
 together. The program refuses runs on different data unless --same_data is set. It also refuses a
-folder with the record of one run and the model of another. To compute epsilon from numbers instead
-of files, use `tfdpx plan`. The last line of the output is one JSON object.
+folder that holds the record of one run and the model of another. To compute epsilon from numbers
+instead of files, use `tfdpx plan`. The last line of the output is one JSON object.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def main(argv, values=flags.FLAGS):
 
 
 def _of_runs(values):
-    """Prints one statement for all runs in --workdir. Returns the last line, a dict."""
+    """Prints one statement for all runs in --workdir. Returns the last line of output, a dict."""
     runs, unread = {}, {}
     for path in values.workdir:
         more, left_out = _read(path)
@@ -64,7 +64,7 @@ def _of_runs(values):
     epsilons = {"epsilon": together.epsilon, "epsilon_pld": together.epsilon}
     try:
         epsilons["epsilon_rdp"] = ledger.composed_epsilon(together.delta, "rdp")
-    except ValueError:  # RDP cannot resolve so small a privacy loss.
+    except ValueError:  # The privacy loss is too small for the precision of RDP.
         epsilons["epsilon_rdp"] = None
     counts = sorted({one.num_examples for one in data} - {None})
     reasons = itertools.chain(*(words.listed("problems", record) for record in (*read, together)))
@@ -79,8 +79,8 @@ def _of_runs(values):
         "steps": ledger.steps,
         "delta": together.total_delta,
         **epsilons,
-        # Shuffled batches have a bound only for an example that is replaced by an empty one. For
-        # Poisson samples and full batches, that costs the same as removing the example.
+        # For shuffled batches there is only a bound for replacing an example by an empty one. For
+        # Poisson samples and full batches, this bound equals the one for removing an example.
         "neighbours": together.neighbours if ledger == spent.ledger else "zero_out",
         "epsilon_is_approximate": ledger.is_approximate,
         "epsilon_is_lower_bound": bool(unread) or not ledger.is_complete,
@@ -101,18 +101,19 @@ def _of_runs(values):
 def _together(read, delta, same_data):
     """Returns one `Record` of the privacy loss of several runs on the same data.
 
-    The Gaussian updates of all runs compose. If a run is the best of a random number of runs, the
-    epsilon and delta of that choice are added. An update that is in several records counts once. If
-    the weights were trained earlier on data that may have the same examples, these trainings count,
-    too.
+    The Gaussian updates of all runs compose. If a run was chosen as the best of a random number of
+    runs, the epsilon and delta of this choice are added. An update that is in several records
+    counts once. Earlier trainings of the weights count, too, if their data may contain the same
+    examples.
 
     Args:
         read: List of the `Record`s of the runs.
-        delta: Float in (0, 1), or None for the delta that all runs share.
-        same_data: Bool, whether runs on different data sets are added up.
+        delta: Float in (0, 1). None takes the delta of the runs, which must be the same for all.
+        same_data: Bool, whether to add up runs even if their data sets have different names.
 
     Raises:
-        ValueError: If the data sets differ without `same_data`, or no common delta is known.
+        ValueError: If the data sets differ and `same_data` is False, or the runs have no common
+            delta.
     """
     data = [record.data for record in read if record.data]
     other = next((one for one in data if not _is_same(one, data[0])), None)
@@ -145,7 +146,7 @@ def _is_same(one, other):
 
 
 def _overlap(one, other):
-    """Returns whether two `DatasetId` may share examples. Data sets of different classes do not."""
+    """Returns whether two `DatasetId` may share examples. Parts with different classes do not."""
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]

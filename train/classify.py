@@ -6,11 +6,11 @@ r"""Trains a classifier with differential privacy and reports accuracy and epsil
     tfdpx classify --head=least_squares --init_from=MODEL.keras --dataset=NAME --epsilon=1
 
 A preset sets every option, and flags override it. Leave out one of --epsilon, --noise_multiplier,
---steps and --batch_size: the program computes that one from the others. The program writes the
-model, its record, a statement to cite and a page, report.html, to the working folder. The last line
-that it prints is one JSON object. Ctrl-C saves the run and ends the program; --workdir=PATH
---resume continues the run. Do not publish the log: progress bars show private metrics. For all
-flags see --helpfull and docs/flags.md.
+--steps and --batch_size: the program computes it from the other three. The program writes the
+model, its record, a statement to cite, and a page (report.html) to the working folder. The last
+line that it prints is one JSON object. Ctrl-C saves the run and ends the program; --workdir=PATH
+--resume continues the run. Do not publish the log, because progress bars show private metrics. For
+all flags see --helpfull and docs/flags.md.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
@@ -30,7 +30,7 @@ _PRESET = flags.DEFINE_string(
     "Settings to start from: digits, folder, table12/eps8 and others (docs/presets.md). Default: "
     "folder for --dataset=folder:PATH, else digits.",
 )
-# The flags that --help lists; --helpfull lists all.
+# The flags that --help lists. --helpfull lists all flags.
 COMMON = (
     *("dataset", "epsilon", "right_guesses", "delta", "model", "init_from", "trainable"),
     *("head", "target", "user", "steps", "learning_rate", "workdir", "download", "resume"),
@@ -38,7 +38,8 @@ COMMON = (
 )
 for _name in COMMON:
     flags.declare_key_flag(_name)
-# Flags that are not settings, and that only trainings on images accept, not tables or heads.
+# Flags that are not fields of `Settings`. Only trainings on images accept them, not tables or
+# heads.
 _OF_UPDATES = ("resume", "dry_run", "strategy", "tpu", "cpu_devices")
 
 
@@ -55,8 +56,8 @@ def main(argv):
                     f"--{flag.name}={flag.value}. Leave it out."
                 )
         preset = _PRESET.value or presets.default_for(kind, values["dataset"])
-        # This comes first: TensorFlow cannot divide a device after it has made a tensor, and the
-        # settings make some.
+        # The strategy comes first. Reading the settings creates tensors, and after its first tensor
+        # TensorFlow cannot split the CPU into logical devices.
         strategy = None if settings.DRY_RUN.value else devices.from_flags()
         asked = resume.resumed(_PRESET.value, values) or settings.resolve(_PRESET.value, values)
         if settings.DRY_RUN.value:

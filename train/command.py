@@ -27,7 +27,7 @@ def main() -> None:
     elif name in PROGRAMS:
         _typed[name] = shlex.join(sys.argv[:2])
         del sys.argv[1]
-        # As with `python -m`, the module is `__main__`, and `sys.argv[0]` is its file.
+        # As with `python -m`, the module gets the name `__main__`, and `sys.argv[0]` is its file.
         runpy.run_module(f"tfdpx.train.{name}", run_name="__main__", alter_sys=True)
     else:
         sys.exit(

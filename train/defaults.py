@@ -1,14 +1,15 @@
-"""Chooses the model, steps, learning rate and clip of a private run if the user does not.
+"""Chooses the settings of a private run that the user leaves open, for example the model.
 
 The rule for a linear classifier on fixed features depends only on epsilon and the number of
 examples N. It was fitted on generated problems (`docs/features.md`). If features have norm one and
 most gradients are clipped, the weights move by up to `steps * learning_rate`, and the noise on a
-logit is proportional to `steps * learning_rate / (epsilon * N)`. So the best product `steps *
-learning_rate` grows with epsilon * N.
+logit is proportional to `steps * learning_rate / (epsilon * N)`. So the best value of `steps *
+learning_rate` is proportional to `epsilon * N`.
 
-Large updates would make the weights oscillate along a direction that all images share, for example
-a mean colour. So the product has an upper bound and is divided among many updates, and the weights
-are averaged. Without these limits a larger budget gave a worse result.
+There is also an upper limit. Large updates would make the weights oscillate along a direction that
+all images have in common, for example a mean colour. So `steps * learning_rate` has an upper bound
+and is divided among many updates, and the weights are averaged. Without these measures a larger
+budget gave a worse result.
 """
 
 import dataclasses
@@ -26,35 +27,34 @@ from tfdpx.suggestion import (
 from tfdpx.train.errors import UserError
 from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, OF_FILE, OPTIMIZERS
 
-# With more images, training a network costs less than full batches and learns more.
+# With more images, a network takes less time than full batches of features, and is more accurate.
 MOST_IMAGES = 20_000
-# The assumed budget if the noise is given in place of epsilon, or the run is not private.
+# The epsilon to assume if the user sets the noise in place of epsilon, or the run is not private.
 _EPSILON = 8.0
-# The product of steps and learning rate as a multiple of epsilon * N, and the bound on the product.
-# Then the least number of steps, and the largest learning rate: a larger product takes more steps.
+# `steps * learning_rate` divided by `epsilon * N`, and the upper bound on `steps * learning_rate`.
+# Then the least number of steps, and the largest learning rate.
 _MOVE, _LARGEST_MOVE, _STEPS, _LARGEST_RATE = 0.28, 10_800.0, 200, 18.0
-# The assumed number of weights if the network is unknown.
+# The number of weights to assume if the network is unknown.
 WEIGHTS = 10_000
 
 
 def complete(settings, num_examples, replicas=1, sketch=None):
-    """Chooses every open setting of a run, and returns a sentence about the choices.
-
-    Values of the user or the preset stay as they are.
+    """Chooses every setting of a run that the user and the preset left open.
 
     Args:
         settings: A `settings.Settings`.
         num_examples: Int, the number N of training images or people. It is public, as in the plan.
-        replicas: Int, the number of devices that share a batch evenly.
-        sketch: Optional function from the name of a model to a `keras.Model`. The learning rate of
-            a network depends on its number of weights. Without `sketch`, it is taken as `WEIGHTS`.
+        replicas: Int, the number of devices. Batch sizes are multiples of it.
+        sketch: Optional function from the name of a model to a `keras.Model`. It is used to count
+        the weights of a network, as the learning rate depends on this number. Without
+        `sketch`, the number is assumed to be `WEIGHTS`.
 
     Returns:
         A `settings.Settings` without an open setting, and a sentence about the choices. The
         sentence is empty if no setting was open.
 
     Raises:
-        UserError: If there is no rule for so many images.
+        UserError: If `model` is "auto" and there are more than `MOST_IMAGES` images.
     """
     if not settings.open:
         return settings, ""
@@ -90,7 +90,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         suggestion = suggest(plan, network, SGD if optimizer.startswith("dpsgd") else ADAM)
         rate = suggestion.learning_rate * (1 - OPTIMIZERS.read(optimizer)[1].get("momentum", 0.0))
         if settings.warm_start and settings.trainable == "all":
-            rate *= TRAINED_SHARE  # The sketch has no warm start, so `suggest` missed it.
+            rate *= TRAINED_SHARE  # `suggest` does not know that the network will get a warm start.
         chosen["learning_rate"] = float(f"{rate:.2g}")
         reason = f"{reason}. {suggestion.advice}"
         if str(settings.init_from).endswith(".keras") and suggestion.outlook != GOOD:
@@ -111,7 +111,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
 
 
 def _for_features(epsilon, num_examples):
-    """Returns settings for a linear classifier on features of norm one, and the reason for them."""
+    """Returns a dict of settings for a linear classifier on features, and the reason for them."""
     move = min(_MOVE * epsilon * num_examples, _LARGEST_MOVE)
     steps = max(_STEPS, round(move / _LARGEST_RATE))
     values = dict(
@@ -128,9 +128,9 @@ def _for_features(epsilon, num_examples):
 
 
 def for_networks(num_examples):
-    """Returns a dict of settings for a network, and the reason for them.
+    """Returns a dict of settings for a network, and a text with the reason for them.
 
-    The dict has no learning rate: `tfdpx.suggest` chooses the learning rate.
+    The dict has no learning rate. `tfdpx.suggest` chooses it.
 
     Args:
         num_examples: Int, the number of training examples.

@@ -36,8 +36,8 @@ _CPU_DEVICES = flags.DEFINE_integer(
 def from_flags():
     """Returns the `tf.distribute.Strategy` for the flags --strategy, --tpu and --cpu_devices.
 
-    Call this function before TensorFlow computes anything. It also makes the process keep the
-    memory that it frees.
+    Call this function before TensorFlow computes anything. It also calls
+    `startup.keep_freed_memory`.
 
     Raises:
         UserError: If the devices do not exist, or TF_CONFIG is missing or invalid.
@@ -137,17 +137,17 @@ def check_batch_size(strategy, batch_size):
 
 @contextlib.contextmanager
 def chief_first(strategy, settings):
-    """Context manager in which the chief runs a block before the other hosts do.
+    """Context manager that makes the chief run its block before the other hosts run theirs.
 
-    The block may write files for all hosts.
+    For example, the chief can write files that the other hosts then read.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
         settings: Dict of JSON values. All hosts must have the same settings.
 
     Yields:
-        Function without arguments, to call after the block. It returns an int, 128 secret bits that
-        the chief draws and all hosts share.
+        Function without arguments, to call after the block. It returns an int of 128 secret random
+    bits. The chief draws them, and all hosts get the same int.
 
     Raises:
         UserError: If the hosts have different settings.
@@ -167,11 +167,11 @@ def chief_first(strategy, settings):
 def on_one_device(model):
     """Returns a copy of a Functional or Sequential model that belongs to no strategy.
 
-    The copy has no optimizer. Keras may compile the clone of a compiled model. To avoid this, the
-    function clones an uncompiled model.
+    The copy has no optimizer. (If Keras clones a compiled model, it may also compile the clone.
+    So this function clones an uncompiled model.)
 
     Args:
-        model: The model.
+        model: `keras.Model`, built under any strategy.
     """
     bare = keras.Model(model.inputs, model.outputs, name=model.name)
     copy = keras.models.clone_model(bare)

@@ -1,4 +1,4 @@
-"""The error of the programs, `UserError`, which is printed as one line, and helpers for texts."""
+"""Defines `UserError`, which the programs print as one line, and helpers for error texts."""
 
 import contextlib
 import difflib
@@ -23,7 +23,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def checking_flags():
-    """Context manager that turns a ValueError about the value of a flag into a UserError."""
+    """Context manager that turns a ValueError, caused by the value of a flag, into a UserError."""
     try:
         yield
     except ValueError as error:
@@ -32,11 +32,13 @@ def checking_flags():
 
 @contextlib.contextmanager
 def in_one_line(program, argv=()):
-    """Context manager in which a `UserError` ends the program with one line.
+    """Context manager that prints a `UserError` as one line and then ends the program.
 
     Args:
         program: String, for example "tfdpx.train.classify".
-        argv: List of strings: the name of the program, and the arguments that are not flags.
+        argv: List of strings from absl: the program's path, and the arguments that are not flags.
+            Such
+        arguments are an error.
     """
     # `absl.app` sets the level INFO, and then TensorFlow Datasets prints each file that it opens.
     if not flags.FLAGS["verbosity"].present:
@@ -51,7 +53,7 @@ def in_one_line(program, argv=()):
 
 
 def start_program(main):
-    """Runs `main` with `absl.app.run`. The program ends quietly if nobody reads its output.
+    """Runs `main` with `absl.app.run`. The program ends quietly if its output is closed early.
 
     Args:
         main: Function of a list of strings, the arguments that are not flags.
@@ -96,6 +98,6 @@ def did_you_mean(name, names):
 def printable(path):
     """Returns a path as text for the terminal, with escapes for unprintable characters."""
     text = str(path)
-    # Persian, Indic scripts and emoji use these two to join or separate letters.
+    # In Persian, Indic scripts and emoji these two characters join or separate letters.
     shown = text.replace("\u200c", "").replace("\u200d", "")
     return text if shown.isprintable() else ascii(text)[1:-1]

@@ -24,7 +24,7 @@ from tfdpx.train.resume import SavingInterruption
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
 from tfdpx.training.session import after_save
 
-# The features of all images are kept in memory up to this size.
+# If the features of all images need at most this many bytes, they are kept in memory.
 MOST_BYTES = 2**30
 
 
@@ -63,12 +63,12 @@ def private_optimizer(
 
 
 def augmentation(settings, image_shape):
-    """Returns the augmentation of `--augment` for images of a shape, or None."""
+    """Returns the augmentation of `--augment` for images of shape `image_shape`, or None."""
     return AUGMENTATIONS.make(settings.augment, image_shape) if settings.augment else None
 
 
 def crossentropy(label_smoothing):
-    """Returns the loss for logits and class indices.
+    """Returns the cross-entropy loss for logits `[batch, classes]` and integer labels `[batch]`.
 
     Args:
         label_smoothing: Float in [0, 1), the weight of the uniform distribution over all classes in
@@ -89,12 +89,12 @@ def crossentropy(label_smoothing):
 
 
 def check(settings, plan, image_shape):
-    """Raises UserError for an augmentation that does not fit the images, or too many head steps.
+    """Raises UserError if the augmentation does not fit the images, or `head_steps` is too large.
 
-    Head steps are the first updates, which train only the last layer.
+    The first `head_steps` updates train only the last layer.
     """
     augment = augmentation(settings, image_shape)
-    if hasattr(augment, "draw"):  # tfdpx.augment checks its arguments only in a call.
+    if hasattr(augment, "draw"):  # tfdpx.augment checks sizes of images only when it is called.
         with checking_flags():
             choices = augment.draw(1, settings.augmult, tf.zeros(2, tf.int64))
             augment.apply(tf.zeros([1, *image_shape], tf.uint8), choices)
@@ -106,7 +106,7 @@ def check(settings, plan, image_shape):
 
 
 def checkpoints(folder, write=True):
-    """Returns two `tfdpx.callbacks.Checkpoint`: for the whole run, and for its head steps.
+    """Returns two `tfdpx.callbacks.Checkpoint`: one for the whole run, one for its head steps.
 
     Args:
         folder: `pathlib.Path` of the checkpoints.
@@ -127,12 +127,12 @@ def updates_saved(folder):
 
 
 def train(model, settings, strategy, plan, data, folder, callbacks, write):
-    """Trains a model by the updates of a plan. The first `head_steps` train only the last layer.
+    """Trains a model with the updates of a plan. The first `head_steps` train only the last layer.
 
     The head steps are a separate call of `fit`, with another optimizer and a single Keras epoch.
-    Both calls share the plan. Epsilon counts the updates of both, as the ledger belongs to the
-    weights. The choice of layers to train does not affect privacy. After the training the model has
-    the averaged weights.
+    Epsilon counts the updates of both calls, because the ledger belongs to the weights. Privacy
+    does not depend on which layers are trained. After the training the model has the averaged
+    weights.
 
     Args:
         model: The `keras.Model`. The weights to train after the head steps must be trainable.
@@ -145,12 +145,12 @@ def train(model, settings, strategy, plan, data, folder, callbacks, write):
         write: Bool, whether this host writes checkpoints and progress.
     """
     saved, saved_head = checkpoints(folder, write)
-    if settings.head_steps and not saved.exists:  # `saved` has their result.
+    if settings.head_steps and not saved.exists:  # If `saved` exists, it has their result.
         rate = settings.head_learning_rate or settings.learning_rate
         head_settings = dataclasses.replace(settings, learning_rate=rate, schedule=None)
         trained = model.trainable_variables
         train_only(model, last_layer(model).trainable_variables)
-        # A run that was interrupted here makes the remaining updates.
+        # If the run was interrupted in the head steps, only the remaining ones are made.
         steps = settings.head_steps - saved_head.saved_updates or settings.head_steps
         run = (strategy, plan, data, saved_head, steps, steps, callbacks[:1], write)
         _fit(model, head_settings, *run)
@@ -200,25 +200,25 @@ def _fit(model, settings, strategy, plan, data, saved, steps, epoch, callbacks, 
         )
     else:
         batches = plan.batches(data.train_x, data.train_y, optimizer=model.optimizer, **people)
-        # Not shuffled: `batches` already draws at random.
+        # Keras need not shuffle, because `batches` draws examples at random.
         model.fit(batches, shuffle=False, validation_data=measure.batches(data), **run)
 
 
 def head_and_features(settings, model, data):
-    """Returns the model and data to train on: only the last layer and its inputs if possible.
+    """Returns the model to train and its data: if possible, only the last layer and its inputs.
 
-    If only the last layer trains, without augmentation, an image has the same features in every
-    update. An update on the features then equals an update on the images, and takes a fraction of
-    the time. In all other cases, and if the features need too much memory, the model and the data
-    are returned as they are.
+    If only the last layer is trained, without augmentation, an image has the same features in every
+    update. Then the features are computed once, and updates on them are equal to updates on the
+    images, but much faster. In all other cases, and if the features need too much memory, the
+    model and the data are returned unchanged.
 
     Args:
         settings: A `settings.Settings`.
-        model: The classifier of `start_from.Start.build`; the head shares its last layer.
+        model: The classifier from `start_from.Start.build`. A returned head shares its last layer.
         data: `images.ImageData`.
 
     Returns:
-        The `keras.Model` to train, and the `ImageData` of its inputs.
+        The `keras.Model` to train, and the `ImageData` with its inputs.
     """
     features = features_of(model)
     if settings.augmult or settings.head_steps or features is None:
@@ -235,10 +235,10 @@ def head_and_features(settings, model, data):
 
 
 def features_of(model):
-    """Returns a model from images to the last layer's inputs; None if other layers train, too.
+    """Returns a model from images to the last layer's inputs; None if other layers are trained.
 
     Args:
-        model: The classifier of `start_from.Start.build`.
+        model: The classifier from `start_from.Start.build`.
     """
     last, inner = last_layer(model), model.layers[-1]
     trained = {id(v) for v in model.trainable_variables}
@@ -255,21 +255,20 @@ def features_of(model):
 class Curve(keras.callbacks.Callback):
     """Writes a line of JSON after every Keras epoch: epsilon and, on public examples, accuracy.
 
-    A resumed run reads the rows of the interrupted run from the file. If the same `fit` has a
-    `Checkpoint`, a row is written only after the checkpoint has saved the update.
+    A resumed run first reads the rows of the interrupted run from the file. If `fit` also has a
+    `Checkpoint`, a row is written only after the checkpoint has saved the row's last update.
 
     Args:
         path: Path of the file to write.
         plan: `tfdpx.PrivacyPlan`, from which epsilon is computed.
-        steps: Int, the number of updates that the restored model has. Rows of the file for later
-            updates are dropped.
+        steps: Int, the number of updates of the restored model. If the file has rows for later
+        updates, they are dropped.
         before: `Ledger` of earlier trainings on the same data.
 
     Attributes:
-        rows: List of dicts with `step`, the number of updates, and `epsilon`, the epsilon that they
-            spent. If the optimizer has `public_validation=True` or no noise, each dict also has
-            `accuracy` and, for two classes, `auc`. Both are measured on the validation data of
-            `fit`.
+        rows: List of dicts with `step` (the number of updates) and `epsilon` (the epsilon spent by
+        these updates). If the optimizer has `public_validation=True` or no noise, each dict also
+        has `accuracy` and, for two classes, `auc`, measured on the validation data of `fit`.
     """
 
     def __init__(self, path, plan, steps, before=EMPTY):
@@ -309,7 +308,7 @@ class AUC(keras.metrics.AUC):
         super().__init__(num_thresholds=2000, name=name, **kwargs)
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        """Adds labels `[batch]` and logits `[batch, 2]`."""
+        """Adds a batch of labels `[batch]` and logits `[batch, 2]` to the metric."""
         margins = keras.ops.cast(y_pred[:, 1] - y_pred[:, 0], "float32")
         ranks = 0.5 + 0.5 * margins / (1 + keras.ops.abs(margins))
         super().update_state(keras.ops.reshape(y_true, [-1]), ranks, sample_weight)

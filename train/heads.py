@@ -18,7 +18,7 @@ from tfdpx.train.objects import HEADS, without_folders
 from tfdpx.train.settings import DATA_DIR, DOWNLOAD
 from tfdpx.train.start_from import Start, inputs_of, ledger_on, not_private, without_secrets
 
-# The most values in a batch of images: 55 photos of 224 x 224 pixels and 3 channels.
+# A batch of images has at most this many values, for example 55 photos of 224 x 224 x 3.
 _MOST_VALUES = 2**23
 
 
@@ -49,7 +49,7 @@ def run(settings, workdir):
 
 
 def build(settings, num_classes):
-    """Builds the head of `tfdpx.heads` that the settings name, without fitting it.
+    """Returns the head of `tfdpx.heads` that the settings name, not yet fitted.
 
     Args:
         settings: `settings.Settings` with `head`.
@@ -66,7 +66,7 @@ def build(settings, num_classes):
         raise UserError(
             f"The flags {', '.join(foreign)} do not go with --head={name}: leave them out."
         )
-    if settings.right_guesses:  # Heads use full batches, for which this limit is an epsilon.
+    if settings.right_guesses:  # For full batches, as in heads, this limit determines epsilon.
         values["epsilon"] = settings.budget
     if "epsilon" not in values and not ({"noise_multiplier", "steps"} & set(values)):
         raise UserError(
@@ -86,7 +86,7 @@ class Features:
         settings: The settings, in which `init_from` is the path of a file.
         data: `images.ImageData`.
         before: `Ledger` of the backbone's earlier trainings on the same images.
-        seen: All earlier trainings of the backbone, on any data, a tuple of `UpstreamTraining`.
+        seen: Tuple of `UpstreamTraining`, all earlier trainings of the backbone on any data.
         extractor: `keras.Model` from images to features `[batch, d]`.
         train, test, public: Pairs of features, float32 `[n, d]`, and labels `[n]`; `public` is None
             without `public_dataset`.
@@ -117,14 +117,14 @@ class Features:
 
 
 def computed(extractor, *examples):
-    """Returns the outputs of a model for examples, float32 `[n, ...]`, and their labels `[n]`.
+    """Returns the outputs of a model, float32 `[n, ...]`, and the labels of the examples `[n]`.
 
     Args:
         extractor: `keras.Model`.
-        *examples: Arguments of `tfdpx.sampling.examples.as_examples`. They may be larger than
-            memory, as they are read batch by batch.
+        *examples: Arguments of `tfdpx.sampling.examples.as_examples`. The examples are read batch
+        by batch, so they may be larger than memory.
     """
-    # One trace for any number of rows: `predict` would make two.
+    # With this signature one trace serves batches of any size. `predict` would trace twice.
     spec = tf.TensorSpec([None, *extractor.input_shape[1:]], extractor.inputs[0].dtype)
     compute = tf.function(extractor, input_signature=[spec], autograph=False)
     source, rows = as_examples(*examples), 0
@@ -167,7 +167,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
         delta=head.delta,
         accountant="pld" if features.before.steps else head.accountant,
         seen=features.seen,
-        initialized=True,  # Except for the weights of `seen`.
+        initialized=True,  # Earlier trainings, if any, are in `seen`.
         searched=searched,
         inputs=inputs_of(data),
         settings={**without_secrets(settings), "epsilon": head.epsilon, "delta": head.delta},
@@ -185,7 +185,7 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
 
 
 def _load(settings, takes):
-    """Loads the data set without decoding its images. Each image is needed only once."""
+    """Loads the data set without decoding its images, as each image is needed only once."""
     return images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, takes, in_memory=0)
 
 

@@ -1,8 +1,8 @@
 """Releases and writes the individual epsilons of a run of `classify`.
 
-An individual epsilon is the privacy loss of one example. It is private data, so the epsilons are
-written to a folder that only its owner can read. TensorBoard and the report show only noisy
-statistics of the epsilons.
+An individual epsilon is the privacy loss of one example, and is private data. So individual
+epsilons are written to a folder that only its owner can read. TensorBoard and the report show only
+noisy statistics of them.
 """
 
 import keras
@@ -25,7 +25,7 @@ statistics (--individual_release) costs every image more; record.json counts bot
 
 
 def losses_and_labels(model, examples):
-    """Returns the cross-entropies and the labels of examples in order, two arrays [n].
+    """Returns two arrays [n]: the cross-entropies of the examples, and their labels.
 
     Args:
         model: A `keras.Model` from images to logits.
@@ -40,20 +40,19 @@ def losses_and_labels(model, examples):
 
 
 def release(accountant, noise_multiplier):
-    """Returns the individual epsilons, and statistics of them that can be published.
+    """Returns the individual epsilons, and noisy statistics that can be published.
 
-    One function computes both, because the order matters. The release of the statistics is charged
-    to every example, so epsilons computed after the release would be larger than those in the
-    statistics.
+    The statistics are computed from the epsilons and then released, which increases every epsilon.
+    This function therefore reads the epsilons before the release.
 
     Args:
         accountant: The `IndividualAccountant` of the run.
-        noise_multiplier: Float, the noise of the statistics, or None for no statistics.
+        noise_multiplier: Float, the noise multiplier of the statistics; None for no statistics.
 
     Returns:
-        Three values: the epsilons of the training without the release, a private float64 array [n];
-        a dict of statistics for the record; and the `Ledger` of the statistics. Without a noise
-        multiplier, the dict and the ledger are empty.
+        Three values: the individual epsilons without the release, a private float64 array [n]; a
+    dict of statistics for the record; and the `Ledger` of the release. Without a noise
+    multiplier, the dict and the ledger are empty.
     """
     epsilons = accountant.epsilon()
     if noise_multiplier is None:
@@ -73,7 +72,7 @@ def write(epsilons, worst, norms, model, data, workdir):
 
     Args:
         epsilons: float64 array [n], returned by `release`.
-        worst: Float, the epsilon of the training without the release. It holds for every example.
+        worst: Float, the epsilon of the training without the release, an upper bound on `epsilons`.
         norms: Float array [n], the last gradient norm of each example divided by the clip.
         model: The trained `keras.Model`.
         data: `images.ImageData`.

@@ -1,8 +1,9 @@
-"""Reads the objects on a command line, each `NAME:ARGUMENT=VALUE,ARGUMENT=VALUE`.
+"""Reads objects on a command line, for example `--head=adamix:shots=2,quantile=0.9`.
 
-For example, `--head=adamix:shots=2,quantile=0.9`. An object takes the arguments of its constructor:
-the signature lists them, the annotations say which values they take, and the docstring explains
-them. A value is a number, several numbers joined by `..`, true, false, none, or a text.
+An object is written as `NAME:ARGUMENT=VALUE,ARGUMENT=VALUE`. The arguments are those of the
+object's constructor: the signature lists them, the annotations tell which values are valid, and the
+docstring explains them. A value is a number, several numbers joined by `..`, true, false, none, or
+a text.
 """
 
 import contextlib
@@ -34,12 +35,13 @@ class Objects:
 
     Attributes:
         flag: String, the name of the flag.
-        find: Function from a name to the constructor of the object, or None.
-        names: Tuple of names for errors and help.
-        by_flags: Names of the arguments that the run sets from other flags, so users cannot.
-        trial: Dict of arguments with which `problems` builds an object, to check the user's
-            arguments early. None if building takes long: the run then checks them when it builds
-            the object.
+        find: Function from a name to the constructor of the object, or to None if there is none.
+        names: Tuple of the names to show in errors and help.
+        by_flags: Names of the arguments that the run sets from other flags. Users cannot set them
+            here.
+        trial: Dict of arguments, or None. `problems` adds them to the user's arguments and builds
+            an object, to find errors early. If it is None, because building takes long, the
+            arguments are checked when the run builds the object.
     """
 
     flag: str
@@ -49,14 +51,14 @@ class Objects:
     trial: dict | None = None
 
     def constructor(self, name: str) -> Callable:
-        """Returns the class or function that makes an object."""
+        """Returns the constructor of an object, a class or a function."""
         constructor = self.find(name)
         while isinstance(constructor, functools.partial):
             constructor = constructor.func
         return constructor
 
     def arguments(self, name: str) -> dict[str, str]:
-        """Returns a dict from each argument of an object to its annotation, a string."""
+        """Returns a dict from each argument of an object to its annotation (a string)."""
         parameters = inspect.signature(self.find(name)).parameters.values()
         return {
             parameter.name: inspect.formatannotation(parameter.annotation).strip("'")
@@ -66,7 +68,7 @@ class Objects:
         }
 
     def read(self, text: str) -> tuple[str, dict[str, Any], list[str]]:
-        """Returns the name of an object, a dict of its arguments, and sentences about all errors.
+        """Returns an object's name, a dict of its arguments, and a list of sentences about errors.
 
         Args:
             text: String, the value of the flag.
@@ -95,7 +97,7 @@ class Objects:
         return name, values, problems
 
     def problems(self, text: str) -> list[str]:
-        """Returns a list of sentences, one for each error in the value of the flag."""
+        """Returns a list with a sentence for each error in the value of the flag."""
         if self.trial is None:
             problems = self.read(text)[2]
             return [*problems, f"Received: --{self.flag}={text}."] if problems else []
@@ -138,14 +140,14 @@ def without_folders(text: str | None) -> str | None:
 
 
 def _value(word, annotation):
-    """Returns the value that a word means for an argument, and None or a reason to refuse it."""
+    """Converts a word to the value of an argument. Also returns an error text, or None."""
     value, expected = _plain(word), []
     for kind in map(str.strip, annotation.split("|")):
         choices = re.findall(r"'(\w+)'", kind)
         if kind == "str" or word in choices:
             return word, None
         if kind not in _WORDS and not choices:
-            return value, None  # The constructor checks it.
+            return value, None  # The constructor checks the value.
         if type(value).__name__ in (kind, kind.replace("None", "NoneType")):
             return value, None
         if (kind, type(value)) == ("float", int):
@@ -155,7 +157,7 @@ def _value(word, annotation):
 
 
 def _plain(word):
-    """Returns the number, tuple of numbers, bool or None that a word means, or the word itself."""
+    """Converts a word to a number, a tuple of numbers, a bool or None, or returns it unchanged."""
     words = {"true": True, "false": False, "none": None}
     if word.lower() in words:
         return words[word.lower()]
@@ -206,8 +208,8 @@ class _AdaMix(heads.AdaMix):
             )
 
 
-# Learning rates and alpha were chosen on other samples of the mixture in docs/heads.md; the numbers
-# of steps are from the paper.
+# Learning rates and alpha were chosen on the mixture in docs/heads.md, with other examples. The
+# numbers of steps are from the paper.
 _HEADS = {
     "least_squares": functools.partial(heads.LeastSquares, alpha=1.0),
     "newton": functools.partial(heads.Newton, steps=10, learning_rate=0.1),
@@ -226,8 +228,8 @@ HEADS = Objects(
     dict(num_classes=2, epsilon=1.0),
 )
 
-# Special values of `model`: `defaults` chooses it; the classifier of `features`; the network of
-# `init_from` as it is.
+# Special values of `model`: `defaults` chooses the model; a linear classifier on `features`; the
+# network in the file `init_from`, unchanged.
 AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
 _MODELS = {
     "small_cnn": models.SmallCNN,
@@ -244,7 +246,7 @@ def _model(name):
     for pattern, constructor in _BY_NUMBERS.items():
         if match := re.fullmatch(pattern, name):
             return functools.partial(constructor, *map(int, match.groups()))
-    if name in (AUTO, LINEAR_ON_FEATURES, OF_FILE):  # `start_from` builds them.
+    if name in (AUTO, LINEAR_ON_FEATURES, OF_FILE):  # `start_from` builds these models.
         return object
     return _MODELS.get(name)
 
@@ -267,30 +269,30 @@ OPTIMIZERS = Objects(
 
 
 def _step(learning_rate, steps, decay_steps: tuple | int):
-    """Returns a learning rate that falls to a tenth several times.
+    """Returns a schedule in which the learning rate falls to a tenth several times.
 
     Args:
         learning_rate: Float, the first rate.
-        steps: Int, the updates of the run.
+        steps: Int, the number of updates of the run.
         decay_steps: Numbers of updates after which the rate falls, in rising order, joined by `..`.
     """
     ends = decay_steps if isinstance(decay_steps, tuple) else (decay_steps,)
     is_valid = all(isinstance(end, int) for end in ends)
     if not is_valid or not all(a < b for a, b in itertools.pairwise((0, *ends))):
         raise ValueError("Argument `decay_steps` must be whole numbers that rise from above 0.")
-    # Keras uses the value before a boundary up to and including that boundary.
+    # Keras still uses the old value in the step that equals the boundary.
     rates = [learning_rate / 10**i for i in range(len(ends) + 1)]
     boundaries = [end - 1 for end in ends]
     return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
 
 
 def _cosine(learning_rate, steps, warmup_steps: int = 0):
-    """Returns a learning rate that rises linearly from 0, and then falls to 0 along a cosine.
+    """Returns a schedule that rises linearly from 0, and then falls to 0 along a cosine.
 
     Args:
         learning_rate: Float, the largest rate.
-        steps: Int, the updates of the run.
-        warmup_steps: Number of updates in which the rate rises, below --steps.
+        steps: Int, the number of updates of the run.
+        warmup_steps: Int, less than --steps: the number of updates in which the rate rises.
     """
     if not 0 <= warmup_steps < steps:
         raise ValueError(
@@ -331,7 +333,7 @@ _VIEWS = {
 
 
 def _augmentation(name):
-    """Returns the augmentation of tfdpx, or layer of Keras or KerasCV, with this name; or None."""
+    """Returns the augmentation of tfdpx, Keras or KerasCV with this name; None if there is none."""
     layer = _VIEWS.get(name) or getattr(keras.layers, name, None)
     if layer is None:
         with warnings.catch_warnings(), contextlib.suppress(ImportError):
@@ -340,17 +342,18 @@ def _augmentation(name):
     return layer
 
 
-# Matches the + between objects, but not the sign of an exponent.
+# Matches a + between objects, but not the sign of an exponent.
 _SEVERAL = re.compile(r"\+(?=[A-Za-z_])")
 
 
 class _Augmentations(Objects):
     def make(self, text, image_shape):
-        """Returns the augmentation that `--augment` names: objects joined by `+`, in order.
+        """Returns the augmentation that `--augment` names, one or several objects joined by `+`.
 
         Args:
-            text: String, for example `RandomFlip+RandomRotation:factor=0.1`. If the last object is
-                `MixViews`, it mixes the views that the other objects make.
+            text: String, for example `RandomFlip+RandomRotation:factor=0.1`. The objects are
+                applied
+            in this order. `MixViews` must come last; it mixes the views of the other objects.
             image_shape: `(height, width, channels)` of the images that the model takes.
 
         Raises:
@@ -381,7 +384,7 @@ AUGMENTATIONS = _Augmentations(
 
 
 def view_scale(text: str | None) -> float:
-    """Returns how many times larger training images are than the images that a model takes."""
+    """Returns the factor by which training images must be larger than the model's input."""
     if not (text or "").startswith("ResizeCropFlip"):
         return 1.0
     return AUGMENTATIONS.make(_SEVERAL.split(text)[0], image_shape=(1, 1)).scale

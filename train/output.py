@@ -1,7 +1,7 @@
 """Prints the output of the programs: a table for people, and a line of JSON for programs.
 
-A record from another person may hold names with control characters of terminals. Such characters
-are printed as escapes.
+A record from another person may contain control characters of terminals, for example in a name.
+They are printed as escapes.
 """
 
 import json
@@ -17,15 +17,15 @@ from tfdpx.accounting.statement import rounded_up
 from tfdpx.report import words
 from tfdpx.train.errors import printable
 
-_UNBROKEN = 12  # Shorter words in a table are not broken.
+_UNBROKEN = 12  # In tables, words shorter than this are never broken into two lines.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_json(record):
     """Returns a dict as one line of strictly valid JSON.
 
-    JSON has no infinities and no NaN: infinite numbers become the strings `"inf"` and `"-inf"`,
-    NaN becomes `null`.
+    JSON has no infinite numbers and no NaN. Here infinite numbers become the strings `"inf"` and
+    `"-inf"`, and NaN becomes `null`.
 
     Args:
         record: Dict of strings, booleans, None, Python numbers or numpy scalars, and of lists and
@@ -39,7 +39,7 @@ def print_table(record, title):
 
     Args:
         record: Dict as for `to_json`.
-        title: Heading.
+        title: String, the heading of the table.
     """
     rows = table.Table(title=cell(title), show_header=False)
     rows.add_column(style="bold")
@@ -63,7 +63,7 @@ def print_rows(names, rows, title=None):
     Args:
         names: Strings, the names of the columns.
         rows: Lists of JSON values.
-        title: Heading, or None.
+        title: String, the heading of the table; or None.
     """
     shown = table.Table(title=title and cell(title))
     for number, name in enumerate(names):
@@ -76,7 +76,7 @@ def print_rows(names, rows, title=None):
 
 
 def print_paragraphs(paragraphs):
-    """Prints strings as paragraphs of lines of at most 88 characters."""
+    """Prints strings as paragraphs. A line has at most 88 characters."""
     for text in paragraphs:
         text = printable(" ".join(text.split()))
         print(textwrap.fill(text, 88, subsequent_indent="  ", break_long_words=False))
@@ -120,9 +120,9 @@ def cell(value):
 
 
 def of_spreadsheet(text):
-    """Returns a string for a CSV file. If a spreadsheet would run it, an apostrophe is put first.
+    """Returns a string for a CSV file, with an apostrophe in front if it could be a formula.
 
-    Numbers do not change, because a spreadsheet only shows them.
+    A spreadsheet would run such a text. Numbers stay unchanged, even if they begin with a sign.
 
     Args:
         text: String.

@@ -1,19 +1,22 @@
-r"""Plans a training in numbers, before anything is spent.
+r"""Plans a training: computes epsilon, noise, batch size or updates before any data are used.
 
     tfdpx plan --num_examples=4000 --batch_size=400
     tfdpx plan --num_examples=50000 --batch_size=4096 --epochs=10 --right_guesses=60
 
 Leave out one of --epsilon (or --right_guesses), --noise_multiplier, --batch_size and --steps (or
---epochs). The program computes it: epsilon, the least noise, the largest batch, or the most
-updates. If more are left out, it assumes the usual batch size and number of updates. If epsilon is
-still open, it prints a table. The table has a row for each limit of 55 to 80 right guesses of an
-attacker in 100, and a row for each epsilon from 0.5 to 20. A row has the noise multiplier, the
-number of updates, a learning rate to test first, and the epsilon of a person with 2 or 4 examples
-(or with --rows_per_user). No data are read, and no row promises an accuracy.
+--epochs). The program computes the missing one: epsilon, the least noise, the largest batch, or the
+largest number of updates. If you leave out more, it assumes the usual batch size and number of
+updates.
 
---sampling and --neighbours choose another sampling than Poisson sampling; combinations without an
-accountant are refused. After a single answer comes the statement of tensorflow-privacy, with the
-reason why it differs. The last line is one JSON object.
+If epsilon and the noise are both missing, the program prints a table with two groups of rows: for
+limits of 55 to 80 right guesses of an attacker in 100, and for epsilons from 0.5 to 20. A row has
+the noise multiplier, the number of updates, a learning rate to test first, and the epsilon of a
+person with 2 or 4 examples (or with --rows_per_user). No row promises an accuracy.
+
+--sampling and --neighbours replace Poisson sampling and the usual neighbouring data sets; the
+program refuses combinations that no accountant covers. If there is a single answer, the program
+also prints the statement of tensorflow-privacy, and why its epsilon differs. The last line is one
+JSON object.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
@@ -45,7 +48,8 @@ from tfdpx.train.output import (
     to_json,
 )
 
-# Skips the other parts of tensorflow_privacy: they fail to import on TensorFlow >= 2.16.
+# Imports only the statement of tensorflow_privacy. Other parts fail to import on TensorFlow >=
+# 2.16.
 sys.skip_tf_privacy_import = True
 try:
     from tensorflow_privacy.privacy.analysis import compute_dp_sgd_privacy_lib
@@ -98,21 +102,22 @@ def main(argv, values=flags.FLAGS):
 
 
 def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
-    """Prints the answer to a question, or a table of plans if the question leaves epsilon open.
+    """Prints the missing quantity of a plan, or a table of plans if the budget is open.
 
     Args:
-        received: Dict of `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
-            `delta`, `epsilon` and `right_guesses` (in 100); None means unknown.
+        received: Dict with `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
+        `delta`, `epsilon` and `right_guesses` (in 100). Unknown values are None.
         sampling: `tfdpx.accounting.groups.Sampling`.
         accountant: "pld" or "rdp"; None chooses the tightest one for the sampling.
-        weights: Int, the number of trained weights of the network, for learning rates; None uses
-            `defaults.WEIGHTS`.
-        rows_per_user: Int, the largest number of examples of one person, for their epsilon
-            together; None shows it for each of `GROUPS`.
+        weights: Int, the number of trained weights of the network, from which the learning rate
+            follows. None means `defaults.WEIGHTS`.
+        rows_per_user: Int, the largest number of examples of one person. The answer has the epsilon
+            of all these examples together. With None it has this epsilon for each of `GROUPS`.
 
     Returns:
-        Dict of JSON values: the answer, or `plans_by_right_guesses` and `plans`, with a dict for
-        each row of the table. A row's values are None if no plan stays within its epsilon.
+        Dict of JSON values: the answer; or, for a table, the lists `plans_by_right_guesses` and
+    `plans`, with a dict for each row. If no plan stays within the epsilon of a row, its values
+    are None.
 
     Raises:
         ValueError: If a value is out of range, if no value is left to compute, or if no plan stays
@@ -162,22 +167,24 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
 
 
 def answer(values, sampling, accountant, weights=None, people=GROUPS):
-    """Solves for the quantity that was left out, like `tfdpx.PrivacyPlan`.
+    """Computes the quantity that was left out, like `tfdpx.PrivacyPlan`.
 
     Args:
-        values: Dict like `received` of `plan`, without one of: the noise, the batch size, the
-            length (`steps` or `epochs`), and the limit (`epsilon` or `right_guesses`).
+        values: Dict like `received` of `plan`. Exactly one of these four is missing: the noise, the
+        batch size, the length (`steps` or `epochs`), and the limit (`epsilon` or
+        `right_guesses`).
         sampling: `tfdpx.accounting.groups.Sampling`.
         accountant: "pld" or "rdp".
         weights: As for `plan`.
-        people: Tuple of ints, numbers of examples of one person.
+        people: Tuple of ints, numbers of examples of one person for which to compute epsilon.
 
     Returns:
-        Dict of JSON values, with the name of the computed quantity as `solved`.
+        Dict of JSON values. `solved` is the name of the computed quantity.
 
     Raises:
-        ValueError: If a value is out of range, not exactly one quantity is unknown, no value stays
-            within `epsilon`, or the accountant cannot resolve so small a privacy loss.
+        ValueError: If a value is out of range, if none or several of the four are missing, if no
+        value stays within `epsilon`, or if the privacy loss is too small for the precision of
+        the accountant.
     """
     length = values.get("steps", values.get("epochs"))
     names, goal = ("noise_multiplier", "batch_size", "epsilon"), values.get("right_guesses")
@@ -197,7 +204,7 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
     count, size, epsilon = (values[name] for name in ("num_examples", "batch_size", "epsilon"))
     noise, rate, steps = run = calibration.run_of(values)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # They would be about Poisson samples.
+        warnings.simplefilter("ignore")  # The warnings of a plan are about Poisson sampling.
         same = PrivacyPlan(count, size, steps, noise, delta=delta, accountant=accountant)
     is_poisson = sampling.name == "poisson"
     together = {str(k): group_epsilon(same, k) for k in people if is_poisson and k <= count}
@@ -234,7 +241,7 @@ def _bounds(run, delta, sampling):
 
 
 def _print_answer(record, sampling):
-    """Prints an answer, epsilons by other accountants and bounds on attacks; returns them all."""
+    """Prints an answer, epsilons by other accountants, and attack bounds; returns all as a dict."""
     run = tuple(record[name] for name in ("noise_multiplier", "sampling_probability", "steps"))
     for accountant in ("pld", "rdp", "gdp"):
         record[f"epsilon_{accountant}"] = _epsilon(sampling, run, record["delta"], accountant)
@@ -253,20 +260,20 @@ def _epsilon(sampling, run, delta, accountant):
         if accountant == "gdp" and sampling.name != "without_replacement":
             return accountants.epsilon(*sampling.run(*run), delta, accountant)
         return sampling.epsilon(*run, delta, accountant)
-    except ValueError:  # The accountant lacks the sampling, or cannot resolve so small a loss.
+    except ValueError:  # The accountant lacks this sampling, or its precision is too low.
         return None
 
 
 def tf_privacy(record):
-    """Returns the epsilons that tensorflow-privacy states for the numbers of a plan.
+    """Returns the epsilons that tensorflow-privacy computes for a plan, and its statement.
 
     Args:
         record: Dict returned by `answer`.
 
     Returns:
         A pair: a dict with the two epsilons of tensorflow-privacy, and a string with its statement
-        and the reason why its epsilons differ from ours. Without a statement, the epsilons are None
-        and the string says why.
+    and the reason why its epsilons differ from ours. If it has no statement for this plan, the
+    epsilons are None and the string tells why.
     """
     names = [f"epsilon_tensorflow_privacy_{name}" for name in ("once_per_epoch", "poisson")]
     if not record["noise_multiplier"]:
@@ -281,7 +288,8 @@ def tf_privacy(record):
     statement = compute_dp_sgd_privacy_lib.compute_dp_sgd_privacy_statement(
         number_of_examples=record["num_examples"],
         batch_size=record["batch_size"],
-        # tensorflow-privacy rounds up to whole steps, and a whole number could become one more.
+        # tensorflow-privacy rounds the number of steps up. Because of rounding errors, an exact
+        # number of steps could become one more.
         num_epochs=(record["steps"] - 1e-6) * record["sampling_probability"],
         noise_multiplier=record["noise_multiplier"],
         delta=record["delta"],
@@ -321,7 +329,7 @@ def _table(values, sampling, accountant, weights, people):
 
 
 def _print_table(record, people, is_delta_chosen):
-    """Prints the table and the meaning of its columns; returns the record."""
+    """Prints the table of plans and the meaning of its columns. Returns `record`."""
     count, size, delta = (record[name] for name in ("num_examples", "batch_size", "delta"))
     columns = ["right guesses", "epsilon", "noise", "steps", "rate"]
     columns += [f"epsilon of {k}" for k in people] + ["outlook"] * bool(record["weights"])

@@ -3,15 +3,15 @@
     python -m tfdpx.train.predict --model=RUN --images=PATH
     python -m tfdpx.train.predict --model=RUN --rows=NEW.csv
 
-RUN is the working folder of `tfdpx.train.classify`, or a .keras file that `classify` wrote. PATH is
-an image, or a folder, which is searched with its subfolders. The first command prints a table, and
-writes a CSV file with the columns file, class and probability. With --all_classes the file also has
-the probability of each class. The second command is for models of tables. It writes a line for each
-row of a CSV or Parquet file.
+RUN is the working folder of a run of `tfdpx.train.classify`, or a .keras file that `classify`
+wrote. PATH is an image, or a folder; subfolders are searched, too. The first command prints a
+table, and writes a CSV file with the columns file, class and probability. With --all_classes the
+file also has the probability of each class. The second command is for models of tables. It writes a
+line for each row of a CSV or Parquet file.
 
-A spreadsheet runs text that begins with =, +, -, @, a tab or a carriage return as a formula. So an
-apostrophe is put before such a text, unless it is a number. Predictions for private images and rows
-are private, too.
+If a text begins with =, +, -, @, a tab or a carriage return, a spreadsheet runs it as a formula. So
+the CSV file has an apostrophe before such a text, unless the text is a number. Predictions for
+private images and rows are private, too.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.
@@ -37,7 +37,7 @@ from tfdpx.train.errors import UserError, in_one_line, start_program
 from tfdpx.train.output import of_spreadsheet, print_rows, to_json
 
 _BATCH_SIZE = 256
-_MOST_ROWS = 50  # Rows of the table that is printed.
+_MOST_ROWS = 50  # The largest number of rows to print.
 
 
 def define_flags(values):
@@ -54,7 +54,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Predicts as the flags ask. A `UserError` is printed as one line."""
+    """Makes the predictions that the flags describe. A `UserError` is printed as one line."""
     with in_one_line("tfdpx.train.predict", argv):
         record = run(values)
     print(to_json(record), flush=True)
@@ -129,7 +129,7 @@ def logits(model, takes, files):
 
 
 def classified(outputs, class_names, threshold, all_classes=False):
-    """Returns predicted classes and their probabilities as rows of a table.
+    """Returns a table of predicted classes and their probabilities.
 
     Args:
         outputs: Logits `[n, classes]`.
@@ -138,9 +138,8 @@ def classified(outputs, class_names, threshold, all_classes=False):
         all_classes: Bool, whether to add the probability of every class.
 
     Returns:
-        Two lists. The first has the names of the columns after the column of files. The second has
-        a row of strings for each output: the predicted class, its probability and, with
-        `all_classes`, the probabilities of all classes.
+        Two lists: the names of the columns, and a list of strings for each row. A row has the
+    predicted class, its probability and, with `all_classes`, the probabilities of all classes.
     """
     classes, rows = measure.predicted_classes(outputs, threshold), []
     for index, shares in zip(classes, measure.probabilities(outputs), strict=True):
@@ -150,7 +149,7 @@ def classified(outputs, class_names, threshold, all_classes=False):
 
 
 def print_table(rows, csv_path):
-    """Prints file, class and probability of the first images, and the path of the full table."""
+    """Prints the first rows (file, class, probability), and the path of the full table."""
     shown = [[file, name, f"{float(share):.3f}"] for file, name, share, *_ in rows[:_MOST_ROWS]]
     print_rows(("file", "class", "probability"), shown)
     more = f"{len(rows) - _MOST_ROWS:,} more are" if len(rows) > _MOST_ROWS else "The same table is"
@@ -163,7 +162,7 @@ def write(path, columns, rows):
     Args:
         path: `pathlib.Path`.
         columns: List of strings, the names of the columns.
-        rows: Lists of strings.
+        rows: List of rows, each a list of strings.
 
     Raises:
         UserError: If the file cannot be written.
@@ -171,14 +170,14 @@ def write(path, columns, rows):
     content = io.StringIO(newline="")
     csv.writer(content).writerows([map(of_spreadsheet, row) for row in (columns, *rows)])
     try:
-        # Names of files are written unchanged, even if they are not UTF-8.
+        # File names are written unchanged, even if they are not valid UTF-8.
         _files.write(path, content.getvalue().encode(errors="surrogateescape"), mode=0o644)
     except OSError as error:
         raise UserError(f"Cannot write --csv={path}: {error}.") from error
 
 
 def _readable(path, skip_broken):
-    """Returns the images under a path, and the number of broken ones that were left out."""
+    """Returns the readable images under a path, and the number of broken images left out."""
     if not path.exists():
         raise UserError(f"There is nothing at --images={path}.")
     files, folder = (find(path)[0], path) if path.is_dir() else ([path], path.parent)

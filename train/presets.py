@@ -10,15 +10,16 @@ import math
 
 from tfdpx.train.errors import UserError, did_you_mean
 
-# The key of values that depend on epsilon: a dict from lower limits to values for larger epsilons.
+# A preset may have values that depend on epsilon. Under this key is a dict from a lower limit of
+# epsilon to the values for epsilons from this limit on.
 BY_EPSILON = "by_epsilon"
-# The budget of such a preset if the user sets none.
+# The epsilon of such a preset if the user does not set one.
 EPSILON = 8.0
 
 
 # fmt: off
 def _table(names, rows):
-    """Returns a dict from each key of `rows` to a dict of the settings `names`, in their order."""
+    """Returns a dict from each key of `rows` to a dict: `names` with the values of the row."""
     return {key: dict(zip(names.split(), row, strict=True)) for key, row in rows.items()}
 
 
@@ -30,33 +31,35 @@ def _additions(**rows):
     return columns
 
 
-# tfdpx.train.defaults chooses open values.
+# Settings that are None are chosen by `tfdpx.train.defaults`.
 _CHOSEN = dict(model="auto", epsilon=3.0, delta=1e-5, learning_rate=None, l2_norm_clip=None,
     ema_momentum=None, report_every=20)
 _DIGITS_CNN = dict(model="small_cnn", delta=1e-5, l2_norm_clip=0.1, ema_momentum=0.9999,
     report_every=10)
-# Arguments of a model without the additions of De et al., and with the first of them.
+# Arguments of a model without group normalization and weight standardization (the additions of De
+# et al.), and with group normalization only.
 _BARE, _NORMED = "groups=none,weight_standardization=false", "weight_standardization=false"
 _CROPS, _RESIZED = "RandomCropFlip:padding=4,flip=true", "ResizeCropFlip:scale=1.2,flip=true"
-# Appendix C of De et al.: WRNs from random weights.
+# Appendix C of De et al.: wide ResNets that are trained from random weights.
 _CIFAR10 = dict(dataset="cifar10", model="wrn_16_4", delta=1e-5, batch_size=4096, l2_norm_clip=1.0,
     augmult=16, augment=_CROPS, ema_momentum=0.9999, microbatch_size=64, report_every=50)
 _FROM_IMAGENET32 = dict(_CIFAR10, model="wrn_28_10", pretrained_on="imagenet32", trainable="all",
     batch_size=16384, learning_rate=1.0, microbatch_size=16)
 _LAST = dict(trainable="last", learning_rate=4.0)
-# 10,000 training images are held out (Table 11); accuracy is on the official validation images.
+# 10,000 training images are held out (Table 11). Accuracy is measured on the official validation
+# images.
 _IMAGENET = dict(dataset="imagenet2012", validation=10_000, eval_split="test", delta=8e-7,
     batch_size=16384, l2_norm_clip=1.0, ema_momentum=0.99999, report_every=500)
 _FROM_JFT = dict(_IMAGENET, center_crop=320, model="nf_resnet_200", pretrained_on="jft",
     trainable="last", learning_rate=0.4, microbatch_size=64)
 _PRIVATE_PLACES = dict(batch_size=4096, l2_norm_clip=1.0, learning_rate=0.1)
 _PUBLIC_PLACES = dict(private=False, batch_size=1024)
-# Sander et al. 2023 (arXiv:2210.03403): the network of their published code, except for biases and
-# the norms of projections.
+# Sander et al. 2023 (arXiv:2210.03403). The network is from their published code, except for biases
+# and the normalization of projections.
 _TAN = dict(_CIFAR10, model="wrn_16_4:norm_before_relu=false,weight_standardization=false")
-# Yu et al. 2022, appendix B: noise, batch size and epochs, and two refreshes in an epoch. The clip
-# there is the median norm at the start, which no epsilon covers, so clip and learning rates are
-# ours.
+# Noise, batch size, epochs and two refreshes per epoch are from Yu et al. 2022, appendix B. Clip
+# and learning rates are ours: the paper's clip is the median norm at the start, which no epsilon
+# covers.
 _INDIVIDUAL = dict(individual=True, individual_refreshes=2, delta=1e-5, l2_norm_clip=1.0,
     ema_momentum=0.0, learning_rate=1.0, report_every=50)
 _UTKFACE = dict(_INDIVIDUAL, dataset="folder:PATH", image_size=224, pretrained_on="imagenet",
@@ -71,8 +74,8 @@ COMMON = {
     "digits_table2": dict(dataset="digits", model="small_cnn", epsilon=8.0, delta=1e-5,
         l2_norm_clip=0.1, report_every=20),
     "digits_table5": dict(_DIGITS_CNN, dataset="digits:5-9", batch_size=512, report_every=20),
-    # The paper does not print the learning rates, noise and updates of its Table 2. These are ours,
-    # after its Table 12, Figure 6 and Figure 7. The paper's accountant computes the noise.
+    # The paper does not print the learning rates, noise and updates for its Table 2. We chose them
+    # from its Table 12, Figure 6 and Figure 7. The noise is computed by the paper's accountant.
     "table2": dict(dataset="cifar10", validation=0.1, eval_split="validation", model="wrn_40_4",
         epsilon=8.0, delta=1e-5, accountant="rdp", l2_norm_clip=1.0, microbatch_size=64),
     "table9": dict(_FROM_IMAGENET32, model="wrn_40_4", microbatch_size=32),
@@ -84,27 +87,27 @@ COMMON = {
     "table16": dict(_FROM_IMAGENET32, **_LAST),
     "table17": dict(_FROM_IMAGENET32, dataset="cifar100"),
     "table18": dict(_FROM_IMAGENET32, **_LAST, dataset="cifar100"),
-    # This table has the epsilons of the paper only with 45,000 training images.
+    # Only with 45,000 training images does this table have the epsilons that the paper states.
     "table19": dict(_CIFAR10, validation=0.1, eval_split="test", model="wrn_40_4",
         pretrained_on="cifar100", trainable="all", microbatch_size=32),
     "table20": _FROM_JFT,
     "table21": dict(dataset="places365_small", center_crop=256, model="nf_resnet_50",
         pretrained_on="jft", delta=5e-7, label_smoothing=0.1, ema_momentum=0.99999,
         microbatch_size=32, report_every=500),
-    # The paper's accountant gives the 136 epochs of the paper; PLD would allow 166.
+    # With its own accountant the paper computed 136 epochs. PLD would allow 166.
     "figure4": dict(_FROM_JFT, batch_size=1024, noise_multiplier=0.6, epsilon=8.0,
         accountant="rdp"),
     "tan": _TAN,
     "randp": dict(_TAN, pretrained_on="synthetic", trainable="all"),
     "dp_mix": dict(_TAN, augmult=34, microbatch_size=32,
         augment=f"{_CROPS}+MixViews:mixed_views=18,alpha=0.2"),
-    # Tramer and Boneh 2021 (arXiv:2011.11660): their commands, with learning rates for gradients
-    # that are not divided by the clip.
+    # Tramer and Boneh 2021 (arXiv:2011.11660), from the commands in their code. The learning rates
+    # are for gradients that are not divided by the clip.
     "scatternet": dict(epsilon=3.0, delta=1e-5, l2_norm_clip=0.1, optimizer="dpsgd:momentum=0.9",
         ema_momentum=0.0, microbatch_size=512, report_every=40),
     "individual": _INDIVIDUAL,
-    # Public pre-training, appendix C.3 of De et al. Keras applies weight decay separately from the
-    # momentum, so the values are the paper's times 1 / (1 - 0.9).
+    # Public pre-training, appendix C.3 of De et al. Keras applies weight decay without momentum,
+    # so the weight decay is the paper's times 1 / (1 - 0.9).
     "pretrain": dict(private=False, sampling="shuffle", noise_multiplier=0.0,
         l2_norm_clip=math.inf, delta=1e-5, ema_momentum=0.0, report_every=1000),
 }
@@ -115,7 +118,7 @@ _IMAGENET32_COLUMNS = _table("noise_multiplier steps", {
 _OF_STEPS_AND_RATE = "steps learning_rate"
 
 COLUMNS = {
-    # Chosen on a quarter of the training images held out, one seed.
+    # Chosen on a held-out quarter of the training images, with one seed.
     "digits_synthetic": {None: {BY_EPSILON: _table("trainable steps learning_rate", {
         5.0: ("all", 60, 2.0), 1.5: ("all", 30, 4.0), 0.0: ("last", 15, 4.0)})}},
     "digits_table2": _additions(
@@ -127,7 +130,7 @@ COLUMNS = {
         augmult=dict(augmult=4, augment="RandomCropFlip:padding=1,flip=false", learning_rate=1.0),
         ema=dict(ema_momentum=0.9999),
     ),
-    # Updates and learning rate by epsilon, tuned on a quarter of the 716 images, three seeds.
+    # Numbers of updates and learning rates, tuned on a quarter of the 716 images with three seeds.
     "digits_table5": {
         "all": {"pretrained_on": "digits:0-4", BY_EPSILON: _table(_OF_STEPS_AND_RATE, {
             5.0: (20, 4.0), 3.0: (20, 2.0), 1.5: (20, 4.0), 0.0: (20, 2.0)})},
@@ -149,7 +152,7 @@ COLUMNS = {
     "table12": _table("learning_rate noise_multiplier steps", {
         "eps1": (2.0, 10.0, 875), "eps2": (2.0, 6.0, 1125), "eps3": (2.0, 5.0, 1593),
         "eps4": (2.0, 4.0, 1687), "eps6": (4.0, 3.0, 1843),
-        # This epsilon is 8 only with 45,000 training images.
+        # Only with 45,000 training images is this epsilon 8.
     }) | {"eps8": dict(learning_rate=4.0, noise_multiplier=3.0, steps=2468, validation=0.1,
         eval_split="test")},
     "table13": _table("learning_rate noise_multiplier steps", {
@@ -183,11 +186,11 @@ COLUMNS = {
         for trainable in ("last", "all")
     },
     "tan": {"eps8": dict(learning_rate=4.0, noise_multiplier=3.0, steps=2500)},
-    # Tang et al. 2023 (arXiv:2306.06076), their published code; the first 8 epochs train only the
-    # last layer.
+    # Tang et al. 2023 (arXiv:2306.06076), from their published code. The first 8 epochs train only
+    # the last layer.
     "randp": {"eps1": dict(learning_rate=0.4, noise_multiplier=9.3, steps=875, head_steps=96,
         head_learning_rate=15.0)},
-    # Bao et al. 2023 (arXiv:2311.01295), DP-Mix_Self; all values are ours.
+    # DP-Mix_Self, by Bao et al. 2023 (arXiv:2311.01295). We chose all values.
     "dp_mix": {"eps8": dict(epsilon=8.0, learning_rate=4.0, steps=2500)},
     "scatternet": _table("dataset model batch_size steps learning_rate", {
         "mnist": ("mnist", "scatter_linear", 4096, 560, 0.8),
@@ -207,11 +210,12 @@ COLUMNS = {
         "cifar100": dict(dataset="cifar100", model="wrn_40_4", batch_size=128, steps=100_000,
             learning_rate=0.1, optimizer="dpsgd:momentum=0.9,weight_decay=0.005",
             schedule="step:decay_steps=50000..75000", augmult=1, augment=_CROPS),
-        # The paper holds 10,000 images out (Table 11).
+        # As in the paper, 10,000 images are held out (Table 11).
         "imagenet32": dict(dataset="imagenet32", validation=10_000, model="wrn_28_10",
             batch_size=1024, steps=240_000, learning_rate=0.3,
             optimizer="dpsgd:momentum=0.9,weight_decay=0.0005", augmult=1, augment=_CROPS),
-        # JFT-300M is not public: 10 epochs of as many images of another --dataset.
+        # JFT-300M is not public. The number of updates is for 10 epochs of another data set of this
+        # size.
         "jft": dict(dataset="folder:PATH", image_size=224, model="nf_resnet_50:skip_init=0",
             batch_size=1024, steps=2_929_688, learning_rate=0.4, augmult=1, augment=_RESIZED,
             optimizer="dpsgd:momentum=0.9,weight_decay=0.00001",
@@ -220,7 +224,7 @@ COLUMNS = {
 }
 # fmt: on
 
-# The only presets of runs on tables and heads.
+# The only presets for tables, and for heads.
 OF_KIND = {
     "tables": dict(epsilon=3.0, delta=1e-5, accountant="pld", test_fraction=0.2),
     "heads": dict(delta=1e-5),

@@ -1,7 +1,7 @@
 """Creates the folder of a run, and resumes a run after Ctrl-C.
 
 An unfinished run leaves a folder `<workdir>/checkpoint`, with its settings and the identity of the
-data. With it, `--workdir=PATH --resume` continues the run without other flags.
+data. From this folder, `--workdir=PATH --resume` continues the run without other flags.
 """
 
 import contextlib
@@ -23,20 +23,21 @@ from tfdpx.train.command import typed
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.settings import RESUME, WORKDIR, Settings
 
-# Settings that may change on a resume: they affect neither weights nor guarantee.
+# Settings that may change on a resume, because they affect neither weights nor guarantee.
 FREE = ("report_every", "seed", "public_test", "threshold")
-# Flags that are not settings. If the user does not set them, a resumed run keeps its values.
+# Flags that are not fields of `Settings`. If the user does not set them, a resumed run uses the
+# values from its start.
 _FLAGS = ("data_dir", "strategy", "tpu", "cpu_devices")
 
 
 @contextlib.contextmanager
 def working_folder(path, is_chief):
-    """Creates the folder of a run. In the context, Ctrl-C ends the program and tells how to resume.
+    """Context manager that creates the folder of a run. In its block, Ctrl-C ends the program.
 
-    If the block fails, new folders that are empty are removed.
+    The message tells how to resume the run. If the block fails, new empty folders are removed.
 
     Args:
-        path: String.
+        path: String, the path of the folder.
         is_chief: Bool, whether this process writes the files.
 
     Yields:
@@ -60,9 +61,9 @@ def working_folder(path, is_chief):
 
 @contextlib.contextmanager
 def locked_folder(workdir):
-    """Creates a folder that only this process and its children write to.
+    """Context manager that creates a folder and locks it for this process and its children.
 
-    If the block fails, new folders that are empty are removed.
+    If the block fails, new empty folders are removed.
 
     Args:
         workdir: `pathlib.Path`.
@@ -73,7 +74,7 @@ def locked_folder(workdir):
     Raises:
         UserError: If the folder cannot be written, or another process has locked it.
     """
-    # With its parents, for example `runs` for a first run.
+    # Missing parents are created, too, for example `runs` for a first run.
     missing = [folder for folder in (workdir, *workdir.parents) if not folder.exists()]
     try:
         try:
@@ -103,13 +104,13 @@ def _end(workdir, error):
         text = "interrupted before the first update; start it again with the same command."
     print("\n" * sys.stdout.isatty(), end="", flush=True)
     print(f"tfdpx.train.classify: {text}", file=sys.stderr, flush=True)
-    sys.exit(128 + signal.SIGINT)  # The status in shells after Ctrl-C.
+    sys.exit(128 + signal.SIGINT)  # The usual exit status after Ctrl-C.
 
 
 class SavingInterruption(keras.callbacks.Callback):
     """Delays Ctrl-C until the current update is done and saved; a second Ctrl-C ends at once.
 
-    Before the first update, Ctrl-C ends the program at once, as there is nothing to save.
+    Before the first update there is nothing to save, so Ctrl-C ends the program at once.
 
     Args:
         save: Function without arguments that saves the run. It is called between two updates.
@@ -132,13 +133,13 @@ class SavingInterruption(keras.callbacks.Callback):
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Installs the handler of Ctrl-C, unless the process ignores it, as background jobs do."""
+        """Installs the handler of Ctrl-C, unless the process ignores it, like a background job."""
         del batch, logs
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not self._asked:
             signal.signal(signal.SIGINT, self._ask)
 
     def on_train_end(self, logs=None):
-        """Ends the program if Ctrl-C came in the last update; else restores the old handler."""
+        """Ends the program if Ctrl-C came in the last update, or else restores the old handler."""
         del logs
         if self._asked:
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
@@ -149,11 +150,11 @@ class SavingInterruption(keras.callbacks.Callback):
 def resumed(preset, flag_values):
     """Returns the settings of the unfinished run that --resume continues, or None.
 
-    Flags that are not set, for example --data_dir, get the values of that run.
+    Other flags, for example --data_dir, get the values of that run unless the user sets them.
 
     Args:
         preset: String, the value of --preset, or None.
-        flag_values: Dict of the settings in flags; None means not set.
+        flag_values: Dict from the fields of `Settings` to the values of flags; None if not set.
 
     Returns:
         `Settings`, or None.
@@ -195,7 +196,7 @@ def resumed(preset, flag_values):
 
 
 def begun(workdir):
-    """Returns the dict that an unfinished run wrote at its start; None if there is no such run.
+    """Returns the dict that an unfinished run wrote at its start, or None without such a run.
 
     Args:
         workdir: Folder of the run.
@@ -228,24 +229,26 @@ def facts(data, identity, paths):
 class RunFolder:
     """The folder `<workdir>/checkpoint` of an unfinished run.
 
-    With individual accounting the folder has gradient norms of examples. So only its owner can read
-    it, and `remove` deletes it when the run ends. The folder contains no seed of noise or sampling.
+    With individual accounting the folder holds gradient norms of examples, which are private. So
+    only its owner can read the folder, and `remove` deletes it when the run ends. The folder does
+    not contain the seed of noise or sampling.
 
     Args:
         workdir: Folder of the run.
         preset: String, the name of the preset.
         settings: The `Settings` that the user asked for.
-        facts: Dict of other JSON values that determine the run. A resume with other facts is
-            refused, because its epsilon would be wrong.
-        entropy: Int from which seeds are drawn if `settings` has no seed. It must be the same on
-            every host. None uses random numbers of the operating system.
+        facts: Dict of other JSON values that determine the run. The run cannot be resumed with
+        other facts, because epsilon would be wrong.
+    entropy: Int from which seeds are derived if `settings` has no seed. It must be the same on
+        every host. With None, the operating system supplies random numbers.
 
     Attributes:
         path: `pathlib.Path`.
-        seed: Int, the seed of the initial weights. A resumed run has the same seed.
+        seed: Int, the seed of the initial weights. A resume does not change it.
 
     Raises:
-        UserError: If the folder has an unfinished run without --resume, or a run on other data.
+        UserError: If the folder holds an unfinished run and --resume is not set, or holds a run on
+        other data.
     """
 
     def __init__(self, workdir, preset, settings, facts, entropy=None):
@@ -267,13 +270,13 @@ class RunFolder:
                 resumable.check_same(run["facts"], facts, holder, remedy)
             self.seed, preset = run["seed"], run["base"]
         saved = dataclasses.asdict(settings)
-        del saved["seed"]  # With it, the noise could be removed.
+        del saved["seed"]  # Anyone with the seed could remove the noise.
         flag_values = {name: flags.FLAGS[name].value for name in _FLAGS}
         self._facts = facts
         self._run = dict(base=preset, settings=saved, flags=flag_values, seed=self.seed)
 
     def begin(self):
-        """Writes the settings of the run to the folder, as the first file."""
+        """Creates the folder and writes the settings of the run into it."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         resumable.save(self._file, self._facts, run=self._run)
 

@@ -27,9 +27,9 @@ from tfdpx.train.start_from import Start, check_threshold, inputs_of, ledger_on,
 from tfdpx.training.budget import ledger_at_rates, steps_taken
 
 _RATES = ("learning_rate", "l2_norm_clip")
-# Settings among the results of a run on images.
+# Settings that are shown with the results of a run on images.
 _SHOWN = (*_RATES, "ema_momentum", "features", "init_from", "trainable", "head_steps")
-# Settings that are arguments of the estimators.
+# Settings that are passed to the estimators of `tfdpx.sklearn`.
 _OF_ESTIMATOR = ("delta", "accountant", "model", "batch_size", "steps", "learning_rate", "seed")
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
@@ -44,7 +44,7 @@ def run(settings, preset, workdir, strategy):
         settings: `settings.Settings`.
         preset: String, the name of the preset that the settings are from.
         workdir: `pathlib.Path`.
-        strategy: The `tf.distribute.Strategy`; only the chief writes.
+        strategy: The `tf.distribute.Strategy`. Only the chief writes files.
 
     Returns:
         The report, a dict; None on a host that is not the chief.
@@ -65,8 +65,8 @@ def run(settings, preset, workdir, strategy):
 def _run_on_images(asked, preset, workdir, strategy):
     is_chief = devices.is_chief(strategy)
 
-    # Load: the weights to start from and their earlier trainings; then the images, as bytes in
-    # memory or on disk. The model normalises them.
+    # Load: first the initial weights and their earlier trainings, then the images, as bytes in
+    # memory or on disk. The model scales the bytes.
     with strategy.scope():
         start = Start(asked)
     settings = start.settings
@@ -74,13 +74,13 @@ def _run_on_images(asked, preset, workdir, strategy):
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape)
         check_threshold(settings.threshold, data.class_names)
-        # Before the training, which would be lost if the data could not be identified.
+        # Identify the data now: if this fails after the training, the training is lost.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
     for note in (*data.notes, *start.notes):
         say(note)
 
-    # Plan: choices for open settings, and the updates that the budget allows.
+    # Plan: choose open settings, and compute the updates that the budget allows.
     shape, classes = tuple(data.image_shape), data.num_classes
     settings, chosen = defaults.complete(
         settings,
@@ -125,7 +125,7 @@ def _run_on_images(asked, preset, workdir, strategy):
         folder.begin()
         say(f"{_description(settings, plan)}; {first_step} steps are done.")
 
-    # Fit: a Keras epoch is `report_every` updates; the curve is of the averaged weights.
+    # Fit: a Keras epoch has `report_every` updates. The curve shows the averaged weights.
     curve = fitting.Curve(workdir / "curve.jsonl", plan, first_step, before)
     board = tfdpx.callbacks.TensorBoard(str(workdir / "tensorboard"), plan=plan, before=before)
     writers = [curve, board] if is_chief else []
@@ -135,13 +135,13 @@ def _run_on_images(asked, preset, workdir, strategy):
     if not is_chief:
         return None
 
-    # Measure: the model has the averaged weights after `fit`.
+    # Measure: after `fit`, the model has the averaged weights.
     optimizer = model.optimizer
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     is_public = data.is_public(settings.public_test)
     measured = measure.measure(model, examples, is_public, settings.threshold)
 
-    # Report: the record of the privacy loss and the results, and all files that follow from it.
+    # Report: write the record of the privacy loss and the results, and the files made from it.
     ledger = before + ledger_at_rates(optimizer, plan)
     epsilons, released, of_statistics = None, {}, Ledger()
     if settings.individual:
@@ -183,7 +183,7 @@ def _run_on_images(asked, preset, workdir, strategy):
 
 
 def describe(settings):
-    """Returns the size and epsilon of a run on images, a dict. Reads no data and trains nothing.
+    """Returns a dict of the size and the epsilon of a run on images. Reads no data.
 
     Args:
         settings: A `settings.Settings`.
@@ -319,7 +319,7 @@ def _warm_start(folder, model):
     path = folder.path / "warm_start.weights.h5"
     if path.exists():
         model.load_weights(path)
-        account.mark_known(model.weights)  # The private data had no part in these weights.
+        account.mark_known(model.weights)  # These weights do not depend on private data.
         return
     with checking_flags():
         tfdpx.synthetic.warm_start(model)
@@ -330,7 +330,7 @@ def _warm_start(folder, model):
 
 
 def _counting(plan, ledger):
-    """Returns a plan that also counts `ledger`, the privacy loss of the weights to start from."""
+    """Returns a plan that also counts `ledger`, the privacy loss of the initial weights."""
     if not ledger.entries or not plan.noise_multiplier:
         return plan
     names = ("sampling", "accountant", "unit", "delta", "noise_multiplier")

@@ -1,7 +1,7 @@
 """The settings of a run of `classify`, and the conflicts between them.
 
-Each field of `Settings` is a flag of the same name, and a setting in the record. A flag that the
-user does not set is None, and the preset's value is used.
+Each field of `Settings` has a flag with the same name, and is stored in the record. If the user
+does not set a flag, its value is None, and the preset's value is used.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, MODELS
 
-# The kinds of runs: updates on images, a table, and a head on features of images.
+# The kinds of runs: on images, on a table, and of a head on features of images.
 IMAGES, TABLES, HEADS = "images", "tables", "heads"
-# Three of these determine the fourth, which tfdpx.PrivacyPlan computes. If flags and preset give
-# all four, the first one that is not a flag is dropped.
+# Three of these settings determine the fourth, which `tfdpx.PrivacyPlan` computes. If flags and
+# preset together set all four, the first of them that was not set by a flag is dropped.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 
 
 class Check(NamedTuple):
-    """A condition on the value of a setting, and the words that state it after "must"."""
+    """A condition on the value of a setting, and its wording in errors, after "must"."""
 
     holds: Callable[[Any], bool]
     text: str
@@ -49,17 +49,17 @@ SHARE = Check(lambda v: 0 < v < 1, "lie strictly between 0 and 1")
 def setting(
     flag_help, check=None, *, default=None, choices=None, objects=None, of=(IMAGES,), needs=None
 ):
-    """Returns a field of `Settings`, from which a flag is made below.
+    """Returns a field of `Settings`. The code below makes a flag from each field.
 
     Args:
-        flag_help: The text of the flag.
+        flag_help: The help text of the flag.
         check: `Check` for all values except None.
-        default: The value unless a flag or preset sets another.
+        default: The value if neither a flag nor the preset sets one.
         choices: Tuple of strings, all valid values.
-        objects: `objects.Objects` that the setting can name.
-        of: The kinds of runs that have the setting.
-        needs: Name of another setting. Without it, a value of this setting would have no effect and
-            is refused.
+        objects: `objects.Objects`, the objects that the setting can name.
+        of: Tuple of the kinds of runs that have the setting.
+        needs: Name of another setting. If that setting is not set, this one would have no effect,
+            so a value for it is an error.
     """
     if choices:
         check = Check(lambda v: v in choices, f"be {' or '.join(choices)}")
@@ -70,13 +70,13 @@ def setting(
 _ALL, _PHOTOS = (IMAGES, TABLES, HEADS), (IMAGES, HEADS)
 
 
-# The tables of flags and of conflicts are not formatted, which keeps them readable.
+# The formatter is off, so the tables of flags and of conflicts stay readable.
 # fmt: off
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a run of `classify`.
 
-    If `private` is False, the step neither clips nor adds noise. Then `noise_multiplier` is 0,
+    If `private` is False, updates neither clip nor add noise. Then `noise_multiplier` is 0,
     `epsilon` is None and `l2_norm_clip` is infinite.
 
     Raises:
@@ -224,7 +224,7 @@ class Settings:
         f"--init_from (default: scattering features). One of: {', '.join(objects.HEADS.names)}, "
         "with arguments as in adamix:shots=2,quantile=0.9.", objects=objects.HEADS, of=(HEADS,))
 
-    # A condition that is an error, the flags that the error shows, and its sentence.
+    # Each entry has three parts: a condition that is an error, the flags to show, and the sentence.
     conflicts: typing.ClassVar[tuple] = (
         (lambda s: (s.center_crop or 0) > (s.image_size or s.center_crop or 0),
             "center_crop image_size", "Flag --center_crop must be at most --image_size."),
@@ -289,7 +289,7 @@ class Settings:
                     f"Flag --{field.name} has no effect without --{needed}: give both, or none. "
                     f"Received: --{field.name}={value}."
                 )
-        # Conditions assume that all values are in range.
+        # The conditions assume that all values are in range.
         for holds, names, sentence in () if problems else self.conflicts:
             if holds(self):
                 values = [f"--{name}={getattr(self, name)}" for name in names.split()]
@@ -312,7 +312,7 @@ class Settings:
 
     @property
     def is_regression(self):
-        """Whether the model predicts a number."""
+        """Bool, whether the model predicts a number."""
         return self.target_lower is not None
 
     @property
@@ -324,20 +324,20 @@ class Settings:
 
     @property
     def goal(self):
-        """The limit on the privacy loss, a dict with one argument for `tfdpx.PrivacyPlan`."""
+        """Dict with the argument of `tfdpx.PrivacyPlan` that limits the privacy loss."""
         if self.right_guesses is None:
             return {"epsilon": self.epsilon}
         return {"right_guesses": self.right_guesses / 100}
 
     @property
     def open(self):
-        """Whether any setting is left for `tfdpx.train.defaults` to choose."""
+        """Bool, whether any setting is left for `tfdpx.train.defaults` to choose."""
         chosen = (self.learning_rate, self.l2_norm_clip, self.ema_momentum)
         return self.model == AUTO or None in chosen
 
     @property
     def ranges(self):
-        """`bounds` as a dict from a column, or "*", to a pair of floats."""
+        """The values of `bounds` as a dict: from a column, or "*", to a pair of floats."""
         ranges = {}
         for text in self.bounds or ():
             try:
@@ -354,7 +354,7 @@ class Settings:
 
     @property
     def has_people(self):
-        """Whether updates draw people, found by --user, instead of images or rows."""
+        """Bool, whether updates draw people (see --user) instead of images or rows."""
         return self.user not in (None, NONE)
 
     def privacy_plan(self, num_examples):
@@ -379,7 +379,7 @@ class Settings:
 
 # fmt: on
 def kind_of(dataset, head):
-    """Returns the kind of a run.
+    """Returns the kind of a run: `IMAGES`, `TABLES` or `HEADS`.
 
     Args:
         dataset: String, the value of `--dataset`, or None.
@@ -393,16 +393,15 @@ def kind_of(dataset, head):
 def resolve(preset, overrides):
     """Returns the `Settings` of a preset with some values replaced.
 
-    Exactly one of noise_multiplier, epsilon, steps and batch_size is left open, and follows from
-    the others. If `overrides` and the preset together have all four, one of the preset's values is
-    dropped: the first of these names that is not in `overrides`. For example, if the user sets
-    `epsilon`, the noise of the preset is dropped; if the user sets `noise_multiplier`, the epsilon
-    of the preset is dropped. Without privacy (`private=False`) the preset's noise, clip and epsilon
-    are replaced.
+    Exactly one of `noise_multiplier`, `epsilon`, `steps` and `batch_size` is left open, and follows
+    from the other three. If `overrides` and the preset together set all four, the first one that is
+    not in `overrides` is dropped. For example, if the user sets `epsilon`, the preset's noise
+    multiplier is dropped; if the user sets `noise_multiplier`, the preset's epsilon is dropped.
+    Without privacy (`private=False`) the preset's noise, clip and epsilon are replaced.
 
     Args:
         preset: Name of a preset, or None for the default of the data set.
-        overrides: Dict of the fields of `Settings` that the user set; None means not set.
+        overrides: Dict from fields of `Settings` to the user's values. None means not set.
 
     Raises:
         UserError: If there is no such preset, a value is out of range, or a flag belongs to another
@@ -434,7 +433,7 @@ def resolve(preset, overrides):
     values = usual | overrides
     left_open = None in (values.get("steps"), values.get("batch_size"))
     if left_open and "noise_multiplier" in overrides and goal not in overrides:
-        values.pop("epsilon", None)  # `defaults` chooses the open values, so epsilon follows.
+        values.pop("epsilon", None)  # Epsilon will follow from the values that `defaults` chooses.
     names = [goal if name == "epsilon" else name for name in PRIVACY]
     if all(values.get(name) is not None for name in names):
         values.pop(next((name for name in names if name not in overrides), None), None)
@@ -447,7 +446,7 @@ class _NumberOrAutomatic(flags.FloatParser):
         return argument if argument == "automatic" else super().convert(argument)
 
 
-# The functions that define flags, by the type of a field.
+# From the type of a field to the function that defines its flag.
 _DEFINE = {
     str: flags.DEFINE_string,
     int: flags.DEFINE_integer,
@@ -480,5 +479,5 @@ DRY_RUN = flags.DEFINE_bool(
 
 
 def flag_values():
-    """Returns a dict from each field of `Settings` to the value of its flag, None if not set."""
+    """Returns a dict from each field of `Settings` to the value of its flag, or None if not set."""
     return {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Settings)}

@@ -1,9 +1,9 @@
-"""Loads the trained weights that a run starts from, and accounts for their earlier trainings.
+"""Loads the initial weights of a run, and accounts for their earlier trainings.
 
-If the weights were trained on the private data before, a guarantee for the new training is not
-enough. So every run reads the records in the files that it starts from. If they record a privacy
-loss on the same data, the run adds this loss. If the weights were trained on these data without a
-record of the privacy loss, the run is refused.
+The initial weights may already depend on the private data. So every run reads the records in the
+files that it starts from. If they record a privacy loss on the same data, the run adds this loss to
+its epsilon. If the weights were trained on these data without a record of the privacy loss, the run
+ends with an error.
 """
 
 import copy
@@ -40,7 +40,7 @@ _SCATTER = "scatter"
 class Start:
     """The trained weights of `--init_from`, and the fixed features of `--features`.
 
-    Without `--model`, the network of a `.keras` file is used as it is. With `--model`, the network
+    Without `--model`, the network of a `.keras` file is used unchanged. With `--model`, the network
     with that name gets the weights of a `.keras` or `.weights.h5` file. In both cases the last
     layer is new.
 
@@ -48,21 +48,21 @@ class Start:
         settings: A `settings.Settings`.
 
     Attributes:
-        settings: The settings, in which `init_from` is the path of a file. Their `model` is
-            `OF_FILE` if the network of the file is used as it is.
+        settings: The settings, with the path of a file as `init_from`. If the network of this file
+        is used unchanged, `model` is `OF_FILE`.
         files: Paths of the files to read.
-        image_shape: `(height, width, channels)` of the images that the network of the file takes;
-            None where any size fits.
+        image_shape: `(height, width, channels)` of the images that the network of the file takes. A
+        number is None if any value fits.
         notes: Sentences to print.
 
     Raises:
-        UserError: If a file does not exist or cannot be read, or flags contradict it.
+        UserError: If a file does not exist or cannot be read, or if flags contradict the file.
     """
 
     def __init__(self, settings):
         path = settings.init_from and model_file(settings.init_from)
         self.files = [*([path] if path else []), *_feature_files(settings.features)]
-        for file in self.files:  # Before any weight is loaded.
+        for file in self.files:  # Checks all files before any weight is loaded.
             _record_in(file)
         self.image_shape, self.notes, self._model = (None, None, None), [], None
         if path and path.endswith(".keras"):
@@ -102,11 +102,12 @@ class Start:
         )
 
     def build(self, data, prepare=None):
-        """Builds the classifier of the run, not compiled, with `--trainable` applied.
+        """Builds the classifier of the run, uncompiled, with `--trainable` applied to its weights.
 
         Args:
             data: `images.ImageData`.
-            prepare: Optional function of the whole model, called before weights are frozen.
+            prepare: Optional function that takes the whole model. It is called before weights are
+            frozen.
 
         Returns:
             A `keras.Model` from uint8 images `[batch, height, width, channels]` to logits.
@@ -129,7 +130,10 @@ class Start:
         return model
 
     def sketch(self, name, shape, num_classes):
-        """Returns the classifier of a run, untrained. Its scaling of pixels is a placeholder."""
+        """Returns an untrained copy of the run's classifier, for example to count weights.
+
+        Pixels are scaled by placeholders, because the true constants do not matter.
+        """
         about = {"image_shape": tuple(shape), "num_classes": num_classes}
         data = types.SimpleNamespace(**about, centre=127.5, deviation=127.5)
         start = copy.copy(self)
@@ -139,8 +143,8 @@ class Start:
     def extractor(self, shape, largest=255):
         """Builds a `keras.Model` from uint8 images to features `[batch, dimensions]` of norm one.
 
-        If no file is named, the model computes scattering features, which depend on no data. It
-        first divides images by `largest`, the largest grey level of their format.
+        If neither flag names a file, the model computes scattering features, which do not depend on
+        data. Images are first divided by `largest`, the largest grey level of their format.
         """
         if self._model is not None:
             model = self._as_it_is(shape, None, "last")
@@ -155,7 +159,7 @@ class Start:
         return _of_bytes(body, shape, _SCATTER, 1 / largest)
 
     def _by_name(self, data):
-        """Builds the network that `--model` names, with the weights of a file if there is one."""
+        """Builds the network that `--model` names, and loads the weights of the file, if any."""
         path, source = self.settings.init_from, self._model
         scale = data.centre, data.deviation
         normalise = source and next((x for x in source.layers if x.name == "normalise"), None)
@@ -177,7 +181,7 @@ class Start:
 
     def _as_it_is(self, shape, num_classes, trained):
         """Builds the network of the file, with a new last layer unless `num_classes` is None."""
-        # Layer by layer: if the model already has the value, Keras does not set its layers.
+        # Sets each layer. Keras would skip the layers if the model itself already had the value.
         for layer in layer_internals.flatten_layers(self._model):
             layer.trainable = trained != "last"
         images = keras.Input(shape)
@@ -191,29 +195,30 @@ class Start:
         if num_classes is not None:
             x = linear(x, num_classes) if trained == "last" else logits(x, num_classes)
         model = _of_bytes(keras.Model(images, x, name="body"), shape, self._model.name)
-        account.mark_known(model.variables)  # `seen` has the earlier trainings of the file.
+        account.mark_known(model.variables)  # `seen` counts the file's earlier trainings.
         return model
 
 
 def classifier(text, image_shape, num_classes, centre, deviation=None):
     """Returns a model from uint8 images to logits.
 
-    Its first layer maps a grey level x to `(x - centre) / deviation`. So images reach the device as
-    bytes, and a saved model needs no preprocessing. For models on scattering features, the layer
-    divides x by 255 instead.
+    The first layer maps a grey level x to `(x - centre) / deviation`. So images are sent to the
+    device as bytes, and a saved model needs no preprocessing. For models on scattering features,
+    the layer divides x by 255 instead.
 
     Args:
         text: String, a model of `objects.MODELS` with its arguments.
         image_shape: `(height, width, channels)`.
         num_classes: Number of logits.
-        centre: Grey level that becomes 0, or a tuple with one for each channel.
-        deviation: Difference of grey levels that becomes 1, or a tuple; `centre` by default.
+        centre: Grey level that is mapped to 0, or a tuple with one for each channel.
+        deviation: Divisor of grey levels after `centre` is subtracted, or a tuple with one for each
+            channel. Defaults to `centre`.
 
     Returns:
         A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
 
     Raises:
-        UserError: If there is no such model, or it cannot take images of that shape.
+        UserError: If there is no such model, or the model does not fit images of this shape.
     """
     body = MODELS.make(text, num_classes=num_classes, input_shape=tuple(image_shape))
     if text.startswith("scatter_"):
@@ -235,7 +240,7 @@ def _load(model, path):
     last = last_layer(model)
     new, ends = last.get_weights(), {id(v) for v in last.weights}
     rest = [v for v in model.weights if id(v) not in ends and "float" in v.dtype]
-    for variable in rest:  # Keras only warns if the file lacks weights; NaN marks these.
+    for variable in rest:  # Weights that the file lacks stay NaN. (Keras would only warn.)
         variable.assign(keras.ops.full(variable.shape, float("nan"), variable.dtype))
     try:
         with warnings.catch_warnings():
@@ -251,11 +256,11 @@ def _load(model, path):
             f"{missing[0]}."
         )
     last.set_weights(new)
-    account.mark_known(model.variables)  # `Start.seen` has the earlier trainings of the file.
+    account.mark_known(model.variables)  # `Start.seen` counts the file's earlier trainings.
 
 
 def ledger_on(trainings, dataset, allow_unaccounted=False):
-    """Returns the `Ledger` of earlier trainings that may have used a data set.
+    """Returns a `Ledger` of the earlier trainings that may have used a data set.
 
     Args:
         trainings: Tuple of `UpstreamTraining`.
@@ -271,7 +276,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
         if not training.ledger.steps:
             continue
         is_known = training.limit not in (None, math.inf)
-        # `tfdpx.report` records any name that a user gives, so the data may be the same.
+        # `tfdpx.report` records any name that a user chooses, so such data may be the same data.
         is_unnamed = training.data.identifier is None and not tfds.is_known(training.data.name)
         may_be_these = is_known and is_unnamed and tfds.Name.parse(dataset).path is not None
         if not (may_be_these or identity.overlap(training.data, dataset)):
@@ -289,12 +294,12 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
 
 
 def not_private():
-    """Returns the `Ledger` of an update without noise."""
+    """Returns the `Ledger` of an update without noise, so its epsilon is infinite."""
     return Ledger((Entry(0.0, 1.0, 1),))
 
 
 def without_secrets(settings):
-    """Returns settings for a record, a dict of JSON values without the seed and paths.
+    """Returns the settings for a record: a dict of JSON values, without the seed and without paths.
 
     Args:
         settings: A `settings.Settings`.
@@ -316,7 +321,7 @@ def without_paths(text):
 
 
 def _described(model, path, pixels):
-    """Returns the shape of the images of a Keras model, and a sentence about its use."""
+    """Returns the shape of the images that a Keras model takes, and a sentence on its use."""
     try:
         shape = transfer.image_shape(model)
         _, head = transfer.without_head(model)
@@ -356,7 +361,7 @@ def _feature_files(features):
 
 
 def _on_features(settings, shape, num_classes):
-    """Builds the linear classifier of `--features`. Only its last layer trains."""
+    """Builds the linear classifier on `--features`. Only its last layer is trainable."""
     with checking_flags():
         networks = [read(path, "features") for path in _feature_files(settings.features)]
         parts = [backbone(n, input_shape=shape, pixels=settings.pixels) for n in networks]
@@ -372,7 +377,7 @@ def _on_features(settings, shape, num_classes):
 
 
 def _record_in(path):
-    """Returns the record in a file, or None if it has no record. Refuses a damaged file."""
+    """Returns the record in a file, or None if it has no record. A damaged file is an error."""
     try:
         return records.read(path) if path.endswith(".keras") else None
     except (OSError, ValueError) as error:
@@ -380,7 +385,7 @@ def _record_in(path):
 
 
 def _seen_by(path, init_data):
-    """Returns the earlier trainings of one file, a tuple of `UpstreamTraining`."""
+    """Returns the earlier trainings of the weights in a file, a tuple of `UpstreamTraining`."""
     record = _record_in(path)
     if record is None or record.data is None:
         if init_data is None:
@@ -427,7 +432,7 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
 
 
 def read(path, flag="init_from"):
-    """Reads the model of a `.keras` file. `Start.seen` has the earlier trainings of the file."""
+    """Reads the model of a `.keras` file. `Start.seen` counts the file's earlier trainings."""
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -437,7 +442,7 @@ def read(path, flag="init_from"):
 
 
 def recorded_inputs(path):
-    """Returns the inputs and threshold in the record of a `.keras` file; {} if it has no record.
+    """Returns a dict: inputs and threshold from the record in a `.keras` file, {} without record.
 
     Raises:
         UserError: If the file cannot be read.
@@ -452,7 +457,7 @@ def recorded_inputs(path):
 
 
 def inputs_of(data):
-    """Returns the `inputs` of a record, a dict of JSON values about the model's images and classes.
+    """Returns the `inputs` of a record: a dict of JSON values on the model's images and classes.
 
     Args:
         data: `images.ImageData`.
@@ -471,11 +476,12 @@ def inputs_of(data):
 
 
 def image_input(path):
-    """Reads which images the model of a `.keras` file takes, and the names of its classes.
+    """Returns the kind of images that the model of a `.keras` file takes, and its class names.
 
     Returns:
-        Namespace of `image_shape` (`[height, width, channels]`), `class_names`, `center_crop` (see
-        `images.decode`) and `threshold` (see `measure.predicted_classes`).
+        Namespace with `image_shape` (`[height, width, channels]`), `class_names`, `center_crop`
+        (see
+    `images.decode`) and `threshold` (see `measure.predicted_classes`).
 
     Raises:
         UserError: If the file cannot be read, or has no record of the model's inputs.

@@ -1,31 +1,33 @@
-r"""Trains at every point of a grid with a fixed budget, and writes a table of the results.
+r"""Trains with every combination of some settings, and writes a table of the results.
 
     python -m tfdpx.train.sweep --preset=digits --epsilon=8 --seeds=0,1,2 --workdir=runs/sweep \
         --grid="learning_rate=1,2,4;batch_size=256,512,1024"
 
-A sweep can vary any setting of `tfdpx.train.classify`, and presets (`--grid="preset=a,b"`). Other
-flags of `classify` hold for all runs. Of noise_multiplier, epsilon, steps and batch_size, one
-follows from the others: for example, if a sweep varies the batch size at one epsilon and number of
-steps, the noise changes, too. A grid that would change epsilon silently is refused. `augmult=0` is
-a point without augmentation. Accuracy is measured on held-out training images, not on test images,
-as a user chooses a point by it. A quarter of the training images is held out unless preset or flags
-set another share. --eval_split=test measures on the test images.
+A sweep can vary any setting of `tfdpx.train.classify`, and presets (`--grid="preset=a,b"`). Each
+combination of values is a point of the grid. Other flags of `classify` are the same for all runs.
+Of noise_multiplier, epsilon, steps and batch_size, one follows from the other three. For example,
+if a sweep varies the batch size, with epsilon and steps fixed, the noise changes, too. A grid that
+would change epsilon silently is an error. `augmult=0` is a point without augmentation.
+
+You choose a point by its accuracy, so accuracy is not measured on test images but on held-out
+training images: a quarter of them, unless preset or flags set another share. --eval_split=test
+measures on the test images instead.
 
 The program writes to the working directory:
 
     table.csv  one row for each run: swept settings, seed, accuracy, and report
     runs/      the folder of each run, with its log
 
-To resume an interrupted sweep, start it again with the same --workdir. More values or seeds may be
-added. Failed runs are repeated. The last line of the standard output is one JSON object.
+To resume an interrupted sweep, start it again with the same --workdir. You may add more values or
+seeds. Failed runs are repeated. The last line of the standard output is one JSON object.
 
-The guarantee of a run covers only that run. It covers neither a choice among runs on the private
-data nor the release of several runs. --private_tuning=M covers the choice (Papernot and Steinke
-2021). It makes a random number of runs, M on average, each at a random point of the grid, on the
-same images, with the same noise, sampling and number of updates. The score of a run is the noisy
-number of training images that it classifies correctly. One image changes that number by 1, so no
-image has to be held out. The best run stays in `best/` of the working directory, and the others are
-deleted. All runs together stay within --epsilon:
+The guarantee of a run covers only that run. It covers neither the choice of a run on private data
+nor the release of several runs. With --private_tuning=M, epsilon covers the choice (Papernot and
+Steinke 2021): the program makes a random number of runs, M on average, each at a random point of
+the grid. All runs use the same images, noise, sampling and number of updates. The score of a run is
+the number of training images that it classifies correctly, with noise. One image changes this
+number by at most 1, so no image has to be held out. The best run stays in the folder `best/`, and
+the others are deleted. All runs together stay within --epsilon:
 
     python -m tfdpx.train.sweep --preset=digits --epsilon=3 --private_tuning=5 \
         --grid="learning_rate=4,8,16" --workdir=runs/tuned
@@ -82,15 +84,15 @@ from tfdpx.train.settings import (
 )
 from tfdpx.train.start_from import Start, ledger_on
 
-# The share of images to hold out if neither preset nor flags set it: a sweep must not
-# choose by the images of the final report.
+# The share of training images to hold out if neither preset nor flags set it. A point must not be
+# chosen by the test images, which the final report uses.
 HELD_OUT = 0.25
-# Without --epsilon, these settings change the epsilon of a run.
+# If --epsilon is not set, these settings change the epsilon of a run.
 _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampling", "accountant"}
-# Flags that are not settings, and that every run gets.
+# Flags that are not fields of `Settings`. They are passed on to every run.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
-# Statistics of the accuracies of a point over its seeds.
+# Statistics of a point's accuracies over seeds.
 _MEASURES = {
     "mean": statistics.mean,
     "std": lambda values: statistics.stdev(values) if len(values) > 1 else 0.0,
@@ -99,17 +101,19 @@ _MEASURES = {
     "highest": max,
 }
 
-# The settings that the guarantee of private tuning requires.
+# The guarantee of private tuning requires these settings.
 _NEEDED = dict(
     private=[True], sampling=["poisson"], noise_multiplier=[None], seed=[None], user=[None, NONE],
     individual=[False], validation=[0.0],
 )  # fmt: skip
-# Settings that determine the training images and the releases of a run.
+# These settings determine the training images and the releases of a run, so private tuning requires
+# that they are the same for all points.
 _SHARED = (
     "dataset", "test_fraction", "test_seed", "skip_broken", "eval_split", "epsilon", "delta",
     "batch_size", "steps", "accountant",
 )  # fmt: skip
-# The noise of a score, as a multiple of the noise of one release with the whole budget.
+# The noise multiplier of a score, divided by the noise multiplier of a single release that would
+# spend the whole budget.
 _SCORE = 4.0
 
 
@@ -119,8 +123,7 @@ class Run:
 
     Attributes:
         point: Dict, the values of the swept settings.
-        chosen: Dict of "preset" and the settings that override the preset, including those of the
-            point.
+        chosen: Dict with "preset" and all settings that override the preset, including `point`.
     """
 
     point: dict
@@ -139,7 +142,7 @@ class Run:
 
     @property
     def arguments(self):
-        """Returns the flags of `tfdpx.train.classify` for these settings, a list."""
+        """Returns a list of the flags of `tfdpx.train.classify` for this run."""
         return [f"--{name}={_text(value)}" for name, value in self.chosen.items()]
 
 
@@ -154,7 +157,8 @@ def _value(name, text):
 def define_flags(values):
     """Defines the flags of this program in `values`, an `absl.flags.FlagValues`.
 
-    This is a function because other programs of this package have flags with the same names.
+    Other programs of this package have flags with the same names, so importing this module must not
+    define them.
     """
     common = {"flag_values": values}
     text = f"Settings to start from, one of: {presets.summary()}."
@@ -203,7 +207,7 @@ def _sweep(values, workdir):
 
 
 def _settings_of_all(values, grid):
-    """Returns a dict of the settings that all runs share, with the preset unless it is swept."""
+    """Returns a dict of the settings that all runs share, including "preset" unless it varies."""
     shared = {name: value for name, value in flag_values().items() if value is not None}
     if "preset" not in grid or values["preset"].present:
         shared["preset"] = values.preset
@@ -244,7 +248,7 @@ def parse(text):
 
 
 def _parse_values(flag, name, text):
-    # Not the commas between the arguments of an object.
+    # Does not split at commas between the arguments of an object.
     words = [word.strip() for word in re.split(r",(?![ \w]+=)", text)]
     problem = "a value comes twice"
     try:
@@ -259,10 +263,10 @@ def _parse_values(flag, name, text):
 
 
 def grid_runs(grid, shared):
-    """Returns the `Run`s of a grid. Each run holds out images unless the settings set a split.
+    """Returns a `Run` for each point of a grid. Runs hold out images unless settings set a split.
 
     Args:
-        grid: Dict returned by `parse`, with or without values of "seed".
+        grid: Dict as from `parse`. It may also have values of "seed".
         shared: Dict of settings that all runs share; "preset" must be in it or in the grid.
 
     Raises:
@@ -272,7 +276,7 @@ def grid_runs(grid, shared):
     runs, changing = [], sorted(_CHANGES_EPSILON & set(grid))
     for point in ParameterGrid(grid):
         base_settings = shared
-        if point.get("augmult") == 0:  # There is no augmentation without views.
+        if point.get("augmult") == 0:  # Without views there is no augmentation.
             base_settings = {**shared, "augment": ""}
         chosen = {**base_settings, **point}
         if "eval_split" not in chosen and chosen.get("validation") != 0:
@@ -292,20 +296,20 @@ def grid_runs(grid, shared):
 def execute(runs, workdir, shared, jobs=1, lock=None):
     """Trains every run that is not finished yet.
 
-    Each run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`. If one fails, or is
-    killed because memory is short, the others continue. An interrupted run resumes from its last
-    checkpoint. A failed run is reported, and the next call repeats it.
+    Each run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`. If a run fails, or
+    is killed for lack of memory, the others continue. An interrupted run resumes from its last
+    checkpoint. A failed run is returned, and the next call repeats it.
 
     Args:
         runs: List of `Run`.
         workdir: Folder of the sweep, `pathlib.Path`.
         shared: Dict of the settings that all runs share.
         jobs: Int, the number of runs at the same time.
-        lock: File descriptor of `resume.locked_folder`, or None. Runs may outlive this process;
-            with the descriptor they hold the lock until they end.
+        lock: File descriptor from `resume.locked_folder`, or None. It is passed to the runs, so the
+        folder stays locked until they end, even if this process ends first.
 
     Returns:
-        Dict from the names of failed runs to a line with the reason.
+        Dict from the name of each failed run to a line with the reason.
 
     Raises:
         UserError: If the folder has a sweep with other shared settings.
@@ -357,7 +361,7 @@ def execute(runs, workdir, shared, jobs=1, lock=None):
 
 
 def _read_run(folder):
-    """Returns the row of a finished run, see `read_table`; None if the run is unfinished."""
+    """Returns the row of a run (see `read_table`), or None if the run is not finished."""
     if not (folder / records.FILE).exists():
         return None
     with checking_flags():
@@ -371,8 +375,8 @@ def _read_run(folder):
 def read_table(workdir):
     """Returns a row for each finished run of a sweep, and the names of the swept settings.
 
-    A row is a dict of the run's `folder`, its settings, its report, its `accuracy`, and
-    `measured_on` ("validation" or "test"), the images on which accuracy was measured.
+    A row is a dict with the run's `folder`, its settings, the entries of its report, its
+    `accuracy`, and `measured_on`: "validation" or "test", the images that accuracy was measured on.
 
     Args:
         workdir: Folder of the sweep, `pathlib.Path`.
@@ -405,15 +409,15 @@ def read_table(workdir):
 
 
 def points(rows, swept):
-    """Returns the accuracy of each point over its seeds, in the order of the rows.
+    """Returns statistics of the accuracy of each point over seeds, in the order of the rows.
 
     Args:
         rows: List of rows from `read_table`.
         swept: Names of the settings that define a point.
 
     Returns:
-        List of dicts: the settings `swept`, and `mean`, `std` (the standard deviation over seeds,
-        0 for one), `median`, `lowest`, `highest` and `runs`.
+        List of dicts with the settings in `swept`, and `mean`, `std` (the standard deviation over
+    seeds, 0 for one seed), `median`, `lowest`, `highest` and `runs` (the number of runs).
     """
     summaries = []
     for values, group in itertools.groupby(rows, key=lambda row: [row[name] for name in swept]):
@@ -474,9 +478,9 @@ def _tune(values, workdir):
     """Trains at random points, keeps the best run in `<workdir>/best`, and deletes all others.
 
     Guarantee: the folder `best` is (epsilon, delta)-differentially private under adding or removing
-    one training image (Papernot and Steinke 2021, `tfdpx.accounting.selection`). The time that the
-    tuning took has no guarantee. The number of runs is not published. The epsilon in the files
-    follows from the ledger that the best run wrote.
+    one training image (Papernot and Steinke 2021, `tfdpx.accounting.selection`). The number of runs
+    must stay secret. The guarantee does not cover the time that the tuning took. The epsilon in the
+    files follows from the ledger that the best run wrote.
 
     Args:
         values: The flags.
@@ -486,8 +490,8 @@ def _tune(values, workdir):
         The report, a dict.
 
     Raises:
-        UserError: If a setting is not allowed, if points differ in their images or releases, or if
-            a run fails or makes other releases than planned.
+        UserError: If a setting is not allowed, if points have different images or releases, or if
+        a run fails or makes other releases than planned.
     """
     for name in ("seeds", "jobs"):
         if values[name].present:
@@ -544,7 +548,7 @@ def _tune(values, workdir):
 
 
 def _check(points):
-    """Raises UserError unless all points have allowed settings and the same images and releases."""
+    """Raises UserError unless all points have valid settings, and the same images and releases."""
     for name, allowed in _NEEDED.items():
         for point in points:
             if getattr(point, name) not in allowed:
@@ -565,7 +569,7 @@ def _check(points):
 
 
 def _entries(settings, num_examples, mean):
-    """Returns the two ledger `Entry`s of each run: for its updates, and for its noisy score."""
+    """Returns the ledger entries of one run: an `Entry` for its updates, and one for its score."""
     plan = settings.privacy_plan(num_examples)
     once = dict(steps=1, epsilon=settings.epsilon, delta=settings.delta)
     entries = [
@@ -577,7 +581,7 @@ def _entries(settings, num_examples, mean):
 
 
 def _at_noise(run, settings, noise_multiplier):
-    """Returns a run with complete settings, and with the noise that all runs share."""
+    """Returns a copy of a run with all settings filled in, and with `noise_multiplier`."""
     settings = dataclasses.replace(settings, epsilon=None, noise_multiplier=noise_multiplier)
     chosen = {
         field.name: getattr(settings, field.name)
@@ -620,8 +624,8 @@ def _count_right(folder, settings):
 def _write(folder, ledger, trainings, search):
     """Writes the privacy loss of all runs to the files of the best run, and deletes some files.
 
-    The learning curve and TensorBoard's events are deleted because they show the epsilon of only
-    one run, and the log because it shows the training loss, which is private.
+    It deletes the learning curve and TensorBoard's events, which show the epsilon of only one run,
+    and the log, which shows the private training loss.
     """
     for name in ("curve.jsonl", page.CURVE, "log.txt"):
         (folder / name).unlink(missing_ok=True)

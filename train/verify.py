@@ -4,16 +4,16 @@
 
 PATH is the folder of a run or one of its files: record.json, model.keras, another file of weights
 with a ledger, a file of `Ledger.save`, report.html, model_card.md, or privacy_statement.txt. The
-first line is YES or NO. If another version of tfdpx wrote a text, the first line says that the
-wording of the text was not checked. The next lines list the files and their problems, the protected
-people, how strong the protection is, its exceptions, and the fingerprint of the record. The last
-line is one JSON object. The exit status is 0 for YES, and 1 otherwise.
+first line of the output begins with YES or NO. If another version of tfdpx wrote a text, the first
+line says that the wording of the text was not checked. The next lines list the files and their
+problems, the protected people, the strength of the protection, its exceptions, and the fingerprint
+of the record. The last line is one JSON object. The exit status is 0 for YES, and 1 otherwise.
 
-The program finds accidents and edits. It does not detect a forger who makes all files again, as
-nothing is signed. The program only reads the files: Keras neither loads nor runs a model.
+The program finds accidents and edits. The files are not signed, so it cannot detect a forger who
+makes all of them again. The program only reads the files: Keras neither loads nor runs a model.
 
-With --render=FOLDER, the program writes statement, page and card to that folder, made from the
-record. Read these files instead of the sender's.
+With --render=FOLDER, the program makes statement, page and card from the record and writes them to
+that folder. Read these files instead of the sender's.
 """
 
 import tfdpx.train.startup  # noqa: F401 - before TensorFlow is imported.

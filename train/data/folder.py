@@ -1,9 +1,9 @@
 """Reads folders of images, one folder for each class, and checks that the images can be read.
 
 These facts count as public: the size and the colours of the images, which are chosen from the
-files; the names of the classes; and the numbers of training and test images. A hash decides whether
-an image is for training or for testing. It is the hash of the image's bytes or, with `user`, of the
-person's name. So adding or removing an image moves no other image between training and test.
+files; the names of the classes; and the numbers of training and test images. A hash of the image's
+bytes decides whether an image is for training or for testing; with `user`, a hash of the person's
+name. So adding or removing an image moves no other image between training and test.
 """
 
 import collections
@@ -25,26 +25,30 @@ from tfdpx.sampling.users import numbered, spelling
 from tfdpx.train.data.tfds import FOLDER, Records, Source
 from tfdpx.train.errors import UserError, checking_flags, printable
 
-# Suffixes, in upper or lower case, of formats that Pillow reads without a plugin; not HEIC.
+# File suffixes, in upper or lower case. Pillow reads these formats without a plugin (HEIC needs
+# one).
 SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"),
 )  # fmt: skip
 _GRAY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L")
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
-_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF, which cameras write.
+# The EXIF tag of a camera's orientation, and its values for images that must be turned by 90
+# degrees.
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
 
-# Limits of the side in pixels. The features of many larger images would not fit in memory.
+# Limits for the height and width in pixels. With more than `_MANY` images the upper limit is lower,
+# or their features would not fit in memory.
 _LEAST_SIDE, _LARGEST_SIDE, _LARGEST_SIDE_OF_MANY, _MANY = 8, 64, 32, 5_000
 _TRAIN, _TEST = ("train", "training"), ("test", "testing", "validation", "valid", "val")
-_SHOWN = 5  # Number of names in a note.
-_MOST_NAMES = 20  # Number of paths in an error.
+_SHOWN = 5  # The largest number of names in a note.
+_MOST_NAMES = 20  # The largest number of paths in an error.
 
-# Values of --user other than regular expressions; the second says that every person has one image.
+# Values of --user that are not regular expressions. "none" states that each person has one image.
 PARENT_FOLDER, NONE = "parent_folder", "none"
-# In deeper folders than CLASS/PERSON/NAME it is unknown which folder is the person.
+# Matches CLASS/PERSON/NAME. In deeper paths it is unclear which folder is named after the person.
 _IN_A_FOLDER = r"^[^/]+/([^/]+)/[^/]+$"
-# Match the names of files up to their first separator, and up to their last one. No `$`, which
-# `make train ARGS=...` would drop.
+# Expressions that match file names up to the first separator, or up to the last one. They contain
+# no `$`, which `make train ARGS=...` would drop.
 _PREFIXES = (r"([^-_. /]+)[-_. ][^/]*\.[^./]*\Z", r"([^/]+)[-_. ][^-_. /]*\.[^./]*\Z")
 
 
@@ -54,7 +58,7 @@ class Readable:
 
     Attributes:
         file: `pathlib.Path`.
-        size: `(height, width)` in pixels, upright.
+        size: `(height, width)` in pixels, after turning the image upright.
         is_gray: Bool, whether the image is stored without colours.
         digest: Bytes, a hash of the file's bytes.
     """
@@ -66,7 +70,7 @@ class Readable:
 
 
 def find(folder):
-    """Returns two lists of the files under a folder: those with an image's name, and all others.
+    """Returns two lists of the files under a folder: files with the suffix of an image, and others.
 
     Skips hidden files and folders. Follows links to folders.
 
@@ -124,14 +128,17 @@ def check(files, folder, named, skip_broken=False):
 
 
 def eight_bits(image, channels):
-    """Returns an image upright and in 8 bits. Its transparent pixels become white.
+    """Turns an image upright and converts it to 8 bits. Transparent pixels become white.
 
     Args:
         image: `PIL.Image.Image`.
         channels: 1 for gray, 3 for colours.
 
+    Returns:
+        A `PIL.Image.Image`.
+
     Raises:
-        ValueError: If pixels have more than 16 bits, because their value for white is unknown.
+        ValueError: If pixels have more than 16 bits. For such pixels the value of white is unknown.
     """
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
@@ -149,21 +156,20 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
 
     Args:
         path: `pathlib.Path`.
-        validation: Float in [0, 1), the share to hold out of the images (or people) that are not
-            for testing.
-        test_fraction: Float in [0, 1), the share of the images (or people) to test on; None is a
-            fifth. Must be None if the folder has test images. As a hash selects the images, the
+        validation: Float in [0, 1), the share of the training images (or people) to hold out.
+        test_fraction: Float in [0, 1), the share of all images (or people) to test on; None means a
+            fifth. Must be None if the folder has test images. A hash selects the images, so the
             shares are reached only approximately.
         test_seed: Int in [0, 2**63), the key of the hash that selects the held-out and the test
             images.
         skip_broken: Bool. If True, files that cannot be read are left out. If False, they are an
             error.
-        user: String that tells how to find the person of an image, see `people_of`. With "none",
-            single images are protected. With None, too, but then an error is raised if several
-            images seem to be of one person.
+        user: String, the way to find the person of an image, see `people_of`. "none" protects
+        single images. None protects single images, too, but raises an error if several images
+        seem to be of one person.
 
     Returns:
-        `Source`. All images get one shape, which is chosen from the files.
+        `Source`. All images get the same shape, which is chosen from the files.
 
     Raises:
         UserError: If the folder has fewer than two classes, broken images, or a class without
@@ -236,7 +242,7 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
             lambda rows: [(paths[row].read_bytes(), labels[row]) for row in rows],
             labels,
             [file.relative_to(path).as_posix() for file in paths],
-            # Only the people to train on are asked for: a folder `test` may name none.
+            # Only training needs the people. The paths in the folder `test` may have no person.
             np.array([people[f] for f in paths], object) if people and split == "train" else None,
         )
 
@@ -262,10 +268,12 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
 
 
 def place(unit, seed):
-    """Returns a float in [0, 1] that decides which split gets an example. No other example matters.
+    """Returns a float in [0, 1] that decides which split gets an example.
+
+    It does not depend on other examples.
 
     Args:
-        unit: Bytes of an image, a row or the name of a person.
+        unit: Bytes: the content of an image, a row, or the name of a person.
         seed: Int in [0, 2**63), the key of the hash.
     """
     digest = hashlib.blake2b(unit, key=seed.to_bytes(8, "little"), digest_size=8).digest()
@@ -273,14 +281,14 @@ def place(unit, seed):
 
 
 def people_of(files, path, user):
-    """Returns a dict from each file to the name of its person, as bytes in one Unicode spelling.
+    """Returns a dict from each file to the name of its person, as bytes in normalized Unicode.
 
     Args:
         files: List of `pathlib.Path`.
-        path: `pathlib.Path` of the folder with a folder for each class.
-        user: "parent_folder", or a regular expression to search for in the path of a file below
-            `path`, with "/" between folders. The person is the match of the group in the
-            expression, or the whole match if it has no group.
+        path: `pathlib.Path` of the folder that contains the folders of the classes.
+        user: "parent_folder", or a regular expression. The expression is searched for in the path
+        of a file relative to `path`, with "/" between folders. The person is the text that
+        the group in the expression matches, or the whole match if there is no group.
 
     Raises:
         UserError: If `user` is not a valid expression, if it finds no person in a path, if two
@@ -326,7 +334,8 @@ def _refuse_several(files, path, num_classes):
     for user in (PARENT_FOLDER, *_PREFIXES):
         names = collections.Counter(filter(None, _persons(files, path, user).values()))
         shared = sum(count for count in names.values() if count > 1)
-        # Names also begin alike if the images of each class, or of all classes, are numbered.
+        # Names that begin alike are no sign of people if the images are only numbered, for example
+        # within each class. Then there are few different beginnings.
         if len(names) > 2 * num_classes and shared > len(files) / 2:
             [(name, count)] = names.most_common(1)
             raise UserError(
@@ -338,10 +347,10 @@ def _refuse_several(files, path, num_classes):
 
 
 def existing(path):
-    """Returns `path` if there is such a folder.
+    """Returns `path` if it is a folder.
 
     Raises:
-        UserError: If there is no such folder.
+        UserError: If it is not a folder.
     """
     if not path.is_dir():
         raise UserError(
@@ -372,11 +381,11 @@ def _look(file):
             if image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:
                 width, height = height, width
             is_gray = image.mode in _GRAY_MODES
-            image.draft(None, (1, 1))  # Reads all of a JPEG, but decodes an eighth of its size.
+            image.draft(None, (1, 1))  # Reads the whole JPEG, but decodes an eighth of its size.
             eight_bits(image, 3)
     except UnidentifiedImageError:
         return "is no image that can be read: convert HEIC to JPEG" if encoded else "is empty"
-    # Pillow raises nearly anything for broken files: OSError, SyntaxError, struct.error, ...
+    # For broken files Pillow raises many types of errors: OSError, SyntaxError, struct.error, ...
     except Exception as error:
         return f"{error}" or type(error).__name__
     return Readable(file, (height, width), is_gray, hashlib.blake2b(encoded).digest())
@@ -391,7 +400,7 @@ def _parts(path):
     folders = {folder.name.lower(): folder for folder in _folders(path)}
     train = next((folders[name] for name in _TRAIN if name in folders), None)
     test = next((folders[name] for name in _TEST if name in folders), None)
-    # Unless `train` is a class, for example of pictures of trains.
+    # If both contain folders. Otherwise `train` is a class, for example of pictures of trains.
     if train and test and _folders(train) and _folders(test):
         return train, test
     if train and len(folders) == 1 and _folders(train):

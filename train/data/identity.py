@@ -1,12 +1,13 @@
 """Identifies data sets in records, without revealing their paths or rows.
 
-- A folder of images is identified by a random number in a hidden file inside it, which moves with
-  the folder. If that file cannot be written, a keyed hash of the folder's path identifies it.
+- A folder of images is identified by a random number in a hidden file inside it, so the number
+  moves with the folder. If that file cannot be written, the folder is identified by a keyed hash of
+  its path.
 - A table is identified by a keyed hash of its columns and rows. The hash stays the same if the
-  table is saved in another file or another order.
+  table is saved in another file, or in another order.
 
-Both hashes have the same key, which is stored only in a file of the owner. Without a key, anyone
-who guesses a path or the rows could confirm the guess by the hash.
+Both hashes use the same key, which is stored only in a file in the owner's home folder. With hashes
+that have no key, anyone could guess a path or rows, and confirm the guess by the hash.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ def of(name, num_examples=None):
 
 
 def called(name):
-    """Returns the name by which records call a data set: its `--dataset` without the path."""
+    """Returns the name of a data set in records: the value of `--dataset` without the path."""
     parsed = tfds.Name.parse(name)
     if parsed.path is None:
         return parsed.full
@@ -91,7 +92,7 @@ def _of_folder(path):
     if identifier := _read(file):
         return identifier
     try:
-        with file.open("x") as opened:  # Never replaces an identifier that a record may name.
+        with file.open("x") as opened:  # Never replaces an identifier: records may contain it.
             opened.write(f"{secrets.token_hex(16)}\n")
     except FileExistsError:
         pass
@@ -116,8 +117,8 @@ def _read(file):
 def _around(path):
     """Returns the identifiers of all folders that may share images with a folder.
 
-    These folders are the folder itself, the folders that hold its images or the files behind its
-    links, and all parents of these.
+    They are the folder itself, the folders that hold its images (if these are links, the folders of
+    the linked files), and all parents of these folders.
     """
     images, other_files = folder.find(path)
     inside = {file.parent.resolve() for file in (*images, *other_files)} | {path}

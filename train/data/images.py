@@ -1,4 +1,4 @@
-"""Loads images for training and evaluation into memory or, if there are many, reads from disk."""
+"""Loads images for training and evaluation into memory, or prepares to read them from disk."""
 
 import dataclasses
 import functools
@@ -23,9 +23,9 @@ class ImageData:
 
     Training and evaluation examples are pairs of arrays: uint8 images `[count, height, width,
     channels]`, and int64 labels `[count]` in `[0, num_classes)`. If the arrays would take more than
-    `tfds.IN_MEMORY_BYTES`, the first is replaced by a `tfdpx.RandomAccess` that reads images and
-    labels from disk, and the second by None. `plan.batches(data.train_x, data.train_y)` takes both
-    forms.
+    `tfds.IN_MEMORY_BYTES`, the images are replaced by a `tfdpx.RandomAccess` that reads images and
+    labels from disk, and the labels by None. `plan.batches(data.train_x, data.train_y)` accepts
+    both forms.
 
     Attributes:
         name: Name of the data set.
@@ -37,8 +37,9 @@ class ImageData:
         eval_split: `"test"`, or `"validation"` for held-out training images.
         class_names: Tuple with a name for each class.
         centre: Grey level that the model maps to 0, or a tuple with one for each channel.
-        deviation: Difference of grey levels that the model maps to 1, or a tuple.
-        notes: Tuple of sentences to print about the images and the choices.
+        deviation: Grey level above `centre` that the model maps to 1, minus `centre`; a number, or
+            a tuple with one for each channel.
+        notes: Tuple of sentences to print about the images, for example how their size was chosen.
         left_out: Number of images that were left out because they could not be read.
         train_users: Array with the person of each training example; None without people.
         center_crop: See `decode`.
@@ -65,7 +66,7 @@ class ImageData:
 
     @property
     def largest_grey(self):
-        """The largest grey level of the format; the largest one in the images is private."""
+        """The largest grey level that the format allows; the largest in the images is private."""
         return 255 if isinstance(self.centre, tuple) else 2 * self.centre
 
     @property
@@ -85,7 +86,7 @@ class ImageData:
 
     @property
     def eval_examples(self):
-        """The evaluation examples, a tuple of arguments for `Model.evaluate`."""
+        """The evaluation examples as a tuple of arguments for `Model.evaluate`."""
         return (self.eval_x,) if self.eval_y is None else (self.eval_x, self.eval_y)
 
     def is_public(self, public_test=False):
@@ -132,19 +133,19 @@ def load(
         image_size: Height and width in pixels to resize to. None keeps the size if all images have
             the same one; for a folder, a size is chosen.
         center_crop: Int, the side in pixels of the square that is cut out of the middle of an
-            image, after its shorter side is scaled to `image_size` (to `center_crop` without one).
-            None squeezes images.
-        train_scale: Float >= 1. Training images are this many times larger, for views that are cut
-            from them.
-        takes: `(height, width, channels)` of the images that a model takes; None where any value
-            fits. Images are resized, and converted to gray or colour.
-        in_memory: Int, the most bytes of decoded images to hold in memory.
+        image. Before that, the shorter side of the image is scaled to `image_size` or, if this
+        is None, to `center_crop`. None squeezes the whole image into the square.
+        train_scale: Float >= 1, the factor by which training images are larger than the model's
+        input. Views of the right size are then cut from them.
+        takes: `(height, width, channels)` of the images that a model takes. A value is None if any
+        value fits. Images are resized, and converted to gray or colour.
+        in_memory: Int, the largest number of bytes of decoded images to hold in memory.
         **of_folder: `test_fraction`, `test_seed`, `skip_broken` and `user` for a folder, see
             `folder.read`.
 
     Returns:
-        An `ImageData`. The test images of ImageNet and Places-365 are the official validation
-        images, as in Table 11 of De et al. 2022.
+        `ImageData`. For ImageNet and Places-365, the test images are the official validation
+    images, as in Table 11 of De et al. 2022.
 
     Raises:
         UserError: If the data set does not exist or is not prepared, or its examples are not pairs
@@ -257,10 +258,10 @@ def load_for(settings, data_dir, download, takes=None, in_memory=tfds.IN_MEMORY_
         settings: A `settings.Settings`.
         data_dir: See `load`.
         download: See `load`.
-        takes: See `load`; None for any images.
+        takes: See `load`. None if the model takes any images.
         in_memory: See `load`.
     """
-    # Without privacy it does not matter which images are of one person.
+    # Without privacy, the people in the images are irrelevant.
     is_private = settings.private and settings.epsilon != math.inf
     return load(
         settings.dataset,
@@ -279,9 +280,10 @@ def decode(encoded, shape, center_crop=0.0):
 
     Args:
         encoded: Bytes of an image file, or a uint8 array `[h, w, channels]`.
-        shape: `(height, width, channels)`, of 1 channel or 3.
-        center_crop: Float, the side of the square that is cut out of the middle and then resized.
-            It is a share of the shorter side of the image. 0 squeezes the whole image.
+        shape: `(height, width, channels)`, with 1 or 3 channels.
+        center_crop: Float, the side of the square that is cut out of the middle, divided by the
+            shorter side of the image. The square is then resized. 0 resizes the whole image,
+            without keeping its aspect ratio.
     """
     height, width, channels = shape
     if isinstance(encoded, np.ndarray):
@@ -340,7 +342,7 @@ class Images:
 
 
 def public_split(labels, shots, seed):
-    """Returns the indices of public and of private examples, two int arrays.
+    """Chooses public examples at random. Returns two int arrays: public and private indices.
 
     Args:
         labels: Integers `[n]`.
@@ -348,7 +350,7 @@ def public_split(labels, shots, seed):
         seed: Int, the seed of the random choice.
 
     Raises:
-        ValueError: If a class has at most `shots` examples, so no private ones would be left.
+        ValueError: If a class has at most `shots` examples, so none of them would be private.
     """
     order = np.random.default_rng([seed, 17]).permutation(len(labels))
     public = []
@@ -371,7 +373,9 @@ def _size_note(shape, takes, image_size):
 
 
 def _hold_out(records, rows, validation, values):
-    """Returns the row numbers to train on and to hold out. Small data are split class by class.
+    """Returns two arrays of row numbers: to train on, and to hold out.
+
+    Data that fit in memory are split class by class.
 
     Args:
         records: `tfds.Records`.
@@ -387,7 +391,7 @@ def _hold_out(records, rows, validation, values):
             stratify=records.labels()[rows] if is_small else None,
             random_state=0,
         )
-    except ValueError as error:  # Too few images to have each class on both sides.
+    except ValueError as error:  # There are too few images of a class to split them.
         raise UserError(
             f"Cannot hold out --validation={validation:g} of {len(rows)} training images: {error}"
         ) from error

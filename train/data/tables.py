@@ -1,7 +1,7 @@
 """Reads tables from CSV and Parquet files, as columns of numbers and texts.
 
-Errors name columns and their types, which are public, but never quote a value. pyarrow is imported
-only when a table is read, as runs on images do not need it.
+Errors name columns and their types, which are public. They never quote a value. pyarrow is imported
+only when a table is read, because runs on images do not need it.
 """
 
 import collections
@@ -17,15 +17,15 @@ from tfdpx.train.data.folder import place
 from tfdpx.train.errors import UserError, did_you_mean
 
 NUMBER, BOOLEAN, CATEGORY = "number", "boolean", "category"
-MISSING = "(missing)"  # The category of a field without a text.
+MISSING = "(missing)"  # The category of an empty field.
 _DELIMITERS = ",;\t|"
 _BLOCK_SIZE = 2**30  # pyarrow infers types from the first block of a file.
 _MOST_CLASSES = 100
-_MOST_NAMES = 30  # Number of columns in an error.
-# A column names the rows if it has at least this many texts and nearly all differ. A column is of
-# dates if nearly all of its texts are dates.
+_MOST_NAMES = 30  # The largest number of columns in an error.
+# A column of texts counts as names of the rows if it has at least `_FEWEST_NAMES` texts and nearly
+# all of them differ. It counts as dates if nearly all of its texts are dates.
 _FEWEST_NAMES, _NEARLY_ALL = 20, 0.9
-# Names of columns with the person of a row, and last words of such names.
+# Typical names, or last words of names, of columns that tell the person of a row.
 _PERSONS = ("id", "user", "person", "patient", "customer", "client", "member", "subject", "email")
 _DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})\b")
 
@@ -37,7 +37,7 @@ class Rows:
     Attributes:
         columns: Dict from a column's name to an array `[rows]`: texts, or float64 with NaN for a
             missing number.
-        target: float32 numbers, or int64 classes `[rows]`.
+        target: Array `[rows]`: float32 numbers, or int64 classes.
         people: int64 `[rows]`, a number for the person of each row; None without `--user`.
     """
 
@@ -55,7 +55,7 @@ class Rows:
 
     @property
     def num_protected(self):
-        """The number of people, or of rows without `--user`."""
+        """The number of people or, without `--user`, of rows."""
         return len(self) if self.people is None else len(np.unique(self.people))
 
 
@@ -68,8 +68,8 @@ class Table:
         class_names: Tuple with a label for each class; empty for a regression.
         train: `Rows` to train on.
         test: `Rows` to test on.
-        notes: Lines to print about the numbers of rows, the columns, and the facts that count as
-            public.
+        notes: Lines to print: the numbers of rows, the columns, and the facts that are assumed to
+        be public.
     """
 
     kinds: dict
@@ -105,7 +105,7 @@ def load(settings):
     users = [settings.user] if settings.has_people else []
     drop += users
     bounded = [name for name in settings.ranges if name != "*"]
-    # Names of people are read as texts: 01 and 1 are two people.
+    # Names of people are read as texts, so 01 and 1 are two people.
     source = read(path, dict.fromkeys([*categorical, *users], CATEGORY), where)
     _require([settings.target, *drop, *bounded], source.column_names, where)
     names = [name for name in source.column_names if name not in (settings.target, *drop)]
@@ -156,7 +156,7 @@ def load(settings):
 
 
 def _usable(source, names, bounded, categorical):
-    """Checks that columns can be used. Returns two dicts by column: kinds and values.
+    """Checks that columns can be used. Returns their kinds and their values, two dicts by column.
 
     Args:
         source: `pyarrow.Table`.
@@ -256,13 +256,13 @@ def read(path, kinds, where):
                 file.seek(0)
                 table = csv.read_csv(
                     file,
-                    # With threads an error would not have the number of the row.
+                    # With threads, the errors of pyarrow do not have the number of the row.
                     csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
                     csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                     csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
                 )
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        # pyarrow quotes values at the end of its errors.
+        # Removes the values that pyarrow quotes at the end of its errors.
         text = re.sub(r"(got \d+): .*|: invalid value.*", r"\1", str(error), flags=re.DOTALL)
         raise UserError(f"Cannot read {where}: {text}.") from error
     names = table.column_names
@@ -350,7 +350,7 @@ def _check_numbers(name, numbers):
 
 
 def _encode(column, values, kind, settings):
-    """Returns `Rows.target` made from a column, and the class names (empty for regression)."""
+    """Encodes the target column. Returns `Rows.target`, and class names (empty for regression)."""
     from pyarrow import types
 
     name = settings.target

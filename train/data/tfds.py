@@ -17,29 +17,30 @@ from tfdpx.train.errors import UserError, did_you_mean
 
 FOLDER = "folder"
 TABLES = ("csv", "parquet")
-# Pixels of the digits are 0 to 16. Times 15 they are whole numbers from 0 to 240.
+# The pixels of the digits have values 0 to 16. This factor maps them to 0 to 240.
 PIXEL_SCALE = 15
 TEST_EXAMPLES = 360
-# The most bytes to hold in memory: of decoded images, or of encoded ones without random access.
+# The largest number of bytes to hold in memory. The bytes are those of decoded images or, for a
+# data set without random access, of encoded images.
 IN_MEMORY_BYTES = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """The facts about a data set that are known without reading it.
+    """The public facts about a data set, which are known before the data are read.
 
-    `centre` and `deviation` are public constants. Statistics of the private images would have a
-    privacy loss that the budget does not include.
+    `centre` and `deviation` are constants. They are not computed from the images: statistics of
+    private images would have a privacy loss that the budget does not include.
 
     Attributes:
-        name: Its name in `--dataset`.
-        source: Its name in TensorFlow Datasets.
+        name: The name of the data set in `--dataset`.
+        source: The name of the data set in TensorFlow Datasets.
         train_images: Number of training images; None if unknown.
         image_shape: `(height, width, channels)`; None if it varies.
         num_classes: Number of classes; None if unknown.
-        centre: Grey level that becomes 0: a float, or a tuple with one for each channel.
-        deviation: Difference of grey levels that becomes 1, a float or a tuple. By default both are
-            127.5, which maps bytes to [-1, 1].
+        centre: Grey level that models map to 0: a float, or a tuple with one for each channel.
+        deviation: Divisor of grey levels after `centre` is subtracted: a float, or a tuple with one
+            for each channel. By default both are 127.5, which maps bytes to [-1, 1].
         test_split: Name of the split for evaluation. None means "test" if the data set has this
             split, else "validation".
     """
@@ -54,13 +55,13 @@ class DataSet:
     test_split: str | None = None
 
 
-# The constants published for ImageNet are used for all photographs. (For ImageNet itself they are
-# averages over more than a million images, rounded to three digits.)
+# The published constants of ImageNet, which are used for all photographs. (For ImageNet itself,
+# they are averages over more than a million images, rounded to three digits.)
 _IMAGENET = (
     tuple(255 * mean for mean in (0.485, 0.456, 0.406)),
     tuple(255 * deviation for deviation in (0.229, 0.224, 0.225)),
 )
-# A property of the digits' file format: half of its largest value.
+# Half of the largest grey level that the digits' format allows.
 _DIGITS_LEVELS = (8.0 * PIXEL_SCALE, 8.0 * PIXEL_SCALE)
 _IMAGENET32 = "imagenet_resized/32x32"
 
@@ -74,7 +75,7 @@ ENTRIES = (
     DataSet("cifar100", "cifar100", 50_000, (32, 32, 3), 100, *_IMAGENET),
     DataSet("svhn_cropped", "svhn_cropped", 73_257, (32, 32, 3), 10),
     DataSet("imagenet32", _IMAGENET32, 1_281_167, (32, 32, 3), 1000),
-    # The test images of these two have no labels.
+    # The test images of the next two data sets have no labels.
     DataSet(
         *("imagenet2012", "imagenet2012", 1_281_167, (None, None, 3), 1000, *_IMAGENET),
         test_split="validation",
@@ -98,7 +99,7 @@ class Name:
 
     Attributes:
         text: The whole value.
-        entry: The `DataSet` in `ENTRIES`; if there is none, a `DataSet` with only a name.
+        entry: The `DataSet` in `ENTRIES`, or a `DataSet` with only a name if there is none.
         path: `pathlib.Path` of the folder of images or of the table, or None.
         classes: The classes to keep, a range; None for all.
     """
@@ -110,7 +111,7 @@ class Name:
 
     @classmethod
     def parse(cls, text):
-        """Parses `NAME`, `NAME:FIRST-LAST` (only these classes), `folder:PATH` or a table."""
+        """Parses a value of `--dataset`: `NAME`, `NAME:FIRST-LAST`, `folder:PATH`, or a table."""
         kind, _, path = text.partition(":")
         if kind in (FOLDER, *TABLES):
             if not path:
@@ -143,10 +144,11 @@ class Records:
 
     Attributes:
         count: Int.
-        read: Function from a list of rows to a list of pairs of an image and a label. An image is
-            the bytes of a file, or a uint8 array `[height, width, channels]`.
+        count: Int, the number of examples.
+        read: Function from a list of row numbers to a list of pairs: an image and its label. An
+            image is the bytes of a file, or a uint8 array `[height, width, channels]`.
         stored_labels: Integers `[count]`; None if labels are unknown before the images are read.
-        names: List with a name of each example; None if an example has only its row number.
+        names: List with a name for each example; None if examples have only row numbers.
         people: Array with the person of each example; None without people.
     """
 
@@ -157,7 +159,7 @@ class Records:
     people: np.ndarray | None = None
 
     def labels(self):
-        """Returns the labels, an int64 array `[count]`. Reads the split part by part."""
+        """Returns the labels, an int64 array `[count]`. Reads the images in parts to find them."""
         if self.stored_labels is not None:
             return self.stored_labels
         parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
@@ -171,8 +173,9 @@ class Source:
     Attributes:
         shape: `(height, width, channels)` of an image; None if it varies.
         class_names: Tuple with a name for each class.
-        records: Function from "train", "validation" or "test" to `Records`, which may be empty.
-        notes: Tuple of sentences to print about the images and the choices.
+        records: Function from "train", "validation" or "test" to the `Records` of this split, which
+            may be empty.
+        notes: Tuple of sentences to print about the images, for example how their size was chosen.
         left_out: Number of images that were left out because they could not be read.
     """
 
@@ -217,7 +220,7 @@ def read(name, data_dir=None, download=False):
     """
     source = name.entry.source
     builder = _find(source, data_dir)
-    described = described_by(builder, source)  # Raises an error before the data are fetched.
+    described = described_by(builder, source)  # Checks the data set before it is fetched.
     if not builder.is_prepared():
         if not download:
             raise UserError(
@@ -226,12 +229,12 @@ def read(name, data_dir=None, download=False):
                 f"run `tfds build {source} --file_format=array_record` on a machine with a "
                 f"network and copy the result. Received: --data_dir={data_dir}."
             )
-        try:  # Large data sets need this format: it has random access.
+        try:  # This format has random access, which large data sets need.
             _find(source, data_dir, file_format="array_record").download_and_prepare()
-        # Any exception of a builder becomes a UserError with its reason, for example no network,
-        # no space, or files to be fetched by hand.
+        # Any exception of a builder becomes a UserError. For example, the network is down, the
+        # disk is full, or the user must fetch files by hand.
         except Exception as error:
-            # Another process may have prepared it meanwhile.
+            # Another process may have prepared the data set in the meantime.
             if not _find(source, data_dir).is_prepared():
                 raise UserError(
                     f"The data set {source!r} could not be prepared under {builder.data_dir}: "
@@ -252,7 +255,7 @@ def described_by(builder, name):
         UserError: If the examples are not pairs of a uint8 image and a label.
     """
     keys, info = builder.info.supervised_keys, builder.info.features
-    # The pairs of places365_small end with the name of the file.
+    # places365_small has a third key after image and label: the name of the file.
     if keys and len(keys) >= 2 and all(isinstance(key, str) for key in keys):
         image, label = (info[key] for key in keys[:2])
         is_image = np.dtype(image.np_dtype) == np.uint8 and len(image.shape) == 3
@@ -300,7 +303,7 @@ def _in_memory(pairs):
 def _find(name, data_dir, **kwargs):
     try:
         return tfds.builder(name, data_dir=data_dir, **kwargs)
-    # An unknown name, an unknown version, and files that cannot be read.
+    # The name or the version is unknown, or files cannot be read.
     except (ValueError, AssertionError, OSError) as error:
         raise UserError(
             f"There is no data set {name!r} to be read.{did_you_mean(name, KNOWN)} Use one of "
