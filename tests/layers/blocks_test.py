@@ -22,15 +22,6 @@ def test_group_norm_equals_the_definition(groups, width, epsilon):
     np.testing.assert_allclose(layer(images), wanted, atol=1e-10)
 
 
-def test_skip_init_scales_by_a_constant_and_a_trainable_scalar():
-    x = np.arange(12.0).reshape(2, 3, 2)
-    layer = SkipInit(0.5)
-    np.testing.assert_array_equal(layer(x), np.zeros_like(x))
-    layer.gain.assign(3.0)
-    np.testing.assert_allclose(layer(x), 1.5 * x)
-    assert layer.count_params() == 1
-
-
 @pytest.mark.parametrize(("shape", "views", "twice"), [((5,), 1, True), ((4, 3, 2), 3, False)])
 def test_private_gradients_of_skip_init_are_those_of_batches_of_one(shape, views, twice):
     rng, inputs = np.random.default_rng(0), keras.Input(shape)

@@ -92,7 +92,6 @@ class Broken(Generator):
     "arguments, message",
     [
         ({"num_images": 0}, "`num_images` must be a positive integer"),
-        ({"batch_size": 1.5}, "`batch_size` must be a positive integer"),
         ({"features": "pool"}, "`features` must be a layer, model or function"),
         ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary or"),
         ({"source": Broken(4), "public": True}, "or are not finite. Use more"),

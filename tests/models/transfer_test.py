@@ -128,8 +128,3 @@ def test_whitened_features_have_unit_covariance_on_generated_images(whiten, monk
     np.testing.assert_allclose(features.mean(axis=0), 0, atol=1e-2)
     assert np.all(np.abs(np.cov(features.T) - np.eye(3)) < 0.25)
     assert account.ledger_of(model.weights).is_complete
-
-
-def test_whitening_is_refused_by_name():
-    with pytest.raises(ValueError, match="`whiten` must be one of"):
-        transfer.backbone(sequential(POOL()), input_shape=SHAPE, pixels="0..1", whiten="data")
