@@ -57,12 +57,7 @@ def largest_ratio(name, policy="float32", jit_compile=False, trials=30, seed=0):
     rng, sums, worst = np.random.default_rng(seed), None, 0.0
     with fuzz_configurations.policy(policy):
         seeds.fix(seed)
-        shape, body = fuzz_configurations.MODELS[name]
-        inputs = keras.Input(shape, dtype="int64" if name == "tokens" else None)
-        features = body(inputs)
-        if len(features.shape) > 2:
-            features = keras.layers.Flatten()(features)
-        model = cancelling.model_of(inputs, keras.layers.Dense(CLASSES)(features))
+        model = cancelling.model_of(*fuzz_configurations.ends_of(name))
         for trial in range(trials):
             extreme(model, rng)
             x, y = batch(name, PATTERNS[trial % len(PATTERNS)], rng)
