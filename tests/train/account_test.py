@@ -18,7 +18,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.record import DatasetId, Record
+from tfdpx.accounting.record import DatasetId, Record, UpstreamTraining
 from tfdpx.report import words
 from tfdpx.train import account
 
@@ -122,6 +122,14 @@ def test_the_best_of_several_runs_adds_up(ask, tmp_path):
     assert answer["delta"] == pytest.approx(2e-5) and "adds its own epsilon" in text
 
 
+def test_trainings_behind_the_weights_count_where_the_data_are_the_same(ask, tmp_path):
+    behind = UpstreamTraining(DatasetId("digits:0-4"), Ledger((Entry(4.0, 0.1, 60, run=3),)))
+    leave(tmp_path / "later", data=DatasetId("digits:5-9"), seen=(behind,))
+    assert ask(workdir=tmp_path)[0]["epsilon"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
+    leave(tmp_path / "whole", data=DatasetId("digits"), run=2)
+    assert ask(workdir=tmp_path)[0]["epsilon"] == pytest.approx(composed((4.0, 180)), rel=2e-3)
+
+
 def test_different_data_or_deltas_do_not_compose_without_a_word(ask, refusal, tmp_path):
     leave(tmp_path / "a")
     leave(tmp_path / "b", run=2, data=DatasetId("folder:photos", 500, "02"))
@@ -174,17 +182,10 @@ def test_a_folder_is_known_by_its_content_and_what_cannot_be_read_is_listed(ask,
     np.savez(package / "arrays.npz", np.zeros(3))
     with h5py.File(package / "data.h5", "w") as file:
         file["x"] = np.zeros(3)
+    (tmp_path / "curve.jsonl").write_text('{"step": 20, "epsilon": 3.0}')
     answer, text = ask(workdir=tmp_path)
     assert answer["steps"] == 80 and answer["releasable"] is True and answer["not_read"] == []
     assert "All together are" in text
-
-    release = dict(epsilon=0.5, delta=0.0, unit="example", name="counts")
-    line = json.dumps(release | {"neighbours": "add_or_remove"})
-    (tmp_path / "releases.jsonl").write_text(line)
-    (tmp_path / "curve.jsonl").write_text('{"step": 20, "epsilon": 3.0}')
-    with_release, _ = ask(workdir=tmp_path)
-    assert with_release["epsilon"] == pytest.approx(answer["epsilon"] + 0.5)
-    (tmp_path / "releases.jsonl").unlink()
 
     begin(tmp_path / "cut")
     (tmp_path / "damaged.keras").write_text("weights")
