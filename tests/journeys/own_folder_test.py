@@ -67,15 +67,6 @@ def test_one_command_says_what_it_took_and_chose(finished):
     assert (workdir / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_other_choices_are_flags_away(photo_flags, run, tmp_path):
-    photo_flags = dict(photo_flags, skip_broken=True, test_fraction=0.5, image_size=12)
-    record, output = run(classify, workdir=tmp_path, steps=3, learning_rate=9.0, **photo_flags)
-    assert ": about 0.5 of the images" in output and record["num_examples"] < 80
-    assert "Read as 12x12 pixels, in colour (--image_size)" in output
-    assert (record["steps"], record["learning_rate"]) == (3, 9.0)
-
-
 def test_predictions_are_printed_and_written(photos, trained, run, refusal, tmp_path):
     path = tmp_path / "found.csv"
     arguments = dict(model=trained, images=photos, csv=path)

@@ -72,15 +72,6 @@ def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, ask,
 
 
 @pytest.mark.slow
-def test_a_backbone_that_saw_the_images_without_privacy_is_refused(public, refusal, tmp_path):
-    for arguments in (dict(head="newton", dataset="digits"), dict(dataset="digits:0-4")):
-        arguments |= dict(workdir=tmp_path / "w", init_from=str(public), epsilon=1.0)
-        message = refusal(classify, **arguments)
-        assert "trained on sklearn_digits already, without an account" in message
-        assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
 def test_weights_that_were_trained_on_privately_are_recorded_together(private, run, ask, tmp_path):
     both, _ = run(classify, workdir=tmp_path / "on", **TINY, init_from=str(private))
     assert both["epsilon"] > 1.1 * ask(private)["epsilon"]
@@ -107,16 +98,6 @@ def test_a_folder_is_asked_whole(private, public, ask, refusal, tmp_path):
     assert answer["releasable"] is False and answer["not_read"] == [str(tmp_path / "own.keras")]
     message = refusal(account, workdir=tmp_path / "own.keras")
     assert "what its weights have spent is unknown" in message
-
-
-@pytest.mark.slow
-def test_trainings_behind_weights_count_where_the_data_are_the_same(private, run, ask, tmp_path):
-    more = dict(TINY, noise_multiplier=0.6, dataset="digits:0-4", workdir=tmp_path / "first")
-    first, _ = run(classify, **more)
-    more = dict(TINY, dataset="digits:5-9", workdir=tmp_path / "second")
-    second, _ = run(classify, **more, init_from=str(tmp_path / "first"))
-    assert ask(tmp_path / "second")["epsilon"] == second["epsilon"] < first["epsilon"]
-    assert first["epsilon"] < ask(private, tmp_path / "second")["epsilon"]
 
 
 @pytest.mark.slow

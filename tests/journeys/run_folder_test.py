@@ -168,7 +168,8 @@ def test_resume_names_what_is_another(killed, run, refusal, tmp_path):
     refused("class_names=['3', '5', '8']. Received: class_names=['3', '5', '9']")
     (photos / "9").rename(photos / "8")
     refused("test_seed", test_seed=1)
-    run(classify, resume=True, **arguments)
+    # The folder alone says what it began with, also that its preset was not the default one.
+    run(classify, resume=True, workdir=workdir, seed=SEED)
     assert (workdir / "record.json").exists()
 
 
@@ -193,6 +194,9 @@ def test_weights_that_saw_the_data_are_refused_without_a_word(
     arguments = dict(SEEN, init_from=str(finished_runs("public").workdir), workdir=tmp_path / "run")
     message = refusal(classify, **arguments)
     assert "trained on sklearn_digits already, without" in message and "--private=false" in message
+    start = {name: arguments[name] for name in ("dataset", "init_from", "workdir")}
+    message = refusal(classify, head="newton", epsilon=1.0, **start)
+    assert "trained on sklearn_digits already, without an account" in message
     report, _ = run(classify, **arguments | dict(private=False, noise_multiplier=None))
     assert report["epsilon"] == "inf" and report["private"] is False
     statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
