@@ -210,8 +210,3 @@ def test_the_table_of_versions_has_every_private_name_that_is_used():
 )
 def test_a_private_name_is_seen(source):
     assert len(private_uses({"tfdpx/made_up.py": source})) == 1
-
-
-def test_private_names_of_our_own_are_no_violation():
-    source = "class A:\n    def __init__(self, other):\n        self._kept = other._kept"
-    assert private_uses({"tfdpx/made_up.py": source}) == []

@@ -5,7 +5,6 @@ import importlib
 import pathlib
 import re
 
-import bench
 import head_cases
 import keras
 import numpy as np
@@ -18,10 +17,8 @@ from sklearn.datasets import load_digits
 
 import tfdpx
 from tfdpx import noise
-from tfdpx.accounting import group_epsilon
 from tfdpx.report import verify
 from tfdpx.sampling.examples import as_examples
-from tfdpx.training.clipping import ClipPolicy
 
 ROOT = pathlib.Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs a checkout")
@@ -51,26 +48,6 @@ def test_the_program_of_own_code_runs_and_its_report_is_whole(tmp_path, monkeypa
     text = (ROOT / "docs" / "own_code.md").read_text("utf-8")
     found = round(100 * verdict.record.attack_bounds().right_guesses + 0.5)
     assert f"right at most {found} times of 100" in " ".join(text.split())
-
-
-@pytest.mark.slow
-def test_the_epsilons_of_several_rows():
-    page = (ROOT / "docs" / "one_example.md").read_text("utf-8")
-    plan = tfdpx.PrivacyPlan(2_000, batch_size=200, epochs=20, epsilon=4.0, delta=1e-5)
-    assert "PrivacyPlan(len(windows), batch_size=200, epochs=20, epsilon=4.0, delta=1e-5)" in page
-    rows, epsilons = (
-        re.search(rf"^\| {name} \| (.*) \|$", page, re.MULTILINE)[1].split(" | ")
-        for name in ("rows that change", "epsilon")
-    )
-    for row, epsilon in zip(rows, epsilons, strict=True):
-        half_a_digit = 0.51 * 10 ** -len(epsilon.partition(".")[2])
-        assert float(epsilon) == pytest.approx(group_epsilon(plan, int(row)), abs=half_a_digit)
-    for sentence in (
-        f"With epsilon {epsilons[0]} for a window, epsilon is therefore {epsilons[-1]}",
-        f"A photo in three triplets has epsilon {epsilons[rows.index('3')]}",
-        f"puts a photo in two rows (epsilon {epsilons[rows.index('2')]})",
-    ):
-        assert sentence in " ".join(page.split())
 
 
 @pytest.mark.slow
@@ -160,30 +137,6 @@ def test_a_clip_policy(monkeypatch):
     assert 0.9 < np.linalg.norm(change - without) * 16 < 1
     again = tfdpx.DPSGD.from_config(model.optimizer.get_config())
     assert isinstance(again.clip_policy, normalized) and again.l2_norm_clip == 1.0
-
-
-class Careless(ClipPolicy):
-    """A one-line policy that does not mask the factors of absent rows."""
-
-    def clip(self, squared_norms, present, batch_size, clips):
-        return 1.0 / (tf.sqrt(squared_norms) * batch_size)
-
-
-def test_the_step_leaves_out_what_a_careless_policy_does_not():
-    def make_bench(microbatch_size):
-        return bench.Bench(  # Without a bias, the gradient of a row of zeros is zero.
-            layers=lambda: [keras.layers.Dense(3, use_bias=False)],
-            noise_multiplier=1e-6,
-            l2_norm_clip=Careless(1.0),
-            microbatch_size=microbatch_size,
-        )
-
-    x, y = small.data()
-    without = make_bench(None).step(np.delete(x, 3, 0), np.delete(y, 3))
-    in_microbatches = make_bench(5)  # The last microbatch has absent rows.
-    for value in (np.nan, np.inf, 0.0):
-        x[3] = value
-        np.testing.assert_allclose(in_microbatches.step(x, y), without, atol=1e-5)
 
 
 def test_a_head(monkeypatch):
