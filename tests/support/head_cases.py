@@ -3,8 +3,6 @@
 import math
 
 import numpy as np
-import pytest
-import tensorflow as tf
 
 from tfdpx import heads
 
@@ -61,18 +59,3 @@ def make(name, **arguments):
     kind = WithPublic if head == "AdaMix" else getattr(heads, head)
     clip = {} if head == "AdaMix" else {"l2_norm_clip": CLIP}
     return kind(CLASSES, EPSILON, DELTA, **{**clip, **CASES[head][name], **arguments})
-
-
-def on_replicas():
-    """Every head is refused on two replicas."""
-    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
-    assert len(devices) == 2
-    for name in FIRST:
-        head = make(name)
-        with (
-            tf.distribute.MirroredStrategy(devices).scope(),
-            pytest.raises(ValueError, match="MirroredStrategy with 2 replicas. Call `fit` outside"),
-        ):
-            head.fit(*data())
-        assert head.kernel is None and head.ledger.steps == 0
-        head.fit(*data())

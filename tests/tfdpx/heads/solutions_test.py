@@ -1,8 +1,9 @@
 """Without noise each head is a known algorithm; the order of the examples changes rounding."""
 
+import types
+
 import head_cases
 import numpy as np
-import processes
 import pytest
 import tensorflow as tf
 from head_cases import CLASSES, FREE, WIDTH, make
@@ -133,9 +134,13 @@ def test_the_order_of_a_dataset_and_chunks_change_rounding_alone(monkeypatch, na
         np.testing.assert_allclose(kernel, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.slow
-def test_two_replicas_are_refused():
-    processes.run_alone("head_cases.on_replicas")
+@pytest.mark.parametrize("name", head_cases.FIRST)
+def test_two_replicas_are_refused(monkeypatch, name):
+    head, two = make(name), types.SimpleNamespace(num_replicas_in_sync=2)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: two)
+    with pytest.raises(ValueError, match="with 2 replicas. Call `fit` outside"):
+        head.fit(*data())
+    assert head.kernel is None and head.ledger.steps == 0
 
 
 def test_an_indefinite_matrix_is_raised_to_the_nearest_that_can_be():
