@@ -59,7 +59,7 @@ class PrivateGradient:
         self.all_reduce_passed = False
 
     def __add__(self, tensor):
-        """Adds a tensor that depends on no data, for example of a weight regulariser."""
+        """Adds a tensor that depends on no data, for example a weight regulariser's gradient."""
         return PrivateGradient(self.tensor + tensor, _KEY)
 
 
@@ -82,8 +82,8 @@ def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
     Args:
         squared_norms: float32 [n], the squared l2 norms of the gradients.
         l2_norm_clip: Float, C. With infinity nothing is clipped: all factors are 1/B, and there is
-            no privacy. Or a float32 tensor [n] from `tfdpx.AdaptiveClip`, with finite values that
-            are large enough.
+            no privacy. Or a float32 tensor [n] from `tfdpx.AdaptiveClip`, with finite values of at
+            least `rounding.SMALLEST_CLIP`.
         batch_size: Int, B.
         fractions: Optional float32 [n] in (0, 1], f: example i is clipped to the norm `f_i C`.
 

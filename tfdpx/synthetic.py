@@ -373,7 +373,8 @@ def _stamped(points, radii, height, width):
 
     Returns:
         float64 array [height, width] in [0, 1]. A pixel is 1 if its centre is at least half a pixel
-        inside of a disc, 0 if it is half a pixel or more outside of all discs, and linear between.
+        inside of a disc, and 0 if it is at least half a pixel outside of all discs. In between, its
+        value is linear in the distance.
     """
     reach = int(np.ceil(radii.max() + 1))
     offset = np.arange(-reach, reach + 1)

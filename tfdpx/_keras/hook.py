@@ -35,8 +35,7 @@ extension point that passes them, so we wrap the following methods:
 - `keras.Operation.__call__`: if a recorder is active in this thread, the recorder sees every call
   of every layer. Otherwise the wrapper only adds an attribute look-up.
 
-`install()` runs once tfdpx and Keras are imported. It is idempotent, and `uninstall()` restores
-all methods.
+`install()` runs as soon as both tfdpx and Keras are imported. `uninstall()` restores all methods.
 """
 
 import functools
@@ -62,7 +61,7 @@ _watch = types.SimpleNamespace()
 
 
 def install(load=None):
-    """Wraps the methods that the module's docstring lists. Idempotent.
+    """Wraps the methods that the module's docstring lists, unless they are wrapped already.
 
     Args:
         load: Function without arguments. It imports every module that registers a class with Keras

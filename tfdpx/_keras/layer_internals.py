@@ -60,7 +60,7 @@ ATTENTION = tuple(_ATTENTION)
 
 
 def changed_attention(layer):
-    """Returns the names of a built attention layer's attributes that differ from `_ATTENTION`.
+    """Returns the names of attributes of a built attention layer that differ from `_ATTENTION`.
 
     For inputs [rows, positions, features], Keras sets these attributes to the values in
     `_ATTENTION`, unless the layer has a gate, a window or flash attention.
@@ -321,9 +321,9 @@ def finish_features(space):
 def adapted_statistics(layer):
     """Returns the statistics that `adapt` has computed for a layer, a list of arrays, or None.
 
-    This also works for a layer from a file, although the file does not tell that it was adapted.
-    For a user's layer with an `adapt` it returns all weights, because we cannot know which are
-    statistics.
+    This also works for a layer from a file, although the file does not tell that the layer was
+    adapted. For a user's layer with an `adapt` method, the result has all weights, because we
+    cannot know which of them are statistics.
     """
     if isinstance(layer, keras.layers.TextVectorization):
         layer = layer._lookup_layer

@@ -146,8 +146,8 @@ def build(model, data):
 
     Args:
         model: A compiled `keras.Model`.
-        data: `(x, y, sample_weight)`; only the dtypes and the shapes after the batch axis of y and
-            sample_weight are read. `x` holds dummy rows, on which a built model may run.
+        data: `(x, y, sample_weight)`. `x` holds dummy rows, on which a built model may run. Only
+            the dtypes of `y` and `sample_weight` are read, and their shapes after the batch axis.
     """
 
     def symbolic(leaf):

@@ -118,8 +118,8 @@ def changing(model, is_fit=True):
 
     Args:
         model: `keras.Model`.
-        is_fit: Bool. False for a single batch, where no callback can change frozen layers. The
-            values of frozen layers are then not compared, which could take longer than the batch.
+        is_fit: Bool. False for a single batch, where no callback can change frozen layers. Then the
+            values of frozen layers are not compared, which saves time.
     """
     before = _state(model, is_fit)
     try:

@@ -33,9 +33,10 @@ def setting(name, value):
 
 
 def recording(recorder):
-    """Passes every operation called in this thread to `recorder.observe(operation, args, kwargs)`.
+    """Context manager in which `recorder.observe(operation, args, kwargs)` gets every call.
 
-    `recording(None)` hides the operations from an outer recorder.
+    These are all calls of Keras's operations in this thread. `recording(None)` hides the calls from
+    an outer recorder.
     """
     return setting("recorder", recorder)
 
@@ -86,9 +87,10 @@ def is_unscaled():
 
 
 def masking_invalid():
-    """Makes the embedding of an unknown token NaN, so the token's example counts as zero.
+    """Context manager in which the embedding of an unknown token is NaN.
 
-    Without this setting, TensorFlow ends the run with an error on CPUs.
+    The example with the token then counts as zero. Without this setting, TensorFlow ends the run
+    with an error on CPUs.
     """
     return setting("is_masking", True)
 

@@ -41,9 +41,9 @@ def weakly(method):
 
 
 def vectorizing_by(held, multiply):
-    """Makes `tf.vectorized_map` run most operations in a loop over examples, in this thread.
+    """Context manager in which `tf.vectorized_map` vectorizes only some types of operations.
 
-    Outside of the context, `tf.vectorized_map` does not change.
+    All other operations run in a loop over examples. Other threads are not affected.
 
     Args:
         held: Set of str, the types of the operations that TensorFlow's converters vectorize as
@@ -236,10 +236,10 @@ def _same_rounds(original):
 
 
 def stateful_draws_from(next_key):
-    """Makes TensorFlow's stateful random draws use keys instead of a state, in this thread.
+    """Context manager in which TensorFlow's stateful random draws use keys instead of a state.
 
     This covers `tf.random.uniform`, `normal` and `truncated_normal`, and a `tf.random.Generator`.
-    The generator's state does not change.
+    The generator's state does not change. Other threads are not affected.
 
     Args:
         next_key: Function without arguments that returns a key, an int64 tensor [2], different on
@@ -312,7 +312,7 @@ _WITHOUT_GAIN = (
 
 @contextlib.contextmanager
 def sparing_graph_optimizer():
-    """Makes TensorFlow in this thread optimize each graph that it runs once instead of twice.
+    """Context manager: in this thread, TensorFlow optimizes each graph once instead of twice.
 
     A second round takes as long as the first but changes next to nothing. On CPUs, most passes of
     the optimizer gain nothing either, so only constants, calls and unused nodes are optimized. On

@@ -86,7 +86,7 @@ _PROBLEMS = {
 
 
 def problems_of_graph(graph, layer, subject, unread=(), metrics=None):
-    """Yields texts about operations that keep state, draw random numbers, run Python, or raise.
+    """Yields texts about operations that keep state, draw random numbers, run Python, or may fail.
 
     Args:
         graph: A `tf.Graph` of a function.

@@ -1,7 +1,8 @@
 """Records the calls that a model makes to its layers, with the inputs of each call.
 
-A *unit* is an outermost layer with a rule for its class, together with all layers in it. An active
-`Recorder` *captures* each call of a unit: it keeps the inputs, and its tape watches the outputs.
+A *unit* is a layer with a rule for its class, together with all layers inside of it. A layer inside
+of a unit is no unit. An active `Recorder` *captures* each call of a unit: it keeps the inputs, and
+its tape watches the outputs.
 One backward pass over activations then gives the gradient at every unit's output. No rule forms the
 gradient of a variable that is read outside of captured calls. For such a variable, the same tape
 computes the whole gradient.
@@ -25,7 +26,7 @@ class ReadOutside(Exception):
 
     Args:
         variables: List of `keras.Variable`.
-        reason: Str, a clause for error messages that says why they are read there.
+        reason: Str, a clause for messages that tells why these variables are left to the map.
     """
 
     def __init__(self, variables, reason):
@@ -48,7 +49,7 @@ class UnitRecorder:
         self._inside = False
 
     def observe(self, operation, args, kwargs):
-        """Calls `operation(*args, **kwargs)`. The hook in Keras runs this in place of each call."""
+        """Calls `operation(*args, **kwargs)`. The hook in Keras uses this for each such call."""
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return layer_internals.call_operation(operation, args, kwargs)
@@ -62,7 +63,10 @@ class UnitRecorder:
             self._inside = False
 
     def _rule(self, operation, args, kwargs):
-        """Returns the rule class if this is a call of a unit on data, otherwise None."""
+        """Returns the rule class for a call of a unit. Returns None for any other call.
+
+        Symbolic calls, on `keras.KerasTensor`s, also get None.
+        """
         if not isinstance(operation, keras.Layer) or any(
             isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
         ):
@@ -123,7 +127,7 @@ class Recorder(UnitRecorder):
     def check_shapes(self, data):
         """Leaves layers to the map if the shapes of their inputs depend on the example.
 
-        The variables of such a layer count as read outside.
+        The variables of such a layer count as variables that are read outside of captured calls.
 
         Args:
             data: Nest of the tensors of one example.
@@ -146,7 +150,8 @@ class Recorder(UnitRecorder):
             The second contains the gradients at the variables in `layout.whole`.
 
         Raises:
-            ReadOutside: If another trainable variable was read outside of every captured call.
+            ReadOutside: If a trainable variable that is not in `layout.whole` was read outside of
+                every captured call.
         """
         self.outside.check(self._layout.whole)
         outputs = [call.outputs for call in self.calls]

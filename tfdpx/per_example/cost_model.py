@@ -20,8 +20,8 @@ class Cost:
 
     Attributes:
         flops: Number of floating point operations. A multiplication and an addition count as two.
-        bytes: Number of bytes that are read and written by operations that are limited by memory,
-            not by arithmetic.
+        bytes: Number of bytes that operations read and write. Only operations that are limited by
+            memory, rather than by arithmetic, count.
         calls: Number of separate kernel launches.
     """
 
@@ -52,7 +52,7 @@ class Work:
         flops: Floating point operations of the forward pass, for one row.
         elements: Number of elements in the layers' outputs, for one row.
         weights: Number of trained weights.
-        calls: Number of times that a layer is called.
+        calls: Number of layer calls in a forward pass.
     """
 
     flops: float
@@ -104,9 +104,9 @@ class Choices(list):
 
 @contextlib.contextmanager
 def forced_norms(norm):
-    """Returns a context manager in which all rules that support one kind of norm use it.
+    """Returns a context manager in which every rule computes its norms in one way, if it can.
 
-    Tests and benchmarks trace steps in it, to compare the kinds. Results differ only by rounding.
+    Tests and benchmarks use it to compare the ways. Their results differ only by rounding.
 
     Args:
         norm: "instantiate", "ghost", or "auto" for the kind that is predicted to be cheaper.

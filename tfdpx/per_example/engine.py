@@ -51,8 +51,8 @@ class EngineOutput:
         losses: float32 [B * K], the loss of each row.
         tracked: List of float32 [B * K], as in `RowLosses`.
         y_pred: The model's output, a nest of tensors [B * K, ...].
-        squared_norms: float32 [B], the squared l2 norm of each example's mean gradient over its
-            views and over all trainable variables.
+        squared_norms: float32 [B], the squared l2 norm of each example's gradient with respect to
+            all trainable variables. The gradient is the mean over the views of the example.
         clipped_sums: Function that takes a factor for each example, float32 [B]. It multiplies each
             example's gradient by its factor and returns the sum over examples, a list of float32
             tensors in the order of `model.trainable_variables`. An example with the factor zero
@@ -127,8 +127,8 @@ class Engine:
             sample_weight: As `x`, or None.
             update: Optional `Update`. If passed, the caller must call its `apply_transforms` once,
                 on the sums over all microbatches.
-            key: Optional int64 tensor [2], the secret key of the random layers' draws. No other
-                call may get the same key.
+            key: Optional int64 tensor [2], the secret key for the random numbers that layers draw.
+                No other call may get the same key.
             shares: Optional float32 [B * K], the weight of each row's loss in the loss of its
                 example. The default is 1 / K.
         """
@@ -189,7 +189,10 @@ class Engine:
         return groups
 
     def differentiate(self, data, update, key, shares, has_loss=True):
-        """Returns the `_Pass` over `data`: `(x, y, sample_weight)`, nests of [B * K, ...]."""
+        """Runs a forward and a backward pass over `data`, and returns a `_Pass`.
+
+        `data` is `(x, y, sample_weight)`, nests of tensors [B * K, ...].
+        """
         # The model may have changed after the layout was made.
         self._not_rowwise = self._not_rowwise or rowwise.find_obstacle(self._model)
         batch, num_views = Rows(data), self._num_views

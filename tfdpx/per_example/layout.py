@@ -288,6 +288,6 @@ def probe_targets(specs, rows):
 
 
 def _find_vocabulary(layers, kind):
-    """Returns the vocabulary of the first layer of class `kind`, a list; empty without a layer."""
+    """Returns the vocabulary of the first layer of class `kind`; [] if there is no such layer."""
     lookups = [layer for layer in layers if isinstance(layer, kind)]
     return list(lookups[0].get_vocabulary(include_special_tokens=False)) if lookups else []

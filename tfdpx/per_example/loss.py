@@ -22,8 +22,8 @@ class RowLosses:
             metrics in `model_internals.output_loss_trackers(model)` average. Two tensors follow for
             each metric in `own_trackers(model)`: the numbers that `compute_loss` adds to the
             metric's total, and those that it adds to its count.
-        predictions: List of the tensors [rows, ...] in the model's output that a loss can have a
-            gradient at. They include the logits that Keras's cross-entropies read.
+        predictions: List of those tensors [rows, ...] in the model's output for which a loss can
+            have a gradient. They include the logits that Keras's cross-entropies read.
         cotangents: List of tensors, the gradients of the sum of `losses` at `predictions`.
         direct: List of float32 tensors [rows, *variable.shape], the gradients of each row's loss at
             the variables that the loss reads directly, for example a learned temperature.
@@ -124,7 +124,7 @@ def _losses_by_row(loss, y, y_pred):
 def sum_of_outputs(y_pred, variables):
     """Returns `RowLosses` as if the loss were the sum of all outputs.
 
-    It stands in for a loss where only shapes matter.
+    The engine uses these losses if only shapes matter.
 
     Args:
         y_pred: Nest of tensors [rows, ...].
@@ -138,7 +138,7 @@ def sum_of_outputs(y_pred, variables):
 
 
 def _losses_of_one(model, x, y, sample_weight, y_pred, states):
-    """Returns a list of scalars: the loss of one row, and the numbers it adds to each tracker."""
+    """Returns a list of scalars: the loss of one row, and the numbers that it adds to metrics."""
     output_trackers = model_internals.output_loss_trackers(model)
     other_trackers = model_internals.own_trackers(model)
     # The trackers are updated later, once. Updates that the loss makes here stay in the scope.

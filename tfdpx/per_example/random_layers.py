@@ -24,7 +24,7 @@ _WORDS = 2**31 - 2
 
 
 class UnmappedState(ValueError):
-    """Raised if a layer adds a loss, or assigns to a state that is not a seed generator's."""
+    """Raised if a layer adds a loss, or changes a variable other than a seed generator's state."""
 
 
 def seeds(key, shape):
@@ -56,7 +56,8 @@ def drawing_from_key(layer, key):
         key: int64 tensor [2].
 
     Raises:
-        UnmappedState: If another variable was assigned to. The new value would be lost.
+        UnmappedState: If code in the context assigned a value to any other variable. This value
+            would be lost.
     """
     count = len(layer_internals.seed_generators(layer))
     with starting_from(layer, seeds(key, [count]) if count else None):
@@ -67,14 +68,15 @@ def drawing_from_key(layer, key):
 def starting_from(layer, states):
     """Returns a context manager that starts all seed generators in a layer from `states`.
 
-    Seed generators of sublayers start from them, too.
+    Seed generators of sublayers start from these states, too.
 
     Args:
         layer: `keras.Layer`.
         states: int64 tensor [generators, 2]. It is not read if there are no generators.
 
     Raises:
-        UnmappedState: If another variable was assigned to. The new value would be lost.
+        UnmappedState: If code in the context assigned a value to any other variable. This value
+            would be lost.
     """
     generators = layer_internals.seed_generators(layer)
     graph = tf.compat.v1.get_default_graph()

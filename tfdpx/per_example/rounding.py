@@ -76,7 +76,7 @@ def _sign():
 
 
 def product_error():
-    """Returns the relative error of one product in a matrix product on this machine, a float.
+    """Returns the relative error of the multiplications in a matrix product on this machine.
 
     GPUs round the inputs to TF32 if TensorFlow allows it, as it does by default. TPUs round them to
     bfloat16.
@@ -101,7 +101,10 @@ def dot_error(terms):
 
 
 def count_sequential_terms(terms):
-    """Returns how many of `terms` a matrix product or convolution adds one after the other."""
+    """Returns how many terms are added one after the other in sums of `terms` terms.
+
+    The sums are the entries of a matrix product or a convolution.
+    """
     return min(terms, _BLOCK + terms / _BLOCK)
 
 
@@ -186,7 +189,7 @@ def raise_for_rounding(squares, sizes):
 
 
 def errors_of_squares(sizes):
-    """Returns bounds on two errors of sums of squares: relative by rounding, absolute by underflow.
+    """Returns two bounds for sums of squares: of the relative rounding, of the absolute underflow.
 
     Args:
         sizes: As for `raise_for_rounding`.
@@ -361,7 +364,7 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
 
 
 def _square_norms_of_products(sign, inputs, output_gradients, numbers):
-    """Computes `squared_norms_of_products`, with the relative errors in `numbers`."""
+    """Returns the result of `squared_norms_of_products`. `numbers` has the bounds of errors."""
     *gram_errors, relative_error, absolute_error = tf.unstack(numbers)
     sizes, slack = [], []
     for gram, least, error in (inputs, *gram_errors[:2]), (output_gradients, *gram_errors[2:]):

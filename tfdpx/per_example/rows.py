@@ -26,7 +26,7 @@ class Rows:
         self.tensors = [leaf for leaf, flag in zip(self._leaves, batched, strict=True) if flag]
 
     def pack(self, tensors, keep_others=True):
-        """Returns the nest with its batched tensors replaced by `tensors`, in order.
+        """Returns the nest with `tensors` in place of its tensors that have a batch axis, in order.
 
         Args:
             tensors: Iterable of tensors.
@@ -40,7 +40,7 @@ class Rows:
         return tf.nest.pack_sequence_as(self._nest, leaves)
 
     def map(self, function):
-        """Returns the nest with `function` applied to its batched tensors."""
+        """Returns the nest with `function` applied to its tensors that have a batch axis."""
         return self.pack([function(tensor) for tensor in self.tensors])
 
     @property

@@ -40,7 +40,7 @@ _layers = {}
 
 
 def register_rowwise(*layer_classes, problem_of=None):
-    """Registers layer classes that treat each row by itself if they are called only with inputs.
+    """Registers layer classes that treat each row by itself if only inputs are passed to a call.
 
     The privacy guarantee depends on this property: a registered layer is not mapped, even if it
     mixes rows.
@@ -117,7 +117,7 @@ def find_loss(model, y, y_pred):
 
 
 def has_plain_cells(layer):
-    """Returns whether a layer is a recurrent one of Keras, not stateful, with unchanged cells."""
+    """Returns whether a layer is a recurrent layer of Keras, not stateful, with Keras's cells."""
     if type(layer) not in _RECURRENT or layer.stateful:
         return False
     cells = cells_of(layer)

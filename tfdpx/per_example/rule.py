@@ -322,7 +322,7 @@ class Rule:
         """Returns a list of float32 tensors [B * n, ...] that `clipped_sum` reads.
 
         For examples with the factor zero, the engine sets these tensors to zero, and passes them to
-        `clipped_sum` as `masked`. The factor is not enough, because 0 * inf is not zero.
+        `clipped_sum` as `masked`. A product with the factor is not enough: 0 * inf is not zero.
         """
         return []
 
@@ -433,7 +433,7 @@ class Rule:
         return any(variable is v for v in self.variables)
 
     def in_order(self, by_variable: list[tuple[Any, Any]]) -> list:
-        """Sorts values into the order of `variables`, and drops those of other variables.
+        """Sorts values into the order of `variables`, and drops the values of other variables.
 
         Args:
             by_variable: List of pairs of a `keras.Variable` and a value, such as its gradient.

@@ -1,15 +1,16 @@
 """A `tf.vectorized_map` that uses only converters that our tests found to be right.
 
 To vectorize a function, TensorFlow has a converter for each type of operation. Some converters are
-wrong: for example, the one of `PadV2` always pads with zeros. `SAFE_TO_VECTORIZE` lists the tested
-types: `tests/tfdpx/per_example/converters_test.py` compares their results and gradients with those
-of the operation on each example separately. An operation of any other type is not converted, but
-runs in a loop over the examples.
+wrong: for example, the converter of `PadV2` always pads with zeros. `SAFE_TO_VECTORIZE` lists the
+tested types. `tests/tfdpx/per_example/converters_test.py` checks that their converters give the
+same results and gradients as the operation on each example separately. An operation of any other
+type is not converted, but runs in a loop over the examples.
 
 With oneDNN, which is on by default, TensorFlow 2.16 to 2.21 have a bug: they multiply
-`[n, 1, a, b]` with a common matrix `[1, 1, b, c]` wrongly if n is at least 5, and write beyond
-their memory. Vectorization creates such a product if a function multiplies an example's `[1, a, b]`
-by a layer's weights. To avoid the bug, the operands are first reshaped to have a single batch axis.
+`[n, 1, a, b]` with a common matrix `[1, 1, b, c]` wrongly if n is at least 5, and write beyond the
+end of a buffer. Vectorization creates such a product if a function multiplies an example's
+`[1, a, b]` by a layer's weights. To avoid the bug, the operands are first reshaped to have a single
+batch axis.
 
 XLA cannot compile a vectorized loop. The error is raised during tracing, before any step.
 """

@@ -1,1 +1,1 @@
-"""A private training: the optimizers, the private step, the session, and the stages of `fit`."""
+"""The parts of private training: optimizers, the private step, sessions, and stages of `fit`."""

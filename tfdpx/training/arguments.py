@@ -1,4 +1,4 @@
-"""The arguments that private optimizers add to Keras's, and the Keras arguments they refuse."""
+"""The arguments that private optimizers add to Keras's, and arguments of Keras that they refuse."""
 
 import collections
 import copy
@@ -54,7 +54,8 @@ class PrivateArguments(KerasArguments, total=False):
         plan: Optional `tfdpx.PrivacyPlan`, which gives `batch_size` and `noise_multiplier`.
         batch_size: Int, the expected batch size B. Needed without a plan.
         noise_multiplier: Float sigma, the standard deviation of the noise in units of
-            `l2_norm_clip`. Needed without a plan. 0 clips without noise: epsilon is infinite.
+            `l2_norm_clip`. Needed without a plan. With 0, gradients are clipped but get no noise,
+            and epsilon is infinite.
         l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient. With
             `noise_multiplier=0`, C may be infinity. Training without privacy then averages the
             gradients, but neither clips them nor divides them by C. `"automatic"` divides each
@@ -62,9 +63,9 @@ class PrivateArguments(KerasArguments, total=False):
             (`docs/choosing.md`). A `tfdpx.AdaptiveClip` is a clip that follows the norms of the
             gradients. The default is 1.0.
         microbatch_size: Optional int, the number of examples that are in memory at once. It changes
-            neither the update (except for rounding) nor its sensitivity. `None` chooses the size
-            with the least predicted time; if activations are large, at most half of the batch. This
-            choice depends only on shapes and the plan.
+            neither the update (except for rounding) nor its sensitivity. With `None`, tfdpx chooses
+            the size with the least predicted time. If activations are large, this size is at most
+            half of the batch. The choice depends only on shapes and the plan.
         augment: An augmentation that runs on the device: a `tfdpx.augment` object or a Keras
             augmentation layer.
         augmult: Int K, the number of augmented views of each example. 0, the default, means no
@@ -79,10 +80,10 @@ class PrivateArguments(KerasArguments, total=False):
             With False, callbacks that act on `val_` metrics are refused, and
             `tfdpx.callbacks.TensorBoard` leaves these metrics out.
         augment_targets: Bool, whether to augment targets that are images of the same size as the
-            inputs, for example masks. They get the same random choices as the inputs. An
-            augmentation that interpolates blends targets too, so pass classes as one-hot floats.
-            With None, such targets are an error if there is an `augment`. Boxes and points are
-            never augmented.
+            inputs, for example masks. They get the same random choices as the inputs. If the
+            augmentation interpolates, it blends the values of targets, too. So pass classes as
+            one-hot floats. With None, such targets are an error if there is an `augment`. Boxes and
+            points are never augmented.
     """
 
     plan: PrivacyPlan | None
@@ -148,7 +149,7 @@ def refuse_epsilon(optimizer_class, arguments):
 
 
 def _takes(optimizer_class, argument):
-    """Returns whether the constructor of a class, or of one of its bases, has an argument."""
+    """Returns whether `argument` is an argument of a class's constructor, or of a base class's."""
     constructors = (c.__init__ for c in optimizer_class.__mro__)
     return any(argument in inspect.signature(c).parameters for c in constructors)
 

@@ -1,6 +1,6 @@
 """The end of a privacy plan: how many updates are left, and the callback that stops `fit`.
 
-A ledger belongs to the weights, so every update of the weights counts, on any data.
+A ledger belongs to the weights, so every update of these weights counts, whatever data it used.
 """
 
 import bisect

@@ -173,7 +173,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._writers = {}
 
     def _epsilons(self):
-        """Returns the epsilon spent and the plan's epsilon, a dict by (run, name) of each chart."""
+        """Returns a dict by (run, name) with two values: the epsilon spent, the plan's epsilon."""
         optimizer = model_internals.innermost(self.model.optimizer)
         plan = self.plan or getattr(optimizer, "plan", None)
         if plan is None or not hasattr(optimizer, "ledger"):

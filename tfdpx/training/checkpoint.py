@@ -92,7 +92,7 @@ class Checkpoint(keras.callbacks.Callback):
     def within(
         self, model: keras.Model, session: Any, num_examples: int | None, callbacks: Any
     ) -> Any:
-        """Context manager around a `fit`. It restores a saved run, if there is one, and then saves.
+        """Context manager around a `fit`. It restores a saved run, and lets the callback save.
 
         Args:
             model: The compiled, built model.

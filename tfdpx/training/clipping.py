@@ -73,7 +73,7 @@ class ClipPolicy:
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
-        """Returns a number for each example, float32 [count], or None. Other methods get it.
+        """Returns a number for each example, float32 [count], to pass to other methods; or None.
 
         Args:
             ids: int32 [count], the indices of the examples in the data set. None if the indices are
@@ -452,7 +452,7 @@ class IndividualClip(ClipPolicy):
         attach(ledger, self._account.variables())
 
     def state(self):
-        """Returns a dict of arrays that `tfdpx.callbacks.Checkpoint` saves. They are private."""
+        """Returns a dict of arrays for `tfdpx.callbacks.Checkpoint`. They reveal private data."""
         arrays = {
             name: value_of(state_variable) for name, state_variable in self._variables.items()
         }

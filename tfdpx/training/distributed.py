@@ -5,11 +5,11 @@ With TensorFlow 2.21 and Keras 3.15, `keras.Model.fit` works
 - under `MirroredStrategy` with `jit_compile=False` and `steps_per_execution=1`, and
 - under `TPUStrategy` on one host (not tested here).
 
-It fails, with any optimizer,
+Keras's `fit` fails, with any optimizer,
 
 - under `MirroredStrategy` with `jit_compile=True`: XLA cannot compile a function that reads
   variables on several devices (`evaluate` fails too);
-- under `MirroredStrategy` with `steps_per_execution` > 1: its loop loses the outputs' placeholders;
+- under `MirroredStrategy` with `steps_per_execution` > 1: Keras's loop over steps loses tensors;
 - under `MultiWorkerMirroredStrategy`: `fit` and `evaluate` convert `PerReplica` values to tensors.
 
 The `fit` of this module works in all of these cases, and on one device. As for Keras's `fit`, build

@@ -1,6 +1,6 @@
 """The norms of examples' gradients before they are clipped, for choosing `l2_norm_clip`.
 
-The norms are not private, because each is computed from one example without noise.
+The norms reveal private data, because each is computed from one example without noise.
 """
 
 import typing
@@ -28,9 +28,9 @@ def gradient_norms(
 ) -> np.ndarray:
     """Returns the l2 norm of each example's gradient, before clipping.
 
-    The norms are not private: keep them as secret as the data. If you choose the clip by looking at
-    norms of private examples, the choice depends on private data, and no epsilon covers this. So
-    use norms of similar public examples, or a clip from a paper.
+    The norms are computed without noise, so keep them as secret as the data. If you choose the clip
+    by looking at norms of private examples, the choice depends on private data, and no epsilon
+    covers this. So use norms of similar public examples, or a clip from a paper.
 
     The gradient of an example's loss is computed as in the private step: in training mode, over all
     trainable variables and without weight regularisers. With a tfdpx optimizer, the gradient is the

@@ -166,7 +166,10 @@ def least_time(
 
 
 def _predict_seconds(work, num_views):
-    """Returns the predicted `seconds_per_example` and `seconds_per_microbatch` of `least_time`."""
+    """Returns predictions of two arguments of `least_time`.
+
+    They are `seconds_per_example` and `seconds_per_microbatch`.
+    """
     device = device_kind()
     row_cost = Cost(_BACKWARD * work.flops, _FLOAT * _TRAFFIC * work.elements)
     microbatch = Cost(
@@ -181,7 +184,7 @@ class Batch(typing.NamedTuple):
     Attributes:
         data: `(x, y, sample_weight)`, nests of tensors [B, ...].
         present: bool [B], whether a row holds an example; None if all do.
-        number: int32 [B], the example's place in the whole batch.
+        number: int32 [B], each example's place in the whole batch.
         ids: int32 [B], the index of each example in the data set, for a clip policy; or None.
         choices: Nest of tensors [B, ...], the random choices of each example's views; or None.
         clips: float32 [B], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
@@ -274,7 +277,7 @@ class Microbatch:
         optimizer: The tfdpx optimizer.
         engine: The per-example engine.
         specs: `Inputs` of `tf.TensorSpec`s in place of tensors, without `shared`.
-        size: The `MicrobatchSize` that it is traced for.
+        size: The `MicrobatchSize` to trace for.
 
     Attributes:
         size: See the argument.
@@ -432,7 +435,8 @@ def run(one_microbatch, batch, size, zero):
 def _join_vectors(nest):
     """Returns two functions: one joins all vectors and scalars of a nest, the other splits them.
 
-    Each tensor in the state of a loop adds many nodes to the graph, so few large ones are better.
+    Each tensor in the state of a loop adds many nodes to the graph. So a loop over microbatches
+    holds joined vectors.
 
     Args:
         nest: Nest of tensors.

@@ -15,7 +15,8 @@ _VIEWS, _MASKS = 0, 1
 class GradientNorms:
     """Measures gradient norms before clipping, at the current weights.
 
-    The norms are not private. The measurement is traced once for all calls.
+    The norms are computed without noise, so they reveal private data. The function that measures
+    them is traced only once.
 
     Args:
         model: A compiled `keras.Model`.

@@ -85,7 +85,7 @@ class OneKernelAdam(PrivateOptimizer):
     """A mixin that makes the update of `keras.optimizers.Adam` in one kernel."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update. Keras's code does so if `amsgrad`, or if weights are not float32."""
+        """Makes Adam's update. Calls Keras's code for `amsgrad`, and if weights are not float32."""
         if self.amsgrad or variable.dtype != tf.float32:
             super().update_step(gradient, variable, learning_rate)
             return

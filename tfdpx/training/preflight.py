@@ -45,8 +45,8 @@ class ModelCache:
         key: Tuple that identifies the compiled model and the shapes.
         engine: The per-example engine.
         sizes: Dict from a `_Kind` of batch to its `MicrobatchSize`.
-        checked: Set of keys. Each stands for a kind of batch and a way to compute it that have been
-            compared with batches of one example.
+        checked: Set of tuples, each of a `_Kind` and of settings of the trace. Microbatches with
+            these have already been compared with batches of one example.
         eager: Dict from a `_Kind` of batch to its `Microbatch`, in eager mode.
     """
 
@@ -128,7 +128,7 @@ class _Preparation:
         raise AssertionError("The last size does not vary.")
 
     def check(self, microbatch):
-        """Raises UnfitForPrivacy for problems; otherwise marks this kind of batch as checked."""
+        """Raises UnfitForPrivacy if a check finds problems. Otherwise records what was checked."""
         cache, model, size = self._cache, self._model, microbatch.size
         with refusing() as problems:
             name = f"The training pass of '{model.name}'"
@@ -146,7 +146,7 @@ class _Preparation:
             cache.eager[self._kind] = microbatch
 
     def _compare(self, microbatch):
-        """Returns a list of texts, one for each way that it differs from batches of one example."""
+        """Compares a microbatch with batches of one example. Returns texts on problems, a list."""
         model, num_views, specs = self._model, self._views.count, microbatch.inputs
         size = microbatch.size
         policy, draws = self._optimizer.clip_policy, microbatch.draws

@@ -92,7 +92,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return fit.unplanned_step(self, model, rows, *weights)
 
     def compiled(self, model: keras.Model) -> None:
-        """Takes over the ledger of the model's weights. It is called after `model.compile`."""
+        """Called after `model.compile`: takes over the ledger of the model's weights."""
         self.account.follow(model)
         if self.session is None:
             reset_between_fits(self)
@@ -114,7 +114,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def of_users(self) -> bool:
-        """Bool, whether the plan is of people. A row of a batch is then a person's examples."""
+        """Bool, whether the plan's unit is "user". A batch then has one entry for each person."""
         return self.plan is not None and self.plan.unit == USER
 
     def step_key(self) -> Any:
@@ -122,7 +122,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return self.state.key()
 
     def trains(self, model: keras.Model) -> None:
-        """Records that updates count for the weights of `model`. It is called in each trace."""
+        """Called when a step is traced: records that its updates count for the model's weights."""
         self.account.follow(model)
         if self.plan is not None and self.plan.spent.entries:
             account.attach(self.plan.spent, model.variables)
@@ -197,7 +197,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             self.session.renew()
 
     def refuse_hdf5(self) -> None:
-        """Raises ValueError. It is called when Keras would save or load a whole model as HDF5."""
+        """Called when Keras would save or load a whole model as HDF5: raises ValueError."""
         raise ValueError(
             "The legacy HDF5 format of whole models (`.h5`, `.hdf5`) has no room for the ledger of "
             f"a private optimizer. Received: a model with optimizer {type(self).__name__}. Save it "
@@ -218,7 +218,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes the base optimizer's update with the tensor inside a `PrivateGradient`."""
+        """Makes the Keras optimizer's update with the tensor of a `PrivateGradient`."""
         return super().update_step(self.check_gradient(gradient).tensor, variable, learning_rate)
 
     def check_gradient(self, gradient: Any) -> Any:

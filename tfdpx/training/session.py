@@ -93,8 +93,8 @@ class StepState:
         """Removes the data from an update that the account does not allow.
 
         The account does not allow an update after the end of the plan, or an update with more
-        examples than declared. Such an update raises an error. XLA cannot raise errors: there, the
-        update consists only of noise and costs no privacy.
+        examples than declared. Such an update raises an error. Under XLA no error can be raised, so
+        the update then consists only of noise, and costs no privacy.
 
         Args:
             sums: Nest of tensors that are computed from the data.

@@ -258,7 +258,7 @@ def _add_noise(optimizer, reduced, key):
 
 
 def _apply(optimizer, model, gradients):
-    """Applies the private gradients plus those of regularisers. Returns the regularisers' sum."""
+    """Applies the private gradients, plus the gradients of regularisers. Returns their penalty."""
     variables = model.trainable_variables
 
     def apply():
@@ -273,7 +273,7 @@ def _apply(optimizer, model, gradients):
 
 
 def _show(optimizer, model, totals, penalty, logs):
-    """Returns Keras's logs of an update, and checks the variables that the step reads."""
+    """Returns Keras's logs. Checks that the weights' update reads neither data nor metrics."""
     show_losses(model, totals.loss, totals.tracked, totals.examples, penalty)
     logs = {**(logs or {}), **model.get_metrics_result()}
     if not tf.executing_eagerly():

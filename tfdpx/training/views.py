@@ -73,7 +73,7 @@ class Views:
         return tf.nest.map_structure(lambda t: split_views(t, k), choices)
 
     def rows(self, x, choices):
-        """Returns `x` [B, ...] or [B, K, ...] as rows [B * K, ...]; for people [B * k * K, ...]."""
+        """Returns `x` as rows, one for each view: [B * K, ...], or [B * k * K, ...] for people."""
         if self.per_user:
             x, choices = self.examples(x), self.examples(choices)
         if self.augment is not None:
@@ -100,7 +100,7 @@ class Views:
         return Rows(y).map(rows)
 
     def target_specs(self, x, y, sample_weight):
-        """Returns the `tf.TensorSpec`s [None, ...] of rows of targets and weights, a pair.
+        """Returns a pair: the `tf.TensorSpec`s [None, ...] for rows of targets, and for weights.
 
         Raises:
             ValueError: If `augment_targets` is None although some targets are images, or True
@@ -140,7 +140,10 @@ class Views:
         return bool(self._moves_targets) and self._has_size(t)
 
     def examples(self, nest):
-        """Returns a nest [B, ...] as it is, or for people a nest [B, k, ...] as [B * k, ...]."""
+        """Merges the examples of people: a nest [B, k, ...] becomes [B * k, ...].
+
+        If a batch does not consist of people, the nest stays the same.
+        """
         if not self.per_user:
             return nest
         return Rows(nest).map(merge_views)
@@ -167,7 +170,10 @@ class Views:
         return self.rows(x, self.draw(1, tf.zeros([2], tf.int64)))
 
     def repeat(self, nest):
-        """Repeats each row of a nest [B, ...], or for people [B, k, ...], for each of its views."""
+        """Repeats each example for each of its views.
+
+        A nest [B, ...] becomes [B * K, ...]. For people, [B, k, ...] becomes [B * k * K, ...].
+        """
         nest = self.examples(nest)
         if self._augmult == 1:
             return nest

@@ -18,8 +18,8 @@ class EmbeddingRule(Rule):
     """The rule of `Embedding`, which usually forms no array [B, vocabulary, d].
 
     There are two ways to compute norms. The rule either adds up the gradients of each distinct
-    token of an example, or ("ghost") uses pairs of positions with equal tokens. It forms clipped
-    sums by scattering the output gradients into the table.
+    token of an example, or ("ghost") uses pairs of positions with equal tokens. To form clipped
+    sums, it adds each output gradient to the row of its token, in an array like the table.
     """
 
     assumes: tuple[str, ...] = ("call", "embeddings")

@@ -186,7 +186,7 @@ class _Kind(typing.NamedTuple):
         return cls(axis, layer.groups, channels, *settings)
 
     def split(self, tensor):
-        """Reshapes a tensor with the shape of the inputs to the array in the class docstring."""
+        """Reshapes a tensor like the inputs to [N, before, groups, channels of a group, after]."""
 
         def product(axes):
             sizes = tensor.shape[axes]

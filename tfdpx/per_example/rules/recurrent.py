@@ -76,8 +76,7 @@ class _KernelRule(ProductRule):
         rule: The `RecurrentRule` of the layer.
         kernel: The `keras.Variable`, [in, gates * units].
         operands: Dict of the arguments for `_gate_operands`.
-        gradients: float32 [B * K, T, gates * units], the gradients after the product with the
-            kernel.
+        gradients: float32 [B * K, T, gates * units], the gradients at the products with the kernel.
     """
 
     small_gradients = ()
@@ -128,7 +127,7 @@ def _gate_operands(vectors, masks, last=None):
 
 
 def _multiply_by_kernel(kernel, vectors, masks):
-    """Multiplies `vectors` [N, ..., d], after dropout, by a kernel [d, out]."""
+    """Applies dropout `masks` to `vectors` [N, ..., d], and multiplies by a kernel [d, out]."""
     operands = _gate_operands(vectors, masks)
     kernels = tf.split(kernel, len(operands), axis=1)
     products = [

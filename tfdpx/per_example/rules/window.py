@@ -155,8 +155,8 @@ class Window:
 
         The inner product of two patches is a sum over taps of inner products of pixels. So the
         inner products of pixels are computed once, then shifted and added, first along rows and
-        then along columns. With strides, most of them would not be used, so the patches are formed
-        instead.
+        then along columns. With strides, most of these products would not be used, so the patches
+        are formed instead.
 
         Args:
             images: float32 [B * K, H, W, C], with static H and W.
