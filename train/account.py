@@ -87,7 +87,7 @@ def _of_runs(values):
         "releasable": together.epsilon < math.inf and not problems,
         "not_read": list(map(str, unread)),
     }
-    lines = ["What was done to the data:"]
+    lines = ["Trainings and releases on these data:"]
     lines += [f"- {path}: {words.say('of_run', record)}" for path, record in runs.items()]
     lines += [f"- Not counted: {path}: {why}" for path, why in unread.items()]
     lines += ["", *words.listed("together", together, answer["neighbours"], runs, unread)]
@@ -119,9 +119,9 @@ def _together(read, delta, same_data):
     other = next((one for one in data if not _is_same(one, data[0])), None)
     if other is not None and not same_data:
         raise ValueError(
-            f"These runs are not of one data set: {data[0].name} and {other.name} have different "
-            "identifiers. Give a statement for each; or, if the same people are in both, "
-            "--same_data, which adds up what all have spent."
+            f"These runs are not on the same data: {data[0].name} and {other.name} have different "
+            "identifiers. Make a statement for each. If the same people are in both, add "
+            "--same_data: then all runs are added up."
         )
     ledgers = [record.ledger for record in read]
     for record in read:
@@ -132,7 +132,7 @@ def _together(read, delta, same_data):
     is_needed = ledger.has_noise and any(entry.is_gaussian for entry in ledger.entries)
     if delta is None and (len(deltas) > 1 or (is_needed and not deltas)):
         listed = ", ".join(f"{value:g}" for value in deltas) or "none"
-        raise ValueError(f"Give --delta: the runs have no one delta. Found: {listed}.")
+        raise ValueError(f"Give --delta: the runs do not share one delta. Found: {listed}.")
     delta = next(iter(deltas), None) if delta is None else delta
     return Record("account", None, ledger, delta)
 

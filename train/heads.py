@@ -70,7 +70,7 @@ def build(settings, num_classes):
         values["epsilon"] = settings.budget
     if "epsilon" not in values and not ({"noise_multiplier", "steps"} & set(values)):
         raise UserError(
-            "Flag --head needs --epsilon or --right_guesses; epsilon inf is without privacy."
+            "Flag --head needs --epsilon or --right_guesses. With --epsilon=inf nothing is private."
         )
     return HEADS.make(settings.head, num_classes=num_classes, **values)
 
@@ -195,7 +195,7 @@ def _public(settings, public_dataset, data):
     if any(identity.overlap(identity.of(one), other) for one, other in pairs):
         raise UserError(
             "Argument public_dataset of --head must name other images than --dataset, because "
-            "public ones are used without clipping and noise. Received: "
+            "public images get no clipping and no noise. Received: "
             f"public_dataset={public_dataset}, --dataset={settings.dataset}."
         )
     usual = dict(user=NONE, test_fraction=None, test_seed=0, image_size=None)

@@ -282,7 +282,7 @@ def tf_privacy(record):
     if compute_dp_sgd_privacy_lib is None:
         why = (
             "tensorflow-privacy is not installed (it refuses Python 3.12 and later), so its "
-            "statement is missing here; the other figures need none of it."
+            "statement is missing here; the other figures do not need it."
         )
         return dict.fromkeys(names), why
     statement = compute_dp_sgd_privacy_lib.compute_dp_sgd_privacy_statement(

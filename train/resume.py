@@ -96,7 +96,7 @@ def locked_folder(workdir):
 
 def _end(workdir, error):
     command = f"{typed('classify')} --workdir={shlex.quote(str(workdir))} --resume"
-    text = "interrupted; what was saved is whole, and updates after it are made again."
+    text = "interrupted; the last save is intact, and later updates are made again."
     if error.args:
         text = f"interrupted at update {error.args[0]}; nothing is lost."
     text += f" Go on: {command}"
@@ -186,8 +186,8 @@ def resumed(preset, flag_values):
         settings = Settings(**run["settings"] | free)
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"The folder {path} holds an unfinished run of another version of tfdpx, which goes on "
-            "with it. Choose another --workdir."
+            f"The folder {path} holds an unfinished run of another version of tfdpx, and only that "
+            "version can continue it. Choose another --workdir."
         ) from error
     for name, value in run["flags"].items():
         if flags.FLAGS[name].using_default_value:
@@ -265,7 +265,9 @@ class RunFolder:
             )
         else:
             holder = f"Cannot resume the run in {workdir} with other settings or data: it began"
-            remedy = "Its epsilon holds for what it began with; use that, or another --workdir."
+            remedy = (
+                "Its epsilon holds only for these. Use them again, or choose another --workdir."
+            )
             with checking_flags():
                 resumable.check_same(run["facts"], facts, holder, remedy)
             self.seed, preset = run["seed"], run["base"]

@@ -59,7 +59,7 @@ def run(settings, preset, workdir, strategy):
     try:
         return _run_on_images(settings, preset, workdir, strategy)
     except tf.errors.UnavailableError as error:
-        raise UserError(f"another worker is gone; start all with --resume: {error}") from error
+        raise UserError(f"another worker stopped; start all with --resume: {error}") from error
 
 
 def _run_on_images(asked, preset, workdir, strategy):

@@ -284,7 +284,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
         if not is_known and not allow_unaccounted:
             raise UserError(
                 f"The weights to start from were trained on {training.data.name} already, without "
-                "an account: no epsilon of this run would be true. Received: "
+                "an account, so any epsilon of this run would be too small. Received: "
                 f"--dataset={dataset}. Start from weights that have not seen these data, or "
                 "that tfdpx trained on them. To train the last layer first and then all, give "
                 "one run of classify --head_steps. With --private=false epsilon is infinite."

@@ -83,11 +83,11 @@ def summary(results):
         _table("", parts["digits"], {}).rstrip("\n"),
         _row(f"digits at epsilon {cases.EPSILON:g}: test accuracy", parts["digits"], accuracy),
         *(
-            _row(f"{name}: private step, of an ordinary one", parts[case], ratio)
+            _row(f"{name}: private / ordinary step", parts[case], ratio)
             for case, name in (
                 ("wrn_16_4", "WRN-16-4"),
                 ("transformer", "transformer"),
-                ("transformer_lora", "its LoRA"),
+                ("transformer_lora", "LoRA of the transformer"),
                 ("depthwise", "depthwise convolutions"),
             )
         ),

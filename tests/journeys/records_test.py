@@ -63,7 +63,7 @@ def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, ask,
     assert 2.0 < record["epsilon"] < 3.0
     assert ask(private, heads)["epsilon"] == pytest.approx(record["epsilon"])
     text = (heads / "first" / "privacy_statement.txt").read_text()
-    assert "on these too, which epsilon covers" in " ".join(text.split())
+    assert "the same data, and epsilon covers both" in " ".join(text.split())
     search = [f"--workdir={heads / 'second'}", "--dataset=digits", f"--init_from={private}"]
     head_search.main([*search, "--method=dp_ls", "--epsilon=1", "--private_tuning=2"])
     second = json.loads(capsys.readouterr().out.splitlines()[-1])

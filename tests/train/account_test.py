@@ -99,7 +99,7 @@ def test_one_statement_for_a_folder_of_runs_and_ledgers(ask, tmp_path):
     assert answer["attack_bounds"]["mu"] == pytest.approx(both.mu, rel=1e-6)
     assert words.say("guesses", both, "example") in text
     people = Ledger((Entry(4.0, 0.1, 60, run=1, unit="user"),))
-    assert "one given person" in ask(workdir=leave(tmp_path / "c", ledger=people))[1]
+    assert "whether one person" in ask(workdir=leave(tmp_path / "c", ledger=people))[1]
 
 
 def test_a_shuffled_run_makes_all_neighbours_those_of_shuffling(ask, tmp_path):
@@ -137,7 +137,7 @@ def test_different_data_or_deltas_do_not_compose_without_a_word(ask, refusal, tm
     answer, _ = ask(workdir=tmp_path, same_data=True)
     assert answer["epsilon_pld"] == pytest.approx(composed((4.0, 120)), rel=2e-3)
     leave(tmp_path / "b", run=2, data=DatasetId("folder:photos", 499, "01"), delta=1e-6)
-    assert "no one delta. Found: 1e-06, 1e-05" in refusal(account, workdir=tmp_path)
+    assert "not share one delta. Found: 1e-06, 1e-05" in refusal(account, workdir=tmp_path)
     answer, _ = ask(workdir=tmp_path, delta=1e-5)
     assert (answer["delta"], answer["num_examples"]) == (1e-5, [499, 500])
 

@@ -137,7 +137,7 @@ def test_a_killed_worker_is_resumed_and_every_update_counts_once(
     _, errors = started[1 - killed].communicate(timeout=100)
     started[killed].communicate()
     assert started[1 - killed].returncode == 1
-    assert "another worker is gone; start all with --resume" in errors
+    assert "another worker stopped; start all with --resume" in errors
     assert not (workdir / "record.json").exists()
     finish(workers(workdir, data_dir, "--resume"))
     assert_same_run(workdir, single, is_killed=True)

@@ -83,7 +83,7 @@ def test_ctrl_c_in_each_phase_and_a_second_one_that_does_not_wait(
     with pytest.raises(SystemExit, match="130"), ctrl_c_after(3, times=2):  # Phase two: all layers.
         run(classify, resume=True, **shared_flags)
     last_line = capsys.readouterr().err.splitlines()[-1]
-    assert "interrupted; what was saved is whole" in last_line and last_line.endswith("--resume")
+    assert "interrupted; the last save is intact" in last_line and last_line.endswith("--resume")
     record, _ = run(classify, resume=True, **shared_flags)
     assert (record["steps"], record["epsilon"]) == (6, head_first[1]["epsilon"])
     assert all(map(np.array_equal, weights_of(tmp_path), weights_of(head_first[0])))

@@ -85,7 +85,7 @@ def test_right_guesses_in_place_of_epsilon_say_where_epsilon_binds(ask):
     answer, text = ask(**arguments, right_guesses=60)
     same = PrivacyPlan(500, 50, noise_multiplier=4.0, right_guesses=0.6, delta=1e-5)
     assert answer["solved"] == "steps" and answer["steps"] == same.steps
-    assert answer["epsilon"] == same.epsilon and "epsilon binds" in " ".join(text.split())
+    assert answer["epsilon"] == same.epsilon and "stricter limit: at most" in " ".join(text.split())
 
 
 REFUSED = [
@@ -168,7 +168,7 @@ def test_epochs_and_pld_and_what_is_said_of_both(ask, capsys, monkeypatch):
 def test_bounds_on_attacks_are_printed_rounded_up(ask):
     full = {**SMALL, "batch_size": 500}
     for arguments, steps, remark in [
-        (full, 60, "given example"),
+        (full, 60, "whether one example"),
         ({**SMALL, "sampling": "shuffle"}, 6, "an empty example is in its place"),
         ({**full, "noise_multiplier": 2.0, "sampling": "shuffle"}, 60, "Absent means"),
     ]:
@@ -182,7 +182,7 @@ def test_bounds_on_attacks_are_printed_rounded_up(ask):
         printed = re.findall(r"(?:if 1% of[^│]*|right guesses \([^│]*)│ ([\d.]+)%", text)
         true, right = (float(number) / 100 for number in printed)
         assert 0 <= true - values[1] < 1e-3 and 0 <= right - values[0] < 1e-3
-        assert f"right at most {math.ceil(100 * values[0])} times of 100" in text
+        assert f"right at most {math.ceil(100 * values[0])} times out of 100" in text
     answer, text = ask(**SMALL, sampling="without_replacement")
     assert answer["attack_bounds"] is None and "No bound on attacks is known" in text
 

@@ -89,7 +89,7 @@ def test_nothing_promises_a_limit(case, run, tmp_path):
     for name in ("privacy_statement.txt", "report.html", "model_card.md"):
         text = flat((tmp_path / name).read_text())
         assert re.search(f"no differential privacy can be stated: {no_plan}", text), name
-        assert "if all batches were Poisson samples; that is no limit" in text
+        assert "if all batches were Poisson samples. This is no limit" in text
         assert "-differential privacy after" not in text and "is right at most" not in text
     assert "It is unknown how well anyone in ward 7 is protected." in text
     assert "No limit is known on how much anyone can find out" in text
@@ -98,7 +98,7 @@ def test_nothing_promises_a_limit(case, run, tmp_path):
     assert answer["releasable"] is False and answer["attack_bounds"] is None
     assert answer["epsilon"] < true and answer["epsilon_is_approximate"]
     assert re.search(f"No differential privacy can be stated. Of .*: {no_plan}", flat(text))
-    assert "are (" not in text and "that is no limit" in flat(text)
+    assert "are (" not in text and "This is no limit" in flat(text)
     verdict = verify.check(tmp_path)
     assert re.match(rf"NO: a part of .* is unknown: {no_plan}\.", verdict.sentences()[0])
     with pytest.warns(UserWarning, match="This epsilon is no limit"):

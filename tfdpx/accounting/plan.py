@@ -496,7 +496,7 @@ def largest_epsilon(right_guesses: float, epsilon: float | None, delta: float | 
     """
     accountants.check_delta(delta)
     is_valid = is_number(right_guesses) and 0.5 < right_guesses < 1
-    hint = " 0.6 lets an attacker be right at most 60 times of 100; 0.5 is tossing a coin."
+    hint = " 0.6 lets an attacker be right at most 60 times out of 100; 0.5 is tossing a coin."
     require(is_valid, "right_guesses", right_guesses, "lie strictly between 0.5 and 1", hint)
     must = "be left out with `right_guesses`, from which it follows"
     require(epsilon is None, "epsilon", epsilon, must)

@@ -95,7 +95,7 @@ def check(path: pathlib.Path) -> Verdict:
             reason = " ".join(str(error).split())[:300].rstrip(".")
             verdict.files[name] = f"is damaged, edited, or no file of a run: {reason}"
     verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in _FINE]
-    verdict.problems += [f"{name} is left of unfinished work" for name in left_over]
+    verdict.problems += [f"{name} is left over from unfinished work" for name in left_over]
     if path.is_dir():
         if records.FILE not in files:
             verdict.problems.append(f"{records.FILE} is missing: ask for the whole folder")
@@ -140,7 +140,7 @@ def _answer(name, file, verdict):
     held = verdict.record
     if file.name in _TEXTS:
         if held is None:
-            return "is a text alone, so that nothing can be checked: ask for the folder of its run"
+            return "is only a text, so nothing can be checked: ask for the folder of its run"
         text = _TEXTS[file.name](held).encode("utf-8", "backslashreplace")
         return _compared(text, file.read_bytes(), held)
     is_page = file.suffix == ".html"
@@ -151,7 +151,7 @@ def _answer(name, file, verdict):
                 raise ValueError(f"Its entry {entry} is not what was saved.")
     if record.data is None:
         if held is None:
-            return "has a ledger alone, without data and delta: ask for the folder of its run"
+            return "has only a ledger, without data and delta: ask for the folder of its run"
         if record.ledger == held.ledger:
             return _AGREES
         return f"has another ledger than {verdict.against}: it is of another run, or was trained on"
@@ -173,9 +173,9 @@ def _answer(name, file, verdict):
     recorded, shown, text = page.take_apart(file.read_bytes())
     beside = page.pictures_of(file.parent) if verdict.is_folder else {}
     if changed := [key for key in beside if beside[key] != shown.get(key)]:
-        return f"does not show the pictures beside it: {', '.join(changed)}"
+        return f"does not show the pictures in its folder: {', '.join(changed)}"
     if alone := ", ".join(sorted(shown.keys() - beside.keys())):
-        verdict.unchecked.append(f"Pictures on {name}, because they are not beside it: {alone}")
+        verdict.unchecked.append(f"Pictures on {name}, because they are not in its folder: {alone}")
     ours = page.take_apart(page.page(held, shown))[2]
     return _misstated(recorded, held) or _compared(ours, text, held)
 

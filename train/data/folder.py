@@ -184,8 +184,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
         )
     if validation >= 1:
         raise UserError(
-            f"Flag --validation must be a fraction for {flag}: each image is held "
-            f"out by itself. Received: --validation={validation:g}."
+            f"Flag --validation must be a fraction for {flag}, because each image is held out "
+            f"independently. Received: --validation={validation:g}."
         )
     files, other_files = find(path)
     train, test = _in_classes(files, train_folder), _in_classes(files, test_folder)

@@ -101,8 +101,8 @@ def _of_folder(path):
     if identifier := _read(file):
         return identifier
     raise UserError(
-        f"The file {file}, by which records know these data, cannot be read or is damaged: "
-        "restore it from a copy. If no run was on these data, delete it."
+        f"The file {file}, which identifies these data in records, cannot be read or is damaged: "
+        "restore it from a copy. If no run used these data, delete it."
     )
 
 
@@ -140,5 +140,5 @@ def _keyed(content):
         return hashlib.blake2b(content, key=path.read_bytes(), digest_size=16).hexdigest()
     except OSError as error:
         raise UserError(
-            f"No identifier of the data can be kept: {error}. Make the file {path} writable."
+            f"The identifier of the data cannot be saved: {error}. Make the file {path} writable."
         ) from error

@@ -193,8 +193,8 @@ def load(
             rows = np.flatnonzero(np.isin(records.labels(), classes))
         if not len(rows):
             raise UserError(
-                f"There is no {split} image in --dataset={name.text}. Hold out a part of those to "
-                "train on by --validation, or add images; for a folder, change --test_fraction "
+                f"There is no {split} image in --dataset={name.text}. Hold out some training "
+                "images by --validation, or add images; for a folder, change --test_fraction "
                 "or --test_seed."
             )
         return records, rows

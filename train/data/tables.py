@@ -128,8 +128,8 @@ def load(settings):
         except ValueError as error:
             raise UserError(
                 f"Column --user={settings.user} must name the person of every row in one way. Some "
-                "rows have no name, or one that differs from another in spaces or in upper and "
-                "lower case alone: correct them."
+                "rows have no name, or one that differs from another only in spaces or in upper "
+                "and lower case: correct them."
             ) from error
     else:
         people, units = None, _numbered_rows([*columns.values(), values])
@@ -306,9 +306,9 @@ def _kind_of(name, column):
     if types.is_string(kind) or types.is_large_string(kind):
         return CATEGORY
     raise UserError(
-        f"Column {name!r} is {'empty' if types.is_null(kind) else f'of type {kind}'}, and columns "
-        f"are numbers, booleans or texts. Leave it out: --drop={name}. Or make dates numbers, such "
-        "as days since a public date, and save texts as UTF-8."
+        f"Column {name!r} is {'empty' if types.is_null(kind) else f'of type {kind}'}, but columns "
+        f"must be numbers, booleans or texts. Leave it out: --drop={name}. Or make dates numbers, "
+        "such as days since a public date, and save texts as UTF-8."
     )
 
 
@@ -325,14 +325,15 @@ def _check_texts(name, texts, is_declared):
     dates = sum(bool(_DATE.match(text)) for text in present)
     if not is_declared and dates > _NEARLY_ALL * len(present):
         raise UserError(
-            f"Column {name!r} is of dates. Replace it by numbers, such as days since a public "
-            f"date, or --drop={name}, or name it in --categorical if each date is a category."
+            f"Column {name!r} holds dates. Replace them by numbers, such as days since a public "
+            f"date, or leave the column out: --drop={name}. If each date is a category, name the "
+            "column in --categorical."
         )
     if len(present) >= _FEWEST_NAMES and len(set(present)) > _NEARLY_ALL * len(present):
         raise UserError(
             f"Column {name!r} names the rows: nearly all of its texts differ, so nothing can be "
-            f"learned from it. Leave it out: --drop={name}. Or correct the values that are no "
-            "numbers, if it should be of numbers."
+            f"learned from it. Leave it out: --drop={name}. If it should hold numbers, correct "
+            "the values that are not numbers."
         )
 
 
@@ -343,8 +344,8 @@ def _check_numbers(name, numbers):
     all_differ = len(values) == len(present) >= _FEWEST_NAMES
     if all_differ and np.all(values == np.round(values)) and np.ptp(values) < 2 * len(values):
         raise UserError(
-            f"Column {name!r} numbers the rows: its values are whole, all differ and leave few "
-            f"out. Leave it out: --drop={name}. Or give its public range, "
+            f"Column {name!r} numbers the rows: its values are whole numbers, all different and "
+            f"almost consecutive. Leave it out: --drop={name}. Or give its public range, "
             f"--bounds={name}:LOWER:UPPER, if it measures something."
         )
 
@@ -376,10 +377,10 @@ def _encode(column, values, kind, settings):
     class_names = tuple(dict.fromkeys(settings.classes or present))
     if not 2 <= len(class_names) <= _MOST_CLASSES or not set(present) <= set(class_names):
         raise UserError(
-            f"Column --target={name} must have from two to {_MOST_CLASSES} labels, all of them in "
-            f"--classes where that is given. Received: {len(present)} different labels, --classes="
-            f"{','.join(settings.classes or ())}. Numbers are predicted with --target_lower and "
-            "--target_upper."
+            f"Column --target={name} must have from two to {_MOST_CLASSES} labels, and --classes "
+            f"must be all of them or left out. Received: {len(present)} different labels, "
+            f"--classes={','.join(settings.classes or ())}. Numbers are predicted "
+            "with --target_lower and --target_upper."
         )
     index = {label: i for i, label in enumerate(class_names)}
     return np.array([index[label] for label in labels], "int64"), class_names

@@ -160,9 +160,9 @@ def test_simulated_attacks_on_sampled_plans_stay_within_the_right_guesses(goal):
     # Epsilon binds: less noise is refused although guesses would allow it.
     limit = attack.full_batch_epsilon(goal, 1e-5)
     assert limit * (1 - 1e-4) < plan.epsilon <= limit
-    said = "; epsilon binds: it may be at most" in plan.summary()
+    said = ", but epsilon is the stricter limit: at most" in plan.summary()
     assert said == (goal - bound > 5e-4)
-    assert said == ("epsilon binds" in " ".join(plan.statement().split()))
+    assert said == ("epsilon is the stricter limit" in " ".join(plan.statement().split()))
 
 
 def test_one_pass_of_small_batches_is_held_by_epsilon_and_not_by_the_average():
@@ -210,7 +210,7 @@ def test_a_search_leaves_the_training_less_than_its_epsilon_does():
     [
         ({"epsilon": 2.0}, "`epsilon` must be left out with `right_guesses`"),
         ({"sampling": "shuffle", "batch_size": 100}, '`sampling` must be "poisson".*No bound'),
-        ({"right_guesses": 60}, "`right_guesses` must lie .* at most 60 times of 100"),
+        ({"right_guesses": 60}, "`right_guesses` must lie .* at most 60 times out of 100"),
         ({"right_guesses": 0.5}, "`right_guesses` must lie"),
         ({"noise_multiplier": 2.0}, "Exactly one"),
         (
@@ -238,7 +238,7 @@ def test_a_plan_and_its_ledger_have_the_bounds_of_their_unit():
     bounds = plan.attack_bounds()
     assert bounds.unit == "user"
     assert bounds.to_dict() == plan.ledger_at(50).attack_bounds(1e-5).to_dict()
-    assert "whether one given person was" in " ".join(plan.statement().split())
+    assert "whether one person was" in " ".join(plan.statement().split())
     assert Ledger().attack_bounds(1e-5).auc == pytest.approx(0.5, abs=1e-8)
     mixed = Ledger((Entry(5.0, 0.1, 5), Entry(5.0, 0.1, 5, unit="user")))
     assert mixed.attack_bounds(1e-5).auc == 1.0

@@ -151,8 +151,8 @@ def test_facts_of_a_record():
         "The best of a random number of runs, 8 on average, each of 2 at noise_multiplier = 30, "
         "full batches: epsilon",
         "at delta 1e-05 for all of them.",
-        "Assumes: The initial weights or features were trained on digits (epsilon infinite), on "
-        "other data, as far as names",
+        "Assumes: The initial weights or features were trained on digits (epsilon infinite). These "
+        "are other data, as far as names",
         "Independence: no example influences another's gradient. Examples are mapped.",
         "the folder individual_PRIVATE, which must not be published; 3 public images: the weights",
     ]:
@@ -198,6 +198,7 @@ def test_the_right_guesses_of_a_run_are_told_with_the_limit_that_binds():
     )
     text = flat(words.statement(record))
     assert (
-        "Planned for at most 60 right guesses of 100; epsilon binds: it may be at most 2.02" in text
+        "Planned for at most 60 right guesses out of 100, but epsilon is the stricter limit: "
+        "at most 2.02" in text
     )
     assert "they recognise at most" in text  # The rate at 1% false alarms is next to it.

@@ -81,11 +81,11 @@ PEOPLE = Ledger((Entry(5.0, 0.1, 20, unit="user"),))
 SENTENCES = [
     ({}, "Protected: only each single image of folder:photos, not a person with several images."),
     (dict(unit="text"), "a patient, with several texts is protected less"),
-    ({}, "whether one given image was in the data, and knows everything else, is right at most"),
-    (dict(unit="row"), "If they are wrong on only 1 absent row of 100, they recognise at most"),
+    ({}, "whether one image was in the data, is right at most"),
+    (dict(unit="row"), "If they wrongly accuse only 1 absent row of 100, they recognise at most"),
     (dict(ledger=Ledger((Entry(1.0, 1.0, 20),))), "Weakly protected: only each single image of"),
     (dict(ledger=PEOPLE), "Protected: each person in folder:photos, with all their images."),
-    (dict(ledger=PEOPLE), "whether one given person was in the data"),
+    (dict(ledger=PEOPLE), "whether one person was in the data"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Do not release: the run had a"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "someone who knows the seed."),
     (
@@ -102,9 +102,9 @@ SENTENCES = [
     (dict(results={"test_r2": 0.0}, unit="row"), "On test rows, R² is 0.000: 1 is perfect"),
     (
         dict(results=RARE),
-        "96.6% are classified correctly. On many more of the same kind it may be 94.9 to 97.8%",
+        "96.6% are classified correctly. On many more of the same kind, the share may be 94.9 to ",
     ),
-    (dict(results=RARE), 'The answer "<no>" for all of them would be right for 97.0%.'),
+    (dict(results=RARE), 'To always answer "<no>" would be right for 97.0%.'),
 ]
 
 

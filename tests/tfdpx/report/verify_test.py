@@ -213,7 +213,10 @@ TAMPERED = {
         ),
         "model.keras and record.json are of different runs, .* in ledger",
     ),
-    "a picture": (swapped, "report.html does not show the pictures beside it: confusion_matrix"),
+    "a picture": (
+        swapped,
+        "report.html does not show the pictures in its folder: confusion_matrix",
+    ),
     "page of another run": (take(page.FILE), "report.html and record.json are of different runs"),
     "model of another run": (take("model.keras"), "model.keras and record.json .* differ in ledg"),
     "record of another run": (take(records.FILE), "model.keras and record.json are of different"),
@@ -225,7 +228,10 @@ TAMPERED = {
     "ledger of another run": (lambda f: save_ledgers(f, 5), "ledger5.json has another ledger than"),
     "ledgers of two runs": (lambda f: save_ledgers(f, 5, 6), "ledger6.json has another ledger"),
     "record removed": (lambda f: (f / records.FILE).unlink(), "record.json is missing"),
-    "unfinished": (unfinished, "checkpoint is left of unfinished work.*record.json is missing"),
+    "unfinished": (
+        unfinished,
+        "checkpoint is left over from unfinished work.*record.json is missing",
+    ),
     "a seed": (lambda f: make_anew(f, ledger=entries(f, seeded=True)), "the run had a seed"),
     "no noise": (
         lambda f: make_anew(f, ledger=entries(f, noise_multiplier=0.0)),
@@ -291,7 +297,7 @@ def test_a_whole_run_and_each_of_its_files(folder):
             f"YES, of this {'page' if name == page.FILE else 'file'}"
         )
         assert ("Pictures on report.html" in str(last["not_checked"])) == (name == page.FILE)
-        assert "a text alone" in first if is_text else last["fingerprint"] == record.fingerprint
+        assert "only a text" in first if is_text else last["fingerprint"] == record.fingerprint
 
 
 def test_known_limits_of_what_is_noticed(folder):
@@ -300,7 +306,7 @@ def test_known_limits_of_what_is_noticed(folder):
     make_anew(folder, ledger=entries(folder, noise_multiplier=50.0, unit="user"))
     status, first, last, text = ask(folder)
     assert status == 0 and last["epsilon"] < 0.1 and last["unit"] == "person"
-    assert "for each person" in first and "a forger could make all of them again" in first
+    assert "for each person" in first and "a forger could make all files again" in first
     assert last["fingerprint"] != before["fingerprint"]
     # A lone record with a renewed digest; weights of other kinds next to it are only named.
     alone = folder / "alone"
