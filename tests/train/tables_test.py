@@ -105,7 +105,7 @@ REFUSALS = [
     (GOOD, dict(target=None), "--target=COLUMN"),
     (GOOD, dict(model="wrn_16_4"), "`model` must be one of .*linear.*network"),
     (GOOD, dict(drop=["x"]), "nothing to learn from"),
-    (GOOD, dict(classes=["a", "c"]), "all of them in --classes"),
+    (GOOD, dict(classes=["a", "c"]), "--classes must be all of them"),
     (GOOD, dict(target="x"), "numbers with fractions.*--target_lower"),
     (GOOD, dict(target_lower=0.0, target_upper=1.0), "for a target of numbers"),
     (GOOD, dict(bounds=["x:2:1"]), "lower < upper"),
