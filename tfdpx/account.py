@@ -438,7 +438,8 @@ def _is_complete(marks):
 def _tell_others(account, marks):
     """Tells all other accounts of the marked weights that `account` has spent more on these."""
     for other in set().union(*(mark.followers for mark in marks)) - {account}:
-        step_context.eagerly(other.on_spent)  # May run while a step is traced, with `spent=`.
+        # With a plan's `spent=`, this runs while a step is traced.
+        step_context.eagerly(other.on_spent)
 
 
 def _loading(model, arrays):
@@ -449,7 +450,7 @@ def _loaded(model, arrays, ledger, known):
     if ledger is None:
         return
     mark_known(known)
-    # To all weights, even frozen ones: the file does not tell which of them were trained.
+    # All weights get the ledger, even frozen ones: the file does not tell which were trained.
     attach(ledger, model.weights)  # Their origin becomes unknown if the ledger is incomplete.
     adapted = saved.adapted(arrays)
     for layer in layer_internals.flatten_layers(model):

@@ -107,7 +107,7 @@ def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
         factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
     else:
         factors = fractions / tf.maximum(tf.sqrt(squared_norms), fractions * l2_norm_clip)
-    # Dividing the factors by B avoids a pass over every weight.
+    # The factors are divided by B, because dividing the sums would need a pass over all weights.
     return factors / float(batch_size)
 
 

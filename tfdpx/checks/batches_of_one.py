@@ -66,7 +66,7 @@ def problems_of_microbatch(
     batch = _make_up(model, specs, num_compared * num_views)
     all_rows = _make_up(model, specs, _ROWS)
     norm_of_all = functools.cache(lambda: _norm(_gradient(model, all_rows)))
-    # All rows are filled with the same examples again, in an order without a period.
+    # The few examples fill all rows, in a random order.
     places = np.random.default_rng(0).permutation(np.arange(num_examples) % num_compared)
     problems = None
     for compared in range(num_compared):
@@ -77,7 +77,7 @@ def problems_of_microbatch(
             inputs.append((_take(batch, rows), order == compared))
         one = Rows(_take(batch, compared * num_views + np.arange(num_views)))
         with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-            # While its kernels run, Python is free for the batches of one.
+            # While the kernels of the microbatch run, Python computes the batches of one.
             outputs = thread.map(run, *zip(*inputs, strict=True))
             gradients = _mean_gradient(model, one, trace)
         norm = _norm(gradients)
@@ -86,7 +86,7 @@ def problems_of_microbatch(
         wanted, outputs = (norm, gradients), zip(inputs, outputs, strict=True)
         problems = list(_problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of))
         # At a kink, for example of a ReLU, rounding can change an example's gradient. So if only
-        # sums are wrong, the next example decides.
+        # sums are wrong, the other example decides.
         if not problems or not all(problem.startswith(_WRONG_SUM) for problem in problems):
             break
     if problems is None:

@@ -21,7 +21,7 @@ _HARMLESS = frozenset(
     "Assert CheckNumerics CheckNumericsV2 DebugIdentityV3 LookupTableFindV2 LookupTableSizeV2 "
     "Print PrintV2 ReadVariableOp ResourceGather ResourceGatherNd VarHandleOp VarIsInitializedOp "
     "VariableShape "
-    # Their state is a mask of dropout, or a buffer that the backward pass reads.
+    # The state of the following is a mask of dropout, or a buffer that the backward pass reads.
     "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
     "CudnnRNNParamsSize CudnnRNNCanonicalToParamsV2".split()
 )

@@ -36,7 +36,7 @@ import tensorflow as tf
 from tfdpx._keras.tensorflow_internals import call_cached_trace
 
 UNIT = 2.0**-24
-# The rounding errors in a sum that come in addition to one per term: of products, factors, roots.
+# A sum of n terms has n rounding errors, and this many more: of products, factors and roots.
 EXTRA = 8
 # How many terms of a long matrix product or convolution a kernel adds one after the other.
 _BLOCK = 512

@@ -108,7 +108,7 @@ def find_loss(model, y, y_pred):
         return None
     is_sparse = function is keras.losses.sparse_categorical_crossentropy
     if is_sparse and y_pred.shape.rank > 2:
-        return None  # TensorFlow asserts shapes that are not static.
+        return None  # TensorFlow would add assertions on shapes that are not static.
     # Operands of different ranks are aligned at their last axes. Then the batch axis of one operand
     # would be aligned with another axis of the other.
     lacks_axis = is_sparse or y_pred.shape[-1] == 1

@@ -114,7 +114,8 @@ def vectorized_map(
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     try:
-        # The map is traced into a separate graph, to read its captures, and to drop it on failure.
+        # The map is traced into a separate graph. Its captures can be read, and it is dropped if
+        # vectorization fails.
         traced_map = tf.function(
             _make_loop(run_one, elements) if loop else map_examples, autograph=False
         )

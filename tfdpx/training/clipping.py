@@ -316,7 +316,7 @@ class IndividualClip(ClipPolicy):
         self.refreshes_per_epoch = accountant.refreshes_per_epoch
         self.plan, self._account = accountant.plan, account
         self._fractions = accountant.fractions
-        # Rounded down: in float32, a clip must not exceed the fraction that is accounted for.
+        # Clips are rounded down: in float32, none may exceed the fraction that is accounted for.
         rounded = self._fractions.astype("float32")
         clips = np.where(rounded > self._fractions, np.nextafter(rounded, np.float32(0)), rounded)
         self._clips = tf.constant(clips)
@@ -367,7 +367,7 @@ class IndividualClip(ClipPolicy):
     def over_clip(self, squared_norms):
         """Returns the minimum of 1 and norm / C for each example, float32 [n]."""
         norms = tf.sqrt(squared_norms) / self.l2_norm_clip
-        # A gradient that is not finite may be long.
+        # A gradient that is not finite counts as longer than C.
         return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
 
     def measure(self, ids, present, squared_norms, clips):

@@ -75,7 +75,7 @@ def gradient_norms(
         x, *targets = Rows(data).map(tf.convert_to_tensor)
         model_internals.build(model, (views.example_rows(x), *views.target_specs(x, *targets)))
         optimizer = model_internals.innermost(model.optimizer)
-        # Another optimizer, so the preparation of the model's optimizer does not change.
+        # Another optimizer is used, so nothing changes that the model's optimizer has prepared.
         stand_in = DPSGD(
             0.0,
             batch_size=batch_size,

@@ -34,7 +34,7 @@ _CALLS = {"cpu": 4, "accelerator": 60}
 # batch.
 _LARGE = 64 * 2**20
 # Kernels are compiled for each length. To limit the number of lengths, the last microbatch is
-# padded to a multiple of a full microbatch divided by this number.
+# padded to a multiple of the size of a full one divided by this number.
 _PARTS_OF_PASS = 16
 
 

@@ -247,7 +247,7 @@ def factors_of_policy(optimizer, squared_norms):
         return tf.broadcast_to(policy.clip(norms, present, batch_size, clips), [count])
 
     count, clip = len(squared_norms), policy.l2_norm_clip
-    # Norms below and above the clip are added: those of made-up rows may all be below.
+    # Norms below and above the clip are added: the norms of made-up rows may all be below it.
     others = np.square(np.multiply([1e-3, 1.0, 1e3], clip if clip < math.inf else 1.0))
     squared_norms = np.concatenate([squared_norms, others.astype("float32")])
     factors = factors_of(tf.constant(squared_norms))
@@ -275,7 +275,7 @@ def _find_cache(optimizer, model, views, batch):
     key = (
         model_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
-        # The specs of x too: in example rows, an axis of unknown length has length one.
+        # The specs of x are needed, too: in example rows, an axis of unknown length has length one.
         _specs((views.example_rows(x), x, y)),
     )
     cache = optimizer.prepared.get(model)

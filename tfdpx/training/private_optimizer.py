@@ -77,9 +77,10 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         plan = self.plan
         unit = EXAMPLE if plan is None else plan.unit
         self.account = account.Account(self.state, self.noise_multiplier, unit)
-        # `tf.train.Checkpoint` saves it as an attribute; `save_own_variables` saves it for Keras.
+        # `tf.train.Checkpoint` saves this attribute. For Keras, `save_own_variables` saves the
+        # ledger.
         self._saved_ledger = account.SavedLedger(self)
-        self._ledger_facts = self._saved_ledger  # The name in version 0.2, to refuse it.
+        self._ledger_facts = self._saved_ledger  # The name in files of 0.2, which are refused.
         probability = plan and plan.sampling_probability
         self.account.open(probability, poisson_sampled=False, seeded=self.seed is not None)
         reset_between_fits(self)
@@ -254,7 +255,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         for argument in arguments.REFUSED:
             config.pop(argument, None)
         settings = self._settings._replace(l2_norm_clip=self._settings.policy or self.l2_norm_clip)
-        # Without `seed`: a file must not reveal it, and a copy needs different noise.
+        # `seed` is left out: a file must not reveal it, and a copy needs different noise.
         for name in arguments.NAMES:
             if name != "seed":
                 config[name] = keras.saving.serialize_keras_object(getattr(settings, name))

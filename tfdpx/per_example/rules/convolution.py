@@ -67,8 +67,9 @@ class Conv2DRule(BeforeActivation):
         self.inputs = channels_last(tf.cast(call.args[0], "float32"), self.layer)
         self.convolved_gradients = channels_last(self.output_gradients[0], self.layer)
         if self.window.taps == 1 and max(self.window.strides) > 1:
-            # TensorFlow 2.21's gradient of such kernels writes beyond its memory on CPUs (oneDNN's
-            # 1x1 convolution on channels that are no multiple of 16). Without strides it is safe.
+            # TensorFlow 2.21's gradient of such kernels writes beyond the end of a buffer on CPUs
+            # (oneDNN's 1x1 convolution on channels that are no multiple of 16). Without strides it
+            # is safe.
             rows, columns = self.window.strides
             self.inputs = self.inputs[:, ::rows, ::columns]
             self.window = dataclasses.replace(self.window, strides=(1, 1))

@@ -156,7 +156,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         joined_rule.output_gradients = [g for rule in rules for g in rule.output_gradients]
         for name in ("_tokens", "_gradients", "_hidden", "_logits"):
             tensors = [getattr(rule, name) for rule in rules]
-            # Most are empty, and joining a tensor with empty ones would copy it.
+            # Most of these tensors are empty. Joining a tensor with empty ones would copy it.
             tensors = [t for t in tensors if t.shape[1] != 0] or tensors[:1]
             setattr(joined_rule, name, tf.concat(tensors, axis=1))
         return joined_rule

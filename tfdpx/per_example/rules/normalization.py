@@ -62,7 +62,7 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
 
     def _sum_normalized(self, **without):
         """Returns sum(G * z), where z is the output that the layer has without its weights."""
-        # In float32, even if the layer computes in bfloat16.
+        # z is computed in float32, even if the layer computes in bfloat16.
         plain = layer_internals.in_float32(self.layer, **without)
         normalized = plain.call(tf.cast(self.call.args[0], "float32"))
         return self._sum_positions(self.output_gradients[0] * normalized)

@@ -237,7 +237,7 @@ def _run_layer(call, watch, sequences, initial_state, mask, training):
             sequences = tf.concat([before[:, 1:], last[:, tf.newaxis]], axis=1)
     outputs = sequences if layer.return_sequences else last[:, tf.newaxis]
     if flags is not None:
-        if not layer.zero_output_for_mask:  # Zeros before the first step that counts.
+        if not layer.zero_output_for_mask:  # Only outputs before the first unmasked step are zero.
             flags = tf.cumsum(tf.cast(flags, "int32"), axis=1) > 0
         flags = flags if layer.return_sequences else flags[:, -1:]
         outputs = tf.where(flags[:, :, tf.newaxis], outputs, tf.zeros_like(outputs))
