@@ -16,7 +16,6 @@ import itertools
 import math
 import pathlib
 import re
-import signal
 
 from absl import flags
 
@@ -191,6 +190,5 @@ def _read(path):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Ends quietly if `head` closes the pipe.
     define_flags(flags.FLAGS)
     start_program(main)

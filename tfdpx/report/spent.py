@@ -46,7 +46,7 @@ def files_below(path):
         is_run = folder.name == _UNFINISHED and _is(folder / _SETTINGS, "Settings")
         if is_run or folder.name.startswith(_TUNING):
             unfinished.append(folder)
-        files += [folder / name for name in names if _says_what_was_spent(folder / name)]
+        files += [folder / name for name in names if says_what_was_spent(folder / name)]
     return sorted(files), sorted(unfinished)
 
 
@@ -55,7 +55,8 @@ def _refuse(error):
         raise error
 
 
-def _says_what_was_spent(path):
+def says_what_was_spent(path):
+    """Returns whether a file, even a damaged one, is a record, a model or a ledger."""
     if path.name in (records.FILE, RELEASES) or path.name.endswith((".keras", ".weights.h5")):
         return True  # Also a broken link: the file behind it had a privacy loss.
     if not path.is_file():
@@ -114,7 +115,7 @@ def record_in(path):
         raise ValueError(
             f"The file {path} is neither a record, a model nor a ledger. Pages and texts are for "
             f"people: give {records.FILE} or {MODEL} of its run, or the folder {path.parent} if "
-            "it holds them."
+            "it holds them. Unpack an archive first."
         )
     return Record("a file of a ledger", None, ledger, None)
 

@@ -18,7 +18,7 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.accounting.record import Record
 from tfdpx.report import card, page, words
 from tfdpx.report.report import STATEMENT
-from tfdpx.report.spent import MODEL, files_below, record_in
+from tfdpx.report.spent import MODEL, files_below, record_in, says_what_was_spent
 
 _TEXTS = {STATEMENT: words.statement, card.FILE: card.text}
 _FINE = _AGREES, _OTHER_WORDS = "agrees", "words not checked: read ours"
@@ -114,6 +114,12 @@ def check(path: pathlib.Path) -> Verdict:
 def _files(path):
     """Returns a dict from names to files to check, and the names of unfinished runs' folders."""
     if path.is_file():
+        is_text = path.name in _TEXTS or path.suffix in (".html", ".json")
+        if not is_text and not says_what_was_spent(path):
+            raise ValueError(
+                f"The file {path} is no file of a run. Give the folder of a run (unpack it first "
+                f"if it is an archive), or its {records.FILE}, {MODEL} or {page.FILE}."
+            )
         return {path.name: path}, ()
     if not path.is_dir():
         raise ValueError(f"There is no file or folder {path}. Give the folder of a run, or a file.")

@@ -374,12 +374,14 @@ def test_malformed_files_are_named_in_one_line(folder, tmp_path):
 
 def test_errors_of_the_user(folder, tmp_path):
     (tmp_path / "empty").mkdir()
+    shutil.make_archive(folder, "zip", folder)
     folder = folder.rename(tmp_path / "run\x1b[2J")
     for paths, reason in [
         ([], "Give one path: tfdpx verify PATH. Received: nothing."),
         ([folder, folder], "Give one path"),
         ([tmp_path / "nowhere"], "There is no file or folder .*nowhere"),
         ([tmp_path / "empty"], "Nothing in .*empty can be checked"),
+        ([tmp_path / "run.zip"], r"run.zip is no file of a run. Give .*unpack it first if"),
         ([tmp_path], r"The runs lie in folders of .*. Give one: .*run\\x1b"),
     ]:
         status, _, last, _ = ask(*paths)
