@@ -10,6 +10,7 @@ import warnings
 
 from absl import app, flags, logging
 
+from tfdpx._arguments import ELSEWHERE
 from tfdpx._files import DiskError
 
 
@@ -69,12 +70,18 @@ def _parse_flags(argv):
     """Parses the flags for `absl.app.run`; an invalid flag ends the program with one line."""
     try:
         return flags.FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        name, remedy = error.flagname, ELSEWHERE.get(error.flagname, "")
+        text = re.sub(r"`(\w+)`", lambda m: f"--{m[1]}" if m[1] in flags.FLAGS else m[0], remedy)
+        text = f"There is no flag --{name}. {text or did_you_mean(name, flags.FLAGS)}"
+        text += " --help lists the usual flags, and --helpfull lists all."
     except flags.Error as error:
         text = str(error)
-        if match := re.fullmatch(r"flag --(\w+)=(.*?): .*", text, re.DOTALL):
-            name, value = match[1], match[2]
+        if match := re.fullmatch(r".*flag --(\w+)(?:=(.*?): .*)?", text, re.DOTALL):
+            name, value = match[1], match[2] or ""
             text = f"Flag --{name} must be {valid_values(name)}. Received: --{name}={value}."
-        sys.exit(printable(f"tfdpx.train.{pathlib.Path(argv[0]).stem}: {' '.join(text.split())}"))
+            text += " Leave out commas and signs." * bool(re.search(r"\d[,%]", value))
+    sys.exit(printable(f"tfdpx.train.{pathlib.Path(argv[0]).stem}: {' '.join(text.split())}"))
 
 
 def valid_values(name):

@@ -76,10 +76,12 @@ from tfdpx.train.output import print_record, print_rows, to_json
 from tfdpx.train.settings import (
     DATA_DIR,
     DOWNLOAD,
+    IMAGES,
     PRIVACY,
     WORKDIR,
     Settings,
     flag_values,
+    kind_of,
     resolve,
 )
 from tfdpx.train.start_from import Start, ledger_on
@@ -209,6 +211,12 @@ def _sweep(values, workdir):
 def _settings_of_all(values, grid):
     """Returns a dict of the settings that all runs share, including "preset" unless it varies."""
     shared = {name: value for name, value in flag_values().items() if value is not None}
+    if (kind := kind_of(shared.get("dataset"), shared.get("head"))) != IMAGES:
+        raise UserError(
+            f"A sweep trains networks on images, not {kind}. For tables, search with scikit-learn "
+            "and `tfdpx.sklearn`, which adds up the epsilons; for heads, run `tfdpx classify` for "
+            f"each value. Received: --dataset={shared.get('dataset')} --head={shared.get('head')}."
+        )
     if "preset" not in grid or values["preset"].present:
         shared["preset"] = values.preset
     for name in set(grid) & set(shared):

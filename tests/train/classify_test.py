@@ -172,6 +172,8 @@ ERRORS = [
     (dict(features="pixels"), r"must join 'scatter', \.keras files and working folders"),
     (dict(model="linear_on_features"), "--model=linear_on_features needs --features"),
     (dict(user="parent_folder"), "--user belong to --dataset=folder"),
+    (dict(dataset="/etc"), "kind of data before a path: write --dataset=folder:/etc. Received"),
+    (dict(dataset="/etc/hostname"), "write --dataset=csv:/etc/hostname. Received"),
     (dict(resume=True), "no unfinished run in --workdir=.*Name the folder of one"),
 ]
 

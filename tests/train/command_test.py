@@ -11,7 +11,7 @@ from absl import flags
 from cases import nightly, slow
 
 import tfdpx
-from tfdpx.train import classify, command
+from tfdpx.train import classify, command, errors
 
 PLAN = "--num_examples=1000 --batch_size=100 --steps=10 --noise_multiplier=2 --delta=1e-5"
 PROGRAM = os.path.join(os.path.dirname(sys.executable), "tfdpx")
@@ -43,10 +43,23 @@ def test_a_program_answers():
     assert '"epsilon": ' in program.stdout
 
 
-def test_a_bad_value_of_a_flag_is_one_sentence():
-    result = run(PROGRAM, "account", "--delta=abc")
-    sentence = "tfdpx.train.account: Flag --delta must be a number. Received: --delta=abc.\n"
-    assert (result.returncode, result.stdout, result.stderr) == (1, "", sentence)
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("--delta=abc", "Flag --delta must be a number. Received: --delta=abc."),
+        ("--steps=60,000", "Flag --steps .*: --steps=60,000. Leave out commas and signs."),
+        ("--right_guesses=65%", "Flag --right_guesses .*65%. Leave out commas and signs."),
+        ("--epsilon", "Flag --epsilon must be a number. Received: --epsilon=."),
+        ("--epsilom=3", "There is no flag --epsilom. Did you mean 'epsilon'? --help lists .* all."),
+        ("--sample_rate=.1", "no flag --sample_rate. Write --batch_size, the rate times `num_ex"),
+        ("--target_delta", "There is no flag --target_delta. Write --delta. --help lists"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(typed, sentence, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train/classify.py", typed])
+    with pytest.raises(SystemExit) as error:
+        errors.start_program(None)
+    assert re.match(f"tfdpx.train.classify: .*{sentence.replace('?', '[?]')}", error.value.code)
 
 
 def test_a_program_ends_quietly_if_nobody_reads_its_output():

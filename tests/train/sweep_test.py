@@ -35,6 +35,8 @@ GRID = dict(grid="steps=5")
 ERRORS = [
     ({}, "--grid says what to sweep"),
     (dict(GRID, workdir=None), "--workdir names the folder"),
+    (dict(GRID, dataset="csv:x.csv"), "not tables. For tables, search with scikit-learn"),
+    (dict(GRID, head="newton"), "not heads. .*Received: --dataset=None --head=newton"),
     (dict(GRID, seed=3), "leave one of them out. Received: --seed=3"),
     (dict(GRID, seeds=["0", "0"]), "invalid values of seed: a value comes twice"),
     (dict(GRID, steps=7), "leave one of them out. Received: --steps=7"),

@@ -305,6 +305,12 @@ def _find(name, data_dir, **kwargs):
         return tfds.builder(name, data_dir=data_dir, **kwargs)
     # The name or the version is unknown, or files cannot be read.
     except (ValueError, AssertionError, OSError) as error:
+        if (path := pathlib.Path(name).expanduser()).exists():
+            table = "parquet" if path.suffix == ".parquet" else "csv"
+            raise UserError(
+                f"Flag --dataset needs the kind of data before a path: write --dataset="
+                f"{FOLDER if path.is_dir() else table}:{name}. Received: --dataset={name}."
+            ) from error
         raise UserError(
             f"There is no data set {name!r} to be read.{did_you_mean(name, KNOWN)} Use one of "
             f"{', '.join(KNOWN)} (for a folder of images), or the name of any other image "
