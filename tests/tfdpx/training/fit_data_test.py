@@ -15,8 +15,9 @@ from tfdpx.training import step as training_step
 N, B, STEPS = 60, 10, 12
 
 
-def make_plan(steps=STEPS):
-    return tfdpx.PrivacyPlan(N, batch_size=B, steps=steps, noise_multiplier=2.0, delta=1e-3)
+def make_plan(steps=STEPS, **arguments):
+    defaults = {"num_examples": N, "batch_size": B, "noise_multiplier": 2.0, "delta": 1e-3}
+    return tfdpx.PrivacyPlan(steps=steps, **{**defaults, **arguments})
 
 
 PLAN = make_plan()
@@ -27,6 +28,11 @@ def make(plan=PLAN, **arguments):
     model = small.model(tfdpx.DPSGD(0.1, plan=plan), **arguments)
     model.build((None, 6))
     return model
+
+
+def of_rows(batch_size, **arguments):
+    """Returns a data set of batches that no plan draws."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size, **arguments)
 
 
 def mixed_up(x, y, weights):
@@ -40,10 +46,8 @@ CHANGED = {
     "first batch for ever": lambda batches: tf.data.Dataset.from_tensors(
         next(iter(batches))
     ).repeat(),
-    "a fixed weighted data set": lambda _: tf.data.Dataset.from_tensor_slices(
-        (X, Y, np.ones(N, "float32"))
-    ).batch(B),
-    "unweighted": lambda _: tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),
+    "a fixed weighted data set": lambda _: of_rows(B).map(lambda x, y: (x, y, tf.ones(B))),
+    "unweighted": lambda _: of_rows(B),
 }
 
 
@@ -100,29 +104,25 @@ def approximately(model, data):
 
 
 OTHERS = {
-    "rate": tfdpx.PrivacyPlan(20, batch_size=B, steps=9, noise_multiplier=2.0, delta=1e-3),
-    "noise": tfdpx.PrivacyPlan(N, batch_size=B, steps=9, noise_multiplier=0.6, delta=1e-3),
-    "size": tfdpx.PrivacyPlan(N, batch_size=30, steps=9, noise_multiplier=2.0, delta=1e-3),
-    "sampling": tfdpx.PrivacyPlan(
-        N, batch_size=B, steps=9, noise_multiplier=2.0, delta=1e-3, sampling="shuffle"
-    ),
+    "rate": make_plan(9, num_examples=20),
+    "noise": make_plan(9, noise_multiplier=0.6),
+    "size": make_plan(9, batch_size=30),
+    "sampling": make_plan(9, sampling="shuffle"),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("by", ["optimizer", "budget"])
-def test_batches_of_another_plan_are_refused(name, by):
+def test_batches_of_another_plan_than_the_optimizers_or_the_budgets_are_refused(name):
     other = OTHERS[name]
-    if by == "optimizer":
-        model = make()
-        message = "batches are of a plan with"
-    else:
-        model = small.model(tfdpx.DPSGD(0.1, batch_size=other.batch_size, noise_multiplier=2.0))
-        message = "batches are of (a plan with|another plan than)|disagree on `batch_size`"
     data = other.batches(X[: other.num_examples], Y[: other.num_examples])
-    with pytest.raises(ValueError, match=message):
-        model.fit(data, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)], verbose=0)
-    assert int(model.optimizer.iterations) == 0
+    by_budget = small.model(tfdpx.DPSGD(0.1, batch_size=other.batch_size, noise_multiplier=2.0))
+    for model, message in (
+        (make(), "batches are of a plan with"),
+        (by_budget, "batches are of (a plan with|another plan than)|disagree on `batch_size`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(data, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)], verbose=0)
+        assert int(model.optimizer.iterations) == 0
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,9 @@ def test_batches_of_another_plan_are_refused(name, by):
     [
         lambda model: model.fit(X, Y, batch_size=50),
         lambda model: model.fit(X, Y, batch_size=5),
-        lambda model: approximately(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(50)),
-        lambda model: approximately(
-            model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(50, drop_remainder=True)
-        ),
+        lambda model: approximately(model, of_rows(50)),
+        lambda model: approximately(model, of_rows(B + 2)),  # Below the plan's capacity.
+        lambda model: approximately(model, of_rows(50, drop_remainder=True)),
         lambda model: model.train_on_batch(X[:50], Y[:50]),
     ],
 )

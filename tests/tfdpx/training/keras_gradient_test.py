@@ -270,16 +270,3 @@ def test_padding_is_the_data_sets_own():
         train_texts(True, layers.GlobalAveragePooling1D(), value=1)
     with pytest.raises(checks.UnfitForPrivacy, match="padded further"):
         train_texts(False, layers.Conv1D(4, 3), layers.GlobalMaxPooling1D())
-
-
-@pytest.mark.slow
-def test_images_of_any_size_in_an_array_train():
-    model = keras.Sequential(
-        [keras.Input((None, None, 3)), layers.Conv2D(4, 3), layers.GlobalAveragePooling2D()]
-    )
-    plan = tfdpx.PrivacyPlan(
-        num_examples=N, batch_size=N, steps=1, noise_multiplier=1.0, delta=1e-3
-    )
-    model.compile(tfdpx.DPSGD(1.0, plan=plan), "mse")
-    model.fit(IMAGES, VECTORS, verbose=0)
-    assert model.optimizer.ledger.steps == 1

@@ -135,28 +135,6 @@ def test_rows_that_are_counted_twice_are_noticed(monkeypatch):
         test_the_last_pass_counts_no_row_twice()
 
 
-@pytest.mark.slow
-def test_draws_views_and_noise_are_the_same_for_any_size():
-    plan = tfdpx.PrivacyPlan(30, batch_size=21, steps=3, noise_multiplier=1.0, delta=1e-3)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(30, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 30)
-    weights = []
-    for size in (None, 4):
-        seeds.fix(7)
-        model = keras.Sequential(
-            [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
-        )
-        optimizer = tfdpx.DPSGD(
-            1.0, plan=plan, seed=1, microbatch_size=size, augmult=2,
-            augment=tfdpx.augment.RandomCropFlip(2),
-        )  # fmt: skip
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss)
-        model.fit(plan.batches(x, y, optimizer=model.optimizer, seed=3), verbose=0)
-        weights.append(small.weights(model))
-    np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
-
-
 class OwnMetrics(keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return super().compute_metrics(x, y, y_pred, sample_weight)
@@ -174,9 +152,3 @@ def test_own_metrics_count_every_row_once():
     wanted = np.mean(np.argmax(model(x).numpy(), axis=1) == y)
     logs = model.train_on_batch(x, y, return_dict=True)
     np.testing.assert_allclose(logs["accuracy"], wanted, rtol=1e-6)
-
-
-def test_auto_of_former_files_is_none():
-    config = tfdpx.DPSGD(batch_size=4, noise_multiplier=1.0).get_config()
-    again = tfdpx.DPSGD.from_config({**config, "microbatch_size": "auto"})
-    assert again.microbatch_size is None
