@@ -142,7 +142,14 @@ class Copies:
                     "`tfdpx.sklearn.cross_validate(estimator, X, y)`."
                 )
 
-    def _sum(self):
+    def with_others(self) -> str:
+        """Returns epsilon and delta of these and other fits on their rows; "" without others."""
+        with _lock:
+            _, _, search, total = self._totals()
+            return _text(total) if total.cost > search.cost else ""
+
+    def _totals(self):
+        """Returns the histories of all fits, the numbers of copies, and two sums as histories."""
         near, every = (rows.histories(self.rows) for rows in (self.rows, _all_rows))
         times: dict[_Fit, int] = {}
         for fit, number in (pair for history in near for pair in history.fits):
@@ -153,7 +160,11 @@ class Copies:
         # shared.
         others = tuple((fit, number) for fit, number in times.items() if fit not in related)
         cost = sum(number**2 * fit.cost for fit, number in others)
-        search, total = (_History(h[0].cost + cost, h[0].fits + others) for h in (near, every))
+        sums = (_History(h[0].cost + cost, h[0].fits + others) for h in (near, every))
+        return every, times, *sums
+
+    def _sum(self):
+        every, times, search, total = self._totals()
         if not _is_news(total):
             return ""
         for history in (*every, total):

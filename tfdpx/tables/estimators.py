@@ -48,7 +48,7 @@ _NO_NUMBERS = {
     "dates": "Replace them by numbers, such as days since a public date, or leave the column out.",
     "texts": "Encode them before, for example by OneHotEncoder(categories=[...], "
     "handle_unknown='ignore') in a ColumnTransformer, with categories that are publicly known. Or "
-    "pass a dict from the names of columns to arrays, such as dict(X), with texts as they are.",
+    "pass a data frame, or a dict from the names of columns to arrays, with texts as they are.",
 }
 
 
@@ -99,9 +99,10 @@ class _PrivateEstimator(base.BaseEstimator):
         """Trains on private rows, and records the privacy loss in `ledger_`.
 
         Args:
-            X: Array or data frame of numbers `[rows, columns]`, or a dict from the names of columns
-                to arrays `[rows]` of numbers, booleans or texts. Frequent texts are one-hot
-                encoded. A text that only one row has is published with a probability below 1e-15.
+            X: Array of numbers `[rows, columns]`, or a data frame, or a dict from the names of
+                columns to arrays `[rows]`, of numbers, booleans or texts. Frequent texts are
+                one-hot encoded. A text that only one row has is published with a probability below
+                1e-15.
             y: Labels `[rows]`, or numbers for a regressor.
             user_ids: Optional array `[rows]` of ints or strings, the person of each row. The ledger
                 then protects all rows of a person together, and the number of people is public.
@@ -194,11 +195,15 @@ class _PrivateEstimator(base.BaseEstimator):
 
     def _read(self, X, y=None, reset=True, **checks):
         """Returns a dict of arrays, as in `rules.Columns`, and y, after scikit-learn's checks."""
-        if isinstance(X, dict) and not sparse.issparse(X):
+        if hasattr(X, "columns") and (
+            unfit_column(X)[1] == "texts" if reset else isinstance(self.model_.input, dict)
+        ):
+            X = {name: X[name] for name in X.columns}
+        _check_rows(X, y)
+        if _is_dict(X):
             names = list(X) if reset else self.feature_names_in_
             self.n_features_in_, self.feature_names_in_ = len(names), np.array(names)
             arrays = {name: _column(name, X[name]) for name in names}
-            validation.check_consistent_length(*arrays.values(), y)
             validation.assert_all_finite(y)
             return arrays if y is None else (arrays, validation.column_or_1d(y))
         checks |= {"dtype": "float64", "ensure_all_finite": "allow-nan", "accept_sparse": "csr"}
@@ -392,6 +397,26 @@ def _check_numbers(name, values, names=None):
         )
 
 
+def _is_dict(X):
+    return isinstance(X, dict) and not sparse.issparse(X)
+
+
+def _check_rows(X, y=None):
+    """Raises ValueError unless X, or every column of a dict, and y have the same number of rows."""
+    parts = {f"X[{name!r}]": X[name] for name in X} if _is_dict(X) else {"X": X}
+    parts |= {} if y is None else {"y": y}
+    try:
+        validation.check_consistent_length(*parts.values())
+    except ValueError as error:
+        counts = {name: np.shape(part)[0] for name, part in parts.items()}
+        first = next(iter(counts))
+        odd = next(name for name, count in counts.items() if count != counts[first])
+        raise ValueError(
+            f"Arguments `X` and `y` must have the same number of rows. Received: {counts[first]} "
+            f"in {first}, {counts[odd]} in {odd}. Take the same rows of both: `X[:n], y[:n]`."
+        ) from error
+
+
 def cross_validate(
     estimator: base.BaseEstimator,
     X: Any,
@@ -414,7 +439,7 @@ def cross_validate(
 
     Args:
         estimator: `PrivateClassifier` or `PrivateRegressor`, or a `Pipeline` that ends with one.
-        X: As for its `fit`.
+        X: As for its `fit`, but no dict.
         y: As for its `fit`. If the estimator has no `classes`, the labels in y count as public.
         cv: Int >= 2, the number of folds; or float in (0, 1), the share of the rows to hold out.
         scoring: As for `sklearn.model_selection.cross_validate`.
@@ -426,8 +451,8 @@ def cross_validate(
         the `tfdpx.accounting.Ledger` of all fits.
 
     Raises:
-        TypeError: If the estimator is none of these.
-        ValueError: If `cv` is invalid.
+        TypeError: If the estimator is none of these, or `X` is a dict.
+        ValueError: If `cv` is invalid, or `X` and `y` differ in their numbers of rows.
     """
     estimator, rows = base.clone(estimator), len(y)
     private = _last(estimator)
@@ -437,6 +462,9 @@ def cross_validate(
             f"that ends with one. Received: {type(private).__name__}. Write "
             "`cross_validate(make_pipeline(..., PrivateClassifier(...)), X, y)`."
         )
+    if _is_dict(X):
+        raise TypeError("Argument `X` must not be a dict here. Write `pandas.DataFrame(X)`.")
+    _check_rows(X, y)
     is_share = is_number(cv) and 0 < cv < 1
     must = f"be an int from 2 to {rows}, or a share between 0 and 1"
     require(is_share or (is_integer(cv, 2) and cv <= rows), "cv", cv, must)
@@ -448,15 +476,24 @@ def cross_validate(
         folds = model_selection.KFold(cv, shuffle=True, random_state=seed)
     splits = list(folds.split(range(rows)))
     fits = max(1, len(splits) - 1)
-    shared_rows.copies_of(private).role = "silent"  # Its ledger has all folds.
+    copies = shared_rows.copies_of(private)
+    copies.role = "silent"  # Its ledger has all folds.
     print(
         f"{len(splits)} private fit{'s' * (len(splits) > 1)} at epsilon={private._budget:.3g}; a "
         f"row is in {fits} of them. Together: epsilon={private._epsilon_of(fits):.3g} at "
         f"delta={private.delta:g}."
     )
+    if isinstance(estimator, Pipeline) and len(estimator) > 1:
+        print(
+            f"If the steps before it ({', '.join(list(estimator.named_steps)[:-1])}) learn from "
+            "rows, no epsilon covers this: leave scaling and missing numbers to the estimator, and "
+            "write `OneHotEncoder(categories=[...])`."
+        )
     report = model_selection.cross_validate(
         estimator, X, y, cv=splits, scoring=scoring, return_estimator=True, error_score="raise"
     )
+    if text := copies.with_others():
+        print(f"With the other fits on these rows in this process: {text}.")
     ledgers = [_last(fitted).ledger_ for fitted in report["estimator"]]
     ledgers.sort(key=lambda ledger: ledger.composed_epsilon(private.delta))
     total = sum(ledgers[-fits:], Ledger())

@@ -231,7 +231,7 @@ def test_the_model_of_an_estimator_is_reported_at_its_delta(tmp_path, data):
         assert record["delta"] == 1e-6 and 1.98 < record["epsilon"] <= 2.0
 
 
-def test_a_pipeline_of_a_data_frame_in_all_but_name(data):
+def test_a_pipeline_of_a_data_frame_in_all_but_name(data, capsys):
     x, _, labels = data
     table = np.array([[*row, city] for row, city in zip(x, ["Rome", "Oslo"] * 150, strict=True)])
     table = table.astype(object)
@@ -243,6 +243,7 @@ def test_a_pipeline_of_a_data_frame_in_all_but_name(data):
     limits = {"lower": [0, 0, -4, -4, -4], "upper": [1, 1, 4, 4, 4]}
     model = pipeline.make_pipeline(columns, linear_classifier(**limits))
     report = cross_validate(model, table, labels, cv=3, seed=0, scoring=["accuracy", "roc_auc"])
+    assert "steps before it (columntransformer) learn from rows, no" in capsys.readouterr().out
     assert np.all(report["test_roc_auc"] > 0.8) and len(report["estimator"]) == 3
 
 
@@ -298,6 +299,7 @@ def test_folds_do_not_depend_on_labels(monkeypatch, data):
         "cross_validate",
         lambda *arguments, cv, **others: splits.append(cv) or {"estimator": [linear_fit] * 2},
     )
+    monkeypatch.setattr(shared_rows.Copies, "with_others", lambda copies: "")
     linear_fit = linear_classifier(steps=1).fit(x, labels)
     for target in (labels, np.roll(labels, 7)):
         cross_validate(linear_classifier(), x, target, cv=2, seed=3)
@@ -493,6 +495,14 @@ def test_no_sum_is_told_of_one_fit_or_of_other_rows(rows, capsys):
     assert text.startswith("3 private fits share rows")
 
 
+def test_folds_tell_the_sum_with_earlier_fits(fits, rows, capsys):
+    quick(3.0).fit(*rows)
+    cross_validate(quick(), *rows, cv=3)
+    others = capsys.readouterr().out.splitlines()[1]
+    assert others.startswith("With the other fits on these rows in this process: epsilon=")
+    assert epsilons(others) == [pytest.approx(fits.epsilon, rel=2e-3)]
+
+
 def test_large_tables_are_recognised_by_some_of_their_rows(monkeypatch, fits, rows):
     monkeypatch.setattr(shared_rows, "_MOST_ROWS", 10)
     [text], _ = told(lambda: SEARCHES["grid"]().fit(*rows))
@@ -623,6 +633,50 @@ def test_columns_of_a_dict(data):
         linear_classifier().fit({"day": np.arange(300).astype("datetime64[D]")}, labels)
     with pytest.raises(ValueError, match=r"`lower, upper`.*3 columns.*\(a/b, clip, owns\)"):
         linear_classifier(lower={"city": 0.0}, upper={"city": 1.0}).fit(columns, labels)
+
+
+class Frame:
+    """A data frame, as far as scikit-learn and the estimators use one of pandas."""
+
+    iloc = None
+
+    def __init__(self, columns):
+        self.parts, self.columns = columns, list(columns)
+        self.shape = len(columns[self.columns[0]]), len(columns)
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __getitem__(self, name):
+        return self.parts[name]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.column_stack([values.astype(object) for values in self.parts.values()])
+
+    def take(self, rows, axis):
+        return Frame({name: values[rows] for name, values in self.parts.items()})
+
+
+def test_folds_of_a_data_frame_with_texts(data):
+    x, y, _ = data
+    frame = Frame(columns_of(x))
+    report = cross_validate(PrivateRegressor(30.0, model="linear", **TARGET), frame, y, cv=2)
+    assert set(report["estimator"][0].model_.input) == {"a_b", "clip", "owns", "city"}
+    assert np.mean(report["test_score"]) > 0.3
+    with pytest.raises(TypeError, match="no.* be a dict here. Write `pandas.DataFrame"):
+        cross_validate(linear_regressor(), columns_of(x), y)
+
+
+def test_other_numbers_of_rows_are_told_with_the_argument(data):
+    x, y, labels = data
+    words = "`X` and `y` must have the same number of rows. Received: 300 in X, 290 in y. Take"
+    for table in (x, x.tolist(), scipy.sparse.csr_matrix(x)):
+        with pytest.raises(ValueError, match=words):
+            linear_classifier().fit(table, labels[:290])
+    with pytest.raises(ValueError, match=words):
+        cross_validate(linear_regressor(), x, y[:290])
+    with pytest.raises(ValueError, match=r"300 in X\['a'\], 290 in X\['b'\]"):
+        linear_classifier().fit({"a": x[:, 0], "b": x[:290, 1]}, labels)
 
 
 def test_statistics_take_one_row_of_each_person(monkeypatch, data):
