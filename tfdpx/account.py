@@ -2,15 +2,15 @@
 
 An account belongs to weights, not to an optimizer, because the weights are published. The account
 survives when a model is compiled again, trained by another optimizer, saved, or copied by
-`copy_weights`. It lists entries of a `tfdpx.accounting.Ledger`. If an account receives two entries
+`copy_weights`. An account lists entries of a `tfdpx.accounting.Ledger`. If it receives two entries
 of the same run, one was recorded earlier, and the later one includes its updates. So only the entry
 with more updates remains. Entries of different runs compose.
 
 Each variable carries a mark that tells whether the origin of its values is known
 (`tfdpx._keras.origins`). The origin is known if an initializer of Keras filled the variable after
-`import tfdpx`, or if the values came with a ledger. It becomes unknown if values are loaded without
-a ledger, set by `set_weights`, or trained by an ordinary optimizer; `tfdpx.checks.mark_public`
-makes it known again. tfdpx cannot detect `variable.assign`.
+`import tfdpx`, or if the values came with a ledger. The origin becomes unknown if values are loaded
+without a ledger, set by `set_weights`, or trained by an ordinary optimizer.
+`tfdpx.checks.mark_public` makes the origin known again. tfdpx cannot detect `variable.assign`.
 """
 
 from __future__ import annotations

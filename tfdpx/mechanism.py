@@ -77,7 +77,7 @@ def check_private(gradients):
 def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
     """Returns the factors by which the gradients of n examples are multiplied to clip them.
 
-    They are `1/(B C) * min(1, C/norm)`, or `1/(B C) * min(1, f C/norm)` with `fractions` f.
+    The factors are `1/(B C) * min(1, C/norm)`, or `1/(B C) * min(1, f C/norm)` with `fractions` f.
 
     Args:
         squared_norms: float32 [n], the squared l2 norms of the gradients.

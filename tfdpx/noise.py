@@ -79,7 +79,7 @@ def fold_in(seed, *numbers):
 def words(shape, seed, dtype):
     """Returns uniform random integers that depend only on the arguments.
 
-    They are the same on every device, with and without XLA. The values equal those of
+    The integers are the same on every device, with and without XLA. They also equal the results of
     `tf.random.stateless_uniform(..., alg="philox")`, which needs three times as many operations.
 
     Args:

@@ -411,7 +411,7 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
             a `Rescaling` by 1/100 or less, and to [0, 1] otherwise.
 
     Returns:
-        `model`, which was changed.
+        The changed `model`.
 
     Raises:
         ValueError: If the model takes other inputs, has been trained on data, has weights of

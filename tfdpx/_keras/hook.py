@@ -1,7 +1,7 @@
 """Wraps the methods of Keras that private training needs, and restores them.
 
-Keras passes finished gradients to an optimizer, but neither the model nor the batch. It has no
-extension point that passes them, so we wrap the following methods:
+Keras passes finished gradients to an optimizer, but neither the model nor the batch. No extension
+point of Keras passes these two, so we wrap the following methods:
 
 - `keras.Model.train_step`: if the optimizer defines `private_train_step(model, data)`, that method
   makes the step. Other optimizers train as before. A model class with another `train_step` bypasses
@@ -15,8 +15,8 @@ extension point that passes them, so we wrap the following methods:
   batches that no plan drew.
 - `keras.Model.compile`: if the optimizer defines `compiled(model)`, that method is called after
   `compile`.
-- The `fit` of KerasHub's models: it passes a data set of preprocessed batches to Keras, but a plan
-  draws from arrays. It is wrapped when such a model is compiled with a private optimizer.
+- The `fit` of KerasHub's models: this `fit` passes a data set of preprocessed batches to Keras, but
+  a plan draws from arrays. It is wrapped when such a model is compiled with a private optimizer.
 - Functions that set the values of variables: initializers, loading of files, `set_weights`,
   `quantize`, and `fit`, `train_on_batch` and `apply` with other optimizers. `origins` and the
   functions of `watch_weights` record where the values come from.

@@ -321,8 +321,8 @@ def finish_features(space):
 def adapted_statistics(layer):
     """Returns the statistics that `adapt` has computed for a layer, a list of arrays, or None.
 
-    This also works for a layer from a file, although the file does not tell that the layer was
-    adapted. For a user's layer with an `adapt` method, the result has all weights, because we
+    The function also works for a layer from a file, although the file does not tell that the layer
+    was adapted. For a user's layer with an `adapt` method, the result has all weights, because we
     cannot know which of them are statistics.
     """
     if isinstance(layer, keras.layers.TextVectorization):

@@ -237,7 +237,7 @@ def call_model(model, x):
 def compute_loss(model, x, y, y_pred, sample_weight):
     """Returns `model.compute_loss` in training mode, as if there were one replica.
 
-    This also works if a user's `compute_loss` lacks the argument `training`.
+    A user's `compute_loss` may lack the argument `training`.
     """
     with step_context.unscaled_losses():
         return model._compute_loss(

@@ -72,9 +72,7 @@ def mark_known(variables):
 
 
 def holds_no_data(initializer):
-    """Returns whether an initializer is Keras's, and made only from plain numbers.
-
-    Such an initializer holds no data.
+    """Returns whether an initializer holds no data: it is Keras's, and made from plain numbers.
 
     Args:
         initializer: Callable. Some layers, for example `keras.layers.LSTM`, use a function that

@@ -33,10 +33,10 @@ def setting(name, value):
 
 
 def recording(recorder):
-    """Context manager in which `recorder.observe(operation, args, kwargs)` gets every call.
+    """Context manager in which `recorder` sees every call of a Keras operation in this thread.
 
-    These are all calls of Keras's operations in this thread. `recording(None)` hides the calls from
-    an outer recorder.
+    In place of each call, `recorder.observe(operation, args, kwargs)` runs. `recording(None)` hides
+    the calls from an outer recorder.
     """
     return setting("recorder", recorder)
 

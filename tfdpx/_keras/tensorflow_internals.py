@@ -238,8 +238,8 @@ def _same_rounds(original):
 def stateful_draws_from(next_key):
     """Context manager in which TensorFlow's stateful random draws use keys instead of a state.
 
-    This covers `tf.random.uniform`, `normal` and `truncated_normal`, and a `tf.random.Generator`.
-    The generator's state does not change. Other threads are not affected.
+    The context covers `tf.random.uniform`, `normal` and `truncated_normal`, and the methods of a
+    `tf.random.Generator`, without changing its state. Other threads are not affected.
 
     Args:
         next_key: Function without arguments that returns a key, an int64 tensor [2], different on
@@ -342,7 +342,7 @@ def is_under_xla():
 
 
 def is_for_xla(model):
-    """Returns whether XLA compiles the step of a `keras.Model`, which it always does on a TPU."""
+    """Returns whether XLA compiles the step of a `keras.Model`. On a TPU, it always does."""
     return model.jit_compile or is_under_xla() or bool(tf.config.list_logical_devices("TPU"))
 
 
@@ -397,7 +397,7 @@ def _function_attributes(operation):
 def differentiated_by(gradient, function, *tensors):
     """Runs `function(*tensors)`, and registers a gradient for it with every `tf.GradientTape`.
 
-    This is like `tf.custom_gradient`, but adds no operation to the graph.
+    The function is like `tf.custom_gradient`, but adds no operation to the graph.
 
     Args:
         gradient: Function that takes the gradients with respect to the outputs, and returns a list

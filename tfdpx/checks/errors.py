@@ -12,7 +12,7 @@ def refusing(error=UnfitForPrivacy):
     """Yields a list for texts of problems; at the end, raises one error if the list has texts.
 
     If the block raises an exception after the first problem, that exception is a consequence of the
-    problem. It becomes the cause of the error, and does not replace the error.
+    problem. The exception becomes the cause of the error, and does not replace the error.
 
     Args:
         error: Class of the exception. Its message is the problem, or a numbered list if there are

@@ -192,7 +192,7 @@ def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
 
 
 def metric_variables(model):
-    """Returns a list of the variables of metrics, which a step assigns without noise."""
+    """Returns a list of the metrics' variables. A step assigns to these variables without noise."""
     # A metric may have a weight as an attribute, which Keras then counts among its variables.
     other_ids = {id(v) for v in [*model.weights, *model.optimizer.variables]}
     return [v for v in model.metrics_variables if id(v) not in other_ids]

@@ -2,10 +2,9 @@
 
 A *unit* is a layer with a rule for its class, together with all layers inside of it. A layer inside
 of a unit is no unit. An active `Recorder` *captures* each call of a unit: it keeps the inputs, and
-its tape watches the outputs.
-One backward pass over activations then gives the gradient at every unit's output. No rule forms the
-gradient of a variable that is read outside of captured calls. For such a variable, the same tape
-computes the whole gradient.
+its tape watches the outputs. One backward pass over activations then gives the gradient at every
+unit's output. No rule forms the gradient of a variable that is read outside of captured calls. For
+such a variable, the same tape computes the whole gradient.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Engine:
     Attributes:
         choices: List with a `LayerChoice` for each layer, set by the last call of the engine.
         work: The `Work` of one row. Its `elements` include the whole gradients that the map forms.
-        loops: Bool, whether a loop computes one example after the other. This is necessary if
+        loops: Bool, whether a loop computes one example after the other. The loop is necessary if
             TensorFlow cannot vectorize the model.
     """
 
@@ -109,7 +109,8 @@ class Engine:
     def suits_any_number(self):
         """Returns whether microbatches may differ in their number of rows.
 
-        This is True if tfdpx defines all rules. A user's rule may depend on the number of rows.
+        The result is True if tfdpx defines all rules. A user's rule may need a known number of
+        rows.
         """
         calls = (call for call in self._layout.calls if call.is_captured)
         return all(call.rule.__module__.split(".")[0] == "tfdpx" for call in calls)

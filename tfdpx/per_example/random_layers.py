@@ -7,8 +7,8 @@ read, nor advanced, nor saved. With states from a key, the masks of rows (for ex
 are independent and identically distributed, so the order of rows changes no distribution
 (`docs/proofs/private_step.md`).
 
-The function of one example may draw random numbers. Vectorization turns this into one draw for all
-examples (see `vectorizing_by`), and each example gets its part.
+The function of one example may draw random numbers. Vectorization turns such a draw into one draw
+for all examples (see `vectorizing_by`), and each example gets its part.
 """
 
 import contextlib

@@ -60,7 +60,7 @@ _active = threading.local()
 def from_below():
     """Returns a context manager in which norms are never too large, instead of never too small.
 
-    It affects only the current thread. The exact norm lies between the norm inside of this context
+    Only the current thread is affected. The exact norm lies between the norm inside of this context
     and the norm outside, even if the terms of a gradient cancel.
     """
     _active.is_below = True

@@ -124,7 +124,7 @@ class Outputs:
         return any(has_mask for _, has_mask, _ in self._attached)
 
     def rebuild(self, tensors):
-        """Returns the nest with `tensors` in place of `self.tensors`. Both have the same order."""
+        """Returns the nest with `tensors` in place of `self.tensors`, which have the same order."""
         replacements, leaves = iter(tensors), []
         for leaf, (is_tensor, has_mask, has_logits) in zip(
             tf.nest.flatten(self._nest), self._attached, strict=True

@@ -1,7 +1,7 @@
 """Defines the interface of rules for per-example gradients, and registers rules by layer class.
 
-A rule gets one captured `Call` of a layer, with the gradients at the layer's outputs. It forms the
-norms and the clipped sums of the per-example gradients of the layer's weights.
+A rule gets one captured `Call` of a layer, with the gradients at the layer's outputs. The rule
+forms per-example gradients of the layer's weights, or only their norms and clipped sums.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class Rule:
     gradients already contain the factor 1/K (De et al. 2022, Eq. 4).
 
     A subclass must define `per_example_gradients`. It may also define `ghost_squared_norms` and
-    `ordinary_clipped_sum`, which need no array of per-example gradients. Then it also defines
-    `costs`, which is used to choose the cheaper way. All arithmetic is in float32.
+    `ordinary_clipped_sum`, which need no array of per-example gradients. In this case it also
+    defines `costs`, and the cheapest way is chosen. All arithmetic is in float32.
 
     Attributes:
         call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
@@ -348,7 +348,8 @@ class Rule:
     def allows_ordinary_sum(self) -> bool:
         """Returns whether `ordinary_clipped_sum` may follow norms of instantiated gradients.
 
-        It may if these norms cover its rounding errors, see `tfdpx.per_example.rounding`.
+        The sum may follow if the norms cover the rounding errors of the sum. See
+        `tfdpx.per_example.rounding`.
         """
         return False
 
@@ -419,7 +420,7 @@ class Rule:
     def instances(self) -> list[tf.Tensor]:
         """Returns the per-example gradients of `large_variables`, a list of tensors.
 
-        They are computed once, for both norm and sum.
+        The gradients are computed once, for both norm and sum.
         """
         pairs = zip(self.variables, self.per_example_gradients(), strict=True)
         return [g for v, g in pairs if any(v is w for w in self.large_variables)]

@@ -12,7 +12,8 @@ end of a buffer. Vectorization creates such a product if a function multiplies a
 `[1, a, b]` by a layer's weights. To avoid the bug, the operands are first reshaped to have a single
 batch axis.
 
-XLA cannot compile a vectorized loop. The error is raised during tracing, before any step.
+XLA cannot compile a vectorized loop. For such a loop under XLA, an error is raised during tracing,
+before any step.
 """
 
 import tensorflow as tf
@@ -61,8 +62,8 @@ def vectorized_map(
         function: As in `tf.vectorized_map`. It may also read variables and constants.
         elements: Nest of tensors [n, ...].
         name: String that begins error messages, for example "The loss".
-        jit_compile: Bool, whether XLA will compile the result. It need not be passed while a graph
-            for XLA is traced.
+        jit_compile: Bool, whether XLA will compile the result. The argument is not needed while a
+            graph for XLA is traced.
         loop: Bool, whether to run the whole function in a loop from the start.
         shared: List of further tensors that `function` may read.
 

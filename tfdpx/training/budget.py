@@ -235,7 +235,7 @@ class StopAtBudget(keras.callbacks.Callback):
         print(f"{text}: {name}={epsilon:.4g} at delta={session.plan.delta:g}.")
 
     def _execution(self):
-        """Returns the number of updates in the next execution, which the budget must pay for."""
+        """Returns the number of updates in the next execution. The budget must pay for them all."""
         execution, session = self.model.steps_per_execution, self._session
         if session.draws is None:
             return execution

@@ -44,10 +44,10 @@ class Checkpoint(keras.callbacks.Callback):
     optimizer's `seed`, a resumed run equals the uninterrupted one bit by bit on the same machine.
 
     The folder holds one file: weights, the optimizer's state and its ledger, and the state of
-    Keras's `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`. With individual accounting
-    it also holds the norms of examples, which are private. Only its owner may read the file. Logs
-    of an update (TensorBoard, curves) are written only when a save contains that update. A second
-    training on the same folder is refused while the first one runs.
+    Keras's `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`. With individual accounting,
+    the file also holds the norms of examples, which reveal private data. Only its owner may read
+    the file. Logs of an update (TensorBoard, curves) are written only when a save contains that
+    update. A second training on the same folder is refused while the first one runs.
 
     Args:
         directory: Path of a folder for only this run, created if needed.

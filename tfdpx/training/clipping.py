@@ -87,7 +87,7 @@ class ClipPolicy:
 
         Args:
             clips: The result of the method `clips`.
-            weights: float32 [count], in [0, 1] or NaN, which multiply the clipped gradients.
+            weights: float32 [count], factors for the clipped gradients, in [0, 1] or NaN.
         """
         return clips
 
@@ -181,7 +181,7 @@ class AdaptiveClip(ClipPolicy):
     divided by the clip.
 
     Guarantee: an update costs the same as one Gaussian mechanism with the optimizer's noise
-    multiplier sigma, which the ledger counts. Each update releases two noisy sums: the sum of
+    multiplier sigma, and the ledger counts it so. Each update releases two noisy sums: the sum of
     clipped gradients (noise multiplier z) and the sum of (indicator - 1/2) (noise sigma_b). Here z
     follows from 1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2. The indicator of an example falls from 1 to 0
     as its norm rises from 0.95 C to 1.05 C. Multiplied by z/sigma_b, the second sum has noise z
@@ -503,7 +503,7 @@ def split_ids(optimizer, data):
 
 
 def _scatter(target, kind, places, values):
-    """Writes `values` [n] to a variable at `places` [n, rank]; adds them if `kind` is "add"."""
+    """Writes `values` [n] to a variable at `places` [n, rank], or adds them if `kind` is "add"."""
     if not isinstance(target, tf.distribute.DistributedValues):
         getattr(target, f"scatter_nd_{kind}")(places, values)
         return

@@ -9,7 +9,7 @@ Keras's `fit` fails, with any optimizer,
 
 - under `MirroredStrategy` with `jit_compile=True`: XLA cannot compile a function that reads
   variables on several devices (`evaluate` fails too);
-- under `MirroredStrategy` with `steps_per_execution` > 1: Keras's loop over steps loses tensors;
+- under `MirroredStrategy` with `steps_per_execution` > 1: a loop loses its outputs' placeholders;
 - under `MultiWorkerMirroredStrategy`: `fit` and `evaluate` convert `PerReplica` values to tensors.
 
 The `fit` of this module works in all of these cases, and on one device. As for Keras's `fit`, build
@@ -73,9 +73,9 @@ def fit(
     """Trains for the plan's steps, like `model.fit(plan.batches(x, y), ...)`, on every replica.
 
     On several hosts, each host runs the same program with the same arguments. Every host draws its
-    share of one Poisson sample, which depends only on the seed and the step. An update makes one
-    all-reduce of the clipped sums, and all replicas add the same noise. Training never goes beyond
-    the plan's last step.
+    share of one Poisson sample. The sample depends only on the seed and the step. An update makes
+    one all-reduce of the clipped sums, and all replicas add the same noise. Training never goes
+    beyond the plan's last step.
 
     Every host runs the `callbacks` that it got. Callbacks that write files should be passed only on
     the chief, and callbacks that may stop the training must be passed on every host. In the `logs`

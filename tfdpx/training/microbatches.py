@@ -166,10 +166,7 @@ def least_time(
 
 
 def _predict_seconds(work, num_views):
-    """Returns predictions of two arguments of `least_time`.
-
-    They are `seconds_per_example` and `seconds_per_microbatch`.
-    """
+    """Returns the predicted seconds per example and seconds per microbatch, two floats."""
     device = device_kind()
     row_cost = Cost(_BACKWARD * work.flops, _FLOAT * _TRAFFIC * work.elements)
     microbatch = Cost(
@@ -190,7 +187,7 @@ class Batch(typing.NamedTuple):
         clips: float32 [B], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
         present_of_users: bool [B, k], whether each of a person's examples is present; or None.
         class_weights: float32 [B], for the losses and metrics that Keras shows; or None.
-        factors: float32 [B] in [0, 1], which multiply the clipped gradients.
+        factors: float32 [B] in [0, 1], factors for the clipped gradients.
     """
 
     data: tuple
@@ -213,7 +210,7 @@ class Inputs(typing.NamedTuple):
         present: bool [n], whether a row holds an example; None if all do.
         key: int64 [2], the key for the random numbers that layers draw. Every microbatch has a
             different key.
-        weights: float32 [n] in [0, 1], which multiply clipped gradients. NaN marks an example as
+        weights: float32 [n] in [0, 1], factors for the clipped gradients. NaN marks an example as
             one without a finite gradient.
         clips: float32 [n], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
         shared: List of the tensors of a `tfdpx.per_example.engine.Update`.

@@ -40,9 +40,9 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
 
     The arguments of privacy are `plan`, `batch_size`, `noise_multiplier`, `l2_norm_clip`,
     `microbatch_size`, `augment`, `augmult`, `augment_targets`, `seed`, `individual` and
-    `public_validation`; `help(tfdpx.training.arguments.PrivateArguments)` describes them. They are
-    read-only attributes. With Keras's `use_ema=True`, the decay of the average warms up: at update
-    t it is min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
+    `public_validation`; `help(tfdpx.training.arguments.PrivateArguments)` describes them. Each is a
+    read-only attribute, too. With Keras's `use_ema=True`, the decay of the average warms up: at
+    update t it is min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
     Args:
         learning_rate: Float, a schedule of Keras, or a callable without arguments, as for SGD.

@@ -131,7 +131,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def privatized_gradient_norm(self) -> float:
-        """Float: the l2 norm of the last noisy gradient, which the guarantee covers."""
+        """Float: the l2 norm of the last noisy gradient. The guarantee covers this number."""
         return float(keras.ops.convert_to_numpy(self._gradient_norm))
 
     @property

@@ -43,8 +43,8 @@ def private_train_step(optimizer, model, data):
             (`inputs.FLAGS`).
 
     Returns:
-        Keras' logs: `loss` and the compiled metrics of the batch. They are computed from private
-        data without noise, so the guarantee does not cover them.
+        Keras' logs: `loss` and the compiled metrics of the batch. These numbers are computed from
+        private data without noise, so the guarantee does not cover them.
     """
     data, ids = split_ids(optimizer, data)
     inputs.check_batch(model, data)
@@ -81,7 +81,7 @@ def _step(optimizer, model, data, ids):
 
 
 def _read(optimizer, data, ids):
-    """Returns a `Batch` made from `data`, which is as in `private_train_step`."""
+    """Returns a `Batch` made from `data`, the argument of `private_train_step`."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     count = Rows(x).count
     is_drawn = optimizer.session is not None and optimizer.session.draws is not None

@@ -34,10 +34,11 @@ class Conv2DRule(BeforeActivation):
     """The rule of `Conv2D` for any stride, padding, dilation, groups and data format.
 
     Let A [T, fan_in] be the patches at an example's T positions, and G [T, out] the output
-    gradients. Then the kernel gradient is A^T G. It is formed in one of two ways: for all examples
-    at once, as a product of patches and output gradients, or by one call for each example, which
-    computes the ordinary kernel gradient for the images of this example. If there are few
-    positions, as in late layers, it is cheaper to compute the norm as `<A A^T, G G^T>`.
+    gradients. Then the kernel gradient is A^T G. The rule forms kernel gradients in one of two
+    ways. It can multiply patches and output gradients of all examples at once. Or it can make one
+    call for each example, to compute the ordinary kernel gradient for the images of this example.
+    If there are few positions, as in late layers, it is cheaper to compute the norm as
+    `<A A^T, G G^T>`.
 
     In a subclass, the convolution's kernel may be a function of the trained kernel. An example is
     weight standardization. Such a subclass sets `filter_scale`, `weights` and `unit`, and replaces

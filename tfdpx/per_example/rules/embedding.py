@@ -52,7 +52,7 @@ class EmbeddingRule(Rule):
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`. The result is dense: [B, vocabulary, d].
 
-        It is computed only if other layers share the table.
+        These gradients are formed only if other layers share the table.
         """
         one_hot = tf.one_hot(self._tokens, self.layer.input_dim)
         return [tf.matmul(one_hot, self._gradients, transpose_a=True)]

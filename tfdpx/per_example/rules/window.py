@@ -46,8 +46,8 @@ class Window:
 
         Args:
             images: float32 [N, H, W, C].
-            contiguous: Bool, whether to concatenate slices of the images, which is fastest at
-                stride one and under XLA. H and W must then be static.
+            contiguous: Bool, whether to form patches by concatenating slices of the images. This
+                way is fastest at stride one and under XLA. It needs static H and W.
         """
         if self.taps == 1 and max(self.strides) == 1:
             return images
