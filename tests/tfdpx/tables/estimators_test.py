@@ -498,9 +498,9 @@ def test_no_sum_is_told_of_one_fit_or_of_other_rows(rows, capsys):
 def test_folds_tell_the_sum_with_earlier_fits(fits, rows, capsys):
     quick(3.0).fit(*rows)
     cross_validate(quick(), *rows, cv=3)
-    others = capsys.readouterr().out.splitlines()[1]
-    assert others.startswith("With the other fits on these rows in this process: epsilon=")
-    assert epsilons(others) == [pytest.approx(fits.epsilon, rel=2e-3)]
+    text = capsys.readouterr().out.splitlines()[1]
+    assert text.startswith("With the other fits on these rows in this process: epsilon=")
+    assert epsilons(text) == [pytest.approx(fits.epsilon, rel=2e-3)]
 
 
 def test_large_tables_are_recognised_by_some_of_their_rows(monkeypatch, fits, rows):
