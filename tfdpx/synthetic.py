@@ -28,16 +28,16 @@ _COVERINGS_A_ROUND = 6
 _MOST_STROKES = 3
 # The smallest and largest width of the pen, as parts of the shorter side of the image.
 _WIDTHS = (0.06, 0.13)
-# Distance of neighbouring points of a stroke, in pixels and in widths of the pen. At this distance
-# the outline looks smooth.
+# The distance between neighbouring points of a stroke, in pixels and in widths of the pen. With
+# this distance, the outline looks smooth.
 _SPACING, _SPACING_IN_WIDTHS = 0.5, 0.1
 _FEWEST_CONTROLS, _MOST_CONTROLS = 4, 7
 # Margin around the control points, as a part of the image's height and width.
 _MARGIN = 0.1
 
 
-# A warm start: the number of generated images (each is a class), the number of updates, the views
-# in a batch, and the learning rate.
+# The settings of a warm start: the number of generated images (each is a class), the number of
+# updates, the number of views in a batch, and the learning rate.
 _IMAGES, _UPDATES, _VIEWS, _RATE = 300, 2000, 64, 1e-3
 
 
@@ -45,13 +45,12 @@ class Generator:
     """The base class of generators, which make images without any data.
 
     Image `i` depends only on the arguments, the seed and `i`: its random numbers come from NumPy's
-    `default_rng([seed, i])`. A request for more images therefore begins with the same images. The
-    random numbers may change with the version of NumPy, so save results instead of computing them
-    again.
+    `default_rng([seed, i])`. So a request for more images begins with the same images. The random
+    numbers may change with the version of NumPy, so save results instead of computing them again.
 
     No argument takes data, so statistics, features and pre-trained weights that are computed from
-    the images cost no privacy. Arguments that were tuned on private data would leak information
-    about these data, as any hyperparameter does.
+    the images cost no privacy. However, if you tune the arguments on private data, they leak
+    information about these data, like any hyperparameter.
 
     For a new kind of images, write a subclass and define `draw`.
 
@@ -116,16 +115,16 @@ class Generator:
 
 
 class DeadLeaves(Generator):
-    """Images that are filled by overlapping discs ("leaves"), each of one colour.
+    """A generator of images that are filled by overlapping discs ("leaves"), each of one colour.
 
     The centres of the discs have a uniform distribution. The radii have a density proportional to
     `r^-3` between `r_min` and `r_max`, so a scene looks the same at every scale, as photographs do
     (Lee, Mumford & Huang 2001). Features that were learned only from such images are useful for
     photographs, too (Baradad et al. 2021).
 
-    The images are exact samples of this distribution: each new leaf is placed behind the earlier
-    ones until every pixel is covered, so no number of leaves has to be chosen. A leaf may have its
-    centre outside of the image, so the border of an image looks like its middle.
+    The images are exact samples of this distribution. Each new leaf is placed behind the earlier
+    ones until every pixel is covered, so there is no number of leaves to choose. A leaf may have
+    its centre outside of the image, so the border of an image looks like its middle.
 
     Args:
         image_size: Int >= 1, or a pair of these: height and width in pixels.
@@ -231,7 +230,7 @@ def _front_leaf(rows, columns, radii, height, width):
     first = np.maximum(np.ceil(rows - radii), 0)
     last = np.minimum(np.floor(rows + radii), height - 1)
     leaf, row = _integers_between(first, last)
-    # The maximum is for rounding errors, which could put a row just outside of its leaf.
+    # The maximum is needed because of rounding errors: a row could lie just outside of its leaf.
     half = np.sqrt(np.maximum(radii[leaf] ** 2 - (row - rows[leaf]) ** 2, 0))
     first = np.maximum(np.ceil(columns[leaf] - half), 0)
     last = np.minimum(np.floor(columns[leaf] + half), width - 1)
@@ -261,14 +260,14 @@ def _integers_between(first, last):
 
 
 class Strokes(Generator):
-    """Images of pen strokes along smooth random curves, which look like handwriting in no language.
+    """A generator of images of pen strokes along smooth random curves. They resemble handwriting.
 
     A stroke is a cubic B-spline. Its control points are a random walk that keeps turning in the
     same direction, so strokes form hooks, arcs and loops. The stroke becomes a little wider and
     narrower along its way, as if the pressure on the pen changed. An image has one to three
     strokes, and the pen's width is 0.06 to 0.13 of the image's shorter side. With one channel the
-    ink is 1 and the paper 0, as in MNIST. With more channels, ink and paper have random colours;
-    all strokes of an image have the same ink.
+    ink has value 1 and the paper 0, as in MNIST. With more channels, ink and paper have random
+    colours. All strokes of an image have the same colour.
 
     Args:
         image_size: Int >= 1, or a pair of these: height and width in pixels.
@@ -333,7 +332,7 @@ def _controls(rng):
     walk = np.cumsum(steps[:, None] * np.stack([np.sin(headings), np.cos(headings)], -1), axis=0)
     walk = np.concatenate([np.zeros([1, 2]), walk])
     walk -= walk.min(axis=0)
-    # Shrink the walk if it is too large, and move it to a random place between the margins.
+    # Shrinks the walk if it is too large, and moves it to a random place between the margins.
     walk /= max(walk.max() / (1 - 2 * _MARGIN), 1)
     return walk + _MARGIN + rng.random(2) * (1 - 2 * _MARGIN - walk.max(axis=0))
 
@@ -348,13 +347,14 @@ def _spline(controls, spacing):
     Returns:
         float64 array [n, 2], from the first control point to the last.
     """
-    # A control point is added at both ends, on a straight line with the first or last two. Then the
-    # curve begins at the first control point and ends at the last.
+    # At both ends a control point is added, on the line through the last two points there. Then the
+    # curve begins at the first of `controls` and ends at the last.
     outer = [2 * controls[0] - controls[1], *controls, 2 * controls[-1] - controls[-2]]
     legs = np.linalg.norm(np.diff(outer, axis=0), axis=1)
     pieces = []
     for i, (a, b, c, d) in enumerate(zip(outer, outer[1:], outer[2:], outer[3:], strict=False)):
-        # The speed of the curve is a mean of the lengths of three legs, so at most the longest.
+        # The speed of the curve is a mean of the lengths of three legs, so it is at most the
+        # longest.
         number = max(int(np.ceil(legs[i : i + 3].max() / spacing)), 1)
         t = np.arange(number)[:, None] / number
         left, right = b * (4 - 6 * t**2 + 3 * t**3), c * (1 + 3 * t + 3 * t**2 - 3 * t**3)
@@ -363,7 +363,7 @@ def _spline(controls, spacing):
 
 
 def _stamped(points, radii, height, width):
-    """Returns an image of discs with smooth edges around some points.
+    """Returns an image of discs with smooth edges.
 
     Args:
         points: Float array [n, 2]: the row and column of each disc's centre, in pixels.
@@ -432,7 +432,7 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     is_valid = type(source) in (Strokes, DeadLeaves) and tuple(source.image_shape) == shape
     must = f'be Strokes or DeadLeaves with images of shape {shape}, or "auto"'
     require(is_valid, "images", images, must)
-    # Make a new generator, because a user may have set other attributes on the old one.
+    # A new generator is made, because a user may have changed attributes of the old one.
     source = type(source)(**type(source).get_config(source))
     _check_untouched(model)
     features = _before_last_layer(model)
@@ -445,7 +445,7 @@ def warm_start(model: keras.Model, images: Generator | str = "auto") -> keras.Mo
     scale = 255.0 if _takes_bytes(model) else 1.0
     views = _random_views(source, scale, inputs[0].dtype)
     trained.fit(views, steps_per_epoch=_UPDATES, shuffle=False)
-    # The weights had a known origin before, and training on generated images read no data.
+    # The origin of the weights was known before, and the training has not read any data.
     origins.mark_known(trained.variables)
     return model
 
@@ -476,7 +476,7 @@ def _random_views(source, scale, dtype):
 
 
 def _check_untouched(model):
-    """Raises ValueError if a model is not new: its weights may then contain private data."""
+    """Raises ValueError unless a model is new. Otherwise its weights could contain private data."""
     ledger = account.ledger_of(model.weights)
     layers = layer_internals.flatten_layers(model)
     adapted = [x.name for x in layers if layer_internals.adapted_statistics(x) is not None]
@@ -496,7 +496,7 @@ def _check_untouched(model):
 
 
 def _before_last_layer(model):
-    """Returns a `keras.Model` with all layers of `model` before the last one that has weights."""
+    """Returns a `keras.Model` of all layers of `model` before the last layer with weights."""
     tensor = model.outputs[0]
     while True:
         layer, inputs = layer_internals.made_by(tensor)

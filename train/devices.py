@@ -147,7 +147,7 @@ def chief_first(strategy, settings):
 
     Yields:
         Function without arguments, to call after the block. It returns an int of 128 secret random
-    bits. The chief draws them, and all hosts get the same int.
+        bits. The chief draws them, and all hosts get the same int.
 
     Raises:
         UserError: If the hosts have different settings.

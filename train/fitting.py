@@ -262,13 +262,14 @@ class Curve(keras.callbacks.Callback):
         path: Path of the file to write.
         plan: `tfdpx.PrivacyPlan`, from which epsilon is computed.
         steps: Int, the number of updates of the restored model. If the file has rows for later
-        updates, they are dropped.
+            updates, they are dropped.
         before: `Ledger` of earlier trainings on the same data.
 
     Attributes:
         rows: List of dicts with `step` (the number of updates) and `epsilon` (the epsilon spent by
-        these updates). If the optimizer has `public_validation=True` or no noise, each dict also
-        has `accuracy` and, for two classes, `auc`, measured on the validation data of `fit`.
+            these updates). If the optimizer has `public_validation=True` or no noise, each dict
+            also has `accuracy` and, for two classes, `auc`, measured on the validation data of
+            `fit`.
     """
 
     def __init__(self, path, plan, steps, before=EMPTY):

@@ -122,7 +122,7 @@ def computed(extractor, *examples):
     Args:
         extractor: `keras.Model`.
         *examples: Arguments of `tfdpx.sampling.examples.as_examples`. The examples are read batch
-        by batch, so they may be larger than memory.
+            by batch, so they may be larger than memory.
     """
     # With this signature one trace serves batches of any size. `predict` would trace twice.
     spec = tf.TensorSpec([None, *extractor.input_shape[1:]], extractor.inputs[0].dtype)

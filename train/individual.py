@@ -51,8 +51,8 @@ def release(accountant, noise_multiplier):
 
     Returns:
         Three values: the individual epsilons without the release, a private float64 array [n]; a
-    dict of statistics for the record; and the `Ledger` of the release. Without a noise
-    multiplier, the dict and the ledger are empty.
+        dict of statistics for the record; and the `Ledger` of the release. Without a noise
+        multiplier, the dict and the ledger are empty.
     """
     epsilons = accountant.epsilon()
     if noise_multiplier is None:

@@ -106,7 +106,7 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
 
     Args:
         received: Dict with `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
-        `delta`, `epsilon` and `right_guesses` (in 100). Unknown values are None.
+            `delta`, `epsilon` and `right_guesses` (in 100). Unknown values are None.
         sampling: `tfdpx.accounting.groups.Sampling`.
         accountant: "pld" or "rdp"; None chooses the tightest one for the sampling.
         weights: Int, the number of trained weights of the network, from which the learning rate
@@ -116,8 +116,8 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
 
     Returns:
         Dict of JSON values: the answer; or, for a table, the lists `plans_by_right_guesses` and
-    `plans`, with a dict for each row. If no plan stays within the epsilon of a row, its values
-    are None.
+        `plans`, with a dict for each row. If no plan stays within the epsilon of a row, its values
+        are None.
 
     Raises:
         ValueError: If a value is out of range, if no value is left to compute, or if no plan stays
@@ -171,8 +171,8 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
 
     Args:
         values: Dict like `received` of `plan`. Exactly one of these four is missing: the noise, the
-        batch size, the length (`steps` or `epochs`), and the limit (`epsilon` or
-        `right_guesses`).
+            batch size, the length (`steps` or `epochs`), and the limit (`epsilon` or
+            `right_guesses`).
         sampling: `tfdpx.accounting.groups.Sampling`.
         accountant: "pld" or "rdp".
         weights: As for `plan`.
@@ -183,8 +183,8 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
 
     Raises:
         ValueError: If a value is out of range, if none or several of the four are missing, if no
-        value stays within `epsilon`, or if the privacy loss is too small for the precision of
-        the accountant.
+            value stays within `epsilon`, or if the privacy loss is too small for the precision of
+            the accountant.
     """
     length = values.get("steps", values.get("epochs"))
     names, goal = ("noise_multiplier", "batch_size", "epsilon"), values.get("right_guesses")
@@ -272,8 +272,8 @@ def tf_privacy(record):
 
     Returns:
         A pair: a dict with the two epsilons of tensorflow-privacy, and a string with its statement
-    and the reason why its epsilons differ from ours. If it has no statement for this plan, the
-    epsilons are None and the string tells why.
+        and the reason why its epsilons differ from ours. If it has no statement for this plan, the
+        epsilons are None and the string tells why.
     """
     names = [f"epsilon_tensorflow_privacy_{name}" for name in ("once_per_epoch", "poisson")]
     if not record["noise_multiplier"]:

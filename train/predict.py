@@ -139,7 +139,7 @@ def classified(outputs, class_names, threshold, all_classes=False):
 
     Returns:
         Two lists: the names of the columns, and a list of strings for each row. A row has the
-    predicted class, its probability and, with `all_classes`, the probabilities of all classes.
+        predicted class, its probability and, with `all_classes`, the probabilities of all classes.
     """
     classes, rows = measure.predicted_classes(outputs, threshold), []
     for index, shares in zip(classes, measure.probabilities(outputs), strict=True):

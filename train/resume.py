@@ -238,9 +238,9 @@ class RunFolder:
         preset: String, the name of the preset.
         settings: The `Settings` that the user asked for.
         facts: Dict of other JSON values that determine the run. The run cannot be resumed with
-        other facts, because epsilon would be wrong.
-    entropy: Int from which seeds are derived if `settings` has no seed. It must be the same on
-        every host. With None, the operating system supplies random numbers.
+            other facts, because epsilon would be wrong.
+        entropy: Int from which seeds are derived if `settings` has no seed. It must be the same on
+            every host. With None, the operating system supplies random numbers.
 
     Attributes:
         path: `pathlib.Path`.
@@ -248,7 +248,7 @@ class RunFolder:
 
     Raises:
         UserError: If the folder holds an unfinished run and --resume is not set, or holds a run on
-        other data.
+            other data.
     """
 
     def __init__(self, workdir, preset, settings, facts, entropy=None):

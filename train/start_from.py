@@ -49,10 +49,10 @@ class Start:
 
     Attributes:
         settings: The settings, with the path of a file as `init_from`. If the network of this file
-        is used unchanged, `model` is `OF_FILE`.
+            is used unchanged, `model` is `OF_FILE`.
         files: Paths of the files to read.
         image_shape: `(height, width, channels)` of the images that the network of the file takes. A
-        number is None if any value fits.
+            number is None if any value fits.
         notes: Sentences to print.
 
     Raises:
@@ -107,7 +107,7 @@ class Start:
         Args:
             data: `images.ImageData`.
             prepare: Optional function that takes the whole model. It is called before weights are
-            frozen.
+                frozen.
 
         Returns:
             A `keras.Model` from uint8 images `[batch, height, width, channels]` to logits.
@@ -481,7 +481,7 @@ def image_input(path):
     Returns:
         Namespace with `image_shape` (`[height, width, channels]`), `class_names`, `center_crop`
         (see
-    `images.decode`) and `threshold` (see `measure.predicted_classes`).
+        `images.decode`) and `threshold` (see `measure.predicted_classes`).
 
     Raises:
         UserError: If the file cannot be read, or has no record of the model's inputs.

@@ -314,7 +314,7 @@ def execute(runs, workdir, shared, jobs=1, lock=None):
         shared: Dict of the settings that all runs share.
         jobs: Int, the number of runs at the same time.
         lock: File descriptor from `resume.locked_folder`, or None. It is passed to the runs, so the
-        folder stays locked until they end, even if this process ends first.
+            folder stays locked until they end, even if this process ends first.
 
     Returns:
         Dict from the name of each failed run to a line with the reason.
@@ -425,7 +425,7 @@ def points(rows, swept):
 
     Returns:
         List of dicts with the settings in `swept`, and `mean`, `std` (the standard deviation over
-    seeds, 0 for one seed), `median`, `lowest`, `highest` and `runs` (the number of runs).
+        seeds, 0 for one seed), `median`, `lowest`, `highest` and `runs` (the number of runs).
     """
     summaries = []
     for values, group in itertools.groupby(rows, key=lambda row: [row[name] for name in swept]):
@@ -499,7 +499,7 @@ def _tune(values, workdir):
 
     Raises:
         UserError: If a setting is not allowed, if points have different images or releases, or if
-        a run fails or makes other releases than planned.
+            a run fails or makes other releases than planned.
     """
     for name in ("seeds", "jobs"):
         if values[name].present:

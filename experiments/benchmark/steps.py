@@ -33,7 +33,7 @@ def check_model(name, image_size):
         name: Name of the model.
         image_size: Height and width of an image in pixels. None means 32, or that the model does
             not
-        take images.
+            take images.
     """
     if name in _OF_VECTORS:
         if image_size is not None:
@@ -229,7 +229,7 @@ def make_model(kind, settings, plan=None):
         kind: One of `KINDS`.
         settings: `Settings`.
         plan: Optional `tfdpx.PrivacyPlan` of the private optimizer. By default its batch size is
-        `settings.images`, and its noise multiplier is one.
+            `settings.images`, and its noise multiplier is one.
 
     Raises:
         UserError: If the settings do not suit the model or the optimizer.

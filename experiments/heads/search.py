@@ -74,7 +74,7 @@ def resolve_preset(name):
         Dict: `method`, `trials`, `steps` (None for least squares), `num_examples`, `num_classes`,
         `delta`, `dataset`, `backbone`, `dimension`, `l2_norm_clip`, `held_out` (the share of the
         training images that score the trials), and `ranges` (a dict from each searched argument
-    to its bounds, as for `by_optuna`).
+        to its bounds, as for `by_optuna`).
 
     Raises:
         UserError: If no preset has this name.

@@ -107,14 +107,14 @@ def export(step, steps_through=None):
     Args:
         step: A `Step`.
         steps_through: Optional function, for tests. It takes a model and data and makes a training
-        step, in place of `model.train_step(data)`.
+            step, in place of `model.train_step(data)`.
 
     Returns:
         Bytes of a serialized `xla.HloModuleProto`, and the number of trainable parameters.
 
     Raises:
         RuntimeError: If the module does not read every tensor of the batch and every variable. XLA
-        has taken the missing ones for constants, and would compile again at every update.
+            has taken the missing ones for constants, and would compile again at every update.
     """
     strategy = CompileOnlyTPUStrategy(step.cores)
     with strategy.scope():

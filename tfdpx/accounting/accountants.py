@@ -30,20 +30,21 @@ _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _Adjacency = privacy_loss_mechanism.AdjacencyType
 
 # The share of delta that is reserved for two events that no accountant covers. One half is for a
-# batch with more examples than rows, the other half for the noise, which never exceeds a largest
-# value. The reserve raised an epsilon of 1.9 by a factor of 1 + 7e-6.
+# step that draws more examples than its batch has rows. The other half is needed because the noise
+# of tfdpx never exceeds a largest value. The reserve raised an epsilon of 1.9 by a factor of 1 +
+# 7e-6.
 RESERVED_SHARE = 1e-4
 
 _FINEST_GRID, _COARSEST_GRID = 1e-8, 1e-4
-# At a smaller delta the rounding errors of "pld" matter: at 1e-12 its epsilon was up to 3.4% too
-# low after 1e6 updates.
+# At a smaller delta, the rounding errors of "pld" matter. At delta 1e-12, its epsilon was up to
+# 3.4% too low after 1e6 updates.
 LEAST_PLD_DELTA = 1e-9
 _LEAST_RDP_LOSS = 1e-5
 # An upper bound on the weights of a model, needed for `added_delta`.
 _MOST_PARAMETERS = 10**9
 _MOST_STEPS = 2**53
 
-# A run of DP-SGD as a tuple: noise multiplier, sampling probability, number of steps.
+# A run of DP-SGD is a tuple: noise multiplier, sampling probability, and number of steps.
 Run = tuple[float, float, int]
 
 
@@ -110,7 +111,7 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
         accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
-        Float, with the same guarantee as `epsilon`, which is for a single run.
+        Float, the epsilon of all runs together. The guarantee is the same as for `epsilon`.
 
     Raises:
         ValueError: If an argument is out of range, or the privacy loss is too small for the
@@ -145,16 +146,16 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
 def kept_back(runs: Sequence[Run], delta: float) -> float:
     """Returns the part of delta that is reserved for events that the accountants do not cover.
 
-    It is `delta * RESERVED_SHARE`: half for each of the two events that `epsilon` describes. With
-    little noise or a tiny delta it is larger, because the missing tail of the noise then needs more
-    than its half.
+    The reserved part is `delta * RESERVED_SHARE`, half of it for each of the two events that
+    `epsilon` describes. With little noise or a tiny delta it is larger, because the missing tail of
+    the noise then needs more than its half.
 
     Args:
         runs: Sequence of tuples `(noise_multiplier, sampling_probability, steps)`.
         delta: Float in (0, 1).
 
     Returns:
-        Float >= 0, which may exceed `delta`. It is `delta` if a run has no noise.
+        Float >= 0, which may exceed `delta`. If a run has no noise, it is `delta`.
     """
     if not all(noise for noise, *_ in runs):
         return delta
@@ -183,7 +184,7 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
     """
     if all(probability == 1 for _, probability, _ in runs):
         mu = math.sqrt(sum(steps / noise_multiplier**2 for noise_multiplier, _, steps in runs))
-        mu = min(max(mu, 1e-12), 1e6)  # At 1e6, delta already rounds to 1.
+        mu = min(max(mu, 1e-12), 1e6)  # If mu is 1e6, delta is already rounded to 1.
         return exact_epsilon(mu, LEAST_PLD_DELTA), functools.partial(exact_delta, mu)
     accountant: Any = _composed_once(runs, "pld")
     losses: _Losses = accountant._pld
@@ -259,19 +260,19 @@ def event_of(
 
 
 def _pld_accountant(runs):
-    """Returns a PLD accountant that rounds privacy losses to a grid which suits the runs.
+    """Returns a PLD accountant. It rounds privacy losses to a grid that suits the runs.
 
-    Epsilon is valid with any grid, because losses are rounded up. But epsilon becomes too high if
-    the spacing of the grid exceeds the loss of a typical step. A spacing of 10 times that loss
-    makes epsilon 8% too high, and one of 100 times that loss makes it three times as high. This
-    function uses a fifth of that loss, with which epsilon is less than 0.5% too high. The grid is
-    never coarser than the default of dp_accounting, except if epsilon is above about 10. Full
-    batches need no grid.
+    Losses are rounded up, so epsilon is valid with any grid. But epsilon becomes too high if the
+    spacing of the grid exceeds the loss of a typical step. A spacing of 10 times this loss makes
+    epsilon 8% too high, and a spacing of 100 times this loss makes it three times as high. With
+    the spacing that this function chooses, a fifth of this loss, epsilon is less than 0.5% too
+    high. The grid is never coarser than the default of dp_accounting, except if epsilon is above
+    about 10. Full batches need no grid.
     """
     if all(probability == 1 for _, probability, _ in runs):
         return FullBatchAccountant(exact_epsilon)
     losses = [(steps, typical_loss(*run)) for *run, steps in runs]
-    # If epsilon is in the hundreds, a coarser grid is enough. A fine one would take minutes and
+    # If epsilon is in the hundreds, a coarser grid is enough. A fine grid would take minutes and
     # gigabytes.
     most = [
         (steps, min(loss, run[0] ** -2)) for (steps, loss), run in zip(losses, runs, strict=True)
@@ -299,7 +300,7 @@ def grid_of(losses: Iterable[tuple[int, float]], part: float, coarsest: float) -
 class _PldAccountant(pld_privacy_accountant.PLDAccountant):
     """A PLD accountant that caches the privacy loss distribution of a step.
 
-    Computing that distribution takes ten times as long as composing it.
+    Computing this distribution takes ten times as long as composing it.
     """
 
     _pld: privacy_loss_distribution.PrivacyLossDistribution
@@ -350,7 +351,8 @@ class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
     def get_delta_for_epsilon(self, epsilon):
         removes = self.adjacency_type == _Adjacency.REMOVE
         sign = 1 if removes else -1
-        # All losses lie on one side of this bound, so only there can the loss be inverted.
+        # All losses lie on one side of a bound. At epsilons on the other side, no outcome has this
+        # loss.
         inverse = sign * epsilon > math.log1p(-self.sampling_prob)
         deltas = np.where(removes & ~inverse, -np.expm1(np.minimum(epsilon, 0.0)), 0.0)
         losses = epsilon[inverse]
@@ -362,7 +364,10 @@ class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
 
 
 def _unsampled_loss(loss, probability):
-    """Returns `log(1 + (exp(loss) - 1) / probability)`, without overflow for large losses."""
+    """Returns the loss of a step without sampling, from its loss with sampling.
+
+    This is `log(1 + (exp(loss) - 1) / probability)`, computed without overflow for large losses.
+    """
     large = np.maximum(loss, 1.0)
     return np.where(
         loss > 1.0,
@@ -374,8 +379,9 @@ def _unsampled_loss(loss, probability):
 def _rdp_accountant(runs):
     """Returns an RDP accountant; raises ValueError if a run's loss is too small for its precision.
 
-    dp_accounting computes the divergence of a sampled step as the log of a number near 1. The
-    rounding error is 0.5% at a typical loss of 1e-5. At 1e-7 a positive divergence becomes zero.
+    dp_accounting computes the divergence of a sampled step as the log of a number near 1. If the
+    typical loss of a step is 1e-5, the rounding error is 0.5%. If it is 1e-7, a positive
+    divergence is rounded to zero.
     """
     for noise_multiplier, probability, _ in runs:
         if probability < 1 and typical_loss(noise_multiplier, probability) < _LEAST_RDP_LOSS:
@@ -393,12 +399,12 @@ def rdp_accountant() -> rdp_privacy_accountant.RdpAccountant:
 
 
 class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
-    """An RDP accountant that does not log the orders which dp_accounting leaves out.
+    """An RDP accountant that does not log which orders dp_accounting leaves out.
 
     Since its version 0.4.4, dp_accounting leaves out fractional orders that do not converge, and
     logs a line for each. Epsilon is then valid but higher. In a comparison of 252 runs with version
     0.4.3, epsilon was up to 3.1% higher if it was below 20, 9% higher at 50, and 120% higher at
-    900. The accountant "pld" uses no orders, so it did not change.
+    900. The accountant "pld" is not affected, because it uses no orders.
     """
 
     def compose(self, event, count=1):
@@ -437,9 +443,9 @@ def typical_loss(noise_multiplier: float, sampling_probability: float) -> float:
     return sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
 
 
-# For each accountant's name, a function that returns a new `dp_accounting.PrivacyAccountant`. Its
-# argument is the runs that will be composed, tuples `(noise_multiplier, sampling_probability,
-# steps)`. Neighbours differ by adding or removing one example.
+# From the name of an accountant to a function that returns a new `dp_accounting.PrivacyAccountant`.
+# The function takes the runs that will be composed, tuples `(noise_multiplier,
+# sampling_probability, steps)`. Neighbouring data sets differ by adding or removing one example.
 ACCOUNTANTS = {
     "pld": _pld_accountant,
     "rdp": _rdp_accountant,

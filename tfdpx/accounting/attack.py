@@ -28,11 +28,11 @@ from numpy.typing import ArrayLike
 from tfdpx._arguments import require
 from tfdpx.accounting import accountants, gaussian
 
-# The false positive rates in tables of results: the share of people who were not in the data, but
-# whom the attack takes for present.
+# The false positive rates in tables of results. A false positive rate is the share of people
+# outside of the data whom an attack wrongly takes for present.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 _POINTS = 4000
-_LARGEST_EPSILON = 700.0  # The exponential of a larger one would overflow.
+_LARGEST_EPSILON = 700.0  # The exponential of a larger epsilon would overflow.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class AttackBounds:
         is_valid = bool(np.all((rates >= 0) & (rates <= 1)))
         require(is_valid, "false_positive_rate", false_positive_rate, "lie in [0, 1]")
         slopes, intercepts, crossings = self._lines
-        lowest = np.searchsorted(crossings, rates)  # The lowest line. Any line is a bound.
+        lowest = np.searchsorted(crossings, rates)  # Each line is a bound; this one is the lowest.
         bound = np.minimum(rates * slopes[lowest] + intercepts[lowest] + self.kept_back, 1.0)
         return bound if bound.ndim else float(bound)
 
@@ -121,12 +121,13 @@ class AttackBounds:
     def mu(self) -> float:
         """Float: the least mu for which the training is at least as private as mu-GDP.
 
-        At each epsilon where the training's delta is at least `mu_from_delta`, the Gaussian
-        mechanism with this mu has a larger delta than the training. For training with sampling, no
-        mu is valid at all deltas.
+        The Gaussian mechanism with this mu has at least the training's delta, at each epsilon where
+        the training's delta is `mu_from_delta` or more. For training with sampling, no mu is valid
+        at smaller deltas, too.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
-        # Includes one point below that delta, because the curve crosses the delta just before it.
+        # Includes one point with a smaller delta, because the curve crosses `mu_from_delta` just
+        # before this point.
         is_covered = np.append(True, deltas[:-1] >= self.mu_from_delta)
         epsilons, deltas = self.epsilons[is_covered], deltas[is_covered]
         if np.any(deltas >= 1):
@@ -184,8 +185,9 @@ def attack_bounds(
             sampling.
         delta: Float in (0, 1).
         unit: "example" or "user".
-        selections: Tuple of pairs (epsilon, delta), one for each paid search, and for each other
-            mechanism of which only epsilon and delta are known. Together they count as the worst
+        selections: Tuple of pairs (epsilon, delta), one for each paid search, and one for each
+            other
+            mechanism with only a known epsilon and delta. Together they count as the worst
             mechanism with the sum of these epsilons and the sum of these deltas.
 
     Raises:
@@ -207,10 +209,10 @@ def attack_bounds(
 
 
 def _with_selections(deltas, epsilon, failure):
-    """Returns the privacy profile of a training and the worst (epsilon, failure)-private mechanism.
+    """Composes a training with the worst mechanism that is (epsilon, failure)-private.
 
-    The worst such mechanism reveals everything with probability `failure`. Otherwise its privacy
-    loss is plus or minus `epsilon`.
+    This mechanism reveals everything with probability `failure`. Otherwise its privacy loss is plus
+    or minus `epsilon`. Returns the privacy profile of both together.
 
     Args:
         deltas: Function from an array of epsilons >= 0 to an array of deltas, the privacy profile

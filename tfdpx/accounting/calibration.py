@@ -1,4 +1,4 @@
-"""Computes the argument of a plan that was left out, for example the noise, from a target epsilon.
+"""Computes the missing argument of a plan, for example the noise, from a target epsilon.
 
 Epsilon grows if the number of steps or the sampling probability grows, or if the noise shrinks. So
 a search in one variable finds the solution. The chosen accountant checks each solution, so the
@@ -23,7 +23,8 @@ MAX_STEPS = {"rdp": 2**40}  # 2**22 for all other accountants.
 _LEAST_PROBABILITY = 1e-9
 
 _TOLERANCE = 1e-5
-_MOST = 1e3  # An epsilon counts as at most this many targets: the search needs finite numbers.
+# The search needs finite numbers. An epsilon above `_MOST` times the target counts as this product.
+_MOST = 1e3
 
 
 def check(quantities: dict[str, Any]) -> None:
@@ -73,7 +74,8 @@ def run_of(quantities: dict[str, Any]) -> tuple[float, float, int]:
         probability = quantities["batch_size"] / quantities["num_examples"]
     steps = quantities.get("steps")
     if steps is None:
-        # 30 epochs at probability 1/300 are 9000 steps: a rounding error must not add a step.
+        # Rounding errors must not add a step. For example, 30 epochs at probability 1/300 are 9000
+        # steps.
         steps = max(1, math.ceil(quantities["epochs"] / probability * (1 - 1e-12)))
     return quantities["noise_multiplier"], probability, steps
 
@@ -107,8 +109,8 @@ def solve(
     """
     target, delta = quantities["epsilon"], quantities["delta"]
     check_target(target)
-    # The search is for a number with which epsilon grows. For the noise multiplier this is its
-    # inverse, and for the number of examples the sampling probability.
+    # The searched number must increase epsilon. So the search is for the inverse of the noise
+    # multiplier and, in place of the number of examples, for the sampling probability.
     low: float = 1 if unknown in ("steps", "batch_size") else _LEAST_PROBABILITY
     high: float = 1.0
     if unknown == "noise_multiplier":
@@ -133,7 +135,7 @@ def solve(
     solution = _largest_within(lambda x, by: spent(value_of(x), by), target, low, high, accountant)
     value = value_of(solution)
     if isinstance(value, int):
-        # Move in the direction in which epsilon grows. With millions of examples the moves are
+        # Moves in the direction in which epsilon grows. With millions of examples, the moves are
         # larger than 1, for speed.
         step = -max(1, value // 10**6) if unknown == "num_examples" else 1
         least, most = (low, high) if step > 0 else (quantities["batch_size"], math.inf)
@@ -159,12 +161,12 @@ def solve(
 def _largest_within(spent, target, low, high, accountant):
     """Returns, approximately, the largest number in [low, high] whose epsilon is at most `target`.
 
-    The search for another accountant starts from the RDP solution, which is close and faster to
-    find.
+    For accountants other than "rdp", the search starts from the RDP solution, which is close and
+    fast to compute.
 
     Args:
-        spent: Function from a number and the name of an accountant to epsilon, which increases with
-            the number.
+        spent: Function that takes a number and the name of an accountant, and returns an epsilon.
+            The epsilon increases with the number.
         target: Float > 0, the largest epsilon.
         low: Number, the lower end of the range. If it is an int, the result is an int, which may be
             off by one.
@@ -181,7 +183,7 @@ def _largest_within(spent, target, low, high, accountant):
         def excess(value):
             try:
                 return min(spent(number(value), accountant), _MOST * target) - target
-            except ValueError:  # Too small for the accountant. The solution is checked later.
+            except ValueError:  # The loss is too small. The solution is checked later.
                 return -target
 
         lower = upper = guess

@@ -114,12 +114,12 @@ def zcdp_epsilon(mu: Any, delta: float) -> Any:
     return rho + 2 * np.sqrt(rho * math.log(1 / delta))
 
 
-# The orders of the Renyi divergences in Yu et al. 2022: "integer orders up to 256".
+# The orders of Renyi divergences in Yu et al. 2022: "integer orders up to 256".
 PAPER_ORDERS = np.arange(2, 257)
 # Small privacy losses have their best epsilon at larger orders.
 ORDERS = np.concatenate([PAPER_ORDERS, np.round(np.geomspace(288, 4096, 24)).astype(int)])
 CONVERSIONS = {"improved": ORDERS, "mironov": PAPER_ORDERS}
-# Rounding may make the computed divergences too small by up to this factor.
+# Computed divergences are multiplied by this factor, so rounding errors never make them too small.
 _ROUNDING = 1 + 1e-9
 
 
@@ -178,7 +178,7 @@ def _divergence(squares, probability, order):
         log_binomial + drawn * np.log(probability) + (order - drawn) * np.log1p(-probability)
     )
     exponent = drawn * (drawn - 1) / 2 * squares
-    # The weights sum to 1, so the sum in the formula minus 1 is the sum of
+    # The weights sum to 1. So the sum in the formula, minus 1, is the sum of
     # weight * (exp(exponent) - 1).
     log_excess = log_weight + exponent + np.log(-np.expm1(-exponent))
     return np.logaddexp(0.0, scipy.special.logsumexp(log_excess, axis=0)) / (order - 1)
@@ -187,7 +187,7 @@ def _divergence(squares, probability, order):
 def epsilons(
     divergences: np.ndarray, orders: np.ndarray, delta: float, conversion: str
 ) -> np.ndarray:
-    """Converts Renyi divergences to epsilon, at the order that gives the least epsilon.
+    """Converts Renyi divergences to epsilon. Uses the order that gives the least epsilon.
 
     Args:
         divergences: float64 array [n, m], for n examples at m orders.
@@ -207,8 +207,8 @@ def epsilons(
     return np.where(divergences.max(axis=1) > 0, values, 0.0)
 
 
-# The largest radius of a pair of noise values, in standard deviations (`tfdpx.noise`). It belongs
-# to the smallest uniform number, which is half of 2**-64.
+# The largest radius of a pair of noise values, in standard deviations (`tfdpx.noise`). The radius
+# is computed from a uniform number; the smallest possible number is half of 2**-64.
 LARGEST_RADIUS = math.sqrt(2.0 * 65 * math.log(2.0))
 
 

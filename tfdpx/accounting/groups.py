@@ -2,8 +2,9 @@
 
 `group_epsilon` returns the epsilon that protects a person with several rows of the data. `Sampling`
 covers other ways to draw batches and other neighbouring relations; it refuses combinations that no
-accountant covers. The noise multiplier is always relative to the clip. Replacing an example changes
-the sum by up to twice the clip, so the Gaussian mechanism then has half the noise multiplier.
+accountant covers. The noise multiplier is always relative to the clip. If neighbouring data sets
+differ by replacing an example, the sum changes by up to twice the clip. Relative to this change,
+the noise multiplier is only half as large.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
 
 _COARSEST_GRID = 1e-2
-# Outcomes of the noise up to so many standard deviations are computed. The rest, with a probability
-# of 1e-23, counts as a loss of all privacy.
+# Outcomes of the noise are computed up to this number of standard deviations. The rest has a
+# probability of 1e-23, and counts as a loss of all privacy.
 _TAIL = 10.0
 # The most rows for which "pld" is feasible in `_bound`, divided by the squared noise multiplier.
 _MOST_ROWS = 10
@@ -43,15 +44,17 @@ def group_epsilon(
 ) -> float:
     """Returns the epsilon that protects `k` rows together, for example all images of one person.
 
-    It is more than `k` times the epsilon of one row at the same delta. For example, with full
-    batches, noise multiplier 1, one update and delta 1e-5, one row has 4.377 and two rows 9.997.
+    This epsilon is more than `k` times the epsilon of one row at the same delta. For example, with
+    full batches, noise multiplier 1, one update and delta 1e-5, one row has epsilon 4.377, and two
+    rows together have 9.997.
 
     Guarantee: as for `tfdpx.accounting.epsilon`, but for data sets that differ by adding or
     removing `k` rows with any content, at the same sampling probability. Each update draws each row
-    independently, so the number of the `k` rows in a batch is binomial, and the sum changes by at
-    most that many clips. This is a mixture of Gaussian mechanisms (Choquette-Choo et al. 2023,
-    "Privacy Amplification for Matrix Mechanisms", Corollary 4.7; Ganesh 2024, "Tight Group-Level DP
-    Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms").
+    independently. So the number of these `k` rows in a batch has a binomial distribution, and the
+    sum changes by at most this number of clips. Such an update is a mixture of Gaussian mechanisms
+    (Choquette-Choo et al. 2023, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7;
+    Ganesh 2024, "Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians
+    Mechanisms").
 
     For full batches epsilon is exact: the mechanism is Gaussian with a sensitivity of `k` clips.
     For other batches, the result depends on the accountant:
@@ -59,33 +62,34 @@ def group_epsilon(
     - "pld" computes the privacy loss distribution of the mixture, as precisely as for one row.
     - "rdp" returns the smaller of two upper bounds. First, noise of variance s^2 is a sum of `k`
       independent noises of variance s^2 / k, one for each row. So `k` rows spend at most as much as
-      one row in `k` times the steps at noise s / sqrt(k). Second, (e, d) for one row implies
-      (k e, d (exp(k e) - 1) / (exp(e) - 1)) for `k` rows, for every e (Vadhan 2017, "The Complexity
-      of Differential Privacy", Lemma 2.2). Both are loose if the noise multiplier is well below
-      sqrt(k). For example, at noise multiplier 1, delta 1e-6 and 782 updates that draw each of
-      10,000 rows with probability 0.0064, "pld" gives 15.5 for 10 rows, and "rdp" gives 145.
+      one row in `k` times the steps at noise s / sqrt(k). Second, if one row has the guarantee
+      (e, d), then `k` rows have (k e, d (exp(k e) - 1) / (exp(e) - 1)), for every e (Vadhan 2017,
+      "The Complexity of Differential Privacy", Lemma 2.2). Both bounds are loose if the noise
+      multiplier is well below sqrt(k). For example, take noise multiplier 1, delta 1e-6, and 782
+      updates that draw each of 10,000 rows with probability 0.0064. For 10 rows "pld" then gives
+      15.5, and "rdp" gives 145.
 
-    `RESERVED_SHARE` of delta is reserved, as for one row. For `k > 1` two events may need a larger
-    part of delta. The first event is a batch with too many rows. The probability that any update
-    draws more rows than its batch holds is at most `delta * 5e-5`, both with and without the `k`
-    rows. With this probability, the training may differ from the training that the accountant
-    assumes. The second event is that Gaussian noise would exceed 9.49 standard deviations, which
-    the noise of tfdpx never does: if `k` is more than twice `noise_multiplier`, delta is larger by
-    at most `tfdpx.accounting.gaussian.added_delta` at `noise_multiplier / k`.
+    As for one row, `RESERVED_SHARE` of delta is reserved for two events that accountants do not
+    cover; for `k > 1`, these may need a larger part of delta. The first event is an update that
+    draws more rows than its batch holds. Its probability, for any update, is at most `delta *
+    5e-5`, both with and without the `k` rows. With this probability, the training may differ from
+    the training that the accountant assumes. The second event is Gaussian noise above 9.49 standard
+    deviations, which tfdpx never draws. If `k` is more than twice `noise_multiplier`, delta is
+    therefore larger, by at most `tfdpx.accounting.gaussian.added_delta` at `noise_multiplier / k`.
 
     Args:
-        spent: A `tfdpx.PrivacyPlan`, for all of its steps, or a `tfdpx.accounting.Ledger`. As for
-            one row, the result is an approximation if batches are not Poisson samples, and a lower
-            bound unless `ledger.is_complete`.
+        spent: A `tfdpx.PrivacyPlan`, which counts with all of its steps, or a
+            `tfdpx.accounting.Ledger`. As for one row, the result is an approximation if batches are
+            not Poisson samples, and only a lower bound if the ledger is not complete.
         k: Int >= 0, the number of rows of one person; at most the plan's `num_examples`.
         delta: Float in (0, 1). Defaults to the plan's delta; required for a ledger.
         accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Defaults to the plan's
             accountant; for a ledger, to "pld".
 
     Returns:
-        Float. 0.0 if `k` or the number of updates is 0, otherwise infinity if an update had no
-        noise. For `k=1` it is the epsilon of the plan or ledger. The computation takes seconds, or
-        minutes for hundreds of rows.
+        Float. It is 0.0 if `k` or the number of updates is 0. Otherwise it is infinite if an update
+        had no noise. For `k=1` it is the epsilon of the plan or ledger. The computation takes
+        seconds; for hundreds of rows, minutes.
 
     Raises:
         TypeError: If `spent` is neither a plan nor a ledger.
@@ -116,7 +120,7 @@ def group_epsilon(
         return 0.0
     if k == 1 or alone == math.inf:
         return alone
-    if not all(noise for noise, *_ in ledger.runs):  # Searches and mechanisms: unknown for groups.
+    if not all(noise for noise, *_ in ledger.runs):  # Searches and mechanisms have no bound here.
         return math.inf
     if all(probability == 1 for _, probability, _ in ledger.runs):
         return _split(ledger.runs, k, at, accountant)
@@ -150,7 +154,7 @@ def _losses_of_step(noise, probability, k, grid):
 
     With the rows, the outcome x of a step has the distribution sum_j binomial(k, probability)(j)
     N(j, noise^2). Without the rows, x has the distribution N(0, noise^2). The privacy loss grows
-    with x, so the delta at an epsilon is an integral over all x above a bound.
+    with x. So the delta at an epsilon is an integral over all x above a bound.
 
     Args:
         noise: Float, the noise multiplier.
@@ -169,9 +173,9 @@ def _losses_of_step(noise, probability, k, grid):
     least, most = np.array(-_TAIL * noise), np.array(k + _TAIL * noise)
 
     def outcomes(losses):
-        """Returns, for each privacy loss, the outcome x with this loss, found by bisection.
+        """Returns, for each privacy loss, the outcome x with this loss. Finds it by bisection.
 
-        If even `least` has a larger loss, the function returns `least`.
+        If even `least` has a larger loss, the result is `least`.
         """
         low, high = np.full(losses.shape, least), np.full(losses.shape, most)
         for _ in range(60):
@@ -219,7 +223,7 @@ def _bound(runs, k, delta, accountant):
     for _ in range(20):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return k * high  # `is_enough` holds for `high`, not for `low`.
+    return k * high  # `is_enough` is true for `high`, but not for `low`.
 
 
 def _split(runs, k, delta, accountant):
@@ -234,7 +238,7 @@ def _split(runs, k, delta, accountant):
 SAMPLINGS = ("poisson", "shuffle", "without_replacement", "with_replacement")
 NEIGHBOURS = ("add_or_remove_one", "zero_out", "replace_one")
 
-# The default neighbours of each sampling.
+# The default neighbouring relation of each sampling.
 USUAL_NEIGHBOURS = {
     "poisson": "add_or_remove_one",
     "shuffle": "zero_out",
@@ -285,7 +289,7 @@ _ABOUT = {
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """A way to draw batches, and a neighbouring relation: which data sets epsilon compares.
+    """A way to draw batches, and a neighbouring relation (which data sets epsilon compares).
 
     Args:
         name: One of `SAMPLINGS`. "poisson" draws each example independently. "shuffle" permutes the
@@ -321,7 +325,7 @@ class Sampling:
 
     @property
     def about(self) -> str:
-        """String, which tells whether epsilon is exact or an upper bound, and why."""
+        """String that tells whether epsilon is exact or an upper bound, and why."""
         return _ABOUT[self.name]
 
     def run(
@@ -329,7 +333,7 @@ class Sampling:
     ) -> tuple[float, float, int]:
         """Returns a run with Poisson sampling that has the same epsilon as this sampling.
 
-        "without_replacement" has no such run.
+        For "without_replacement" there is no such run.
 
         Args:
             noise_multiplier: Float >= 0, in units of the clip.
@@ -340,7 +344,8 @@ class Sampling:
             noise_multiplier = noise_multiplier / 2
         if self.name == "shuffle":
             steps_an_epoch = max(1, math.floor(1 / sampling_probability * (1 + 1e-12)))
-            # No privacy amplification: the order may reveal the step that used an example.
+            # Sampling gives no privacy here, because the order may reveal the step that used an
+            # example.
             return noise_multiplier, 1.0, math.ceil(steps / steps_an_epoch)
         return noise_multiplier, sampling_probability, steps
 

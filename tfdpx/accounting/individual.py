@@ -1,7 +1,7 @@
 """Computes an epsilon for each example (Yu et al. 2022, "Per-Instance Privacy Accounting").
 
 If the gradient of an example is never longer than a fraction f of the clip, the example changes
-each sum by at most that fraction. So the example spends as much privacy as in DP-SGD with noise
+each sum by at most f times the clip. So the example spends as much privacy as in DP-SGD with noise
 multiplier sigma / f.
 """
 
@@ -21,7 +21,7 @@ from tfdpx.accounting.gaussian import CONVERSIONS, divergences, epsilons, exact_
 from tfdpx.accounting.ledger import MECHANISM
 from tfdpx.accounting.plan import PrivacyPlan
 
-# Replicas send the indices of examples as float32, which is exact for integers up to 2^24.
+# Replicas send the indices of examples as float32. Integers up to 2^24 are exact in float32.
 _MOST_EXAMPLES = 2**24
 _FINEST_ROUNDING = 1e-4
 # If there are more different norms, `individual_epsilon` interpolates their privacy losses.
@@ -31,26 +31,26 @@ _MANY = 500
 def individual_epsilon(norms, plan, delta=None, conversion="improved"):
     """Returns the epsilon of each example, computed from the norms to which it was clipped.
 
-    Guarantee: suppose that step t clips an example to `norms[t]` times the clip, whatever the
-    noise and the batches are. Then the run is (epsilon, delta)-differentially private for adding or
-    removing this example, while all other examples stay the same (Yu et al. 2022, Definition 1).
-    There is no guarantee for norms that were measured but not used as a clip.
+    Guarantee: suppose that step t clips an example to `norms[t]` times the clip, and that these
+    norms depend neither on noise nor on batches. Then the run is (epsilon, delta)-differentially
+    private for adding or removing this example, while all other examples stay the same (Yu et al.
+    2022, Definition 1). There is no guarantee for norms that were measured but not used as a clip.
 
     Args:
         norms: Float array of norms divided by the clip, in [0, 1]. The shape is `[n]` if each
             example has the same norm at all steps of the plan. If norms differ between steps, the
             shape is `[steps, n]`, for any number of steps.
-        plan: A `PrivacyPlan` with Poisson sampling. It gives the noise multiplier, the sampling
-            probability and, for `[n]`, the number of steps.
-        delta: Float in (0, 1). Defaults to the plan's.
+        plan: A `PrivacyPlan` with Poisson sampling. It supplies the noise multiplier, the sampling
+            probability and, if `norms` has the shape `[n]`, the number of steps.
+        delta: Float in (0, 1). Defaults to the plan's delta.
         conversion: "improved" converts RDP to epsilon by Canonne et al. 2020, and is exact for full
             batches. "mironov" is the looser conversion of Mironov 2017, which Yu et al. used.
 
     Returns:
-        float64 array `[n]`. It is computed by RDP at integer orders, up to 256 for "mironov". At a
-        norm of 1 it may exceed `plan.epsilon`, because the plan may use a tighter accountant. With
-        more than 500 different norms the result is interpolated: it is never too low, and up to 2%
-        too high for tiny privacy losses.
+        float64 array `[n]` of epsilons, computed by RDP at integer orders (up to 256 for
+        "mironov"). If the norm of an example is 1, its epsilon may exceed `plan.epsilon`, because
+        the plan may use a tighter accountant. With more than 500 different norms, epsilons are
+        interpolated: they are never too low, and for tiny privacy losses up to 2% too high.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -81,44 +81,44 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
 class IndividualAccountant:
     """Tracks how much privacy a training spends for each example.
 
-    Pass it to a DP optimizer as `individual=`. It stores a fraction for each example: the norm of
-    the example's gradient when it was last drawn, divided by the clip C and rounded up to a
-    multiple of `rounding`. When a step draws the example, the optimizer clips its gradient to C
-    times this fraction (to C at the first draw). The accountant charges exactly this fraction, and
-    then stores the new norm (Yu et al. 2022, Algorithm 1). So the account is right even if norms
-    change; if a norm grows, the example loses some signal.
+    Pass the accountant to a DP optimizer as `individual=`. It stores a fraction for each example:
+    the norm of the example's gradient when the example was last drawn, divided by the clip C and
+    rounded up to a multiple of `rounding`. When a step draws the example, the optimizer clips its
+    gradient to C times this fraction (to C at the first draw). The accountant counts exactly this
+    fraction as spent, and then stores the new norm (Yu et al. 2022, Algorithm 1). So the account is
+    right even if norms change. If a norm grows, the example loses some signal once.
 
     Guarantee. Take two data sets that are equal, except that only one of them has the example i.
-    The clip of i at a step depends on i, on the earlier draws of i, and on earlier weights, which
-    are noisy. It depends on no other example except through these. (The clip may depend on the
-    draws of i: the training without i could simulate these draws, from their distribution for the
-    same weights. Each step is then a sampled Gaussian mechanism with the sensitivity that is
-    charged, and the simulation costs nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy
+    The clip of i at a step depends on i, on the steps that drew i, and on earlier weights, which
+    are noisy. Other examples affect this clip only through the weights. (The clip may depend on the
+    steps that drew i: the training without i could simulate such draws, from their distribution
+    for the same weights. Each step is then a sampled Gaussian mechanism with the sensitivity that
+    is counted, and the simulation costs nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy
     losses at such clips add up:
 
     - If the sum of the RDP of i is at most R(a) in every possible run, then the training is
       (a, R(a))-RDP for adding or removing i. The plan's epsilon is such a bound for all runs, and
       holds for every example.
-    - `epsilon` is computed from the sum in this run. For an order a that is chosen in advance, the
-      privacy loss of the run is at most R(a) + log(1 / delta) / (a - 1) with probability 1 - delta
-      over noise and draws. (The privacy loss is the log of the likelihood ratio of the weights and
-      the draws of i.) As in Yu et al., `epsilon` uses the best order and is called the epsilon
-      of i. It describes this run, and is no promise made before the training. Only the conversion
-      "mironov" gives this bound. With the improved or the exact conversion, the privacy loss of a
-      run exceeds epsilon with a probability of several delta, which is larger for shorter norms
-      (`docs/individual.md`). The plan's epsilon is not such a bound for a single run, either.
-      `epsilon` never exceeds the plan's epsilon.
+    - `epsilon` is computed from the sum R(a) of i in this run. For an order a that is chosen in
+      advance, the privacy loss of the run is at most R(a) + log(1 / delta) / (a - 1), with
+      probability 1 - delta over noise and draws. (The privacy loss is the log of the likelihood
+      ratio of the weights and the draws of i.) As in Yu et al., `epsilon` uses the best order and
+      is called the epsilon of i. It describes this run; it is not a promise made before the
+      training. Only the conversion "mironov" gives the bound above. With the improved or the exact
+      conversion, the probability that the privacy loss of a run exceeds epsilon is several times
+      delta, and larger for shorter norms (`docs/individual.md`). The plan's epsilon is not such a
+      bound for a single run, either. `epsilon` never exceeds the plan's epsilon.
 
     Limits. The individual epsilons depend on private data: tell an epsilon only to the person whom
     the example is about, and publish statistics only by `release`. The float32 sum of a batch has a
     rounding error of about 2**-24 C per example, which does not shrink with the clip of an example.
     The guarantee is for one row. The epsilon of a person with two rows is larger than the sum of
     the epsilons of both rows, and at most `group_epsilon(plan, 2)`. For example, with full batches,
-    noise multiplier 1 and delta 1e-5, each row has 4.377 and the person 9.997.
+    noise multiplier 1 and delta 1e-5, each row has epsilon 4.377, and the person 9.997.
 
-    Memory: `4 * (ceil(1 / rounding) + 4)` bytes for each example on every device, for example 21 MB
-    for 50,000 examples at the default. Time: a step also gathers and scatters one value for each
-    example of the batch.
+    Memory: `4 * (ceil(1 / rounding) + 4)` bytes for each example on every device. For example,
+    50,000 examples need 21 MB with the default `rounding`. Time: a step also gathers and scatters
+    one value for each example of the batch.
 
     Args:
         plan: The `PrivacyPlan` of the optimizer, with Poisson sampling and noise.
@@ -161,9 +161,9 @@ class IndividualAccountant:
         self._plan, self._rounding = plan, float(rounding)
         self._refreshes, self._conversion = int(refreshes_per_epoch), conversion
         self._record: Any = None
-        self._tables = {}  # From `Losses` to the privacy loss of a step at each fraction.
+        self._tables = {}  # From `Losses` to an array: the privacy loss of a step at each fraction.
 
-    # The arguments are read-only, because the training has begun to clip by them.
+    # The arguments are read-only, because a training may already use them.
     @property
     def plan(self) -> PrivacyPlan:
         """The argument `plan`."""
@@ -187,7 +187,7 @@ class IndividualAccountant:
     @property
     def fractions(self) -> np.ndarray:
         """float64 array [levels]: all fractions of the clip to which norms can be rounded up."""
-        # The factor is for rounding errors: 1 / 0.01 must give 100 levels, not 101.
+        # The factor avoids rounding errors. For example, 1 / 0.01 must give 100 levels, not 101.
         count = math.ceil(1 / self.rounding * (1 - 1e-12))
         return np.minimum(self.rounding * np.arange(1, count + 1), 1.0)
 
@@ -222,9 +222,9 @@ class IndividualAccountant:
     def epsilon(self, delta: float | None = None) -> np.ndarray:
         """Returns the epsilon that each example has spent so far. The result is private data.
 
-        The ledger may have updates or releases that this accountant did not track, for example by
-        an earlier optimizer. In such updates and releases, each example counts as if its gradient
-        was as long as the clip.
+        The ledger may have updates or releases that this accountant did not track, for example from
+        an earlier optimizer. For these, the gradient of each example counts as being as long as the
+        clip.
 
         Args:
             delta: Float in (0, 1). Defaults to the plan's.
@@ -253,7 +253,7 @@ class IndividualAccountant:
         return np.minimum(epsilons, ledger.composed_epsilon(delta, self.plan.accountant))
 
     def norms(self) -> np.ndarray:
-        """Returns float64 [num_examples]: the clip of each example now, as a fraction of C."""
+        """Returns the present clip of each example, divided by C; float64 [num_examples]."""
         return self._read().fractions()
 
     def release(
@@ -310,12 +310,13 @@ class IndividualAccountant:
         return self._record
 
     def _ledger(self):
-        # Entries of other optimizers may have unknown sampling probabilities: assume the worst.
+        # Entries of other optimizers may have unknown sampling probabilities. Assumes the worst
+        # case.
         return self._read().ledger().assuming(1.0)
 
 
 def check_plan(plan):
-    """Raises ValueError unless individual losses can be computed for `plan`."""
+    """Raises ValueError unless individual privacy losses can be computed for `plan`."""
     if not isinstance(plan, PrivacyPlan):
         raise ValueError(f"Argument `plan` must be a PrivacyPlan. Received: plan={plan!r}.")
     if plan.is_approximate or not plan.noise_multiplier:
@@ -383,9 +384,9 @@ class Losses:
         """Returns `of_step` by interpolation between values on a grid of fractions, for speed.
 
         The result is never too low, for the following reason. At order a, exp((a - 1) RDP) - 1 is a
-        power series of the fraction with positive coefficients. The log of the series is therefore
-        a convex function of the log of the fraction, and linear interpolation of a convex function
-        is never below the function.
+        power series in the fraction, with positive coefficients. The log of such a series is a
+        convex function of the log of the fraction. Linear interpolation is never below a convex
+        function.
         """
         if sampling_probability == 1:
             return self.of_step(fractions, noise_multiplier, sampling_probability)

@@ -11,14 +11,14 @@ from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import Entry, Ledger
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-# The mean gets less noise, and counts as this number of releases.
+# The mean has less noise than a quantile, and counts as this number of releases.
 _OF_THE_MEAN = 4
 _NOTHING = Ledger()
 
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """The result of `release_statistics`. All of it may be published.
+    """The result of `release_statistics`. All attributes may be published.
 
     Attributes:
         mean: Float, the noisy mean.
@@ -52,8 +52,8 @@ def release_statistics(
 ) -> Statistics:
     """Releases the noisy mean and quantiles of numbers, one per example, by Gaussian mechanisms.
 
-    Guarantee: the release costs as much as 4 + `steps` Gaussian mechanisms with `noise_multiplier`
-    on the full data, for adding or removing one example. Without quantiles, it costs as much as 4.
+    Guarantee: for adding or removing one example, the release costs as much as 4 + `steps` Gaussian
+    mechanisms with `noise_multiplier` on the full data. Without quantiles, it costs as much as 4.
     The number of examples is public. A value may depend only on its example and on public
     information. This condition holds for the epsilons of an `IndividualAccountant`, which depend on
     the example and on noisy weights.
@@ -144,7 +144,7 @@ def _quantiles(share_below, shares, bound, steps):
     Returns:
         Float array [m] of values in [0, bound], the quantiles of `shares`.
     """
-    from sklearn import isotonic  # Imported on the call: it would double the time of the import.
+    from sklearn import isotonic  # Imported here, because it would double the time of the import.
 
     thresholds = shares * bound
     at, shown = [np.zeros(1)], [np.zeros(1)]
@@ -160,6 +160,6 @@ def _quantiles(share_below, shares, bound, steps):
     curve = isotonic.IsotonicRegression(y_min=0, y_max=1).fit(points, heights, weights)
     ascending = np.sort(points)
     levels, place = np.unique(curve.predict(ascending), return_inverse=True)
-    # The fitted curve consists of flat pieces. A piece counts as a point at its middle.
+    # The fitted curve consists of flat pieces. Each piece is replaced by a point at its middle.
     middles = np.bincount(place, ascending) / np.bincount(place)
     return np.interp(shares, levels, middles)

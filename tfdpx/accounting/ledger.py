@@ -1,4 +1,4 @@
-"""The ledger: lists what a training has spent on a data set, and computes its epsilon."""
+"""The ledger lists everything that has spent privacy on a data set, and computes epsilon."""
 
 from __future__ import annotations
 
@@ -47,20 +47,19 @@ class Entry:
         steps: Int >= 1, the number of updates or releases.
         poisson_sampled: Bool. Whether each example was drawn independently with
             `sampling_probability`, as the accountants assume.
-        run: Optional int, the number of the training run. Two entries of the same run, noise
-            and sampling are an earlier and a later count of one training: a sum of ledgers keeps
-            the larger one.
+        run: Optional int, the number of the training run. Two entries with the same run, noise and
+            sampling are an earlier and a later state of one training, so a sum of ledgers keeps
+            only the one with more steps.
         seeded: Bool. Whether the user chose the seed of the batches or the noise. Epsilon then
             holds only while the seed is secret, so weights of a seeded run are for experiments.
         unit: "example", or "user" if each update draws people and clips the mean gradient of each
             person's examples. Neighbouring data sets then differ in all examples of one person.
         kind: "update", "release", "selection" or "mechanism".
-        mean_runs: Float > 1, the mean number of runs of a search whose choice is counted. Only
-            for a selection.
+        mean_runs: Float > 1, the mean number of runs of a paid search. Only for a selection.
         delta: Float, the delta that belongs to the epsilon of a selection or a mechanism. It is in
             (0, 1) for a selection, in [0, 1) for a mechanism, and None for other kinds.
         shuffled: Bool. Whether a plan cut the batches from permutations of the data. If batches are
-            neither shuffled nor Poisson samples, epsilon is no upper bound.
+            neither shuffled nor Poisson samples, epsilon is not an upper bound.
         epsilon: Float >= 0. Only for a mechanism.
         name: String, the released statistic. Only for a mechanism.
 
@@ -101,7 +100,7 @@ class Entry:
         noise_multiplier = 1.0 if self.kind == MECHANISM else self.noise_multiplier
         accountants.check_run(noise_multiplier, probability, self.steps)
         check_positive_integer("steps", self.steps)
-        for name, kind in _PLAIN.items():  # NumPy's numbers cannot be written as JSON.
+        for name, kind in _PLAIN.items():  # Converts NumPy's numbers, which JSON cannot hold.
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, kind(value))
 
@@ -114,19 +113,19 @@ class Entry:
         require(is_valid, "delta", self.delta, "lie in [0, 1); it is 0 for pure privacy")
         is_valid = isinstance(self.name, str) and bool(self.name.strip())
         require(is_valid, "name", self.name, "be a text that tells what was released")
-        if self.run is None:  # A random number, so that two equal releases count as two.
+        if self.run is None:  # With a random number, two equal releases count as two.
             object.__setattr__(self, "run", secrets.randbits(52) | 1)
 
     @property
     def key(self) -> tuple:
-        """Tuple of all values but `steps` and `kind`. Entries of equal steps have equal keys."""
+        """Tuple of all values except `steps` and `kind`. Entries with equal keys may be merged."""
         sampling = self.sampling_probability, self.poisson_sampled, self.shuffled
         of_run = self.run, self.noise_multiplier, self.unit, self.seeded
         return *of_run, *sampling, self.mean_runs, self.delta, self.epsilon, self.name
 
     @property
     def is_gaussian(self) -> bool:
-        """Bool: whether this is an update or a release, which compose as Gaussian mechanisms."""
+        """Bool: whether the entry is Gaussian, that is, of kind "update" or "release"."""
         return self.kind in (UPDATE, RELEASE)
 
     @property
@@ -145,9 +144,9 @@ class Ledger:
     """An immutable list of everything that has spent privacy on one data set.
 
     Its entries are updates, releases, paid searches and other mechanisms. Epsilon is computed as if
-    all updates had drawn their batches by Poisson sampling. `is_approximate` tells whether some did
-    not. If a plan shuffled the data, epsilon is then an approximation; if no plan drew the batches,
-    epsilon is no upper bound.
+    all updates had drawn their batches by Poisson sampling. If some did not, `is_approximate` is
+    True. Then epsilon is an approximation if a plan shuffled the data. It is not an upper bound if
+    no plan drew the batches.
 
     Args:
         entries: Tuple of `Entry`, in order of time.
@@ -198,7 +197,8 @@ class Ledger:
         for entry in self.entries:
             if entry.sampling_probability is None:
                 entry = dataclasses.replace(entry, sampling_probability=sampling_probability)
-            # The run may have other updates with this probability: add the numbers of steps.
+            # The run may have another entry with this probability. Then the numbers of steps are
+            # added.
             steps = entry.steps + (entries[entry.key].steps if entry.key in entries else 0)
             entries[entry.key] = dataclasses.replace(entry, steps=steps)
         return dataclasses.replace(self, entries=tuple(entries.values()))
@@ -206,9 +206,10 @@ class Ledger:
     def __add__(self, other: Ledger) -> Ledger:
         """Returns the ledger of all entries of both ledgers, which must be about the same data.
 
-        If both ledgers have the same steps of a run, these steps are not counted twice. The sum is
-        complete if both ledgers are. If only one ledger has a `delta`, or both have the same one,
-        the sum has it, too; otherwise it has None. The same applies to `num_examples`.
+        If both ledgers have the same steps of a run, these steps count only once. The sum is
+        complete if both ledgers are complete. If only one ledger has a `delta`, or both have the
+        same one, the sum has this delta; otherwise its delta is None. The same applies to
+        `num_examples`.
         """
         if not isinstance(other, Ledger):
             return NotImplemented
@@ -233,8 +234,8 @@ class Ledger:
             entries: Sequence of `Entry`: all updates and releases of one run, including its noisy
                 score.
             mean_runs: Float > 1, the mean number of runs, as passed to `selection.draw_runs`.
-            delta: Float in (0, 1), the delta of the search. The search adds this delta, and its
-                epsilon at this delta, to the cost of the other entries.
+            delta: Float in (0, 1), the delta of the search. The cost of the search is this delta
+                and the epsilon at this delta; both are added to the cost of other entries.
         """
         search: dict[str, Any] = {"kind": SELECTION, "mean_runs": mean_runs, "delta": delta}
         search["run"] = secrets.randbits(52) | 1
@@ -301,7 +302,7 @@ class Ledger:
 
     @property
     def selections(self) -> tuple[tuple[Entry, ...], ...]:
-        """Tuple with an item for each paid search: a tuple of the `Entry`s of one of its runs."""
+        """Tuple with an item for each paid search. An item is a tuple of the entries of a run."""
         searches: dict[tuple, list[Entry]] = {}
         for entry in self.entries:
             if entry.kind == SELECTION:
@@ -311,7 +312,7 @@ class Ledger:
 
     @property
     def is_approximate(self) -> bool:
-        """Bool: whether any update drew its batch in another way than by Poisson sampling."""
+        """Bool: whether some updates did not draw their batches by Poisson sampling."""
         return any(not entry.poisson_sampled for entry in self.entries)
 
     @property
@@ -331,7 +332,7 @@ class Ledger:
 
     @property
     def is_seeded(self) -> bool:
-        """Bool: whether the user chose a seed in any entry. Do not publish such weights."""
+        """Bool: whether the user chose the seed of any entry. Do not publish such weights."""
         return any(entry.seeded for entry in self.entries)
 
     def of(self, plan: PrivacyPlan) -> Ledger:
@@ -362,13 +363,13 @@ class Ledger:
     def runs(self) -> tuple[accountants.Run, ...]:
         """Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, for the accountants.
 
-        Paid searches and mechanisms count as entries without noise here, because they do not
-        compose as Gaussians. If entries differ in their unit, all count as entries without noise.
+        Paid searches and mechanisms do not compose as Gaussian mechanisms, so they count as entries
+        without noise here. If entries have different units, all count as entries without noise.
 
         Raises:
             ValueError: If a sampling probability is unknown.
         """
-        # Equal entries are added up, so that a run with many resumes composes as fast as one.
+        # Equal entries are merged. Otherwise a run with many resumes would take long to compose.
         alike: dict[tuple, int] = {}
         for entry in self.entries:
             if entry.sampling_probability is None:
@@ -398,15 +399,15 @@ class Ledger:
                 use "rdp".
 
         Returns:
-            Float. 0.0 for an empty ledger; infinity if an entry has no noise or entries differ in
-            their unit. It is a lower bound unless `is_complete`.
+            Float. It is 0.0 for an empty ledger, and infinite if an entry has no noise or entries
+            have different units. If the ledger is not complete, it is only a lower bound.
 
         Raises:
             ValueError: If an argument is out of range, or a sampling probability is unknown.
 
         Warns:
-            UserWarning: If the ledger `is_approximate`. The text tells whether epsilon is an
-                approximation or no upper bound at all.
+            UserWarning: If `is_approximate` is True. The text tells whether epsilon is an
+                approximation, or not an upper bound at all.
         """
         if self.is_approximate:
             steps = sum(entry.steps for entry in self.entries if not entry.poisson_sampled)
@@ -445,8 +446,8 @@ class Ledger:
             worst mechanism with its epsilon and delta.
 
         Raises:
-            ValueError: If no bound is known, because the ledger is not complete, a batch was not
-                drawn by Poisson sampling, or `delta` or a sampling probability is missing.
+            ValueError: If no bound is known: the ledger is not complete, a batch was not drawn by
+                Poisson sampling, or `delta` or a sampling probability is missing.
         """
         delta = self.delta if delta is None else delta
         accountants.check_delta(delta)
@@ -487,7 +488,7 @@ class Ledger:
     def total_delta(self, delta: float | None) -> float | None:
         """Returns the delta at which `epsilon(delta)` holds.
 
-        It is `delta`, for updates and releases, plus the deltas of paid searches and mechanisms.
+        This is `delta`, for updates and releases, plus the deltas of paid searches and mechanisms.
 
         Args:
             delta: As for `epsilon`.
@@ -526,8 +527,9 @@ class Ledger:
                 has the epsilon for all of them together, too (`tfdpx.accounting.group_epsilon`).
 
         Returns:
-            String of lines of at most 88 characters. Epsilon is rounded up. The text also says if
-            there is no differential privacy, nothing was spent, or the ledger is incomplete.
+            String with lines of at most 88 characters. Epsilon is rounded up. If there is no
+            differential privacy, if nothing was spent, or if the ledger is incomplete, the text
+            says so.
 
         Raises:
             ValueError: If an argument is out of range, or a sampling probability is unknown.
@@ -549,8 +551,8 @@ class Ledger:
         """Returns the ledger that a string describes.
 
         Args:
-            text: String that `to_json` returned. Or a string with one line for each release by
-                another mechanism: a JSON object with the arguments of `with_release`.
+            text: String from `to_json`. Alternatively, a string with one line for each release by
+                another mechanism; a line is a JSON object with the arguments of `with_release`.
 
         Raises:
             ValueError: If `text` is not a complete ledger of this version.
@@ -601,7 +603,7 @@ class Ledger:
         return cls(**saved | {"entries": tuple(Entry(**entry) for entry in listed)})
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the ledger to a file of JSON, as a whole or not at all.
+        """Writes the ledger to a JSON file. The file is written completely or not at all.
 
         Args:
             path: String or path-like, the file to write or replace.
@@ -613,14 +615,14 @@ class Ledger:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Ledger:
-        """Returns the ledger from a file that `save` has written, or a file of releases.
+        """Returns the ledger in a file, which `save` wrote or which lists releases.
 
         Args:
             path: String or path-like. `from_json` describes the content of the file.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged. The message has its path.
+            ValueError: If the file is damaged. The message names the path.
         """
         try:
             return cls.from_json(pathlib.Path(path).read_bytes().decode("utf-8"))

@@ -40,39 +40,40 @@ class PrivacyPlan:
     """The plan of a private training: how many updates, on which batches, with how much noise.
 
     Leave out exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon`. The plan
-    computes it: the least noise, the most steps or the largest batch for `epsilon`, or the epsilon
-    of the other three. Epsilon is never exceeded: `epsilon_at(steps) <= epsilon`. A plan is
-    immutable.
+    computes the missing one: the least noise, the largest number of steps or the largest batch for
+    `epsilon`, or the epsilon that follows from the other three. Epsilon is never exceeded:
+    `epsilon_at(steps) <= epsilon`. A plan is immutable.
 
     Guarantee: `steps` updates of a tfdpx optimizer on `plan.batches(...)` are (epsilon, delta)-
     differentially private for adding or removing one example; `tfdpx.accounting.epsilon` lists the
-    conditions. The plan itself is public, including `num_examples` and `batch_size`: the training
-    has the sampling probability `batch_size / num_examples` and divides sums by `batch_size`, both
-    for a data set of `num_examples` examples and for the same data without one example. So the
-    presence and the content of an example are protected, but the number of examples in the plan is
-    not. (This neighbouring relation is called "zero-out" if an empty example replaces the missing
-    one.) Delta includes the probability that a step draws more examples than `capacity`.
+    conditions. The plan itself is public, including `num_examples` and `batch_size`. Neighbouring
+    data sets are `num_examples` examples, and the same examples without one of them. For both, the
+    sampling probability is `batch_size / num_examples`, and sums are divided by `batch_size`. So
+    the presence and the content of an example are protected, but the number of examples in the plan
+    is not. (This neighbouring relation is called "zero-out" if an empty example replaces the
+    missing one.) Delta includes the probability that a step draws more examples than `capacity`.
 
     With `sampling="shuffle"`, batches are parts of a permutation of the data, but epsilon is
     computed for Poisson sampling. It is then only an approximation, as in De et al. 2022
     ("Unlocking High-Accuracy Differentially Private Image Classification through Scale").
 
     With `unit="user"`, all examples of one person are protected together. Each update draws people,
-    takes up to k examples of each, and clips the mean of the person's gradients. The guarantee is
-    the same, with "person" instead of "example", and the number of people is public. Pass the
-    person of each example to `fit(x, y, user_ids=ids)`.
+    takes up to k examples of each person, and clips the mean of their gradients. The guarantee is
+    the same, with "person" instead of "example", and the number of people is public. To tell tfdpx
+    the person of each example, call `fit(x, y, user_ids=ids)`.
 
     With `spent`, a ledger, epsilon covers the training together with the entries of this ledger.
     Delta includes the deltas of paid searches and other mechanisms among these entries.
 
-    With `right_guesses` instead of `epsilon`, the plan limits attacks (`attack_bounds`). A fair
-    coin decides whether an example is in the data, and an attacker who knows everything else
-    guesses; the share of right guesses is at most `right_guesses`. This share is an average. A few
-    updates with a small sampling probability could reach this average with so little noise that an
-    attacker almost surely recognises those examples that were drawn. To prevent this, epsilon is
-    also at most the epsilon of full batches with the same right guesses, for example 2.02 for 0.6
-    and 3.25 for 0.65 at delta 1e-5. If this second limit is the lower one, the share of right
-    guesses is below `right_guesses`, and `summary` says so.
+    With `right_guesses` instead of `epsilon`, the plan limits attacks (`attack_bounds`). Suppose
+    that a fair coin decides whether an example is in the data, and that an attacker who knows
+    everything else guesses the result. Then the share of right guesses is at most `right_guesses`.
+    This share is an average over draws. With few updates and a small sampling probability, so
+    little noise would be enough for this average that an attacker could recognise almost surely
+    the examples that were drawn. To prevent this, epsilon is also at most the epsilon of full
+    batches with the same share of right guesses, for example 2.02 for 0.6 and 3.25 for 0.65 at
+    delta 1e-5. If this second limit is lower, the share of right guesses is below `right_guesses`,
+    and `summary` says so.
 
     Args:
         num_examples: Int. Number of private examples, or of people for `unit="user"`; public.
@@ -92,8 +93,8 @@ class PrivacyPlan:
             with probability 0.5.
 
     Raises:
-        ValueError: If an argument is out of range, if not exactly one of the four arguments is left
-            out, or if no value meets the target.
+        ValueError: If an argument is out of range, if none or several of the four arguments are
+            left out, or if no value meets the target.
 
     Warns:
         UserWarning: If delta exceeds 1/num_examples, or epsilon is below 0.01 or above 100.
@@ -174,7 +175,7 @@ class PrivacyPlan:
             value = calibration.solve(unknown, config, self.accountant, self._epsilon_of)
         object.__setattr__(self, unknown, value)
         if right_guesses is not None:
-            if self.attack_bounds().right_guesses > right_guesses:  # Rare: after a search.
+            if self.attack_bounds().right_guesses > right_guesses:  # Rare, such as after a search.
                 value = calibration.solve(unknown, config, self.accountant, self._cost_of)
                 object.__setattr__(self, unknown, value)
             object.__setattr__(self, "epsilon", self.epsilon_at(self.steps))
@@ -207,7 +208,7 @@ class PrivacyPlan:
             require(False, "sampling", self.sampling, must, hint)
         for name in ("num_examples", "batch_size", "steps"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, int(value))  # NumPy's cannot go into a config.
+                object.__setattr__(self, name, int(value))  # NumPy's ints cannot go into a config.
 
     @property
     def sampling_probability(self) -> float:
@@ -232,18 +233,19 @@ class PrivacyPlan:
         """Int, the number of rows of each batch.
 
         With Poisson sampling the number of examples in a batch varies. Batches are padded to
-        `capacity` rows, and a step that draws more examples raises an error. This error reveals
-        something about the data: if the other examples fill the batch, one more example decides
-        whether the error is raised. The capacity is therefore so large that the other examples fill
-        any batch of the plan with a total probability of at most `delta * 5e-5` (binomial tail,
-        union bound over the steps). This part of delta is reserved. The capacity is the smallest
-        such number, and at most `num_examples`.
+        `capacity` rows, and a step that draws more examples raises an error. This error can reveal
+        something about the data: if the other examples fill a batch, one more example decides
+        whether the error is raised. So the capacity is large enough to make this unlikely: the
+        probability that the other examples fill any batch of the plan is at most `delta * 5e-5`
+        (binomial tail, union bound over the steps). This part of delta is reserved. The capacity is
+        the smallest such number, and at most `num_examples`.
         """
         if self.sampling == "shuffle":
             return self.batch_size
         num_others = scipy.stats.binom(self.num_examples - 1, self.sampling_probability)
         allowed = _OVERFLOW_SHARE * self.delta / self.steps
-        # scipy's quantile function is not precise enough: below 1e-16 it returns all rows.
+        # scipy's quantile function is too imprecise: for probabilities below 1e-16 it returns all
+        # rows.
         return 1 + bisect.bisect_left(
             range(1, self.num_examples), True, key=lambda rows: num_others.sf(rows - 1) <= allowed
         )
@@ -276,8 +278,8 @@ class PrivacyPlan:
     def _cost_of(self, *run):
         """Returns the larger of two epsilons, which must both be within the plan's epsilon.
 
-        The first is `_epsilon_of` the run. The second belongs to full batches with the same right
-        guesses as the run.
+        The first is `_epsilon_of` for the run. The second is the epsilon of full batches with the
+        same share of right guesses as the run.
 
         Args:
             *run: The arguments of `_epsilon_of`.
@@ -308,8 +310,8 @@ class PrivacyPlan:
         """Returns a dataset of randomly drawn batches, one for each step of the plan.
 
         Pass the dataset to `model.fit` as it is. `take`, `cache`, `map` and other methods make a
-        different dataset, and for training on that dataset epsilon is not exact. `fit` uses each
-        batch a single time, even if it iterates over the dataset several times.
+        different dataset, and for training on such a dataset epsilon is not exact. `fit` uses each
+        batch only once, even if it iterates over the dataset several times.
 
         Args:
             x: The private examples, in one of three forms. First, an array, pandas object or list
@@ -329,17 +331,17 @@ class PrivacyPlan:
                 optimizer, the class weights multiply `sample_weight` instead.
             user_ids: Array of `num_rows` ints or strings, the person of each example, for a plan
                 with `unit="user"`. The plan's `num_examples` is the number of different ids.
-            examples_per_user: Int k, with `user_ids`. Defaults to 4. If a person has more than k
-                examples, each update draws k of them at random. An update takes as long as with k
-                views of each example.
+            examples_per_user: Int k, only with `user_ids`. Defaults to 4. If a person has more than
+                k examples, each update draws k of them at random. An update takes as long as an
+                update with k views of each example.
             validation_split: Float in [0, 1). As in `fit`, the last part of the arrays is used only
                 for validation, and the plan's `num_examples` does not count it. It is private as
                 well, but no epsilon covers it, so callbacks may act on its metrics only if the
                 optimizer has `public_validation=True`.
-            optimizer: Optional tfdpx optimizer. It gives the dataset its seed and first step, so a
-                run that `tfdpx.callbacks.Checkpoint` resumes gets the remaining batches, and the
-                dataset ends after the plan's last step. Without an optimizer, each iteration over
-                the dataset draws new batches.
+            optimizer: Optional tfdpx optimizer. The dataset takes its seed and its first step from
+                the optimizer. So if `tfdpx.callbacks.Checkpoint` resumes a run, the dataset has
+                only the remaining batches. Without an optimizer, each iteration over the dataset
+                draws new batches.
             seed: Optional int, for repeatable experiments. There is no privacy if the seed is
                 known. See `tfdpx.sampling.sampled_batches`.
             start: Int or scalar variable, the first step. Needed only with a `seed`.
@@ -360,11 +362,12 @@ class PrivacyPlan:
                 `tf.data.Dataset` has no known size or was made by `repeat`.
 
         Warns:
-            UserWarning: If `x` and `y` have more equal rows than chance explains, because these may
-                belong to one person. The text has the largest number of equal rows and its
-                `group_epsilon`. Both are computed from private data without noise. They are only
-                for the user and are saved in no file. Of more than 100,000 rows, a random sample of
-                100,000 is compared. Nothing is compared for a plan of people or a `RandomAccess`.
+            UserWarning: If `x` and `y` have more equal rows than chance explains, because equal
+                rows may belong to one person. The text tells the largest number of equal rows, and
+                the `group_epsilon` for this number. Both are computed from private data without
+                noise, so they are only for the user and are not saved. If there are more than
+                100,000 rows, a random sample of 100,000 is compared. For a plan of people or a
+                `RandomAccess`, no rows are compared.
 
         Example:
         >>> plan = PrivacyPlan(1000, batch_size=100, steps=20, epsilon=8.0, delta=1e-5)
@@ -375,7 +378,7 @@ class PrivacyPlan:
         >>> 0 < drawn < plan.capacity and not np.any(x[drawn:])
         True
         """
-        from tfdpx.sampling import sampled_batches  # Here, so that accounting needs no TensorFlow.
+        from tfdpx.sampling import sampled_batches  # Imported here: accounting needs no TensorFlow.
 
         sampler = sampled_batches.plan_sampler(
             self,
@@ -450,7 +453,7 @@ class PrivacyPlan:
         return statement.words().of_ledger(ledger, *about, **goals, is_planned=True)
 
     def summary(self) -> str:
-        """Returns a sentence about the plan, a string."""
+        """Returns a sentence that describes the plan."""
         return statement.words().summary(self)
 
     def get_config(self) -> dict[str, Any]:
@@ -478,7 +481,8 @@ class PrivacyPlan:
             value = Ledger.from_json(value) if field.name == "spent" else value
             object.__setattr__(plan, field.name, value)
         plan._check()
-        # Epsilon grows only if someone edited the config: computed values are within it.
+        # Computed values never exceed epsilon. So epsilon only grows here if someone edited the
+        # config.
         object.__setattr__(plan, "epsilon", max(plan.epsilon, plan.epsilon_at(plan.steps)))
         return plan
 
@@ -504,10 +508,10 @@ def largest_epsilon(right_guesses: float, epsilon: float | None, delta: float | 
 
 
 def _named(ledger):
-    """Returns the ledger with a run number in each entry, so that no entry counts twice."""
+    """Returns the ledger with a run number in each entry. With it, no entry counts twice."""
     if not isinstance(ledger, Ledger) or all(entry.run for entry in ledger.entries):
         return ledger
-    # The numbers come from a digest of the content, because all hosts must compute the same ones.
+    # The numbers are computed from a digest, because they must be the same on all hosts.
     digest = hashlib.sha256(ledger.to_json().encode()).hexdigest()
     first = int(digest[:12], 16)
     entries = enumerate(ledger.entries)
@@ -518,7 +522,7 @@ def _named(ledger):
 def plan_warnings(
     epsilon: float, delta: float, num_examples: int | None, noise_multiplier: float
 ) -> list[str]:
-    """Returns warnings about values of a plan that are valid but probably not intended.
+    """Returns warnings about values that are valid in a plan, but probably not intended.
 
     Args:
         epsilon: Float, as for `PrivacyPlan`.

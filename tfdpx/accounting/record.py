@@ -1,4 +1,4 @@
-"""The record of a run: its data, the privacy spent on them, earlier trainings, and results.
+"""Defines the record of a run: its data, privacy loss, earlier trainings, and results.
 
 The record is saved as `record.json` in the folder of the run. The archive `model.keras` contains
 the same record, together with a digest of the weights, in an entry that Keras ignores. If Keras
@@ -74,7 +74,7 @@ class UpstreamTraining:
 
     @property
     def limit(self) -> float | None:
-        """Float, the epsilon. None if it is finite but no upper bound on the privacy spent."""
+        """Float, `epsilon`; None if it is finite but not an upper bound on the privacy spent."""
         is_unknown = self.epsilon < math.inf and statement.is_unknown(self.ledger)
         return None if is_unknown else self.epsilon
 
@@ -88,7 +88,7 @@ class Record:
         data: `DatasetId` of the training data, or None if unknown.
         ledger: `Ledger` of these data. It includes this run, and all earlier runs on the same data
             that led to the weights of this run.
-        delta: Float in (0, 1) for the updates and releases of the ledger, or None.
+        delta: Float in (0, 1), the delta for the ledger's updates and releases; or None.
         accountant: As for `Ledger.epsilon`.
         sampling: String, how batches were drawn: "poisson", "shuffle", "full_batch", or "unknown"
             if some batches were not drawn by a plan.
@@ -96,10 +96,10 @@ class Record:
             started.
         initialized: Bool, whether the origin of all initial weights is known: an initializer of
             Keras filled them, or they come from the trainings in `seen`.
-        independence: String, the method by which the gradient of each example is computed
-            separately, or None.
-        searched: String, how hyperparameters were searched on the same data, or None. Epsilon
-            covers the search if `ledger` has entries of a paid search.
+        independence: String, or None. It names the method that computes the gradient of each
+            example separately.
+        searched: String, a description of a search for hyperparameters on the same data, or None.
+            Epsilon covers the search if `ledger` has entries of a paid search.
         inputs: Dict that describes the inputs of a saved model, or None.
         unit: String, the word for an example in texts, for example "image".
         settings: Dict of JSON values, the settings of the program without seeds and paths.
@@ -137,7 +137,7 @@ class Record:
 
     @property
     def is_private(self) -> bool:
-        """Bool: whether epsilon is finite, even if it is no bound (`statement.is_unknown`)."""
+        """Bool: whether epsilon is finite. It need not be a bound (`statement.is_unknown`)."""
         return self.epsilon < math.inf
 
     @property
@@ -152,7 +152,7 @@ class Record:
 
     @property
     def is_approximate(self) -> bool:
-        """Bool: whether some batches were not Poisson samples, as the accountants assume."""
+        """Bool: whether some batches were not drawn by Poisson sampling, as accountants assume."""
         return self.sampling == "shuffle" or self.ledger.is_approximate
 
     @property
@@ -166,8 +166,8 @@ class Record:
 
         - "origin": the run spent nothing, but started from weights without a known finite epsilon.
         - "infinite": epsilon is infinite.
-        - "unknown": epsilon is no upper bound, because a part of the privacy spent is unknown.
-        - "seed": the user chose a seed, with which the noise can be subtracted.
+        - "unknown": epsilon is not an upper bound, because a part of the privacy spent is unknown.
+        - "seed": the user chose a seed. Anyone who knows the seed can subtract the noise.
         - "search": hyperparameters were searched on the same data, and epsilon does not cover this.
         """
         without_account = any(training.limit in (None, math.inf) for training in self.seen)
@@ -197,9 +197,9 @@ class Record:
 
         In each epoch an example is in one shuffled batch, so an epoch costs at most as much as one
         update on the full data. An entry of n steps belongs to one `fit`, which may begin within an
-        epoch. The first step of the entry may be the last of an epoch, so this step counts as one
-        epoch. The other n - 1 steps count as their number of epochs, rounded up. Batches that no
-        plan drew remain unchanged.
+        epoch. Its first step may thus be the last step of an epoch, so this step counts as a whole
+        epoch. The other n - 1 steps count as their number of epochs, rounded up. Entries for
+        batches that no plan drew remain unchanged.
         """
         entries = tuple(
             _as_shuffled(entry) if entry.shuffled else entry for entry in self.ledger.entries
@@ -211,7 +211,7 @@ class Record:
         ledger = self.ledger_as_drawn()
         if statement.is_unknown(ledger):
             return None
-        # If nothing has a delta, nothing was private, and the bounds are 1 at any delta.
+        # If there is no delta at all, nothing was private. Then the bounds are 1 at any delta.
         return ledger.attack_bounds(self.delta or self.total_delta or 0.5)
 
     @property
@@ -222,7 +222,7 @@ class Record:
         return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
     def counts(self, training: UpstreamTraining) -> bool:
-        """Returns whether `ledger` includes all that an earlier training has spent.
+        """Returns whether `ledger` includes the whole privacy loss of an earlier training.
 
         Args:
             training: `UpstreamTraining`, one of `self.seen`.
@@ -261,8 +261,8 @@ class Record:
     def to_json(self) -> bytes:
         """Returns the record as the bytes of a JSON file.
 
-        For readers, the file also has values that are computed from the record. A digest in the
-        file detects accidental changes.
+        For readers, the file also has values that are computed from the record. It contains a
+        digest that detects accidental changes.
         """
         content = {"format": _FORMAT, **plain(dataclasses.asdict(self))}
         return files.sealed(content | {"derived": plain(self._derived())}, indent=1)
@@ -275,11 +275,11 @@ class Record:
             content: Bytes.
 
         Raises:
-            ValueError: If `content` is no complete record, or was changed.
+            ValueError: If `content` is not a complete record, or was changed.
         """
         try:
             saved = files.opened(content, _FORMAT)
-            del saved["format"], saved["derived"]  # Computed values, which only people read.
+            del saved["format"], saved["derived"]  # These values are computed from the others.
             saved["seen"] = tuple(
                 UpstreamTraining(
                     DatasetId(**training.pop("data")),
@@ -297,7 +297,7 @@ class Record:
             ) from error
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the record to a JSON file, or into a `.keras` archive, as a whole or not at all.
+        """Writes the record to a JSON file or into a `.keras` archive, completely or not at all.
 
         Args:
             path: String or path-like: an existing archive that ends in ".keras", or the JSON file
@@ -326,7 +326,7 @@ def read(path: str | os.PathLike) -> Record | None:
     Raises:
         OSError: If the file cannot be read.
         ValueError: If the file is damaged, or the archive's weights were replaced after the record
-            was added. The message has the path. The check detects accidental changes, but no
+            was added. The message names the path. The check detects accidental changes, but not a
             forgery.
     """
     path = os.fspath(path)

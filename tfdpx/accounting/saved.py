@@ -42,7 +42,7 @@ def read(arrays: Mapping[str, np.ndarray] | None) -> Ledger | None:
 
 
 def without_ledger(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a dict of the arrays of a saved optimizer except those of the ledger."""
+    """Returns a dict of the arrays of a saved optimizer, without the arrays of the ledger."""
     return {k: v for k, v in arrays.items() if k not in (LEDGER, ADAPTED)}
 
 

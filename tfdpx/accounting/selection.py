@@ -1,7 +1,7 @@
-"""The privacy cost of a search: a random number of runs, of which only the best is released.
+"""Computes the privacy cost of a search with a random number of runs that releases only the best.
 
 The method is from Papernot and Steinke 2021 (arXiv:2110.03620), "Hyperparameter Tuning with Renyi
-Differential Privacy", and dp_accounting does the mathematics. There are three conditions:
+Differential Privacy". dp_accounting does the mathematics. There are three conditions:
 
 - `draw_runs` draws the number of runs.
 - All runs draw their hyperparameters independently from the same distribution.
@@ -68,14 +68,14 @@ def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> fl
 
 
 def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean: float) -> float:
-    """Returns the factor by which the noise must grow to pay for a search.
+    """Returns the factor by which the noise must grow, so a search stays within an epsilon.
 
-    If this factor multiplies all noise multipliers, `selection_epsilon` is at most `target`. It is
-    the smallest such factor.
+    It is the smallest factor with this property: if all noise multipliers are multiplied by it,
+    `selection_epsilon` is at most `target`.
 
     Args:
         entries: As for `selection_epsilon`.
-        target: Float > 0, an epsilon.
+        target: Float > 0, the largest epsilon of the search.
         delta: Float in (0, 1).
         mean: Float > 1 and <= 1000, the mean number of runs.
 

@@ -1,4 +1,4 @@
-"""Computes facts about a ledger that the texts in `tfdpx.report.words` need."""
+"""Computes facts about a ledger for the texts in `tfdpx.report.words`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def words() -> types.ModuleType:
     """Returns the module `tfdpx.report.words`.
 
-    This function imports the module when it is called, because that module imports
+    The function imports this module only when it is called, because `tfdpx.report.words` imports
     `tfdpx.accounting`.
     """
     from tfdpx.report import words
@@ -22,7 +22,7 @@ def words() -> types.ModuleType:
 
 
 def rounded_up(number: float, digits: int = 4) -> str:
-    """Returns a number >= 0 as text, rounded up because a guarantee must not promise too much.
+    """Returns a number >= 0 as text. It is rounded up: a guarantee must not promise too much.
 
     Args:
         number: Float >= 0.

@@ -1,1 +1,1 @@
-"""The files that a run leaves for people: record, statement, page, card and pictures."""
+"""Writes and checks the files of a run for people: record, statement, page, card and pictures."""

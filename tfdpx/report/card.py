@@ -32,13 +32,13 @@ def text(record: Record) -> str:
         header=markupsafe.Markup("\n".join(header)),
         model=model,
         record=record,
-        # As code, which shows any name unchanged.
+        # The statement is indented, so Markdown shows it as code, and names stay unchanged.
         statement=markupsafe.Markup(textwrap.indent(words.statement(record), "    ")),
     )
 
 
 def _header(record: Record, model: str) -> dict[str, Any]:
-    """Returns the metadata of the card, a dict of JSON values."""
+    """Returns the metadata in the card's header, a dict of JSON values."""
     scores = {} if record.results.get("not_protected") else record.results
     metrics = [
         {"type": metric, "name": f"test {metric}", "value": scores[f"test_{metric}"]}

@@ -14,7 +14,8 @@ from tfdpx.report import words
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 
-_LEAST_PROBABILITY, _LARGEST_PROBABILITY = 1e-30, 1 - 2.0**-24  # Their log-odds are finite.
+# Probabilities are clipped to these limits, so log-odds are finite.
+_LEAST_PROBABILITY, _LARGEST_PROBABILITY = 1e-30, 1 - 2.0**-24
 BATCH_SIZE = 500
 TOP = 5
 THRESHOLD = 0.5
@@ -50,17 +51,20 @@ class Measured:
 
     @property
     def margins(self):
-        """The log-odds of the second of two classes, a float64 array `[count]`."""
+        """For two classes, the log-odds of the second class, a float64 array `[count]`."""
         return np.diff(self.outputs.astype("float64"))[:, 0]
 
     @property
     def positive(self):
-        """The probability of the second of two classes, a float64 array `[count]`."""
+        """For two classes, the probability of the second class, a float64 array `[count]`."""
         return special.expit(self.margins)
 
     @property
     def top5_accuracy(self):
-        """The share of labels among the five largest outputs; None for at most five classes."""
+        """The share of examples with their label among the five largest outputs.
+
+        None if there are at most five classes.
+        """
         if len(self.class_names) <= TOP or not len(self.targets):
             return None
         pair = self.targets, self.outputs
@@ -68,7 +72,7 @@ class Measured:
         return float(np.mean(within, dtype="float64"))
 
     def results(self):
-        """Returns a dict of the metrics for a record. An undefined metric is None."""
+        """Returns a dict of the metrics, for a record. A metric that is undefined is None."""
         scores = {"accuracy": None} if len(self.class_names) else {"r2": None}
         if len(self.targets):
             scores = self._of_classes() if len(self.class_names) else self._of_values()
@@ -122,7 +126,7 @@ class Measured:
 
 
 def probabilities(logits):
-    """Returns the probabilities of classes, float64 `[rows, classes]`, from their logits."""
+    """Converts logits to probabilities of classes, float64 `[rows, classes]`."""
     return special.softmax(np.asarray(logits, "float64"), axis=1)
 
 
@@ -181,13 +185,13 @@ def predicted(model, examples):
 def noisy_count(right, noise_multiplier):
     """Returns `right` with Gaussian noise, a float.
 
-    Guarantee: this is one Gaussian release, because adding or removing one example changes the
-    count by at most 1.
+    Guarantee: the result is one Gaussian release with `noise_multiplier`. Adding or removing one
+    example changes the count by at most 1.
 
     Args:
         right: Number of examples that the model classifies correctly. It is rounded before noise is
             added.
-        noise_multiplier: Float, standard deviation of the noise.
+        noise_multiplier: Float, the standard deviation of the noise.
     """
     released = Releases({"right": (noise_multiplier, 1)})
     return float(released.gaussian("right", np.array([round(right)], "float64"), 1.0)[0])
@@ -201,8 +205,8 @@ def measure_keras(model, test):
         test: Arrays `(x, y)`, or a `tf.data.Dataset` of batches of pairs.
 
     Returns:
-        A pair: `Measured`, or None if the model predicts neither classes nor one number; and a dict
-        of the results for a record.
+        A pair. First, `Measured`, or None if the model predicts neither classes nor one number.
+        Second, a dict of the results for a record.
 
     Raises:
         ValueError: If `test` is neither a pair nor a data set.
@@ -234,7 +238,7 @@ def measure_keras(model, test):
 
 
 def _class_indices(targets, num_outputs):
-    """Returns integer labels [n] for targets [n, 1] or one-hot [n, classes]; None for others."""
+    """Converts targets [n, 1], or one-hot [n, classes], to integer labels [n]; others to None."""
     if targets.dtype.kind not in "biuf":
         return None
     if targets.shape[1] == num_outputs > 1:
@@ -246,7 +250,10 @@ def _class_indices(targets, num_outputs):
 
 
 def _logits(outputs, loss):
-    """Returns logits [n, classes] for logits or probabilities. A single column is for class 1."""
+    """Converts outputs, logits or probabilities, to logits [n, classes].
+
+    If the outputs have a single column, it belongs to class 1 of two.
+    """
     if outputs.shape[1] > 1:
         is_sure = (outputs >= 0).all() and np.allclose(outputs.sum(axis=1), 1, atol=1e-2)
         return np.log(np.maximum(outputs, _LEAST_PROBABILITY)) if is_sure else outputs
@@ -257,7 +264,7 @@ def _logits(outputs, loss):
 
 
 def _evaluate(model, test):
-    """Evaluates the metrics that a model was compiled with, and returns results for a record."""
+    """Evaluates the metrics of `compile`, and returns a dict of results for a record."""
     scores = model.evaluate(*test, return_dict=True, verbose=0) if model.compiled else {}
     results = {f"test_{name}": float(score) for name, score in scores.items()}
     return records.plain(results | {"measured_on": "test", "not_protected": words.NOT_PROTECTED})

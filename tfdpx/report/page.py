@@ -38,7 +38,7 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         record: `tfdpx.accounting.record.Record`.
         pictures: Dict from names of files to the bytes of PNG files, see `pictures_of`.
     """
-    record = dataclasses.replace(record, weights=None)  # Their digest is only in the model file.
+    record = dataclasses.replace(record, weights=None)  # Only the model file has this digest.
     names = (record.inputs or {}).get("class_names") or []
     classes = {"classes": names[:_MOST_CLASSES], "number of classes": len(names) or None}
     tables = {
@@ -46,8 +46,8 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         "Settings": record.settings | classes,
         "Versions": {"date": record.date, **record.versions},
     }
-    # Names that a user chose are escaped, and the page's policy forbids scripts and network access
-    # in case an escape ever fails.
+    # Names that a user chose are escaped. In case this ever fails, the page's policy also forbids
+    # scripts and network access.
     text = words.template("page.html", finalize=None, autoescape=True).render(
         record=record,
         tables=plain(tables),
@@ -57,18 +57,18 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
             if name in pictures
         ],
     )
-    # The name of a file may have bytes that are not characters.
+    # The name of a file may have bytes that are not valid characters.
     return text.encode("utf-8", "backslashreplace")
 
 
 def pictures_of(folder: str | os.PathLike) -> dict[str, bytes]:
-    """Returns the pictures in a run's folder that the page shows, a dict from names to bytes."""
+    """Returns the pictures for the page from a run's folder: a dict from file names to bytes."""
     paths = (pathlib.Path(folder) / name for name in _TITLES)
     return {path.name: path.read_bytes() for path in paths if path.exists()}
 
 
 def take_apart(content: bytes) -> tuple[bytes, dict[str, bytes], bytes]:
-    """Returns three parts of a page: the record as JSON, the pictures by name, and all the rest.
+    """Splits a page into three parts: its record as JSON, a dict of its pictures, and the rest.
 
     Args:
         content: Bytes of the page.

@@ -1,7 +1,7 @@
 """Draws pictures of runs: accuracy, mistakes, bounds on attacks, and individual epsilons.
 
-matplotlib is imported only when something is drawn, as some programs draw nothing. Names of classes
-may be in any script, for example Chinese.
+matplotlib is imported only when a picture is drawn, because some programs never draw. Names of
+classes may be in any script, for example Chinese.
 """
 
 import functools
@@ -15,17 +15,17 @@ _PRIVATE, _TENTHS = "private data: not to be published", 10
 
 
 def learning_curve(rows, path, eval_split="test", base_rate=None):
-    """Draws accuracy against the epsilon spent, with the model updates on a second axis.
+    """Draws accuracy against the epsilon spent, with the number of updates on a second axis.
 
-    Without privacy (an infinite epsilon) the updates are the only axis.
+    Without privacy (an infinite epsilon), accuracy is drawn only against the number of updates.
 
     Args:
         rows: List of dicts with `step`, `epsilon`, `accuracy` and, for two classes, `auc`, in the
             order of steps.
         path: PNG file to write.
-        eval_split: String, the name of the examples on which accuracy was measured.
-        base_rate: Float, the share of the most frequent class among these examples, drawn as a
-            line. None draws no line.
+        eval_split: String, the split of the examples on which accuracy was measured.
+        base_rate: Float, the share of the most frequent class among these examples. It is drawn as
+            a line; None draws no line.
     """
     from matplotlib import ticker
 
@@ -99,9 +99,9 @@ def calibration(labels, probabilities, name, path, with_thresholds=False):
         probabilities: Probabilities of the class, `[num_examples]`.
         name: Name of the class.
         path: PNG file to write.
-        with_thresholds: Bool, whether precision and recall are drawn against the threshold. Use
-            this only for public examples: a threshold that is read off the picture depends on the
-            examples.
+        with_thresholds: Bool, whether precision and recall are also drawn against the threshold.
+            Use True only for public examples: a threshold that is chosen from the picture depends
+            on the examples.
     """
     from sklearn import metrics
     from sklearn.calibration import CalibrationDisplay
@@ -213,8 +213,9 @@ def readable(names):
         names: List of names.
 
     Returns:
-        List of strings, and a list of font families. Letters that no installed font has become
-        escapes, for example `\u732b`. So do dollar signs, because a pair of them marks a formula.
+        List of strings, and a list of font families. Letters that no installed font has are
+        replaced by escapes, for example `\u732b`. Dollar signs are escaped, too, because a pair of
+        them marks a formula.
     """
     import matplotlib
     from matplotlib import font_manager
@@ -237,18 +238,18 @@ def readable(names):
 
 @functools.cache
 def _letters(path):
-    """Returns the characters of a font file, a set; empty if matplotlib cannot draw the font."""
+    """Returns the set of characters in a font file, empty if matplotlib cannot draw the font."""
     from matplotlib import font_manager
 
     try:
         font = font_manager.get_font(path)
-    except (OSError, RuntimeError):  # A font of coloured bitmaps.
+    except (OSError, RuntimeError):  # For example, a font of coloured bitmaps.
         return frozenset()
     return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
 
 
 def _axes(size, title=""):
-    """Returns the axes of a new figure of `size`, a pair of inches."""
+    """Returns the axes of a new figure. `size` is its width and height in inches."""
     from matplotlib import figure
 
     axes = figure.Figure(figsize=size, layout="constrained", dpi=120).add_subplot()

@@ -1,6 +1,7 @@
-"""Writes the files of a run, and assembles its record.
+"""Assembles the record of a run, and writes the files of the run.
 
-`write` is the last step of every program. `tfdpx.report` calls it for models of other code.
+`write` is the last step of every program. `tfdpx.report` calls `write` for a model that was not
+trained by a program.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tfdpx.training.private_optimizer import PrivateOptimizer
 
 STATEMENT = "privacy_statement.txt"
 _MOST_WRONG = 12
-_UNITS = {2: "row", 4: "image"}  # By the rank of the only input of a model.
+_UNITS = {2: "row", 4: "image"}  # From the rank of a model's only input to its unit.
 
 
 def report(
@@ -45,16 +46,16 @@ def report(
 ) -> dict[str, Any]:
     """Writes a report of a model's privacy loss and results, for the people who receive the model.
 
-    Call it after the last `fit`. It writes the same files as the program `tfdpx classify`:
-    `model.keras` (with the ledger, but without the optimizer), `record.json`,
+    Call this function after the last `fit`. It writes the same files as the program `tfdpx
+    classify`: `model.keras` (with the ledger, but without the optimizer), `record.json`,
     `privacy_statement.txt`, `report.html`, `model_card.md` and pictures. The command `tfdpx verify
     FOLDER` checks that the files agree.
 
-    Metrics of `test` are exact, so no guarantee covers them. The page and the record show them with
-    a warning, and the model card leaves them out. For a model of classes the metrics are, for
-    example, accuracy with its interval, the share of the most frequent class, and AUC. For a model
-    of a single number they are R2 and the mean absolute error. For any other model they are the
-    metrics of `compile`.
+    Metrics on `test` are exact, so no guarantee covers them. The page and the record show them with
+    a warning, and the model card leaves them out. For a classifier, the metrics are, for example,
+    accuracy with its confidence interval, the share of the most frequent class, and AUC. For a
+    model that predicts a single number, they are R2 and the mean absolute error. For any other
+    model, they are the metrics of `compile`.
 
     Args:
         model: A `keras.Model`. Some of its layers were trained by a tfdpx optimizer with a `plan`,
@@ -66,7 +67,7 @@ def report(
             batches.
 
     Returns:
-        Dict of JSON values: results, epsilon and other values that follow from the record.
+        Dict of JSON values: the results, epsilon, and other values from the record.
 
     Raises:
         OSError: If a file cannot be written, for example because the disk is full.
@@ -118,20 +119,21 @@ def write(
 ) -> Record:
     """Assembles the record of a run, and writes all files that follow from it.
 
-    The model is written first and contains the record, so no weights exist without a record. Then
-    `record.json` is written and marks the run as finished. Pictures, page and card come last.
+    The model is written first. It contains the record, so weights never exist without a record.
+    Then `record.json` is written, which marks the run as finished. Pictures, page and card come
+    last.
 
     Args:
-        folder: Path. It is created if needed.
-        ledger: `Ledger` of the weights on the data.
+        folder: Path of the folder. It is created if needed.
+        ledger: `Ledger` of the privacy that the weights have spent on the data.
         model: A `keras.Model` without an optimizer, or None to write no model.
         optimizer: The tfdpx optimizer with the plan of the run; None if the run had none.
         measured: `measure.Measured`, for metrics and pictures; or None.
         results: Dict of other results, as JSON values.
         curve: The rows of a learning curve, dicts with `step`, `epsilon` and `accuracy`.
-        examples: The measured images, a tuple of the arguments of
-            `tfdpx.sampling.examples.as_examples`, for pictures of wrong predictions; or None.
-        **facts: Other arguments of `Record`. Those that follow from ledger and optimizer may be
+        examples: The measured images, for pictures of wrong predictions: a tuple of the arguments
+            of `tfdpx.sampling.examples.as_examples`; or None.
+        **facts: Other arguments of `Record`. Arguments that follow from ledger and optimizer may be
             left out.
 
     Returns:
@@ -171,12 +173,12 @@ def write(
 
 
 def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -> Record:
-    """Changes the record of a finished run, and writes again all files made from the record.
+    """Changes the record of a finished run, and rewrites all files that are made from the record.
 
     Args:
         folder: `pathlib.Path` of the run.
-        results: Dict of further results.
-        **facts: Arguments of `Record` that replace the old ones.
+        results: Dict of results to add.
+        **facts: Arguments of `Record` that replace the old values.
     """
     old = records.read(folder / records.FILE)
     changed = {**facts, "results": {**old.results, **results}}
@@ -188,11 +190,11 @@ def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -
 
 
 def render(record: Record, folder: str | os.PathLike) -> None:
-    """Writes the statement, page and card of a record to a folder, with a picture of the bounds.
+    """Writes statement, page, card and the picture of attack bounds for a record to a folder.
 
     Args:
         record: `Record`.
-        folder: Path. It is created if needed, and must hold no record.
+        folder: Path of a folder without a record. It is created if needed.
 
     Raises:
         OSError: If a file cannot be written.
@@ -211,8 +213,8 @@ def write_page(folder: str | os.PathLike) -> None:
         folder: Path of the folder with `record.json` and pictures.
 
     Raises:
-        OSError: If the folder has no record because its run is unfinished, or the page cannot be
-            written, for example because the disk is full.
+        OSError: If the folder has no record, because its run is unfinished. Also if the page cannot
+            be written, for example because the disk is full.
         ValueError: If the record is damaged.
     """
     folder = pathlib.Path(folder)
@@ -222,7 +224,7 @@ def write_page(folder: str | os.PathLike) -> None:
         if bounds and record.ledger.steps and record.is_private:
             pictures.attack_curve(bounds, folder / page.ATTACK)
         files.write(folder / page.FILE, page.page(record, page.pictures_of(folder)), mode=0o644)
-        # The name of a file may have bytes that are not characters.
+        # The name of a file may have bytes that are not valid characters.
         text = card.text(record).encode("utf-8", "backslashreplace")
         files.write(folder / card.FILE, text, mode=0o644)
 
@@ -240,7 +242,7 @@ def _new(folder, name):
 
 @contextlib.contextmanager
 def _after_the_record(folder: pathlib.Path) -> Iterator[None]:
-    """Context manager that adds a remedy to disk errors while pictures and page are written."""
+    """Context manager for writing pictures and page. Adds a remedy to the text of disk errors."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
@@ -261,7 +263,7 @@ def _write_record(record: Record, folder: pathlib.Path) -> None:
 def _draw(record, folder, measured, curve, examples):
     """Draws the learning curve and, for classes, the confusion matrix and the calibration.
 
-    Wrong predictions, and precision and recall by threshold, are drawn only for public examples.
+    For public examples, it also draws wrong predictions, and precision and recall by threshold.
     """
     if curve:
         split = record.results["measured_on"]
@@ -283,7 +285,7 @@ def _draw(record, folder, measured, curve, examples):
 
 
 def _ledger(model: keras.Model, optimizer: Any) -> Ledger:
-    """Returns the ledger of a model's weights, with a delta."""
+    """Returns the ledger of a model's weights. Its `delta` is set."""
     ledger = optimizer.ledger if optimizer else account.ledger_of(model.weights)
     if optimizer and optimizer.plan:
         ledger = ledger_at_rates(optimizer, optimizer.plan)

@@ -18,7 +18,8 @@ from tfdpx.accounting.record import Record
 
 MODEL = "model.keras"  # The model of a run, next to its record.
 RELEASES = "releases.jsonl"  # Releases of other mechanisms, one in each line.
-# The folder of an unfinished run, with its settings, and the folders of an unfinished tuning.
+# The folder in an unfinished run, the file of settings in it, and the prefix of the folders of an
+# unfinished private tuning.
 _UNFINISHED, _SETTINGS, _TUNING = "checkpoint", "settings.json", ".private_tuning-"
 _OF_TENSORFLOW = re.compile(r".*\.data-\d{5}-of-\d{5}")  # A file of `tf.train.Checkpoint`.
 _ARCHIVE, _HDF5, _WEIGHTS = b"PK\x03\x04", b"\x89HDF", "model.weights.h5"
@@ -30,8 +31,8 @@ UNREADABLE: tuple[type[Exception], ...] = (
 def files_below(path):
     """Finds the ledgers, records and models of tfdpx in a folder and its subfolders.
 
-    The files are recognised by their content. Some are also recognised by their names, even if they
-    are damaged.
+    The files are recognised by their content. Some files are recognised by their names, too, even
+    if they are damaged.
 
     Returns:
         Two sorted lists: the files, and the folders of unfinished runs.
@@ -39,7 +40,7 @@ def files_below(path):
     files, unfinished, walked = [], [], set()
     for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
         folder, there = pathlib.Path(parent), os.path.realpath(parent)
-        if there in walked:  # A link to a folder above.
+        if there in walked:  # For example, a link to a folder above.
             folders.clear()
             continue
         walked.add(there)
@@ -58,18 +59,18 @@ def _refuse(error):
 def says_what_was_spent(path):
     """Returns whether a file, even a damaged one, is a record, a model or a ledger."""
     if path.name in (records.FILE, RELEASES) or path.name.endswith((".keras", ".weights.h5")):
-        return True  # Also a broken link: the file behind it had a privacy loss.
+        return True  # Broken links count, too: the missing file may hold a privacy loss.
     if not path.is_file():
         return False
     if _OF_TENSORFLOW.fullmatch(path.name):
         return b'"tfdpx.Ledger/' in path.read_bytes()
-    if path.suffix == ".jsonl":  # Releases of other mechanisms, and the curves of runs.
+    if path.suffix == ".jsonl":  # Releases of other mechanisms, or the curve of a run.
         return b'"neighbours"' in path.read_bytes()
     return _is_model(path) or _is(path, "Ledger|Record")
 
 
 def _is_model(path):
-    """Returns whether a file is a model or weights that Keras wrote."""
+    """Returns whether a file holds a model or weights that Keras wrote."""
     start = _start(path)
     try:
         if start == _ARCHIVE:
@@ -89,7 +90,10 @@ def _start(path):
 
 
 def _is(path, kinds):
-    """Returns whether a file, even a damaged one, is JSON of tfdpx such as a "Ledger"."""
+    """Returns whether a file is JSON of tfdpx of one of `kinds`, such as "Ledger".
+
+    The file may be damaged.
+    """
     if not path.is_file() or _start(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
         return False
     form = rf'"format"\s*:\s*"tfdpx\.({kinds})/'.encode()
@@ -97,7 +101,7 @@ def _is(path, kinds):
 
 
 def record_in(path):
-    """Reads the `Record` in a file. If the file has only a ledger, the record names no data."""
+    """Returns the `Record` in a file. If the file has only a ledger, `record.data` is None."""
     if path.suffix == ".keras" or path.name == records.FILE or _is(path, "Record"):
         record = records.read(path)
         if record is not None:
@@ -121,7 +125,7 @@ def record_in(path):
 
 
 def _ledger_in(path):
-    """Reads, without Keras, the `Ledger` in the file of a model that has a private optimizer."""
+    """Returns the `Ledger` in the file of a model that was saved with its private optimizer."""
     weights = path
     if _start(path) != _HDF5:
         with zipfile.ZipFile(path) as archive:
@@ -138,15 +142,15 @@ def _ledger_in(path):
 
 
 def check_model(folder, records_by_file):
-    """Compares the model of a run with the record of the run, so that each training counts once.
+    """Compares the model of a run with the run's record, and makes each training count only once.
 
-    If both state the same privacy loss, the model is removed from `records_by_file`. A model that
-    was trained further and saved to the same file has only a ledger. Such a model stays in the
-    dict, as another training on the same data.
+    If both state the same privacy loss, the model is removed from `records_by_file`. If the user
+    trained the model further and saved it to the same file, the file has only a ledger. Then the
+    model stays in the dict and counts as another training on the same data.
 
     Args:
         folder: `pathlib.Path` of the run.
-        records_by_file: Dict from files to their `Record`s, which is changed.
+        records_by_file: Dict from files to their `Record`s. The function may remove the model.
 
     Raises:
         ValueError: If the model is of another run.

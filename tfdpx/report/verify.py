@@ -1,7 +1,7 @@
 """Checks whether the files of a run agree: makes the texts from the record, and compares bytes.
 
-Nothing is signed, so a forger who makes all files again is not detected. The files are only read,
-never changed.
+The files are not signed, so a forger who makes all of them again is not detected. The files are
+only read, never changed.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Verdict:
 
     @property
     def other_words(self) -> list[str]:
-        """The names of the files that contain a text from another version of tfdpx."""
+        """The names of the files with a text that another version of tfdpx wrote."""
         return [name for name, text in self.files.items() if text == _OTHER_WORDS]
 
     @property
     def is_yes(self) -> bool:
-        """Whether all files agree, and this version of tfdpx wrote all of the texts."""
+        """Bool, whether all files agree and this version of tfdpx wrote all texts."""
         return not self.problems and not self.other_words
 
     def sentences(self) -> list[str]:
-        """Returns the answer as a list of paragraphs; the first is the answer."""
+        """Returns a list of paragraphs. The first one begins with YES or NO."""
         return words.template("verdict.txt").render(verdict=self, fine=_FINE).split("\n")
 
     def to_dict(self) -> dict[str, object]:
@@ -91,7 +91,7 @@ def check(path: pathlib.Path) -> Verdict:
     for name, file in files.items():
         try:
             verdict.files[name] = _answer(name, file, verdict)
-        except Exception as error:  # The file may have any content.
+        except Exception as error:  # The file may have any content, so any error is possible.
             reason = " ".join(str(error).split())[:300].rstrip(".")
             verdict.files[name] = f"is damaged, edited, or no file of a run: {reason}"
     verdict.problems += [f"{name} {why}" for name, why in verdict.files.items() if why not in _FINE]
@@ -130,7 +130,7 @@ def _files(path):
         raise ValueError(f"The runs lie in folders of {path}. Give one: {', '.join(runs)}.")
     if not files and not left_over:
         raise ValueError(f"Nothing in {path} can be checked. Give the folder of a finished run.")
-    # All files are compared with the first whole record.
+    # All files are compared with the first record that is complete.
     first = [path / name for name in (records.FILE, MODEL, page.FILE)]
     files.sort(key=lambda file: (first.index(file) if file in first else len(first), file))
     names = ([str(file.relative_to(path)) for file in paths] for paths in (files, left_over))
@@ -161,7 +161,7 @@ def _answer(name, file, verdict):
         if record.ledger == held.ledger:
             return _AGREES
         return f"has another ledger than {verdict.against}: it is of another run, or was trained on"
-    page.page(record, {})  # Raises an error if a value has the wrong type for its words.
+    page.page(record, {})  # Raises an error if a value has the wrong type for its sentence.
     if held is None:
         held = verdict.record = record
         verdict.against = name
@@ -187,7 +187,7 @@ def _answer(name, file, verdict):
 
 
 def _misstated(content, record):
-    """Returns the problem if numbers in a JSON record do not follow from its ledger, else None."""
+    """Returns a text if the computed numbers in a JSON record contradict its ledger, else None."""
     stated, ours = (json.loads(text)["derived"] for text in (content, record.to_json()))
     names = ours if words.version_of(record) == _OURS else ("epsilon", "delta", "neighbours")
     wrong = [n for n in names if n in stated and not _is_close(stated[n], ours[n])]
@@ -208,7 +208,7 @@ def _is_close(one, other):
 
 
 def _compared(ours, theirs, record):
-    """Compares a text with ours.
+    """Compares the text in a file with the text that this version makes from the record.
 
     If another version of tfdpx wrote the text, only epsilon, delta and unit are compared.
     """

@@ -1,9 +1,9 @@
 """Writes every sentence about the privacy and the results of a run, from its record.
 
 The sentences are in `templates/sentences.txt`, and this module computes the facts in them. The
-statement is a text to cite. The page, the card and the answer of `verify` are for readers outside
-of machine learning. `VERSION` grows by one whenever a sentence, the page or the card changes. From
-this number, `verify` knows for which records it can make the same words.
+statement is a text to cite. The page, the card and the answer of `verify` are for readers who do
+not know machine learning. `VERSION` grows by one whenever a sentence, the page or the card changes.
+By this number, `verify` knows if it can make the same words again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.accounting.record import DatasetId, Record
 from tfdpx.accounting.statement import is_unknown, rounded_up, undrawn_updates
 
-WORDS, VERSION = "words", "2"  # An entry of `Record.versions`.
+WORDS, VERSION = "words", "2"  # The key and the value of an entry in `Record.versions`.
 NOT_PROTECTED = (
     "Results and pictures of private test examples are exact, not protected: do not publish them, "
     "or test on public examples."
 )
-# Protection is strong below the first number of right guesses in 100, and weak from the second on.
+# Right guesses in 100. Protection is strong below the first number, and weak from the second on.
 STRONG, WEAK = 55, 75
 RANGES = f"below {STRONG} is strong, {WEAK} and above is weak, and between them is moderate"
 _WIDTH, _MOST_ENTRIES = 88, 20
@@ -39,12 +39,12 @@ _MEASURED = {"test": "test %ss", "validation": "%ss that were held out of the tr
 
 
 def worded(record: Record) -> Record:
-    """Returns the record with the `VERSION` of the sentences."""
+    """Returns a copy of the record with the `VERSION` of the sentences added."""
     return dataclasses.replace(record, versions={**record.versions, WORDS: VERSION})
 
 
 def in_one_line(value: Any) -> str:
-    """Returns a value as text in one line, so a line break in a name cannot add a sentence."""
+    """Returns a value as text in one line. So a name with a line break cannot add a sentence."""
     return re.sub(r"\s+", " ", str(value))
 
 
@@ -71,7 +71,7 @@ def template(
 
 
 def say(name: str, *about: Any) -> str:
-    """Returns the sentences of a macro as one paragraph.
+    """Returns the sentences of a jinja2 macro as one paragraph.
 
     Args:
         name: String, a macro of `templates/sentences.txt`.
@@ -87,12 +87,12 @@ def listed(name: str, *about: Any) -> list[str]:
 
 
 def version_of(record: Record) -> dict[str, str | None]:
-    """Returns the versions that determine a record's texts: of the words, and of dp-accounting."""
+    """Returns a dict of the versions that determine a record's texts: words and dp-accounting."""
     return {name: record.versions.get(name) for name in (WORDS, "dp-accounting")}
 
 
 def data_name(record: Record) -> str:
-    """Returns the name of the training data: `--data_name`, or else the name in `record.data`."""
+    """Returns the name of the training data: `--data_name` or, if not set, `record.data.name`."""
     return record.settings.get("data_name") or (record.data.name if record.data else "unknown data")
 
 
@@ -108,20 +108,20 @@ def statement(
     goal: str | None = None,
     is_planned: bool = False,
 ) -> str:
-    """Returns the guarantee as a text to cite: for whom it holds, how, and its assumptions.
+    """Returns the guarantee as a text to cite, with the protected unit, the method and assumptions.
 
-    Epsilon is rounded up, because no text may promise more than the ledger.
+    Epsilon is rounded up, because the text must not promise more than the ledger.
 
     Args:
         record: `Record`.
-        rows_per_user: Optional int, the largest number of examples of one person. The text then has
-            a sentence on the epsilon of all these examples together. Must be None if updates draw
-            people.
-        goal: Optional string, a whole sentence on the right guesses that a plan was made to allow.
-        is_planned: Bool, whether the updates are still to come, with unknown seeds.
+        rows_per_user: Optional int, the largest number of examples of one person. If set, the text
+            has a sentence on the epsilon of all these examples together. Must be None if updates
+            draw people.
+        goal: Optional string, a complete sentence: the result of `goal_of`.
+        is_planned: Bool, whether the updates have not been made yet. Their seeds are then unknown.
 
     Returns:
-        String of lines of at most 88 characters; it ends with a line break.
+        String with lines of at most 88 characters. It ends with a line break.
 
     Raises:
         ValueError: If an argument is out of range, or the sampling probability of an entry is
@@ -160,12 +160,12 @@ def of_ledger(
     accountant: str,
     **options: Any,
 ) -> str:
-    """Returns the `statement` for a ledger that is in no record.
+    """Returns the `statement` for a ledger without a record.
 
     Args:
         ledger: `Ledger`.
         name: String, the name of the data.
-        num_examples: Optional int, the number of examples, or of people; public.
+        num_examples: Optional int, the number of examples, or of people. It is public.
         delta: Float in (0, 1), for `ledger.epsilon`.
         accountant: As for `Ledger.epsilon`.
         **options: Optional arguments of `statement`.
@@ -176,21 +176,21 @@ def of_ledger(
 
 
 def summary(plan: PrivacyPlan) -> str:
-    """Returns the description of a plan, in one line."""
+    """Returns a description of a plan in one line."""
     return say("plan", plan, goal_of(plan))
 
 
 def goal_of(plan: PrivacyPlan) -> str | None:
-    """Returns a sentence on the share of right guesses that a plan was made to allow.
+    """Returns a sentence on the limit of right guesses with which a plan was made.
 
-    Returns None if the plan was not made with `right_guesses`.
+    Returns None if the plan was made without `right_guesses`.
     """
     asked = plan.right_guesses
     return sentence_on_goal(asked, plan.attack_bounds()) if asked else None
 
 
 def sentence_on_goal(right_guesses: float, bounds: AttackBounds) -> str:
-    """Returns a sentence on the right guesses that a plan was made to allow, and on its epsilon.
+    """Returns a sentence on the plan's limit of right guesses, and on the resulting epsilon.
 
     Args:
         right_guesses: Float, as passed to `PrivacyPlan`.
@@ -200,7 +200,7 @@ def sentence_on_goal(right_guesses: float, bounds: AttackBounds) -> str:
 
 
 def strength(bounds: AttackBounds | None) -> str | None:
-    """Returns "strong", "moderate" or "weak" for bounds on attacks; None without bounds."""
+    """Returns the strength of a protection: "strong", "moderate" or "weak"; None without bounds."""
     if bounds is None:
         return None
     right = _right(bounds)
@@ -241,13 +241,13 @@ def _of_one_person(record, rows):
 
 
 def _right(bounds):
-    """Returns the right guesses in 100, rounded up to a whole number or, above 99, two decimals."""
+    """Returns right guesses in 100, rounded up to a whole number; above 99, to two decimals."""
     right = math.ceil(1e4 * bounds.right_guesses - 1e-6) / 100
     return right if right > 99 else math.ceil(right)
 
 
 def _kinds(ledger):
-    """Returns the kinds of entries that a ledger has, a set."""
+    """Returns the set of the kinds of entries in a ledger."""
 
     def kind(entry):
         return MECHANISM if entry.epsilon is not None else RELEASE if entry.is_release else UPDATE
@@ -268,7 +268,7 @@ def _scores(results, split):
 
 
 def _delta(record):
-    """Returns delta as text, rounded up. For a record without a delta, the text is never shown."""
+    """Returns delta as text, rounded up. Without a delta the text is never shown."""
     return f"{float(rounded_up(record.total_delta or 0.5, 6)):g}"
 
 

@@ -165,8 +165,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
         skip_broken: Bool. If True, files that cannot be read are left out. If False, they are an
             error.
         user: String, the way to find the person of an image, see `people_of`. "none" protects
-        single images. None protects single images, too, but raises an error if several images
-        seem to be of one person.
+            single images. None protects single images, too, but raises an error if several images
+            seem to be of one person.
 
     Returns:
         `Source`. All images get the same shape, which is chosen from the files.
@@ -287,8 +287,8 @@ def people_of(files, path, user):
         files: List of `pathlib.Path`.
         path: `pathlib.Path` of the folder that contains the folders of the classes.
         user: "parent_folder", or a regular expression. The expression is searched for in the path
-        of a file relative to `path`, with "/" between folders. The person is the text that
-        the group in the expression matches, or the whole match if there is no group.
+            of a file relative to `path`, with "/" between folders. The person is the text that
+            the group in the expression matches, or the whole match if there is no group.
 
     Raises:
         UserError: If `user` is not a valid expression, if it finds no person in a path, if two

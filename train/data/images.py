@@ -133,19 +133,19 @@ def load(
         image_size: Height and width in pixels to resize to. None keeps the size if all images have
             the same one; for a folder, a size is chosen.
         center_crop: Int, the side in pixels of the square that is cut out of the middle of an
-        image. Before that, the shorter side of the image is scaled to `image_size` or, if this
-        is None, to `center_crop`. None squeezes the whole image into the square.
+            image. Before that, the shorter side of the image is scaled to `image_size` or, if this
+            is None, to `center_crop`. None squeezes the whole image into the square.
         train_scale: Float >= 1, the factor by which training images are larger than the model's
-        input. Views of the right size are then cut from them.
+            input. Views of the right size are then cut from them.
         takes: `(height, width, channels)` of the images that a model takes. A value is None if any
-        value fits. Images are resized, and converted to gray or colour.
+            value fits. Images are resized, and converted to gray or colour.
         in_memory: Int, the largest number of bytes of decoded images to hold in memory.
         **of_folder: `test_fraction`, `test_seed`, `skip_broken` and `user` for a folder, see
             `folder.read`.
 
     Returns:
         `ImageData`. For ImageNet and Places-365, the test images are the official validation
-    images, as in Table 11 of De et al. 2022.
+        images, as in Table 11 of De et al. 2022.
 
     Raises:
         UserError: If the data set does not exist or is not prepared, or its examples are not pairs

@@ -69,7 +69,7 @@ class Table:
         train: `Rows` to train on.
         test: `Rows` to test on.
         notes: Lines to print: the numbers of rows, the columns, and the facts that are assumed to
-        be public.
+            be public.
     """
 
     kinds: dict
