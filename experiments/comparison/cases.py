@@ -14,7 +14,7 @@ EXAMPLES = BATCH * EPOCH_UPDATES
 TOKENS, WIDTH, HEADS, BLOCKS = 64, 256, 4, 4
 CASES = {
     "transformer": "transformer, 4 blocks of width 256 on 64 tokens",
-    "transformer_lora": "its LoRA of rank 8 and its head",
+    "transformer_lora": "LoRA of rank 8 and head of this transformer",
     "wrn_16_4": "WRN-16-4 on 32x32 images",
     "depthwise": "depthwise convolutions on 32x32 images",
 }

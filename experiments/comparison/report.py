@@ -136,7 +136,7 @@ _DIGITS = {
     "sampling, updates": "{sampling}, {updates}",
     "epsilon that it reports": "{epsilon:.3f} ({accountant})",
     "epsilon of its sampling, by one PLD accountant": "{epsilon_by_pld:.3f}",
-    "seconds, until the first update": "{seconds:.1f}, {first_seconds:.1f}",
+    "seconds in all, and until the first update": "{seconds:.1f}, {first_seconds:.1f}",
 }
 _CASE = {
     "mode": "{mode}",
