@@ -123,7 +123,8 @@ def test_the_best_of_several_runs_adds_up(ask, tmp_path):
 
 
 def test_trainings_behind_the_weights_count_where_the_data_are_the_same(ask, tmp_path):
-    behind = UpstreamTraining(DatasetId("digits:0-4"), Ledger((Entry(4.0, 0.1, 60, run=3),)))
+    ledger = Ledger((Entry(4.0, 0.1, 60, run=3),))
+    behind = UpstreamTraining(DatasetId("digits:0-4"), ledger, 1e-5)
     leave(tmp_path / "later", data=DatasetId("digits:5-9"), seen=(behind,))
     assert ask(workdir=tmp_path)[0]["epsilon"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
     leave(tmp_path / "whole", data=DatasetId("digits"), run=2)
