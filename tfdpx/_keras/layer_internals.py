@@ -312,7 +312,7 @@ def adaptable_features(space):
 
 
 def finish_features(space):
-    """Does the last part of `FeatureSpace.adapt`; call it when all its layers are adapted."""
+    """Does the last part of `FeatureSpace.adapt`, after all layers of the space are adapted."""
     space._is_adapted = True
     space.get_encoded_features()
     space.built = space._sublayers_built = True

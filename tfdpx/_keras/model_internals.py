@@ -52,7 +52,7 @@ def compile_arguments(model):
 
 
 def own_training_methods(model):
-    """Returns the names of the methods with which Keras makes a step, if a user has replaced them.
+    """Returns the names of those methods of Keras's training step that a user has replaced.
 
     Args:
         model: A `keras.Model`; its class and the instance are checked.

@@ -276,7 +276,7 @@ _OF_DATA = ("Iterator", "Optional", "Placeholder")
 
 
 class _Outermost:
-    """Finds the tensor of an outer graph that a captured tensor stands for.
+    """Finds the original of a captured tensor, in the outermost graph.
 
     The graph of a function captures tensors of the graph around it. An object of this class follows
     such a tensor from graph to graph outwards. It lists the captures of each graph only once, so no

@@ -48,7 +48,7 @@ class UnitRecorder:
         self._inside = False
 
     def observe(self, operation, args, kwargs):
-        """Calls `operation(*args, **kwargs)`. The hook in Keras uses this for each such call."""
+        """Calls `operation(*args, **kwargs)`. The hook runs this in place of each call in Keras."""
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return layer_internals.call_operation(operation, args, kwargs)

@@ -310,7 +310,7 @@ def _column(numbers):
 
 
 def allow(squares, magnitudes, terms):
-    """Raises squared norms for rounding. Clip factors are computed from the result, float32 [...].
+    """Returns squared norms with an allowance for rounding, to compute clip factors from.
 
     Args:
         squares: float32 [...], squared norms, never too small.

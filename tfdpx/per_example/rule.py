@@ -1,7 +1,8 @@
 """Defines the interface of rules for per-example gradients, and registers rules by layer class.
 
 A rule gets one captured `Call` of a layer, with the gradients at the layer's outputs. The rule
-forms per-example gradients of the layer's weights, or only their norms and clipped sums.
+forms per-example gradients of the layer's weights, or only their norms and clipped sums. `capture`
+explains captured calls. `engine` explains the map, which forms all gradients without a rule.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class Rule:
     defines `costs`, and the cheapest way is chosen. All arithmetic is in float32.
 
     Attributes:
-        call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
+        call: The captured `Call`.
         layer: The `keras.Layer`.
         output_gradients: List of float32 tensors [B * K, ...], the gradients at the tensors that
             `forward` watched. They are zero at a tensor that does not affect the loss.

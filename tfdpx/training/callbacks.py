@@ -144,7 +144,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._writers: dict[str, Any] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Writes the epsilon before the training."""
+        """Writes the epsilon that was spent before this training."""
         self._after_save(self._epsilons())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -83,7 +83,7 @@ class Request:
         return {**self.keras_arguments, **{name: getattr(self, name) for name in names}}
 
     def list_of_callbacks(self):
-        """Returns a list of the callbacks, which may be in a nest or in a `CallbackList`."""
+        """Returns the callbacks as a flat list. `callbacks` may be a nest or a `CallbackList`."""
         callbacks = getattr(self.callbacks, "callbacks", self.callbacks)
         return [callback for callback in tf.nest.flatten(callbacks) if callback is not None]
 
