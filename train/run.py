@@ -30,7 +30,7 @@ _RATES = ("learning_rate", "l2_norm_clip")
 # Settings that are shown with the results of a run on images.
 _SHOWN = (*_RATES, "ema_momentum", "features", "init_from", "trainable", "head_steps")
 # Settings that are passed to the estimators of `tfdpx.sklearn`.
-_OF_ESTIMATOR = ("delta", "accountant", "model", "batch_size", "steps", "learning_rate", "seed")
+_OF_ESTIMATOR = ("delta", "accountant", "model", "batch_size", "steps", *_RATES, "seed")
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
     'categories as strings, "(missing)" where missing. The model does all else.'

@@ -161,8 +161,8 @@ class Settings:
         "of these updates. Default: it is constant.", objects=objects.SCHEDULES)
     l2_norm_clip: float | str | None = setting("Bound on the L2 norm of each example's gradient, "
         "or automatic: each gradient is divided by its norm. For heads: bound on features or "
-        "gradients.",
-        Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"), of=_PHOTOS)
+        "gradients. For tables: a number, such as 4, gives better probabilities.",
+        Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"), of=_ALL)
     microbatch_size: int | None = setting("Number of examples in a microbatch; limits memory.",
         FROM_ONE)
     features: str | None = setting("Train a linear classifier on fixed features, instead of "

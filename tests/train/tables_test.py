@@ -240,6 +240,23 @@ def test_whole_numbers_are_categories_on_demand(tmp_path):
     assert set(table.train.columns["zip"]) == {"01234", "99999"}
 
 
+def test_the_order_of_the_flag_chooses_no_positive_class(tmp_path):
+    columns = {"x": [1.5, 2.5] * 20, "t": ["yes", "no"] * 20}
+    for classes in (["yes", "no"], ["no", "yes"], None):
+        table = load(tmp_path / "t.csv", columns, classes=classes)
+        assert table.class_names == ("no", "yes")
+    table = load(tmp_path / "t.csv", columns | {"t": [9, 10] * 20}, classes=["10", "9"])
+    assert table.class_names == ("9", "10")
+
+
+def test_a_clip_reaches_the_estimator(tmp_path):
+    settings = dict(epsilon=8.0, steps=2, bounds=["*:-4:4"])
+    table = load(tmp_path / "t.csv", {"x": [1.5, 2.5] * 20, "t": ["a", "b"] * 20}, **settings)
+    for clip in (2.0, "automatic"):
+        asked = dict(dataset="csv:x", target="t", l2_norm_clip=clip, **settings)
+        assert run.fit_table(table, resolve(None, asked)).training_.l2_norm_clip == clip
+
+
 @pytest.mark.slow
 def test_a_rare_label_has_its_probability():
     """Automatic clipping would bring all probabilities near 0."""

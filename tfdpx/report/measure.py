@@ -122,6 +122,7 @@ class Measured:
             n: rank(labels, self.margins) if is_ranked else None for n, rank in rankings.items()
         }
         scores |= {"f1": f1[1], "precision": precision[1], "recall": recall[1]}
+        scores["positive_class"] = str(self.class_names[1])
         return scores | {"mean_probability": np.mean(self.positive)}
 
 

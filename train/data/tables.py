@@ -373,15 +373,18 @@ def _encode(column, values, kind, settings):
             "with --target_lower and --target_upper, or write the classes as whole numbers."
         )
     labels = _values(column, CATEGORY).tolist()
-    present = sorted(set(labels), key=int if kind == NUMBER else str)
-    class_names = tuple(dict.fromkeys(settings.classes or present))
-    if not 2 <= len(class_names) <= _MOST_CLASSES or not set(present) <= set(class_names):
+    present = set(labels)
+    names = set(settings.classes or present)
+    if not 2 <= len(names) <= _MOST_CLASSES or not present <= names:
         raise UserError(
             f"Column --target={name} must have from two to {_MOST_CLASSES} labels, and --classes "
             f"must be all of them or left out. Received: {len(present)} different labels, "
             f"--classes={','.join(settings.classes or ())}. Numbers are predicted "
             "with --target_lower and --target_upper."
         )
+    # In the order of their values, so the order of --classes does not choose the positive class.
+    are_whole = kind == NUMBER and all(name.lstrip("-").isdecimal() for name in names)
+    class_names = tuple(sorted(names, key=int if are_whole else str))
     index = {label: i for i, label in enumerate(class_names)}
     return np.array([index[label] for label in labels], "int64"), class_names
 

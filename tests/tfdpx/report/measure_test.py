@@ -45,6 +45,7 @@ def test_metrics_of_two_classes_at_a_threshold():
         assert results[f"test_{name}"] == pytest.approx(value), name
     assert results["test_accuracy_interval"] == pytest.approx(wilson(0.6, 10))
     assert results["test_most_frequent_class"] == "no" and not results["warnings"]
+    assert results["test_positive_class"] == "yes"
     assert results["threshold"] == 0.25 and results["not_protected"] == words.NOT_PROTECTED
     limits = pathlib.Path(__file__).parents[3] / "docs" / "known_limits.md"
     assert words.NOT_PROTECTED.partition(":")[0] in limits.read_text()
