@@ -73,6 +73,6 @@ def _refuse_packed(model, texts):
 
 
 def _as_texts(leaf):
-    """Returns arrays of strings as lists, which tokenizers take; other leaves stay the same."""
+    """Converts an array of strings to a list, for tokenizers. Returns other leaves unchanged."""
     kind = getattr(getattr(leaf, "dtype", None), "kind", None)
     return leaf.tolist() if kind in ("O", "S", "U", "T") else leaf

@@ -16,7 +16,7 @@ def is_enabled(layer):
 
 
 def factors(layer):
-    """Returns the factors A and B of a layer, a list of variables; empty without LoRA."""
+    """Returns a list of the factors A and B of a layer. Without LoRA, the list is empty."""
     named = [getattr(layer, name, None) for name in _NAMES] if is_enabled(layer) else []
     return [variable for variable in named if variable is not None]
 

@@ -77,7 +77,7 @@ def compilation(model):
 
 
 def output_loss_trackers(model):
-    """Returns the metrics that average each output's loss; an empty list for a single output."""
+    """Returns a list of the metrics that average each output's loss; [] if there is one output."""
     return [] if model._compile_loss is None else list(model._compile_loss.metrics)
 
 

@@ -37,7 +37,7 @@ def weights_to_load(layer, visited):
 
 
 def saved_optimizer(weights_store):
-    """Returns the state of the optimizer in a weights file, a dict of arrays; None without one."""
+    """Returns a dict of arrays, the optimizer's state in a weights file; None without a state."""
     try:
         store = weights_store.get("optimizer")
         return {name: np.array(store[name]) for name in store.keys()}

@@ -120,7 +120,7 @@ def _zeros_like(operation):
 
 
 def _segments(operation):
-    """Converts reductions by segment, such as sums; no example adds to another's segments."""
+    """Converts reductions by segment, such as sums, without mixing the segments of examples."""
     operation.stack_inputs([0, 1])
     ids, count = operation.stacked_input(1), operation.unstacked_input(2)
     # TensorFlow numbers the segments of all examples in a row, so an identifier beyond the last
@@ -385,7 +385,7 @@ _functions_of_types: dict[str, list[str]] = {}
 
 
 def _function_attributes(operation):
-    """Returns the names of an operation's attributes that are functions; most have none."""
+    """Returns the names of those attributes of an operation that are functions."""
     names = _functions_of_types.get(operation.type)
     if names is None:
         attributes = operation.op_def.attr
@@ -442,7 +442,7 @@ def inputs_of(dataset):
 
 
 def padding_values(data):
-    """Returns a list of the values that a `tf.data.Dataset` pads batches with; [] if unknown."""
+    """Returns a list of the values with which a data set pads batches; [] if they are unknown."""
     if not isinstance(data, tf.data.Dataset):
         return []
     if hasattr(data, "_padding_values"):

@@ -138,7 +138,7 @@ class Outputs:
         return tf.nest.pack_sequence_as(self._nest, leaves)
 
     def select(self, tensors):
-        """Returns the differentiable ones of `tensors`, a list in the order of `self.tensors`."""
+        """Returns the differentiable tensors from `tensors`, which are like `self.tensors`."""
         return [
             t
             for t, is_differentiable in zip(tensors, self.differentiable, strict=True)

@@ -124,7 +124,7 @@ class ClipPolicy:
         """
 
     def released(self) -> dict[str, float]:
-        """Returns numbers for the logs, a dict by name. The guarantee must cover these numbers."""
+        """Returns a dict of numbers by name, for the logs. The guarantee must cover the numbers."""
         return {}
 
     def get_config(self) -> dict:
@@ -228,7 +228,7 @@ class AdaptiveClip(ClipPolicy):
 
     @property
     def l2_norm_clip(self) -> float:  # type: ignore[override]
-        """Float, the current clip; the initial one before an optimizer uses the policy."""
+        """Float, the current clip, or the initial clip before an optimizer uses the policy."""
         if self._clip is None:
             return self.initial
         clip = float(keras.ops.convert_to_numpy(self._clip))

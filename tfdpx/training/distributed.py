@@ -267,7 +267,7 @@ class _Evaluator:
         self._run = evaluate_step
 
     def __call__(self, callbacks):
-        """Evaluates the model, and returns losses and metrics, a dict of Python floats by name."""
+        """Evaluates the model. Returns a dict of losses and metrics by name, as Python floats."""
         steps = math.ceil(self._examples.count / self._capacity)
         batches = iter(
             self._strategy.distribute_datasets_from_function(

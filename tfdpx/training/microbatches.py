@@ -129,7 +129,7 @@ def _choose_examples(optimizer, work, num_views, count, has_padding, varies):
 
 
 def chosen_sizes(model):
-    """Returns the `MicrobatchSize`s that a model's private steps have used so far, a list."""
+    """Returns a list of the `MicrobatchSize`s that a model's private steps have used so far."""
     caches = model_internals.innermost(model.optimizer).prepared
     return list(caches[model].sizes.values()) if model in caches else []
 

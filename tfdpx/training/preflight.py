@@ -146,7 +146,10 @@ class _Preparation:
             cache.eager[self._kind] = microbatch
 
     def _compare(self, microbatch):
-        """Compares a microbatch with batches of one example. Returns texts on problems, a list."""
+        """Compares a microbatch with batches of one example.
+
+        Returns a list of texts, one for each difference.
+        """
         model, num_views, specs = self._model, self._views.count, microbatch.inputs
         size = microbatch.size
         policy, draws = self._optimizer.clip_policy, microbatch.draws
@@ -289,7 +292,7 @@ def _find_cache(optimizer, model, views, batch):
 
 
 def _specs(nest):
-    """Returns the shape of a row and the dtype of each tensor in `nest`, a tuple of pairs."""
+    """Returns a tuple of pairs: for each tensor in `nest`, the shape of a row, and the dtype."""
     tensors = [t for t in tf.nest.flatten(nest) if t is not None]
     return tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
 

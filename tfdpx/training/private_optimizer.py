@@ -119,7 +119,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return self.plan is not None and self.plan.unit == USER
 
     def step_key(self) -> Any:
-        """Returns the secret key of the next update, int64 tensor [2]; no other update has it."""
+        """Returns the next update's secret key, int64 tensor [2]. No other update has this key."""
         return self.state.key()
 
     def trains(self, model: keras.Model) -> None:
@@ -223,7 +223,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return super().update_step(self.check_gradient(gradient).tensor, variable, learning_rate)
 
     def check_gradient(self, gradient: Any) -> Any:
-        """Returns a gradient that comes unchanged from the private step; raises for any other."""
+        """Returns `gradient`; raises an error unless it comes unchanged from the private step."""
         check_private([gradient])
         if not gradient.all_reduce_passed:
             raise RuntimeError(
@@ -239,7 +239,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return grads_and_vars
 
     def average_weights(self, pairs: Any) -> None:
-        """Updates the moving averages of weights, with warm-up; `pairs` are (weight, average)."""
+        """Updates the moving averages, with warm-up. `pairs` holds pairs (weight, average)."""
         step = tf.cast(self.iterations.value, "float32")
         decay = tf.minimum(float(self.ema_momentum), (1.0 + step) / (10.0 + step))
         # Keras's averages start from zero, so the first update replaces them.

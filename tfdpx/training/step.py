@@ -107,7 +107,7 @@ def _draw_views(optimizer, model, views, batch, key, context):
 
 
 def _weigh_classes(optimizer, model, batch, y_pred):
-    """Returns the `Batch` with its class weights; only the shape of `y_pred` is read."""
+    """Returns the `Batch` with its class weights. Only the shape of `y_pred` is read."""
     weights, factors = class_factors(optimizer, model, batch.data[1], y_pred)
     if weights is None:
         factors = tf.ones([Rows(batch.data).count])
