@@ -13,6 +13,7 @@ import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from tfdpx import _import_hook
+from tfdpx._arguments import ELSEWHERE as _ELSEWHERE
 
 if _TYPE_CHECKING:  # For type checkers only: at run time `__getattr__` imports these names.
     from tfdpx import (  # type: ignore[attr-defined]
@@ -124,7 +125,8 @@ __all__ = [
 
 def __getattr__(name):
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = f"module {__name__!r} has no attribute {name!r}. {_ELSEWHERE.get(name, '')}"
+        raise AttributeError(text.removesuffix(". "))
     home = _HOMES.get(name, name)
     if home != "accounting":
         # Imported first: it raises an error in one sentence if Keras has another backend.

@@ -3,7 +3,7 @@
 import math
 import numbers
 
-# Arguments of Opacus and scikit-learn, with the text that tells what to write in tfdpx instead;
+# Names of Opacus and scikit-learn, with the text that tells what to write in tfdpx instead;
 # docs/coming_from.md has the same table.
 ELSEWHERE = {
     "target_epsilon": "Write `epsilon`.",
@@ -11,6 +11,9 @@ ELSEWHERE = {
     "sample_rate": "Write `batch_size`, the rate times `num_examples`.",
     "max_grad_norm": "Write `l2_norm_clip`, and multiply the learning rate of plain SGD by it.",
     "max_physical_batch_size": "Write `microbatch_size`; one step is one update.",
+    "PrivacyEngine": "Write `tfdpx.make_private_model`, then train by `fit`.",
+    "get_epsilon": "Write `model.optimizer.ledger.epsilon(delta)`.",
+    "virtual_step": "Write `microbatch_size`; one step is one update.",
     "random_state": "Write `seed`; noise of a known seed gives no privacy.",
     "class_weight": "Leave it out: a noisy count finds rare labels. Choose by `predict_proba`.",
     "sample_weight": "Leave it out: clipping would undo it. Or leave rows out.",

@@ -41,10 +41,27 @@ def test_arguments_of_other_libraries_name_those_here():
     }
     for name, remedy in _arguments.ELSEWHERE.items():
         assert f"| `{name}` | {remedy} |" in PAGE
+        with pytest.raises(AttributeError) as error:
+            getattr(tfdpx, name)
+        assert str(error.value) == f"module 'tfdpx' has no attribute '{name}'. {remedy}"
         for function, call in functions.items():
             with pytest.raises(TypeError) as error:
                 call(**{name: 1})
             assert str(error.value) == f"{function} takes no argument `{name}`. {remedy}"
+
+
+def test_an_optimizer_or_a_model_in_place_of_a_class_is_answered_with_the_code():
+    import keras
+
+    import tfdpx
+
+    for wrong in (keras.optimizers.Adam(), keras.Sequential([keras.layers.Dense(1)])):
+        with pytest.raises(
+            TypeError, match=r"Lion\)\(1e-3, plan=plan\)`, .*_model\(model, ...\)`.$"
+        ):
+            tfdpx.make_private(wrong)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+        _ = tfdpx.nonsense
 
 
 @pytest.mark.slow

@@ -222,7 +222,9 @@ def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
     ):
         raise TypeError(
             "`make_private` takes an optimizer class of Keras that wraps no other and has an "
-            f"`update_step`, such as keras.optimizers.Lion. Received: {optimizer_class!r}"
+            f"`update_step`. Received: {optimizer_class!r}. Write "
+            "`make_private(keras.optimizers.Lion)(1e-3, plan=plan)`, or, for a model, "
+            "`make_private_model(model, ...)`."
         )
     if optimizer_class not in _private_classes:
         name = optimizer_class.__name__
