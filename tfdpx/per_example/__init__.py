@@ -2,7 +2,7 @@
 
 A `Rule` computes the norms and the clipped sums of the gradients of one layer class, and `register`
 adds a rule for a new class. `GenericRule` forms the whole gradient of each example. To choose a
-clip, look at the norms from `tfdpx.gradient_norms`.
+clip, look at the norms of public examples, which `tfdpx.gradient_norms` returns.
 """
 
 from tfdpx import _keras as _keras  # Refuses other backends of Keras first.

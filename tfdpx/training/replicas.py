@@ -153,7 +153,7 @@ def interleave_batches(model, session, batches):
 
 
 def is_interleaved(model, session):
-    """Returns whether replicas split rows in the order of `sampling.shards`, not in Keras's."""
+    """Returns whether replicas take rows in the order of `sampling.shards`, rather than Keras's."""
     is_drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or is_drawn
 

@@ -24,7 +24,7 @@ _QUANTIZED = (None, "int8", "int4")
 
 
 def _has_lora(layer, registered_class, assumes):
-    """Returns whether a layer has LoRA, and otherwise is exactly Keras's.
+    """Returns whether a layer has LoRA, and its class overrides nothing that the rule assumes.
 
     Its frozen weights may be quantized.
     """
