@@ -1,4 +1,4 @@
-"""Attacks on trained models and on optimizers, and the lower bounds on epsilon that they prove."""
+"""Attacks on trained models and on optimizers, and lower bounds on epsilon from their success."""
 
 from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.audit.bounds import epsilon_lower_bound, gdp_epsilon_lower_bound

@@ -189,7 +189,7 @@ def check_confidence(confidence):
 
 
 def _rates(false_positives, negatives, false_negatives, positives, confidence):
-    """Returns upper bounds on both error rates. With `confidence`, both hold at the same time."""
+    """Returns upper bounds on both error rates. Both hold together with confidence `confidence`."""
     check_confidence(confidence)
     confidence_of_each = 1 - (1 - confidence) / 2
     return (
@@ -198,7 +198,7 @@ def _rates(false_positives, negatives, false_negatives, positives, confidence):
     )
 
 
-# The largest bound that is searched for. No realistic number of guesses proves so large an epsilon.
+# The largest epsilon in the search. No realistic number of guesses proves so large an epsilon.
 _MOST = 60.0
 
 
@@ -290,7 +290,7 @@ def _least_mass(needed, correct, guesses, canaries, tail):
         canaries: Int, m.
         tail: Float in (0, 1).
     """
-    # The left-hand side, and the argument of f.
+    # The left-hand side of the inequality, and the argument of f in it.
     right, wrong = tail * correct / canaries, tail * (guesses - correct) / canaries
     mass = tail
     for i in range(correct, 0, -1):

@@ -3,7 +3,7 @@
 An attack gives each example, or each run, a score that is high for members of the training set. The
 module computes the AUC of the scores, the advantage, and the rate of true positives at a low rate
 of false positives. For a single model, these numbers measure the average leakage of its examples.
-They are no bound on epsilon. Such a bound needs many models that were trained with and without one
+They are not a bound on epsilon. A bound needs many models that were trained with and without one
 example.
 """
 
@@ -38,8 +38,8 @@ class MembershipReport:
         tpr_at_fpr: Dict from a rate of false positives to the largest rate of true positives. Rates
             below `1 / others` are left out.
         advantage_lower_bound: Float. With 95% confidence over the choice of members and others, the
-            best threshold has at least this advantage on new scores. For random scores it is
-            usually 0, while `advantage` is above 0 by chance.
+            best threshold has at least this advantage on new scores. For random scores, this bound
+            is usually 0, while `advantage` is above 0 by chance.
     """
 
     members: int
@@ -87,8 +87,8 @@ confidence), true positives at false positives: -.
 def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:
     """Returns the loss of each example in inference mode.
 
-    `-losses` are the scores of a simple attack: it guesses that examples with a low loss are
-    members (Yeom et al. 2018).
+    Negated losses are the scores of a simple attack, which guesses that examples with a low loss
+    are members (Yeom et al. 2018).
 
     Args:
         model: A compiled `keras.Model`.
@@ -128,7 +128,7 @@ def auc(members, non_members):
 def advantage(members, non_members):
     """Returns the rate of true positives minus the rate of false positives, at the best threshold.
 
-    With few scores the result is too high, because the threshold was chosen to fit these scores.
+    With few scores the result is too high, because the threshold is chosen to fit these scores.
 
     Args:
         members: Float array [M], scores.

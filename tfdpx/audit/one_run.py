@@ -28,7 +28,7 @@ from tfdpx.audit.bounds import (
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-# By default, the number of guesses is the number of canaries divided by each of these.
+# By default, several numbers of guesses are tried: the number of canaries divided by each of these.
 _PARTS = (1, 2, 4, 8)
 _FEWEST = 10
 
@@ -151,7 +151,7 @@ class OneRunAudit(keras.callbacks.Callback):
     be canaries. Examples with wrong labels are good canaries.
 
     Guarantee: as for `one_run_epsilon_lower_bound`, if the coins are secret until the scores are
-    computed. The attack is weak, so a low bound is no proof of privacy. Losses are measured when
+    computed. The attack is weak, so a low bound does not prove privacy. Losses are measured when
     the first `fit` with this callback begins, and when the last one ends. A program that resumes a
     training must use the same `seed`. Its audit attacks only the part of the training after the
     resume.
@@ -280,7 +280,7 @@ class OneRunAudit(keras.callbacks.Callback):
         require(unit == EXAMPLE, "plan.unit", unit, "be of examples, as canaries are")
         examples, count = draws.examples, self._rows + self._count
         same = examples.count == count
-        if same:  # Other data would hardly end with sample weights that equal the coins.
+        if same:  # If the last sample weights equal the coins, these are hardly other data.
             rows = tf.range(self._rows, count, dtype=tf.int64)
             same = np.array_equal(examples.batch(rows, self._count)[2] > 0, self._coins)
         if not same:

@@ -1,4 +1,4 @@
-"""Tests whether batches are Poisson samples, as a plan assumes, or have a fixed size or order.
+"""Tests whether batches are Poisson samples. Batches of a fixed size or order fail the test.
 
 Random sampling reduces the privacy loss, because an attacker does not know which examples a step
 has used. The accountants compute this reduction for Poisson sampling: in each step, an independent
@@ -70,7 +70,7 @@ def check_sampling(
         confidence: Float in (0, 1).
 
     Returns:
-        `SamplingReport`. Print it.
+        `SamplingReport`. Print it to read the result.
 
     Raises:
         ValueError: If the plan has another sampling, there are no batches, or a batch is not made
@@ -117,7 +117,7 @@ def check_sampling(
 
 
 def _ids(batch, count):
-    """Returns the indices in a batch, except those of absent rows, as an int64 array [n]."""
+    """Returns the indices in a batch, without the indices of absent rows, as an int64 array [n]."""
     parts = batch if isinstance(batch, (tuple, list)) else (batch,)
     ids = np.asarray(tf.nest.flatten(parts[0])[0])
     if len(parts) > 2 and parts[2] is not None:
@@ -133,7 +133,7 @@ def _ids(batch, count):
 def _spread(counts, coins, q):
     """Returns the variance of counts divided by the variance of Binomial(coins, q), and a p-value.
 
-    The p-value is the probability that independent coins would give so extreme a ratio.
+    The p-value is the probability of a ratio that is as extreme, if the coins are independent.
 
     Args:
         counts: Int array [n], which should be samples of Binomial(coins, q).

@@ -31,7 +31,7 @@ from tfdpx.sampling.class_weights import ClassWeights, labels_of
 from tfdpx.training import replicas
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-# The length of the pull, in standard deviations of the noise. With it the attack makes few errors.
+# The length of the pull, in standard deviations of the noise. With this length, errors are rare.
 _PULL = 3.5
 _MOST_CANARIES = 512
 _FEWEST_TRIALS = 20
@@ -40,7 +40,7 @@ _SLACK = 0.01
 # Half precision shortens clipped gradients. The pull must have at least this share of the length
 # that equal canaries would have without rounding.
 _LEAST_SHARE = 0.75
-# The gradient of a canary is longer than the clip by this factor, so that a missing clip is seen.
+# The gradient of a canary is longer than the clip by this factor, which reveals missing clipping.
 _EXCESS = 1000.0
 # The class weight of the canaries. It becomes 1 when it is divided by the largest weight.
 _CLASS_WEIGHT = 8.0
@@ -108,14 +108,14 @@ def check_optimizer(
     noise, on canaries. No data are read. The user's model, optimizer and ledger do not change.
 
     With k canaries in a batch, a mu-GDP mechanism is k mu-GDP (Dong, Roth, Su 2022, Theorem 2.14).
-    So the attack gives a lower bound on k mu, which is divided by k. With more canaries for larger
-    noise, the number of updates does not have to grow.
+    So the attack gives a lower bound on k mu, which is divided by k. For larger noise there are
+    more canaries, so the number of updates need not grow.
 
     In addition to the attack, the function checks that the sum of clipped gradients follows Eq. 4
-    of De et al. 2022 (arXiv:2204.13650), and that padding adds nothing. It checks that the noise of
-    each variable has the right standard deviation, is different in each update, and is the same on
-    all replicas. If the model has a single output of classes, the canaries have a large class
-    weight. This weight must not make a canary add more to the sum.
+    of De et al. 2022 (arXiv:2204.13650), and that padding adds nothing to it. It checks that the
+    noise of each variable has the right standard deviation, is different in each update, and is the
+    same on all replicas. If the model has a single output of classes, the canaries get a large
+    class weight, which must not increase their contribution to the sum.
 
     Guarantee: a correct optimizer fails with probability at most `1 - confidence`. Passing does not
     prove privacy. The check does not cover how batches are sampled (see `check_sampling`), whether
@@ -128,8 +128,8 @@ def check_optimizer(
     Args:
         model: A built `keras.Model`, compiled or not. Its distribution strategy must have one host.
         optimizer: An optimizer of tfdpx, compiled with the model or not.
-        x: Optional array [rows, ...], or a nested structure of arrays, like a batch. Needed for a
-            model without known input shapes; only shapes and dtypes are read.
+        x: Optional array [rows, ...], or a nested structure of arrays, like a batch. It is needed
+            for a model without known input shapes. Only shapes and dtypes are read.
         delta: Optional float in (0, 1). Defaults to the delta of the optimizer's plan, or 1e-5.
         confidence: Float in (0, 1).
         trials: Int, the number of updates with canaries, and also the number of updates without
@@ -139,7 +139,7 @@ def check_optimizer(
 
     Returns:
         `OptimizerReport`, with `epsilon`, `epsilon_lower_bound`, `confidence` and `passed`. Print
-        it.
+        it to read the result.
 
     Raises:
         TypeError: If `optimizer` is not a tfdpx optimizer.
@@ -156,10 +156,10 @@ def check_optimizer(
     delta = _checked(model, optimizer, delta, confidence, trials, seconds)
     sigma = optimizer.noise_multiplier
     canaries = Canaries(model, optimizer, min(math.ceil(_PULL * sigma), _MOST_CANARIES), x)
-    # With augmentations or dropout, the canaries have different gradients.
+    # Canaries have equal gradients unless there are augmentations or random layers.
     alike = optimizer.augment is None and not layer_internals.seed_generators(model)
     pull, problems = _pull(canaries, alike)
-    # The probability of a false alarm, for the bound and for the scale of the noise.
+    # The allowed probability of a false alarm, one for the bound and one for the noise's scale.
     error = (1 - confidence) / 2
     present, absent, squares, spread = _trials(canaries, sigma, pull, trials, seconds)
     count, half = len(present), float(tf.linalg.global_norm(pull)) / 2
@@ -170,8 +170,8 @@ def check_optimizer(
             f"Replicas hold different weights after an update, by up to {spread:.3g}: noise must "
             "be drawn once for all."
         )
-    # A single float32 repeats by chance in 1 of 70 audits with 1,000 updates, so several numbers of
-    # an update are compared together.
+    # In 1 of 70 audits with 1,000 updates, a single float32 is equal in two updates by chance. So
+    # several numbers of an update are compared together.
     if len(np.unique(np.column_stack([absent, squares]), axis=0)) < count:
         problems.append("Noise repeats: two updates drew the same, and their difference has none.")
     scale = optimizer.clip_policy.gradient_noise_multiplier
@@ -255,7 +255,7 @@ def _trials(canaries, sigma, pull, trials, seconds):
     norm = tf.linalg.global_norm(pull)
     direction = [tensor / tf.maximum(norm, 1e-12) for tensor in pull]
     update = canaries.updates(sigma)
-    update(True, direction)  # Compiles.
+    update(True, direction)  # The first call compiles the update.
     present, absent, squares, spread = [], [], [], 0.0
     end = time.monotonic() + seconds
     while len(present) < trials and (time.monotonic() < end or len(present) < _FEWEST_TRIALS):
@@ -275,7 +275,7 @@ def _scale_problems(variables, sigma, squares, error):
         variables: List of `keras.Variable`.
         sigma: Float, the right standard deviation in units of the clip.
         squares: Float array [n, variables], the squared norms of the noise in n updates.
-        error: Float, the probability that noise of the right scale has a fault by chance.
+        error: Float, the probability that correct noise is reported as a fault by chance.
     """
     problems, level = [], error / (2 * len(variables))
     for variable, square in zip(variables, squares.sum(0, "float64"), strict=True):
@@ -294,7 +294,7 @@ def _scale_problems(variables, sigma, squares, error):
 class Canaries:
     """Runs updates of a copy of a model on batches of equal canaries.
 
-    Each update starts at the same weights, so the attacker sees only the gradient of that update.
+    Each update starts at the same weights, so the attacker sees only the gradient of this update.
 
     Args:
         model: A built `keras.Model`, which is not changed.
@@ -344,8 +344,8 @@ class Canaries:
         """
         config = self._optimizer.get_config()
         config.update(plan=None, noise_multiplier=noise_multiplier, seed=None, use_ema=False)
-        # Without individual accounting each example is clipped to the whole clip, which is also the
-        # largest clip with it.
+        # Without individual accounting, each example is clipped to the whole clip. With individual
+        # accounting, the whole clip is the largest one, so it is the case to audit.
         config.pop("individual", None)
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with layer_internals.undisturbed(), self._strategy.scope(), warnings.catch_warnings():
@@ -375,7 +375,7 @@ class Canaries:
             return added, tf.add_n(along), tf.stack(squares), tf.reduce_max(tf.stack(spread))
 
         def run(present, direction):
-            # With several replicas, the step must be told that the batch is already split.
+            # With several replicas, the step must know that the batch is already split.
             several = strategy.num_replicas_in_sync > 1
             with step_context.driving(model, "tfdpx" if several else step_context.driver(model)):
                 return update(tf.constant(present), direction)
@@ -385,8 +385,7 @@ class Canaries:
     def _targets(self):
         """Returns targets y for the loss `sum(y * y_pred)`, with the structure of the outputs.
 
-        The targets are scaled so that the gradient of a canary is `_EXCESS` times as long as the
-        clip.
+        With their scale, the gradient of a canary is `_EXCESS` times as long as the clip.
         """
         generator = np.random.default_rng(1)
         one = Rows(self._x).map(lambda t: t[:1])
@@ -413,7 +412,7 @@ def _observed(private):
     """Returns a subclass of a private optimizer that subtracts noisy sums from the weights.
 
     All methods of the private optimizer run as usual. Only the `update_step` of Keras's optimizer
-    is replaced, so that the noisy sum, in units of the clip, can be read from the weights.
+    is replaced. So the noisy sum, in units of the clip, can be read from the change of the weights.
 
     Args:
         private: A class of private optimizers.
@@ -454,13 +453,13 @@ def _one_or_list(values):
 
 
 def _values(tensor, rows, blank):
-    """Returns a tensor of equal examples, the inputs of the canaries.
+    """Returns the inputs of the canaries: a tensor of equal examples.
 
     Args:
-        tensor: Tensor with the shape (except for the first axis) and dtype of the examples.
+        tensor: Tensor with the dtype and, except for the first axis, the shape of the examples.
         rows: Int, the number of examples.
-        blank: Whether an augmentation is used. Then all values of an example are equal, so that
-            crops and flips do not change it.
+        blank: Bool. If True, all values of an example are equal, so an augmentation such as crops
+            and flips does not change it.
     """
     shape, dtype = [1, *tensor.shape[1:]], tensor.dtype
     if dtype.is_floating and not blank:
@@ -471,10 +470,14 @@ def _values(tensor, rows, blank):
 
 
 def _copy(model, specs):
-    """Returns a copy of a model with new weights of the same values; `specs` are its inputs."""
+    """Returns a copy of a model, with separate weights of the same values.
+
+    `specs` are tensors like the model's inputs.
+    """
     try:
         if getattr(model, "inputs", None):
-            # A model that is not compiled, because Keras would copy the compile arguments as well.
+            # An uncompiled model is copied, because Keras would also copy the arguments of
+            # `compile`.
             bare = keras.Model(_one_or_list(model.inputs), _one_or_list(model.outputs))
             twin = keras.models.clone_model(bare)
         else:

@@ -1,8 +1,8 @@
 """Private linear classifiers ("heads") on fixed features, such as the output of a frozen backbone.
 
-A head computes a few statistics of all features and adds noise to these, while DP-SGD adds noise to
-a gradient of each of many small batches. The methods are from "Differentially Private Image
-Classification from Features", and `AdaMix` from "Mixed Differential Privacy in Computer Vision".
+A head computes a few statistics of all examples and adds noise to them, whereas DP-SGD adds noise
+to the gradients of many small batches. `AdaMix` is from "Mixed Differential Privacy in Computer
+Vision", and the other heads are from "Differentially Private Image Classification from Features".
 Each head releases these statistics with noise:
 
     `LeastSquares`       a matrix of all examples; for each class, a matrix and a sum

@@ -1,8 +1,8 @@
-"""AdaMix: a private linear classifier that a few public examples help to train.
+"""AdaMix: a private linear classifier that uses a few public examples.
 
-The public examples give the weights at the start, the clip, and a subspace for the gradients. The
+The public examples determine the initial weights, the clip, and a subspace for the gradients. The
 method is from "Mixed Differential Privacy in Computer Vision" (Golatkar et al. 2022), called the
-paper in this module. `experiments/adamix/` has the methods that the paper compares it with.
+paper in this module. `experiments/adamix/` has the other methods of the paper.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tfdpx.heads.head import Head, norm_bound, optional, positive
 
 # The smallest clip. The norms of public gradients may fall to zero, but a clip may not.
 LEAST_CLIP = 1e-6
-# The subspace is shortened by this factor, so that rounding cannot make projected rows longer.
+# The columns of the subspace are shortened by this factor. Otherwise rounding could make projected
+# rows longer.
 _ROUNDING = 1e-9
 _MOST_ITERATIONS = 500
 
@@ -52,21 +53,21 @@ class AdaMix(Head):
 
         w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_0)).
 
-    - w_0, the weights at the start, minimize the loss of the public examples.
+    - w_0 are the initial weights, which minimize the loss of the public examples.
     - Private gradients are clipped to tau, the 90th percentile of the norms of the public gradients
       at w.
     - The noise has the standard deviation `noise_multiplier tau`.
-    - U has the left singular vectors of `G_public` with the largest singular values.
+    - The columns of U are the left singular vectors of `G_public` with the largest singular values.
 
     Without public examples this is NoisyGD (Algorithm 1, but without its projection onto a ball).
     Algorithm 2 has the decay `lambda w`, but Theorem 3 has `lambda (w - w_0)`, the default here.
 
     Guarantee: the kernel, the bias and all intermediate weights are (epsilon, delta)-differentially
     private for adding or removing one *private* example. The fit consists of `steps` Gaussian
-    mechanisms of sensitivity tau, which compose to one with mu = sqrt(steps) / noise_multiplier
-    (Proposition 5, where rho = T^2 / (2 sigma^2) is a misprint of T / (2 sigma^2)). The public
-    examples have **no** guarantee. The weights may reveal all of them, so no private example may be
-    among them. The numbers of examples are public.
+    mechanisms with sensitivity tau. Together they are one Gaussian mechanism with mu = sqrt(steps)
+    / noise_multiplier (Proposition 5, where rho = T^2 / (2 sigma^2) is a misprint of T / (2
+    sigma^2)). The public examples have **no** guarantee: the weights may reveal all of them, so no
+    private example may be among them. The numbers of examples are public.
 
     Args:
         num_classes: Int, the number of classes.
@@ -79,16 +80,16 @@ class AdaMix(Head):
         seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
         steps: Int, T, the number of gradients. Pass it instead of epsilon.
         learning_rate: Float, the step size for the mean gradient of all examples.
-        l2_regularization: Float > 0, lambda, which is added to sums. With the paper's 0.01, the
-            public gradients at the start are smaller, and so is the clip. Then use a larger
+        l2_regularization: Float > 0, lambda, the factor of the decay in the sum above. With the
+            paper's 0.01, public gradients and the clip are smaller at the start, so use a larger
             learning rate.
-        quantile: Float in (0, 1], the quantile of the norms of public gradients that becomes tau.
+        quantile: Float in (0, 1]. This quantile of the norms of public gradients is tau.
         projection: Int, the number of columns of U; None for no projection. It is reduced to
             `num_classes - 1` if larger: the columns of `G_public` sum to zero, so a further
             singular vector would consist only of rounding errors.
         decay_to: "start" for the decay `lambda (w - w_0)`, or "zero" for `lambda w`.
         initial_weights: Public array `[d, num_classes]`, for example from
-            `tfdpx.models.zero_shot_head`. The search for w_0 begins at these weights and is
+            `tfdpx.models.zero_shot_head`. The minimization for w_0 starts from these weights and is
             regularized toward them. Without public examples, w_0 equals these weights. None means
             zeros.
 
@@ -160,9 +161,9 @@ class AdaMix(Head):
         Args:
             features: Private array `[n, d]`, or a finite `tf.data.Dataset` of batches
                 `(features, labels)` that yields every example exactly once, in any order. The
-                dataset is read a single time and held in memory.
-            labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]` that sum to one in each
-                row. None with a dataset.
+                dataset is read only once and held in memory.
+            labels: Integers `[n]`; or numbers in [0, 1], `[n, num_classes]`, with rows that sum to
+                one. None with a dataset.
             public_data: Pair of arrays `(features, labels)`, or a dataset like `features`. It is
                 held in memory. It may be None if the head has an `l2_norm_clip` and no
                 `projection`.
@@ -217,7 +218,7 @@ class AdaMix(Head):
     def _clip_and_subspace(self, kernel):
         """Returns the clip, a float, and the subspace U (None without a projection).
 
-        Both are computed only from public examples and from weights that are already private.
+        Both are computed only from public examples and from weights that already have noise.
         """
         if self.projection is None:
             return self._clip(kernel), None
@@ -232,7 +233,7 @@ class AdaMix(Head):
         """Returns the next weights.
 
         Args:
-            kernel: float64 array `[d, m]`, the weights now.
+            kernel: float64 array `[d, m]`, the present weights.
             slope: float64 array `[d, m]`, the noisy sum of gradients.
             reference: float64 array `[d, m]`, the weights toward which the decay moves.
             count: Int, the number of examples in the sum.
@@ -290,8 +291,8 @@ class PublicSet:
 
         The regularizer is `l2_regularization / 2 |kernel - reference|^2`. L-BFGS in float64 stops
         when each entry of the gradient is at most 1e-6, or after 500 iterations. The solution minus
-        `reference` is a linear combination of the rows of `x`. So only such combinations are
-        searched.
+        `reference` is a linear combination of the rows of `x`, so the search is restricted to such
+        combinations.
 
         Args:
             l2_regularization: Float > 0. Separable data would have no minimum without it.
@@ -360,8 +361,8 @@ class PublicSet:
         """Returns the subspace onto which private gradients are projected.
 
         Its columns are the left singular vectors of the sum of the public gradients with the
-        largest singular values ("Adaptive subspace projection"). They are a little shorter than 1,
-        so that rounding cannot make a projected gradient longer. There are at most m - 1 columns:
+        largest singular values ("Adaptive subspace projection"). They are a little shorter than 1;
+        otherwise rounding could make a projected gradient longer. There are at most m - 1 columns:
         the gradient of a softmax sums to zero over the m classes, so its rank is at most m - 1.
 
         Args:
@@ -376,7 +377,7 @@ class PublicSet:
 
 
 def _check_private(examples, public):
-    """Raises ValueError unless private examples have valid labels and match `public` in width."""
+    """Raises ValueError if labels are invalid, or `public` has another number of features."""
     if public.x.shape[1] != examples.dimension:
         raise ValueError(
             "Arguments `features` and `public_data` must have the same width. Received: "

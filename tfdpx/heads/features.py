@@ -1,14 +1,13 @@
-"""Holds features and labels in memory, yields them in chunks of float64, and clips them.
+"""Holds features and labels in memory, yields them in chunks of float64, and clips features.
 
-A `tf.data.Dataset` is read a single time, so all passes of a head over the data see the same
-examples.
+A `tf.data.Dataset` is read only once, so all passes of a head over the data see the same examples.
 
 Rounding: a head sums over all n examples in float64, b rows at a time. If the terms have norms of
 at most C, the rounding error of the sum is at most (b + n / b) 2^-53 n C, in any order of the terms
 (Higham 2002, ch. 4). To make up for this error, rows and gradients are clipped to C / (1 + a), with
 a = 1e-4. Then one example more or less changes the computed sum by at most
-C / (1 + a) + 2 (b + n / b) 2^-53 n C. This is below C for all n up to `MOST_EXAMPLES`, and leaves
-9e-5 C for the rounding of norms and of projected sums.
+C / (1 + a) + 2 (b + n / b) 2^-53 n C. This is below C for all n up to `MOST_EXAMPLES`. The
+difference, about 9e-5 C, covers the rounding of norms and of projected sums.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from tfdpx.sampling.inputs import refuse_repeat
 from tfdpx.training.clipping import AutomaticClip
 
 MOST_EXAMPLES = 4_000_000
-# The number of examples in a chunk, b above.
+# The number of examples in a chunk, called b above.
 ROWS = 8192
 _OF_THE_SUM = 1e-4
 
 
 class FeatureSet:
-    """The features of examples and, except for prediction, their labels. Both are checked.
+    """The features of some examples and, except for predictions, their labels. Checks both.
 
     Args:
-        features: Array `[n, d]`, for example a `np.memmap`. Or a finite `tf.data.Dataset` of
+        features: Array `[n, d]`, for example a `np.memmap`; or a finite `tf.data.Dataset` of
             batches `(features, labels)` that yields every example exactly once.
         labels: Array of class numbers `[n]`, or of numbers in [0, 1] `[n, num_classes]`. None with
             a dataset, or for features without labels.
@@ -152,9 +151,9 @@ def clip_factors(norms: np.ndarray, l2_norm_clip: float | str) -> np.ndarray:
 
     Args:
         norms: float64 array `[n]`, the norms of the rows.
-        l2_norm_clip: Float; with infinity, no row is clipped. Or "automatic" for the automatic
-            clipping of `tfdpx.training.clipping.AutomaticClip`, after which a row has a norm of at
-            most 1.
+        l2_norm_clip: Float, the largest norm of a row; with infinity, no row is clipped. Or
+            "automatic" for `tfdpx.training.clipping.AutomaticClip`, after which a row has a norm of
+            at most 1.
 
     Returns:
         float64 array `[n]`.
@@ -177,11 +176,11 @@ def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
 
 
 def first_positives(targets: np.ndarray, most: int) -> np.ndarray:
-    """Returns targets with only the first labels of each example, and zeros for the others.
+    """Returns targets with only the first labels of each example; further labels become zero.
 
     If the targets are zeros and ones, the first `most` ones remain. Soft labels remain as long as
-    the sum of their squares is at most `most`; if the labels of an example sum to one, all of them
-    remain. Each row then has a norm of at most sqrt(most), which bounds the sensitivity.
+    the sum of their squares is at most `most`. (If the labels of an example sum to one, all of them
+    remain.) Each row of the result has a norm of at most sqrt(most), which bounds the sensitivity.
 
     Args:
         targets: Array `[n, num_classes]` of values in [0, 1].

@@ -1,8 +1,8 @@
 """Logistic regression by gradient descent with noise: `FirstOrder`, and sums of clipped gradients.
 
-The gradient of the cross-entropy for one example is the matrix `x (p - y)^T`, of rank one, with
-features x, probabilities p and labels y. Its norm is `|x| |p - y|`, so the gradients are clipped
-without computing the matrix of any example.
+For one example with features x, probabilities p and labels y, the gradient of the cross-entropy is
+the matrix `x (p - y)^T`. It has rank one and the norm `|x| |p - y|`. So gradients are clipped
+without computing this matrix for any example.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def gradient_sum(
         examples: `FeatureSet` with labels.
         kernel: Array `[d, m]`, at which the gradients are computed.
         bias: Array `[m]`.
-        l2_norm_clip: Float, or infinity for no clipping. Or "automatic", with a bound of 1 in the
-            guarantee; see `clip_factors`.
+        l2_norm_clip: Float; infinity for no clipping; or "automatic", for which the bound in the
+            guarantee is 1. See `clip_factors`.
         link: Function from logits to probabilities: the sigmoid or the softmax.
         use_bias: Bool, whether the bias is trained. If False, the sum for the bias has no guarantee
             and must not be used.
@@ -92,11 +92,11 @@ def gradient_sum(
 class FirstOrder(Head):
     """Logistic regression by a Keras optimizer with `steps` noisy gradients of the full data.
 
-    This is Algorithm 4 of "Differentially Private Image Classification from Features", where it is
-    the baseline. Each step clips the gradient of each example, for kernel and bias together, to C =
-    `l2_norm_clip`, sums the gradients, and adds noise of standard deviation sigma C to the sum (Eq.
-    3; line 4 of the algorithm wrongly adds the noise to the mean). The optimizer receives the noisy
-    sum divided by the number of examples.
+    This is Algorithm 4, the baseline of "Differentially Private Image Classification from
+    Features". Each step clips the gradient of each example, for kernel and bias together, to C =
+    `l2_norm_clip`. It sums the gradients, and adds noise of standard deviation sigma C to the sum
+    (Eq. 3; line 4 of the algorithm wrongly adds the noise to the mean). The optimizer receives the
+    noisy sum divided by the number of examples.
 
     Guarantee: the fit is (epsilon, delta)-differentially private for adding or removing one
     example. It consists of `steps` Gaussian mechanisms with sensitivity C.
@@ -109,7 +109,7 @@ class FirstOrder(Head):
         optimizer: "adam", "sgd" or "momentum", which is SGD with a momentum of 0.9.
         learning_rate: Float, the learning rate of the optimizer.
         l2_regularization: Float, lambda; `lambda / 2 |kernel|^2` is added to the mean loss.
-        initial_bias: Float, the bias of each class at the start.
+        initial_bias: Float, the initial bias of each class.
         average: Bool. If True, the result is the mean of the weights over all steps, instead of the
             weights after the last step.
         noise_multiplier: Float, sigma, instead of epsilon.

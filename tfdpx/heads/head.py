@@ -35,19 +35,20 @@ def optional(check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
     """Returns a check of an argument that accepts None and all values that `check` accepts.
 
     Args:
-        check: Function of the name and value of an argument, which raises ValueError.
+        check: Function that takes the name and the value of an argument, and raises ValueError if
+            the value is invalid.
     """
     return lambda name, value: None if value is None else check(name, value)
 
 
 def positive(name: str, value: Any) -> None:
-    """Raises ValueError unless the argument `name` has a `value` that is a finite number > 0."""
+    """Raises ValueError unless `value`, an argument called `name`, is a finite number > 0."""
     is_valid = is_number(value) and 0 < value < math.inf
     require(is_valid, name, value, "be a positive, finite number")
 
 
 def norm_bound(name: str, value: Any) -> None:
-    """Raises ValueError unless the argument `name` has a `value` that is a valid clip of norms."""
+    """Raises ValueError unless `value`, an argument called `name`, is a valid bound on norms."""
     is_valid = is_number(value) and value >= rounding.SMALLEST_CLIP
     require(is_valid, name, value, f"be a number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
 
@@ -75,10 +76,10 @@ def _not_negative(name, value):
 class Head(abc.ABC):
     """The base class of private linear classifiers on fixed features.
 
-    Each head is a composition of Gaussian mechanisms on the full data. A subclass is one algorithm,
-    and a dataclass: its fields are its arguments, and `_checks` has a function for each argument
-    that checks its value. The subclass declares its releases (`_releases`, `_sizes`) and computes
-    the weights from them (`_fit`).
+    A head is a composition of Gaussian mechanisms on the full data. Each subclass is a dataclass
+    that implements one algorithm. Its fields are the arguments of the algorithm, and `_checks` has
+    a function that checks the value of each argument. The subclass declares its releases
+    (`_releases`, `_sizes`) and computes the weights from them (`_fit`).
 
     Args:
         num_classes: Int, the number of classes.
@@ -108,7 +109,8 @@ class Head(abc.ABC):
     accountant: str = "gdp"
     seed: int | None = dataclasses.field(default=None, repr=False)
 
-    # For each argument, a function of its name and value that raises ValueError.
+    # From an argument to a function that takes its name and value, and raises ValueError if the
+    # value is invalid.
     _checks: ClassVar[dict[str, Callable[[str, Any], None]]] = {
         "num_classes": _classes,
         "epsilon": optional(_budget),
@@ -132,7 +134,7 @@ class Head(abc.ABC):
             if name in self._checks:
                 self._checks[name](name, value)
         vars(self).update(self._config)
-        del self._config["seed"]  # It is secret.
+        del self._config["seed"]  # The seed is secret.
         solved = getattr(self, self._solved)
         exactly_one_missing({"epsilon": self.epsilon, self._solved: solved})
         if solved is None:
@@ -173,7 +175,7 @@ class Head(abc.ABC):
 
     @abc.abstractmethod
     def _fit(self, examples, released):
-        """Returns the kernel `[d, num_classes]` and the bias `[num_classes]` of a fit.
+        """Fits the head. Returns the kernel `[d, num_classes]` and the bias `[num_classes]`.
 
         Guarantee: a subclass uses statistics of `examples` only after `released` has added noise.
 
@@ -183,7 +185,7 @@ class Head(abc.ABC):
         """
 
     def _planned(self):
-        """Returns a dict from the name of a statistic to `(noise_multiplier, times)`."""
+        """Returns a dict from a statistic's name to its noise multiplier and number of releases."""
         return {name: (self.noise_multiplier, times) for name, times in self._releases().items()}
 
     def fit(
@@ -200,9 +202,8 @@ class Head(abc.ABC):
 
         Args:
             features: Array `[n, d]`, or a finite `tf.data.Dataset` of batches `(features, labels)`
-                that yields every example exactly once, in any order. The dataset is read a single
-                time and held in memory. For features that are larger than memory, pass a
-                `np.memmap`.
+                that yields every example exactly once, in any order. The dataset is read only once
+                and held in memory. For features that are larger than memory, pass a `np.memmap`.
             labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]`, for example soft
                 labels, or zeros and ones if an example has several classes. None with a dataset.
 
@@ -220,7 +221,7 @@ class Head(abc.ABC):
         planned = self._planned()
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
         released, before = releases.Releases(planned, self.seed), self.ledger
-        # First count all planned releases: the fit may be interrupted at any time.
+        # All planned releases are counted first, because the fit may be interrupted at any time.
         self.ledger = before + released.planned_ledger()
         try:
             kernel, bias = self._fit(examples, released)
@@ -272,7 +273,7 @@ class Head(abc.ABC):
     def evaluate(
         self, features: ArrayLike | tf.data.Dataset, labels: ArrayLike | None = None
     ) -> dict[str, float]:
-        """Returns the accuracy on examples. It is computed without noise.
+        """Returns the accuracy on examples, computed without noise.
 
         Args:
             features: As for `fit`.
@@ -342,7 +343,7 @@ class Head(abc.ABC):
 
 
 def _plain(value):
-    """Returns `value`, converted to a Python number if it is a NumPy number."""
+    """Returns `value`. A NumPy number is converted to a Python number."""
     return value.item() if isinstance(value, np.generic) else value
 
 

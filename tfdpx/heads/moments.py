@@ -28,7 +28,7 @@ from tfdpx.heads.releases import Releases
 # The bound on the second derivative of the logistic loss.
 _CURVATURE = 0.25
 # The ridge is the multiple of the identity that is added to a noisy matrix. The smallest eigenvalue
-# of the sum must be at least this share of the ridge.
+# of the resulting matrix must be at least this share of the ridge.
 _LEAST = 1 / 8
 # By default the ridge is this multiple of the spectral norm of the noise.
 _OF_THE_NOISE = 1.25
@@ -138,9 +138,9 @@ class FeatureCovariance(Head):
     does not train the bias. To learn a bias, add a constant feature
     (`tfdpx.layers.UnitNormWithConstant`).
 
-    Two arguments are not in the paper. `covariance_share` sets the part of the budget that G gets.
-    With `start="least_squares"` the weights start at the solution of Algorithm 2, times
-    `start_scale`. That solution uses the same G and needs two more releases.
+    Two arguments are not in the paper. `covariance_share` sets the part of the budget that is spent
+    on G. With `start="least_squares"` the weights start at the solution of Algorithm 2, multiplied
+    by `start_scale`. That solution uses the same G and needs two more releases.
 
     Args:
         num_classes: Int, the number of classes.
@@ -151,13 +151,14 @@ class FeatureCovariance(Head):
         l2_regularization: Float, lambda, which is added to G/n (a mean). None chooses a lambda that
             is a quarter larger than the spectral norm of the noise.
         covariance_share: Float in (0, 1), the share of the privacy budget (the sum of 1/sigma^2
-            over all releases) that G gets. None gives all releases the same sigma, as in the paper.
-        start: "zeros" or "least_squares", the weights at the start.
+            over all releases) that is spent on G. With None, all releases have the same sigma, as
+            in the paper.
+        start: "zeros" or "least_squares", the initial weights.
         alpha: Float, as for `LeastSquares`. Only for `start="least_squares"`.
-        start_scale: Float, the factor of the least-squares solution at the start.
+        start_scale: Float, the factor by which the least-squares solution is multiplied.
         initial_bias: Float, the bias of each class.
-        noise_multiplier: Float, instead of epsilon: the noise multiplier that each release would
-            have if all had the same one.
+        noise_multiplier: Float, instead of epsilon. If `covariance_share` is None, it is the noise
+            multiplier of each release. Otherwise noise multipliers differ, at the same total cost.
         l2_norm_clip: Float, C_g, the largest norm of an example's gradient.
         feature_norm_clip: Float, C_G, the largest norm of an example's features in G. None means
             `l2_norm_clip`.
@@ -231,7 +232,7 @@ class FeatureCovariance(Head):
             "covariance", second_moment(examples, self.feature_norm_clip), squared
         )
         regularization = self.l2_regularization
-        if regularization is not None:  # Users choose it for the mean, but `covariance` is a sum.
+        if regularization is not None:  # The user's number is for the mean; `covariance` is a sum.
             regularization *= examples.count
         solve = positive_solver(
             covariance,
@@ -275,7 +276,7 @@ class Newton(Head):
         g_j = sum_i (p_ij - y_ij) x_i,   H_j = sum_i p_ij (1 - p_ij) x_i x_i^T
 
     for all classes j, and changes the weights of class j by `-eta (H_j + lambda I)^-1 g_j`. The
-    weights start at zero. The bias stays at zero, because Algorithm 1 has none.
+    weights start at zero. Algorithm 1 has no bias, so the bias stays at zero.
 
     Guarantee: the fit is (epsilon, delta)-differentially private for adding or removing one example
     (Theorem 2.1: `2 steps` Gaussian mechanisms). Since |p_ij - y_ij| <= 1, also for soft labels, an
@@ -373,7 +374,7 @@ def solve_classes(
     max_positives: int,
     ridge_of: Callable[[np.ndarray], float],
 ) -> np.ndarray:
-    """Releases the moments A_j and b_j of each class, and computes the class's weights from them.
+    """Releases the moments A_j and b_j of each class j, and computes its weights from them.
 
     The weights of class j are the solution of `(A_j + shared + ridge I) theta_j = b_j`; see
     `LeastSquares`.
@@ -384,7 +385,7 @@ def solve_classes(
 
     Args:
         examples: `FeatureSet` with labels.
-        released: `Releases` that has "class moments" and "class sums" among its planned names.
+        released: `Releases`. "class moments" and "class sums" must be among its planned names.
         shared: float64 array `[d, d]`, a noisy matrix that is added for all classes.
         num_classes: Int, m.
         l2_norm_clip: Float, the largest norm of an example's features.
@@ -416,8 +417,8 @@ def _class_sums(x, places, weights, l2_norm_clip):
     Args:
         x: Array `[n, d]`, the features of all examples.
         places: Int array [k], the indices of the examples to sum over.
-        weights: Float array [k], the weight of each of them.
-        l2_norm_clip: Float, the norm to which features are clipped first.
+        weights: Float array [k], the weights of these examples.
+        l2_norm_clip: Float. Features are first clipped to this norm.
     """
     moment, total = np.zeros([x.shape[1]] * 2), np.zeros(x.shape[1])
     for start in range(0, len(places), ROWS):
@@ -441,8 +442,8 @@ def positive_solver(matrix: np.ndarray, ridge: float) -> Callable[[np.ndarray], 
     made an eigenvalue smaller than an eighth of the ridge, all eigenvalues below the ridge are set
     to the ridge. The result is the nearest matrix, in the Frobenius norm, that is possible without
     noise. The condition number is therefore at most 8 times the ratio of the largest eigenvalue to
-    the ridge. This is post-processing: it reads only the noisy matrix and the public scale of its
-    noise.
+    the ridge. The function only does post-processing: it reads the noisy matrix and the public
+    scale of the noise, but no data.
 
     A Cholesky decomposition tests whether an eigenvalue is too small. This test is ten times as
     fast as computing the eigenvalues.
@@ -470,16 +471,17 @@ def ridge(
 ) -> float:
     """Returns the ridge of a linear system: the number r in `matrix + r I`.
 
-    By default it is a quarter larger than the spectral norm of the noise. With a standard deviation
-    of s on the diagonal and s / sqrt(2) in all other entries, this norm is about sqrt(2 d) s.
+    By default the ridge is a quarter larger than the spectral norm of the noise. If the noise has
+    standard deviation s on the diagonal and s / sqrt(2) in all other entries, its spectral norm is
+    about sqrt(2 d) s.
 
     Args:
         matrix: float64 array `[d, d]`, the noisy matrix.
-        regularization: Float, the ridge that the user chose; a tiny one is raised to 1e-9 of the
-            mean eigenvalue. None gives the default, which is at least a millionth of the mean
-            eigenvalue.
+        regularization: Float, the ridge that the user chose. It is raised to 1e-9 times the mean
+            eigenvalue if it is smaller. None takes the default, which is at least 1e-6 times the
+            mean eigenvalue.
         noise_multiplier: Float, s divided by the sensitivity.
-        sensitivity: Float, the sensitivity of the matrix; infinite without privacy.
+        sensitivity: Float, the sensitivity of the matrix. It is infinite without privacy.
     """
     least = 1e-9 * max(float(np.trace(matrix)) / len(matrix), 1e-9)
     if regularization is not None:

@@ -1,7 +1,7 @@
 """Adds noise to the statistics of a head, and counts these releases.
 
-A head declares in advance how often it releases each statistic, and at which noise multiplier. Any
-further release raises an error, so every release is paid for from the privacy budget.
+A head declares in advance how often it releases each statistic, and with which noise multiplier.
+Any further release raises an error, so the privacy budget covers every release.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Releases:
     `ledger` has the cost of all releases.
 
     Args:
-        planned: Dict from the name of a statistic to `(noise_multiplier, times)`, where `times` is
-            the number of its releases.
-        seed: Optional int for repeatable experiments. With None the operating system draws the
+        planned: Dict from the name of a statistic to a pair: its noise multiplier, and the number
+            of its releases.
+        seed: Optional int for repeatable experiments. With None, the operating system draws the
             seed.
     """
 
@@ -71,9 +71,10 @@ class Releases:
         """Returns a symmetric matrix with symmetric noise.
 
         The paper releases V + N for a symmetric matrix V, with noise N as in `gaussian`. This
-        method releases the symmetric part of V + N, which is V + (N + N^T) / 2. That is as private,
-        because computing the symmetric part reads no data. The noise has the standard deviation
-        s = noise_multiplier * sensitivity on the diagonal, and only s / sqrt(2) in other entries.
+        method releases the symmetric part of V + N, which is V + (N + N^T) / 2. This release is as
+        private, because it is computed from V + N without data. Its noise has the standard
+        deviation s = noise_multiplier * sensitivity on the diagonal, and only s / sqrt(2) in other
+        entries.
 
         Args:
             name: As for `gaussian`.
@@ -85,7 +86,10 @@ class Releases:
         return (noisy + noisy.T) / 2
 
     def _count(self, name, part):
-        """Counts a release, and returns its noise multiplier; raises RuntimeError if unplanned."""
+        """Counts a release, and returns its noise multiplier.
+
+        Raises RuntimeError if the release was not planned.
+        """
         noise_multiplier, times = self._planned[name]
         done = self._done[name, part]
         if done >= times:
@@ -113,8 +117,8 @@ class Releases:
         return self._ledger_of({name: times for name, (_, times) in self._planned.items()})
 
     def _ledger_of(self, times):
-        # One entry for each noise multiplier: two entries of one run with the same noise would
-        # count as the same steps.
+        # There is one entry for each noise multiplier. Two entries of one run with the same noise
+        # would count as the same steps.
         steps: collections.Counter[float] = collections.Counter()
         for name, done in times.items():
             steps[self._planned[name][0]] += done
@@ -128,7 +132,7 @@ class Releases:
 
 @functools.lru_cache(maxsize=64)
 def _drawing(shape):
-    """Returns a `tf.function` that draws noise of a shape. Eager operations would be slow."""
+    """Returns a `tf.function` that draws noise of shape `shape`. Eager operations would be slow."""
 
     def draw(seed, index):
         return noise.normal(shape, noise.fold_in(seed, index), 1.0)
@@ -139,10 +143,10 @@ def _drawing(shape):
 def check_tail(
     planned: Mapping[str, tuple[float, int]], values: Mapping[str, int], delta: float
 ) -> None:
-    """Raises ValueError if delta is too small for noise that has a largest value.
+    """Raises ValueError if delta is too small for the noise of tfdpx, which is bounded.
 
-    The reserved share of delta must cover the effect of this limit; see
-    `tfdpx.accounting.gaussian.added_delta`.
+    The noise of tfdpx never exceeds a largest value, but accountants assume Gaussian noise. The
+    reserved share of delta must cover the difference (`tfdpx.accounting.gaussian.added_delta`).
 
     Args:
         planned: As for `Releases`.

@@ -1,1 +1,1 @@
-"""Private models of tables: statistics of columns, rules for the training, and estimators."""
+"""Private models of tables: noisy statistics of columns, rules for the training, and estimators."""

@@ -39,11 +39,11 @@ from tfdpx.tables.private_adapt import limits, text_of
 from tfdpx.training.optimizers import DPSGD
 
 _AUTOMATIC = "automatic"
-_EPSILON = 3.0  # If neither epsilon nor right guesses are given.
-_MATRIX = ""  # The name of an array of all columns.
-_LEDGER = "_ledger"  # The name in a pickle.
-_BATCH = 8192  # Rows of a prediction.
-# Kinds of columns that are refused, with the remedy.
+_EPSILON = 3.0  # The default, if the user sets neither epsilon nor right guesses.
+_MATRIX = ""  # The name of X in `rules.Columns` if X is one array of all columns.
+_LEDGER = "_ledger"  # The name of the ledger in a pickle.
+_BATCH = 8192  # The number of rows in a batch of a prediction.
+# From a kind of column that is an error to the remedy in the error.
 _NO_NUMBERS = {
     "dates": "Replace them by numbers, such as days since a public date, or leave the column out.",
     "texts": "Encode them before, for example by OneHotEncoder(categories=[...], "
@@ -83,7 +83,7 @@ class _PrivateEstimator(base.BaseEstimator):
         shared_rows.on_use(self)
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = True  # A missing number is replaced by the mean.
+        tags.input_tags.allow_nan = True  # NaN, a missing number, is replaced by the mean.
         tags.non_deterministic = self.seed is None
         return tags
 
@@ -106,15 +106,15 @@ class _PrivateEstimator(base.BaseEstimator):
             y: Labels `[rows]`, or numbers for a regressor.
             user_ids: Optional array `[rows]` of ints or strings, the person of each row. The ledger
                 then protects all rows of a person together, and the number of people is public.
-            examples_per_user: Int, with `user_ids`: the most rows of a person in an update. The
-                statistics of columns take one row of each person.
-            **others: Refused, such as `sample_weight`.
+            examples_per_user: Int, only with `user_ids`: the largest number of rows of a person in
+                an update. The statistics of columns use one row of each person.
+            **others: Other arguments of scikit-learn, such as `sample_weight`. They are an error.
 
         Returns:
             The estimator.
 
         Raises:
-            TypeError: If there are other arguments.
+            TypeError: If there are other arguments, such as `sample_weight`.
             ValueError: If an argument is invalid, or there are too few rows to find bounds.
         """
         refuse_elsewhere("fit", others)
@@ -136,7 +136,8 @@ class _PrivateEstimator(base.BaseEstimator):
         columns, unit, people = rules.Columns(arrays, *self._limits(arrays)), EXAMPLE, {}
         sample, target = columns, y
         if user_ids is not None:
-            # The statistics take a random row of each person, whatever rows other people have.
+            # The statistics take a random row of each person. The choice does not depend on other
+            # people.
             owners, _ = numbered(user_ids, len(y))
             order = np.random.default_rng(self.seed).permutation(len(y))
             places = order[np.unique(owners[order], return_index=True)[1]]
@@ -169,7 +170,7 @@ class _PrivateEstimator(base.BaseEstimator):
 
     @property
     def _budget(self):
-        """Float, the epsilon of a fit, or the largest epsilon that `right_guesses` allows."""
+        """Float, the epsilon of one fit, or the largest epsilon that `right_guesses` allows."""
         if self.right_guesses is None:
             return _EPSILON if self.epsilon is None else self.epsilon
         return largest_epsilon(self.right_guesses, self.epsilon, self.delta)
@@ -180,7 +181,7 @@ class _PrivateEstimator(base.BaseEstimator):
         return account.ledger_of(self.model_.weights)
 
     def _limits(self, arrays):
-        """Returns `lower` and `upper` as float64 arrays, with NaN for each limit to find."""
+        """Returns `lower` and `upper` as float64 arrays, with NaN for limits that must be found."""
         pair = self.lower, self.upper
         names = [name for name, values in arrays.items() if values.dtype.kind != "U"]
         if names == [_MATRIX]:
@@ -189,12 +190,12 @@ class _PrivateEstimator(base.BaseEstimator):
             pair = tuple([limit.get(name, math.nan) for name in names] for limit in pair)
         columns = f"{len(names)} columns of numbers in X ({', '.join(map(str, names))})"
         hint = ""
-        if 0 in names:  # X often comes from other steps of a pipeline.
+        if 0 in names:  # Numbers in place of names: X often comes from other steps of a pipeline.
             hint = " Their names in a pipeline: `pipeline[:-1].get_feature_names_out()`."
         return limits(*pair, len(names), f"be two numbers, or one for each of the {columns}", hint)
 
     def _read(self, X, y=None, reset=True, **checks):
-        """Returns a dict of arrays, as in `rules.Columns`, and y, after scikit-learn's checks."""
+        """Checks X and y. Returns X as a dict of arrays, as in `rules.Columns`, and y."""
         if hasattr(X, "columns") and (
             unfit_column(X)[1] == "texts" if reset else isinstance(self.model_.input, dict)
         ):
@@ -239,7 +240,7 @@ class _PrivateEstimator(base.BaseEstimator):
         if ledger is not None:
             variables = self.model_.variables
             account.mark_known(variables)  # The ledger belongs to exactly these weights.
-            account.attach(ledger, variables)  # Makes them unknown again if it is incomplete.
+            account.attach(ledger, variables)  # Unknown again if the ledger is incomplete.
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
@@ -247,37 +248,39 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     """A private scikit-learn classifier for tables.
 
     A tenth of the budget is spent on scaling the columns (and on counting the labels, if there are
-    enough rows), and the rest on training a Keras model by DP-SGD. Encode texts first, with a list
-    of categories that is publicly known, or pass a dict of columns. A missing number (NaN) is
-    replaced by the mean of its column.
+    enough rows). The rest is spent on training a Keras model by DP-SGD. For columns of texts, pass
+    a dict of columns, or encode them first, by a public list of categories. A missing number (NaN)
+    is replaced by the mean of its column.
 
     Guarantee: `model_`, and all predictions on rows outside the training data, are (epsilon,
     delta)-differentially private under adding or removing one row of X and y. The numbers of rows
-    and columns, `classes_` and all arguments count as public: do not read them off the data. Each
-    fit on the same rows spends its epsilon again, for example in a search over settings. A warning
-    then tells the sum of all fits in this process. Scores on private rows are exact, without noise,
-    and so is a calibrator that is fitted to them (`CalibratedClassifierCV`). For better
-    probabilities, give a float as `l2_norm_clip` instead.
+    and columns, `classes_` and all arguments count as public, so do not compute them from the data.
+    Each fit on the same rows spends its epsilon again, for example in a search over settings. A
+    warning then tells the epsilon of all fits in this process together. Scores on private rows have
+    no guarantee, because they are computed without noise. The same applies to a calibrator that is
+    fitted to private rows (`CalibratedClassifierCV`). If you need better probabilities, pass a
+    float as `l2_norm_clip` instead.
 
     Args:
         epsilon: Float > 0, the budget of one `fit`, preprocessing included. Defaults to 3.
         delta: Float in (0, 1), well below 1 / rows.
-        classes: Optional list of the labels; public. None reads them off y, and then a label that
-            only one row has reveals that row.
-        lower: The smallest possible value, a float, or a list with one for each column of X. It
-            must be publicly known, but may be rough. None finds powers of two privately, which
-            takes more rows. A dict from names of columns to values leaves only the other columns'
-            bounds to be found. The bounds [0, 1] count as exact, and others may be narrowed.
+        classes: Optional list of all labels, which are public. With None, the labels are read from
+            y; then a label that only one row has reveals that row.
+        lower: The smallest possible value: a float, or a list with one for each column of X. It
+            must be publicly known, but may be rough. With None, a bound for each column is found
+            privately, a power of two; this needs more rows. With a dict from names of columns to
+            values, bounds are found only for the other columns. Bounds of [0, 1] count as exact;
+            others may be narrowed privately.
         upper: Like `lower`, the largest possible value.
         model: "linear", or "network" for one hidden layer of 64 units. None chooses the network if
             epsilon times the number of rows is at least 3,500. You can also pass a function from a
             symbolic Keras tensor of scaled columns `[rows, columns]` to the last hidden tensor; the
             estimator adds the dense layer for the outputs.
-        batch_size: Int, the expected number of rows in an update; None for all rows, at most
+        batch_size: Int, the expected number of rows in an update. None takes all rows, up to
             65,536.
-        steps: Int, the number of updates; None for 180, or for 60 if epsilon times the number of
-            rows is below 300.
-        learning_rate: Float; None for the rule of docs/tables.md.
+        steps: Int, the number of updates. None means 180, or 60 if epsilon times the number of rows
+            is below 300.
+        learning_rate: Float. None follows the rule in docs/tables.md.
         l2_norm_clip: Float, the bound on the norm of a row's gradient, or "automatic". None chooses
             "automatic", or a float if a noisy count finds a rare label.
         accountant: "pld" or "rdp", see `tfdpx.PrivacyPlan`.
@@ -288,10 +291,11 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     Attributes:
         classes_: Array of the labels, sorted; public.
         ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
-        model_: `keras.Model` from float32 `[rows, columns]`, or from a dict of `[rows, 1]`, to
-            logits; it includes the scaling.
-        n_features_in_: Int, columns of X.
-        training_: Name of the model, `plan`, `learning_rate` and `l2_norm_clip` of the last `fit`.
+        model_: `keras.Model` that maps X to logits. Its input is float32 `[rows, columns]`, or a
+            dict of arrays `[rows, 1]`. It includes the scaling.
+        n_features_in_: Int, the number of columns of X.
+        training_: Named tuple of the last `fit`: name of the model, `plan`, `learning_rate` and
+            `l2_norm_clip`.
 
     Example:
     >>> rng = np.random.default_rng(0)
@@ -307,7 +311,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     classes: ArrayLike | None = None
 
     def _targets(self, y):
-        """Returns class indices `[rows]`, the number of classes, and None (no rescaling)."""
+        """Returns class indices `[rows]`, the number of classes, and None (no scaling of targets)."""
         multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if len(self.classes_) < 2 or not np.all(np.isin(y, self.classes_)):
@@ -347,7 +351,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         delta: Float in (0, 1), well below 1 / rows.
         target_lower: Float, the smallest possible target, publicly known; required.
         target_upper: Float, the largest possible target; required.
-        lower: As in `PrivateClassifier`, like all arguments below.
+        lower: As in `PrivateClassifier`; the same applies to all arguments below.
         upper: Like `lower`, the largest possible value.
         model: None, "linear", "network" or a function.
         batch_size: Int, or None.
@@ -362,7 +366,7 @@ class PrivateRegressor(base.RegressorMixin, _PrivateEstimator):
         ledger_: `tfdpx.accounting.Ledger` of the last `fit` and of later training of `model_`.
         model_: `keras.Model` with the same inputs as the classifier's, and the predicted numbers as
             outputs.
-        n_features_in_: Int, columns of X.
+        n_features_in_: Int, the number of columns of X.
         training_: As for `PrivateClassifier`.
     """
 
@@ -428,31 +432,33 @@ def cross_validate(
 ) -> dict[str, Any]:
     """Scores a private estimator on folds, or on one held-out part, with one ledger for all fits.
 
-    It first prints the epsilon of all fits together. Their privacy losses compose, because training
-    folds share rows. Every row is in all training folds but one, so the ledger counts all of the
-    `cv` fits but the cheapest. With a single held-out part there is one fit.
+    The function first prints the epsilon of all fits together. Their privacy losses compose,
+    because each row is used by several fits. Every row is held out from one of the `cv` fits and
+    used by all others, so the ledger counts all fits except the cheapest one. With a single
+    held-out part there is only one fit.
 
     Guarantee: all fitted estimators together have the epsilon of the ledger. The scores have no
-    guarantee, because they are exact functions of private rows. Folds depend only on the number of
-    rows. They are not stratified by label. In the stratified folds of scikit-learn, the label of
-    one row can move other rows to another fold.
+    guarantee, because they are computed from private rows without noise. Folds depend only on the
+    number of rows, and are not stratified by label. (In the stratified folds of scikit-learn, the
+    label of one row can move other rows to another fold.)
 
     Args:
         estimator: `PrivateClassifier` or `PrivateRegressor`, or a `Pipeline` that ends with one.
-        X: As for its `fit`, but no dict.
-        y: As for its `fit`. If the estimator has no `classes`, the labels in y count as public.
+        X: As for the estimator's `fit`, but not a dict.
+        y: As for the estimator's `fit`. If the estimator has no `classes`, the labels in y count as
+            public.
         cv: Int >= 2, the number of folds; or float in (0, 1), the share of the rows to hold out.
         scoring: As for `sklearn.model_selection.cross_validate`.
-        seed: Optional int, which draws the folds.
+        seed: Optional int, the seed of the folds.
 
     Returns:
-        The dict that `sklearn.model_selection.cross_validate` returns, with "test_score" (or an
-        entry for each score) and "estimator", the list of fitted estimators. Its entry "ledger" is
-        the `tfdpx.accounting.Ledger` of all fits.
+        Dict as from `sklearn.model_selection.cross_validate`, with "test_score" (or an entry for
+        each score) and "estimator", the list of fitted estimators. In addition, "ledger" is the
+        `tfdpx.accounting.Ledger` of all fits.
 
     Raises:
-        TypeError: If the estimator is none of these, or `X` is a dict.
-        ValueError: If `cv` is invalid, or `X` and `y` differ in their numbers of rows.
+        TypeError: If `estimator` is not a private estimator or such a `Pipeline`, or `X` is a dict.
+        ValueError: If `cv` is invalid, or `X` and `y` have different numbers of rows.
     """
     estimator, rows = base.clone(estimator), len(y)
     private = _last(estimator)
@@ -469,7 +475,7 @@ def cross_validate(
     must = f"be an int from 2 to {rows}, or a share between 0 and 1"
     require(is_share or (is_integer(cv, 2) and cv <= rows), "cv", cv, must)
     if isinstance(private, PrivateClassifier) and private.classes is None:
-        private.set_params(classes=np.unique(y))  # A fold may lack a label.
+        private.set_params(classes=np.unique(y))  # A label may be missing from a fold.
     if is_share:
         folds = model_selection.ShuffleSplit(1, test_size=cv, random_state=seed)
     else:
@@ -506,15 +512,15 @@ def _last(estimator):
 
 
 def predict(model: keras.Model, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """Returns the outputs of the `model_` of an estimator, float32 `[rows, outputs]`.
+    """Returns the outputs of an estimator's `model_` for some rows, float32 `[rows, outputs]`.
 
     Args:
-        model: `keras.Model`.
-        arrays: Dict from a column's name to float64 or texts `[rows]`.
+        model: `keras.Model`, the `model_` of an estimator.
+        arrays: Dict from the name of a column to an array `[rows]` of float64 or of texts.
     """
     largest, parts = np.finfo("float32").max, {}
     for name, values in arrays.items():
-        if values.dtype.kind != "U":  # The model clips the largest number, but not infinity.
+        if values.dtype.kind != "U":  # The model can clip any finite number, but not infinity.
             values = np.clip(values, -largest, largest).astype("float32")
         parts[input_name(name)] = values.reshape(len(values), -1)
     outputs = []
@@ -531,7 +537,7 @@ def input_name(column: str) -> str:
 
 
 def _column(name, values):
-    """Returns a column of a dict as float64 or texts `[rows]`."""
+    """Converts a column to an array `[rows]` of float64 or of texts."""
     values = validation.column_or_1d(values)
     if values.dtype.kind == "U":
         return values
@@ -543,9 +549,9 @@ def _column(name, values):
 
 @dataclasses.dataclass(eq=False)
 class _Linear(FirstOrder):
-    """`FirstOrder` for the softmax cross-entropy, or for the squared error of one number.
+    """`FirstOrder` with the softmax cross-entropy, or with the squared error of one number.
 
-    The estimator has checked the arguments.
+    It does not check its arguments, because the estimator has checked them.
     """
 
     _checks = {}
@@ -555,9 +561,9 @@ class _Linear(FirstOrder):
 
 
 def _fit_linear(x, y, training, num_classes, shares, seed):
-    """Returns the same linear model and ledger as `_fit_layers`, a hundred times faster.
+    """Trains the same linear model as `_fit_layers`, but a hundred times faster.
 
-    Every update must use all rows.
+    Returns the model and its ledger. Every update must use all rows.
 
     Args:
         x: float32 `[rows, features]`.
@@ -579,14 +585,14 @@ def _fit_linear(x, y, training, num_classes, shares, seed):
         l2_norm_clip=clip,
         seed=seed,
     )
-    # Targets of a head are in [0, 1].
+    # The targets of a head must be in [0, 1].
     head.fit(x, y if num_classes else (np.clip(y, -1, 1)[:, np.newaxis] + 1) / 2)
     layers = [keras.Input(x.shape[1:]), head.to_layer()]
     return keras.Sequential(layers, name="tfdpx.head"), plan.spent + head.ledger
 
 
 def _fit_layers(x, y, training, num_classes, shares, seed, hidden=None, **people):
-    """Returns a model of scaled columns, trained by DP-SGD, and its ledger.
+    """Trains a model on scaled columns by DP-SGD. Returns the model and its ledger.
 
     Args:
         x: float32 `[rows, features]`.
@@ -595,8 +601,8 @@ def _fit_layers(x, y, training, num_classes, shares, seed, hidden=None, **people
         num_classes: Int; 0 for a regression.
         shares: Noisy shares of the labels `[classes]` if one is rare, or None.
         seed: Optional int for repeatable experiments.
-        hidden: Function from the symbolic `x` to the input of the last dense layer. Any other value
-            stands for the model that `training` names.
+        hidden: Function from the symbolic `x` to the input of the last dense layer. With any other
+            value, `training.name` decides which model is built.
         **people: `user_ids` and `examples_per_user`, see `PrivacyPlan.batches`.
     """
     if seed is not None:
@@ -617,7 +623,8 @@ def _fit_layers(x, y, training, num_classes, shares, seed, hidden=None, **people
         last.bias.assign(np.log(shares))
     plan, clip = training.plan, training.l2_norm_clip
     optimizer = DPSGD(training.learning_rate, plan=plan, l2_norm_clip=clip, seed=seed)
-    # A new model of the same layers: the file of a compiled one would hold the optimizer.
+    # A new model with the same layers. If the compiled model were saved, its file would contain the
+    # optimizer.
     private = keras.Model(head.input, head.output)
     private.compile(optimizer, loss)
     batches = plan.batches(x, y, optimizer=optimizer, **people)

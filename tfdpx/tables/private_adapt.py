@@ -20,10 +20,11 @@ from tfdpx.checks.adapted import spent_on
 from tfdpx.heads.releases import Releases
 
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
-STATISTICS = "statistics"  # The name of the releases.
-# Keras squares ranges in float32.
+STATISTICS = "statistics"  # The name of the releases in `Releases`.
+# The widest range of a column. Keras squares ranges in float32, which would overflow.
 _WIDEST = 1e18
-# The vocabulary if no category is frequent: Keras needs one; these are public.
+# Keras needs at least one entry in a vocabulary. If no category is frequent, it is this public
+# entry.
 _NO_TEXT, _NO_INT = "(no frequent category)", -(2**31)
 
 
@@ -42,40 +43,43 @@ def private_adapt(
     - `Discretization`: boundaries of bins with about equally many rows, in `[lower, upper]`.
     - `StringLookup`, `IntegerLookup`: the categories with a noisy count that exceeds 1 by at least
       eight standard deviations of the noise, the most frequent first. All other categories are out
-      of the vocabulary. So are the empty text, texts of several lines and the tokens of Keras,
-      which Keras's files cannot hold.
-    - `keras.utils.FeatureSpace`: each of its layers that would be adapted.
+      of the vocabulary. The empty text, texts of several lines and Keras's own tokens are always
+      out of the vocabulary, because Keras's files cannot hold them.
+    - `keras.utils.FeatureSpace`: the statistics of each of its layers that `adapt` would change.
 
     Guarantee: pass the returned ledger as `PrivacyPlan(spent=...)`. The layers and the model that
     this plan trains are then together (epsilon, delta)-differentially private under adding or
-    removing one row. Each release is a Gaussian mechanism with this noise. A category that only
-    one row has is published with a probability below 1e-15, which is paid for by the share of delta
-    that accountants reserve. The number of rows, the columns, their types, and `lower` and `upper`
-    if given are public: do not read them off the data.
+    removing one row. Each release is a Gaussian mechanism with `noise_multiplier`. A category that
+    only one row has is published with a probability below 1e-15; the share of delta that
+    accountants reserve covers this. The number of rows, the columns, their types, `lower` and
+    `upper` are public, so do not compute them from the data.
 
     Args:
         layer: One of the layers above, not adapted yet. Afterwards it is an ordinary layer that a
             private model may contain.
-        x: Array `[rows]` or `[rows, columns]` of the private values; only `[rows]` for lookups
-            and `Discretization`. For a `FeatureSpace` a dict of arrays `[rows]`. A missing number
-            (NaN) counts as the middle of the bounds; `Discretization` leaves it out.
+        x: The private values: an array `[rows]` or `[rows, columns]`; only `[rows]` for lookups and
+            `Discretization`; a dict of arrays `[rows]` for a `FeatureSpace`. A missing number (NaN)
+            counts as the middle of the bounds; `Discretization` leaves it out.
         noise_multiplier: Float > 0. Standard deviation of the noise divided by the sensitivity, for
-            each release: one per layer, and one more to find bounds that are left out.
-        lower: Float, or one per column: the least value; None finds a power of two. For a
-            `FeatureSpace` a dict by feature. Magnitudes from 1e-6 to 1e12 can be found.
-        upper: Like `lower`, the largest value.
-        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+            each release. There is one release per layer, and one more if bounds must be found.
+        lower: The least possible value: a float, or a list with one for each column. For a
+            `FeatureSpace`, a dict from features to values. With None, a power of two is found
+            privately; magnitudes from 1e-6 to 1e12 can be found.
+        upper: The largest possible value, in the same forms as `lower`.
+        seed: Optional int for repeatable experiments. The noise of a known seed gives no privacy.
 
     Returns:
-        The `tfdpx.accounting.Ledger` of the releases, for `PrivacyPlan(spent=...)`; ledgers of
-        several layers add up. It also joins the ledger of a model that contains the layer.
+        The `tfdpx.accounting.Ledger` of the releases, for `PrivacyPlan(spent=...)`. For several
+        layers, add their ledgers. A model that contains the layer includes this ledger in its own.
 
     Raises:
-        TypeError: If `layer` is none of the above, or `x` is not numbers (or texts, for lookups).
+        TypeError: If `layer` is not one of these layers, or if `x` does not hold numbers (or texts,
+            for lookups).
         ValueError: If another argument is invalid.
 
     Warns:
-        UserWarning: If no category of a lookup is frequent enough: all are out of the vocabulary.
+        UserWarning: If no category of a lookup is frequent enough, so all are out of the
+            vocabulary.
 
     Example:
     >>> import keras, numpy as np, tfdpx
@@ -123,14 +127,14 @@ def private_adapt(
 
 
 def releasing(releases, noise_multiplier):
-    """Returns the function that the functions below take as the argument `released`.
+    """Returns a function that releases arrays: the argument `released` of the functions below.
 
     The returned function takes an exact array and its sensitivity. It returns the noisy array, and
     the standard deviation of the noise.
 
     Args:
         releases: `Releases` in which `STATISTICS` are planned.
-        noise_multiplier: Float, the noise of each release.
+        noise_multiplier: Float, the noise multiplier of each release.
     """
 
     def released(exact, sensitivity):
@@ -159,8 +163,8 @@ def limits(lower, upper, columns, must, hint=""):
         lower: Number, list of numbers, or None.
         upper: Like `lower`.
         columns: Int.
-        must: String for the error, the condition that both arguments must meet.
-        hint: String for the end of the error.
+        must: String, the condition on both arguments, for the error.
+        hint: String, the end of the error.
     """
     try:
         pair = [np.full(columns, np.nan if v is None else v, "float64") for v in (lower, upper)]
@@ -173,7 +177,7 @@ def limits(lower, upper, columns, must, hint=""):
 
 
 def set_moments(layer, mean, variance):
-    """Gives a `Normalization` its statistics, arrays [columns]."""
+    """Sets the statistics of a `Normalization`: mean and variance, arrays [columns]."""
     layer.build((None, len(mean)))
     layer.adapt_mean.assign(mean.reshape(layer.adapt_mean.shape))
     layer.adapt_variance.assign(variance.reshape(layer.adapt_variance.shape))
@@ -181,7 +185,7 @@ def set_moments(layer, mean, variance):
 
 
 def _numbers(layer, x):
-    """Returns x as float64 [rows, columns]. The layer takes one statistic of each column."""
+    """Returns x as float64 [rows, columns], one column for each statistic of the layer."""
     x = np.asarray(x)
     if x.dtype.kind not in "biuf" or x.ndim not in (1, 2) or not x.size:
         raise TypeError(
@@ -200,7 +204,7 @@ def _numbers(layer, x):
 
 
 def adapt_lookup(layer, x, released):
-    """Gives a lookup the frequent categories of a column, the most frequent first.
+    """Sets the vocabulary of a lookup: the frequent categories of a column, most frequent first.
 
     One row changes one count by 1. A value is published if its noisy count exceeds 1 by more than
     eight standard deviations of the noise. If only one row has a value, the probability that it is
@@ -226,12 +230,12 @@ def adapt_lookup(layer, x, released):
     order = np.argsort(-noisy, kind="stable")
     frequent = [values[i].item() for i in order if noisy[i] > 1 + _RARE * deviation]
     tokens = layer.oov_token, layer.mask_token
-    # The file of the vocabulary has one value in each line.
+    # Keras's file of the vocabulary has one value in each line.
     vocabulary = [v for v in frequent if v not in tokens and str(v).splitlines() == [str(v)]]
     if layer.max_tokens is not None:
         special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
         vocabulary = vocabulary[: layer.max_tokens - special]
-    if not vocabulary:  # Not an error: then no ledger would count the release that shows this.
+    if not vocabulary:  # An error would reveal this result without a ledger that counts it.
         warn(
             f"No category of {layer.name!r} has enough rows for so much noise, so all its values "
             "are out of the vocabulary. Use a lower noise_multiplier, or a public vocabulary."
@@ -240,29 +244,31 @@ def adapt_lookup(layer, x, released):
 
 
 def text_of(value):
-    """Returns a value, for example bytes, as the text for a lookup; "" for a missing value."""
+    """Converts a value, for example bytes, to the text for a lookup; a missing value to ""."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    # `NA` of pandas has no truth value.
+    # pandas's `NA` must be found by its name, because comparisons with it have no truth value.
     if value is None or type(value).__name__ == "NAType" or value != value:
         return ""
     return str(value)
 
 
-# The powers of two that are searched for the magnitudes of a column.
+# The exponents of the smallest and the largest power of two for the bounds of a column.
 _LEAST, _MOST = -20, 40
 _HISTOGRAM = 1024
-# Rough bounds are narrowed to this share of the rows, by cells down to 3**-5 of the range.
+# Rough bounds are narrowed until they hold this share of the rows. The edges of the cells are the
+# range divided by powers of 3, up to 3**5.
 _NARROWED_TO, _CELL_RATIO, _CELLS = 0.8, 3.0, 5
-# In deviations of the noise above one row. A category that only one row has exceeds this with
-# probability 6.2e-16, far below the share of delta that accountants reserve.
+# A category is frequent if its noisy count exceeds 1 by this many standard deviations. If only one
+# row has the category, this happens with probability 6.2e-16, far below the share of delta that
+# accountants reserve.
 _RARE = 8.0
 
 
 def bounds(x, released, lower=np.nan, upper=np.nan):
     """Returns a lower and an upper bound of each column, powers of two, float64 [columns] each.
 
-    Each column has a histogram. A cell of it is for one sign and one power of two. A row is in one
+    Each column has a histogram with a cell for each sign and each power of two. A row is in one
     cell of each of the d histograms, so it changes all counts together by at most sqrt(d) in L2
     norm.
 
@@ -275,10 +281,10 @@ def bounds(x, released, lower=np.nan, upper=np.nan):
     powers = 2.0 ** np.arange(_LEAST, _MOST + 2)
     edges = np.concatenate([-powers[::-1], powers])
     noisy, deviation = released(_counts(x, edges[1:-1]), math.sqrt(x.shape[1]))
-    # In at most one of fifty cases the noise exceeds it in any cell.
+    # With a probability of at most 1/50, the noise of any cell exceeds this limit.
     limit = deviation * math.sqrt(2 * math.log(10 * noisy[:-1].size)) + 0.5
     starts, ends = edges[:-1].copy(), edges[1:].copy()
-    starts[len(powers) - 1] = ends[len(powers) - 1] = 0.0  # Tiny values count as zero.
+    starts[len(powers) - 1] = ends[len(powers) - 1] = 0.0  # The cell of tiny values is 0.
     starts, ends, present = starts[:, np.newaxis], ends[:, np.newaxis], noisy[:-1] > limit
     least = np.min(np.where(present, starts, np.inf), axis=0)
     most = np.max(np.where(present, ends, -np.inf), axis=0)
@@ -305,16 +311,16 @@ def _counts(x, edges):
 
 
 def narrow(x, lower, upper, released):
-    """Returns the narrowest bounds with 80% of the values of a column, two float64 [columns].
+    """Returns the narrowest bounds that hold 80% of a column's values, two float64 [columns].
 
     The values are counted in cells, with noise. The edges of the cells are the range divided by
-    powers of three, on both sides of zero or of the bound next to zero. A row is in one cell of
+    powers of three, on both sides of zero (or of the bound next to zero). A row is in one cell of
     each of the d columns, so it changes the counts by at most sqrt(d) in L2 norm. If no narrower
-    bounds hold 80% of the rows, the bounds stay.
+    bounds hold 80% of the rows, the bounds do not change.
 
     Args:
         x: float64 [rows, columns]; NaN is counted separately.
-        lower: float64 [columns], public: a smaller value counts as `lower`.
+        lower: float64 [columns], public. Smaller values count as `lower`.
         upper: float64 [columns], public, above `lower`.
         released: As for `bounds`.
     """
@@ -325,7 +331,7 @@ def narrow(x, lower, upper, released):
     clipped = np.clip(x, lower, np.nextafter(upper, lower))
     noisy, _ = released(_counts(clipped, inner), math.sqrt(columns))
     edges = np.vstack([lower, np.clip(inner, lower, upper), upper])
-    inside = np.where(np.diff(edges, axis=0) > 0, noisy[:-1], 0.0)  # No row is out of the bounds.
+    inside = np.where(np.diff(edges, axis=0) > 0, noisy[:-1], 0.0)  # Empty cells hold no row.
     below = np.vstack([np.zeros(columns), np.cumsum(inside, axis=0)])
     first, last = np.triu_indices(len(edges), 1)
     widths, held = edges[last] - edges[first], below[last] - below[first]
@@ -338,9 +344,10 @@ def narrow(x, lower, upper, released):
 def moments(x, lower, upper, released):
     """Returns mean and variance of each column, clipped to its bounds, float64 [columns] each.
 
-    A value is shifted by the middle of its range and divided by half the range, which gives u in
-    [-1, 1]. The squared norm of (u, u^2 - 1/2) is at most 1.25. So a row changes the sums of these
-    vectors, for d columns together, by at most sqrt(1.25 d) in L2 norm.
+    The middle of the range is subtracted from a value, and the result is divided by half the range.
+    This gives u in [-1, 1]. The function sums the vectors (u, u^2 - 1/2), which have a squared norm
+    of at most 1.25. So a row changes the sums of all d columns together by at most sqrt(1.25 d) in
+    L2 norm.
 
     Args:
         x: float64 [rows, columns]; NaN counts as the middle.
@@ -354,7 +361,8 @@ def moments(x, lower, upper, released):
     sums = np.sum([u, u**2 - 0.5], axis=1)
     (first, second), deviation = released(sums, math.sqrt(1.25 * columns))
     mean = np.clip(first / rows, -1, 1)
-    # A variance below its noise is meaningless, and would blow up the column.
+    # A variance below the level of its noise is meaningless. Dividing by it would inflate the
+    # column.
     variance = np.clip(second / rows + 0.5 - mean**2, min(deviation / rows, 1.0), 1.0)
     return middle + half * mean, np.maximum(half**2 * variance, np.finfo("float32").tiny)
 

@@ -1,9 +1,9 @@
 """Rules for private models of tables: which statistics to compute, and how to train.
 
 A part of the budget pays for statistics of the columns and for a count of the labels. The rest pays
-for training a linear model or one hidden layer. The choice depends on epsilon times the number of
-rows, by a rule that was fitted on generated tables (docs/tables.md). All rules use public numbers
-only.
+for training a linear model, or a network with one hidden layer. The choice of the model depends on
+epsilon times the number of rows, by a rule that was fitted on generated tables (docs/tables.md).
+All rules use only public numbers.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from tfdpx.tables import private_adapt
 
 HIDDEN_UNITS = 64
 LINEAR, NETWORK = "linear", "network"
-# The noise of the label counts, as a multiple of the noise of the other releases.
+# The noise multiplier of the label counts, divided by the noise multiplier of other releases.
 NOISE_OF_LABELS = 2
 _LABELS = "labels"
-# The share of the budget, as squared mu of Gaussian differential privacy: squares of mu add up.
+# The share of the budget for all releases, in terms of mu^2 of Gaussian differential privacy.
+# (Values of mu^2 add up.)
 _SHARE_OF_RELEASES = 0.1
-_LARGEST = 4.0  # Numbers are clipped to this many deviations.
-_NOISIEST_MEAN = 0.05  # Relative to the range; noisier means are not worth their budget.
-# Relative to the rows: noisier counts neither narrow bounds nor find a rare label.
+_LARGEST = 4.0  # Scaled numbers are clipped to this many standard deviations.
+_NOISIEST_MEAN = 0.05  # Noise relative to the range. Noisier means are not worth their budget.
+# Noise of counts relative to the number of rows. With more noise, counts cannot narrow bounds, or
+# cannot find a rare label.
 _NOISIEST_CELL, _NOISIEST_LABEL = 0.12, 1 / 3
-_RARE_LABEL = 0.5  # Relative to an even share, for example 25% for two labels.
-# Ranges are found from noisy counts in bins of powers of two. The fullest bin of a column has about
-# a third of the rows, and must stand out from the noise.
+_RARE_LABEL = 0.5  # A label is rare below this part of an even share: 25% for two labels.
+# Ranges are found from noisy counts in bins, which are powers of two. The fullest bin of a column
+# has about a third of the rows; its count must exceed the noise.
 _FULLEST_BIN, _BINS = 1 / 3, 123
-# Limits of epsilon times rows, and the values below and above them.
+# Limits for epsilon times the number of rows, and the settings below and above the limits.
 _NETWORK_FROM = 3_500
 _FEW_STEPS_BELOW, FEW_STEPS, _STEPS = 300, 60, 180
 _LARGEST_BATCH = 65_536
@@ -45,13 +47,14 @@ _LARGEST_BATCH = 65_536
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The columns of a table, and the public limits of its numbers.
+    """The columns of a table, and the public limits of numeric columns.
 
     Attributes:
-        arrays: Dict from a name to texts `[rows]`, or to float64 `[rows]` or `[rows, columns]` with
-            NaN for missing numbers.
-        lower: float64 `[numbers]`, one for each column of numbers; NaN for a bound to be found.
-        upper: Like `lower`.
+        arrays: Dict from a name to an array: texts `[rows]`, or float64 `[rows]` or `[rows,
+            columns]`, with NaN for missing numbers.
+        lower: float64 `[numbers]`, the lower limit of each numeric column; NaN if the limit must be
+            found.
+        upper: float64 `[numbers]`, the upper limits.
     """
 
     arrays: dict[str, np.ndarray]
@@ -70,19 +73,22 @@ class Columns:
 
     @property
     def is_unknown(self) -> np.ndarray:
-        """Returns whether a limit of a column has to be found, bool `[numbers]`."""
+        """Returns, for each numeric column, whether a limit must be found; bool `[numbers]`."""
         return np.isnan(self.lower + self.upper)
 
     @property
     def is_rough(self) -> np.ndarray:
-        """Returns whether limits may be too wide, bool `[numbers]`; [0, 1] counts as exact."""
+        """Returns, for each numeric column, whether its limits may be too wide; bool `[numbers]`.
+
+        Limits of [0, 1] count as exact.
+        """
         return ~self.is_unknown & ((self.lower != 0) | (self.upper != 1))
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
     def rows(self, places: np.ndarray) -> Columns:
-        """Returns the `Columns` with only the rows at some indices."""
+        """Returns `Columns` with only the rows at the indices `places`."""
         arrays = {name: values[places] for name, values in self.arrays.items()}
         return dataclasses.replace(self, arrays=arrays)
 
@@ -91,13 +97,13 @@ class TooFewRows(ValueError):
     """Raised if there are too few rows to find the ranges of columns.
 
     Attributes:
-        args: The numbers of rows and of columns, and the number of rows and the epsilon that would
-            be enough.
+        args: Four values: the number of rows, the number of columns, the number of rows that would
+            be enough, and the epsilon that would be enough.
     """
 
     def __str__(self):
         rows, columns, enough, epsilon = self.args
-        # Of a few rows no epsilon is enough.
+        # For very few rows no epsilon is enough.
         larger = f", or epsilon={epsilon:g}" if epsilon < math.inf else ""
         return (
             f"{rows} rows are too few to find the ranges of {columns} columns privately, which "
@@ -118,8 +124,8 @@ class Preprocessing:
         unit: See `PrivacyPlan`.
 
     Attributes:
-        noise_multiplier: Float, the noise of all statistics but the label counts. The noise of the
-            counts is `NOISE_OF_LABELS` times as large.
+        noise_multiplier: Float, the noise multiplier of all statistics except the label counts. The
+            noise multiplier of the counts is `NOISE_OF_LABELS` times as large.
         takes_moments: Bool, whether private means and variances of numbers are taken.
         narrows: Bool, whether rough limits are narrowed first.
         counts_labels: Bool, whether labels are counted.
@@ -150,7 +156,7 @@ class Preprocessing:
         noise = self.noise_multiplier = of_one * math.sqrt(releases + of_known)
         of_bin = math.sqrt(unknown * 2 * math.log(10 * _BINS * max(unknown, 1)))
         if of_bin * noise > _FULLEST_BIN * num_rows:
-            # The other releases may follow with more rows or a larger epsilon.
+            # The largest number of releases that more rows or a larger epsilon would lead to.
             most = releases + (num_classes > 1) / NOISE_OF_LABELS**2 + bool(rough)
             needed = math.ceil(of_bin * of_one * math.sqrt(most) / _FULLEST_BIN)
             enough = plan.noise_multiplier * num_rows / needed
@@ -163,7 +169,7 @@ class Preprocessing:
         self._released = private_adapt.releasing(self._releases, noise)
 
     def rare_shares(self, target: np.ndarray) -> np.ndarray | None:
-        """Returns noisy shares of the labels `[classes]`, or None if no label is known to be rare.
+        """Returns noisy shares of the labels `[classes]`, or None if no label was found to be rare.
 
         Args:
             target: Int array `[rows]`.
@@ -179,9 +185,9 @@ class Preprocessing:
     def model(self) -> tuple[keras.Model, Ledger]:
         """Returns a model from the columns to features, and the ledger of all statistics.
 
-        Numbers are centred and scaled by a private mean and variance within their limits; rough
-        limits are narrowed first. If there are too few rows, the limits themselves are used.
-        Frequent texts are one-hot encoded.
+        Rough limits are narrowed first. Then numbers are clipped to the limits, and scaled by a
+        private mean and variance. If there are too few rows for this, numbers are scaled by the
+        limits. Frequent texts are one-hot encoded.
         """
         arrays, layers, parts = self._columns.arrays, [], []
         inputs = {}
@@ -209,7 +215,7 @@ class Preprocessing:
         ), ledger
 
     def _moments(self):
-        """Returns the mean and the variance by which numbers are scaled, float64 `[numbers]`."""
+        """Returns the means and the variances that scale numbers, two float64 `[numbers]`."""
         columns = self._columns
         x = np.column_stack([columns.arrays[name] for name in columns.numbers])
         lower, upper, unknown = columns.lower.copy(), columns.upper.copy(), columns.is_unknown
@@ -255,14 +261,15 @@ def choose(
     """Chooses a model, its plan, learning rate and clip, unless an argument sets them.
 
     Args:
-        asked: The estimator. Its arguments override these choices.
-        epsilon: Float > 0, or the largest one with `asked.right_guesses`.
+        asked: The estimator. Its arguments override the choices of this function.
+        epsilon: Float > 0, the budget; with `asked.right_guesses`, the largest epsilon they allow.
         num_rows: Int, the number of rows to train on, or of people.
         spent: The `tfdpx.accounting.Ledger` of the preprocessing.
         is_regression: Bool.
-        rare_columns: Int, the number of columns if a label is rare, else 0. The clip is then about
-            the largest norm of a gradient, so that few gradients are clipped. Automatic clipping
-            would weight all errors alike, and all probabilities would tend to the frequent label.
+        rare_columns: Int, the number of columns if a label is rare, else 0. If a label is rare, the
+            clip is about the largest norm of a gradient, so few gradients are clipped. (Automatic
+            clipping would weight all errors alike, and all probabilities would tend to the frequent
+            label.)
         unit: See `PrivacyPlan`.
 
     Raises:
@@ -281,14 +288,14 @@ def choose(
     if is_regression:
         rate = min(_rate_of_noise(plan), 0.1)
     elif rare_columns:
-        # The mean square of a column is 1, and of the tanh of a hidden unit about 1/2. The error of
-        # the probabilities has a norm of at most sqrt(2).
+        # The mean square of a column is 1, and the mean square of a hidden unit's tanh is about
+        # 1/2. The error of the probabilities has a norm of at most sqrt(2).
         clip = math.sqrt(2 * (1 + (HIDDEN_UNITS / 2 if name == NETWORK else rare_columns)))
         rate = min(_rate_of_noise(plan) / 2, clip)
     elif name == NETWORK:
         rate = min(_rate_of_noise(plan), 8.0)
     else:
-        rate = 2.0  # A linear model predicts the same classes at any scale of its weights.
+        rate = 2.0  # The scale of a linear model's weights does not change the predicted classes.
     clip = clip if asked.l2_norm_clip is None else asked.l2_norm_clip
     return Training(name, plan, asked.learning_rate or rate, clip)
 
