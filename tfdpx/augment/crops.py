@@ -17,7 +17,7 @@ from tfdpx.augment._draws import draw_below
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class RandomCropFlip:
-    """Views by random crops of the mirror-padded image, and random horizontal flips.
+    """Makes views by random crops of the mirror-padded image, and random horizontal flips.
 
     A view is the image, shifted by up to `padding` pixels along each axis. Pixels from outside of
     the image are filled by reflection. With probability one half the view is flipped left to right.
@@ -91,17 +91,16 @@ class RandomCropFlip:
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class ResizeCropFlip:
-    """Views of photographs by a resize, random crops, and random horizontal flips.
+    """Makes views of photographs by a resize, random crops, and random horizontal flips.
 
-    An image is first resized to `scale` times the height and width of a view. All of its views use
-    this resized image. A view is a random crop of the resized image, flipped left to right with
-    probability one half. This is the ImageNet and Places-365 augmentation of De et al. 2022,
-    appendix C.2. The model must take images of `height` x `width`. For evaluation, resize images to
-    this size.
+    An image is first resized to `scale` times the height and width of a view. A view is a random
+    crop of this resized image, flipped left to right with probability one half. This is the
+    ImageNet and Places-365 augmentation of De et al. 2022, appendix C.2. The model must take images
+    of `height` x `width`. For evaluation, resize images to this size.
 
-    The resize gives the results of the bilinear `tf.image.resize(antialias=True)`, but XLA can
-    compile it. Images that already have the larger size are not resized, so you can save time by
-    storing them in this size.
+    The results of the resize equal those of the bilinear `tf.image.resize(antialias=True)`, but XLA
+    can compile it. If images already have the larger size, they are not resized. So you can save
+    time by storing images in this size.
 
     Args:
         height: Int, the height of a view in pixels, for example 224.
@@ -207,8 +206,8 @@ def _resize(images, height, width):
     if images.shape[1:3] == [height, width]:
         return images
 
-    # XLA does not compile the antialiased resize. The resize is linear and separable, so it equals
-    # a product with two matrices, which are the resized unit vectors.
+    # XLA cannot compile the antialiased resize. The resize is linear and separable, so it equals a
+    # product with two matrices. The columns of a matrix are resized unit vectors.
     def matrix(old, new):
         units = tf.eye(old)[:, :, tf.newaxis]
         return tf.image.resize(units, [new, old], antialias=True)[..., 0].numpy()

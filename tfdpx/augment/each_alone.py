@@ -1,4 +1,4 @@
-"""Makes views of each example separately, by any function."""
+"""Applies augmentations of any kind to each example separately."""
 
 import itertools
 
@@ -12,7 +12,7 @@ class EachAlone:
     """Applies a function to each element of a batch separately, with separate random numbers.
 
     The result of an element cannot depend on other examples, on its position, or on the
-    microbatches. TensorFlow's random operations inside the function use the key of the element.
+    microbatches. TensorFlow's random operations in the function draw from the element's key.
 
     Args:
         function: Function from an image [...] and a key, an int64 tensor [2], to a tensor. It is
@@ -56,8 +56,8 @@ class EachAlone:
 
 
 def is_built_in(augment):
-    """Returns whether `augment` is an augmentation of tfdpx. These make each view separately."""
-    inner = getattr(augment, "augment", None)  # `MixViews` has another augmentation inside.
+    """Returns whether `augment` is an augmentation of tfdpx, which makes each view separately."""
+    inner = getattr(augment, "augment", None)  # `MixViews` contains another augmentation.
     built_in = type(augment).__module__.startswith("tfdpx.augment.")
     return built_in and (inner is None or is_built_in(inner))
 

@@ -1,4 +1,4 @@
-"""Views by an augmentation layer of Keras or keras_cv, for example `keras.layers.RandomZoom`."""
+"""Makes views by an augmentation layer of Keras or keras_cv, for example `RandomZoom`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdpx.per_example.random_layers import drawing_from_key
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class LayerViews:
-    """Views by any augmentation layer of Keras or keras_cv.
+    """Makes views by any augmentation layer of Keras or keras_cv.
 
     The layer makes each view separately, as a batch of one image, with separate random numbers. So
     a view cannot depend on other examples, on its position in the batch, or on the microbatches.
@@ -74,7 +74,7 @@ class LayerViews:
         return tf.reshape(views, [-1, augmult, *views.shape[1:]])
 
     def graphs(self) -> list:
-        """Returns a list of the `tf.Graph`s that were traced so far, each of which makes a view."""
+        """Returns a list of the `tf.Graph`s that were traced so far. Each graph makes one view."""
         return self._alone.graphs()
 
     def _view(self, image, key):
@@ -92,10 +92,11 @@ class LayerViews:
 
 
 def get(augment):
-    """Returns an object with `draw` and `apply`: `augment`, or `LayerViews` of a `keras.Layer`.
+    """Returns `augment` as an object with `draw` and `apply`.
 
     Args:
-        augment: Augmentation with `draw` and `apply`, a `keras.Layer`, or None, which is returned.
+        augment: Augmentation with `draw` and `apply`, or None, which are returned unchanged; or a
+            `keras.Layer`, for which `LayerViews` is returned.
     """
     if augment is None or (hasattr(augment, "draw") and hasattr(augment, "apply")):
         return augment

@@ -1,4 +1,4 @@
-"""Views that are mixtures of two views of the same example.
+"""Makes views that are mixtures of two views of the same example.
 
 Reference: Bao, Pittaluga, Kumar & Bindschaedler 2023, "DP-Mix: Mixup-based Data Augmentation for
 Differentially Private Learning" (arXiv:2311.01295), where the method is called DP-Mix_Self.
@@ -19,21 +19,21 @@ from tfdpx._arguments import is_integer, is_number, require
 from tfdpx.augment._draws import draw_below
 from tfdpx.augment.layer_views import get
 
-# Weights are drawn from so many equally likely quantiles of the Beta distribution, because XLA
-# cannot compile an exact sampler. This is precise enough for images of 8 bits.
+# XLA cannot compile an exact sampler of the Beta distribution. So weights are drawn from this
+# number of equally likely quantiles, which is precise enough for 8-bit images.
 _QUANTILES = 4096
 _MIXING = 1
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class MixViews:
-    """Views by another augmentation, and mixtures of two of these views.
+    """Makes views by another augmentation, and mixtures of two of these views.
 
     Of the `augmult` views of an example, the first are ordinary views, made by `augment`. The last
     `mixed_views` views are mixtures `w * a + (1 - w) * b`, where `a` and `b` are two different
     ordinary views, chosen at random, and the weight `w` has the distribution Beta(alpha, alpha).
-    All views come from the same example, so they have its label, and clipping bounds what they add.
-    Neither would be true for ordinary mixup, which mixes different examples.
+    All views come from the same example. So they have its label, and clipping bounds their
+    contribution together. Neither would be true for ordinary mixup, which mixes different examples.
 
     Mixtures are computed in float32 and converted to the dtype of the ordinary views.
 

@@ -1,1 +1,1 @@
-"""Examples to train on, and the random draws of each update."""
+"""Holds the examples to train on, and draws the random batch of each update."""

@@ -1,9 +1,8 @@
 """Data sets that sample the batches of a privacy plan, with new batches in every pass.
 
-Each draw is a function of a random key and the number of a step. Epsilon is valid only if every
-update draws a fresh batch. A `fit` that trains on a data set therefore registers its `Session`
-here. The key then comes from the session's secret, or from the user's seed, and the step is the
-number of the update.
+A draw is determined by a random key and the number of a step. Epsilon is valid only if every update
+draws a fresh batch. So a `fit` that trains on a data set registers its `Session` here. The key then
+comes from the session's secret, or from the user's seed, and the step is the number of the update.
 """
 
 import functools
@@ -23,7 +22,7 @@ from tfdpx.sampling.users import Users
 
 _made = weakref.WeakKeyDictionary()
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
-# No function here needs AutoGraph, which takes longer than tracing.
+# AutoGraph takes longer than tracing, and no function of this module needs it.
 _plain = tf.autograph.experimental.do_not_convert
 
 
@@ -35,31 +34,30 @@ class BatchSampler:
     step `start`, or in a session at the session's next update.
 
     Args:
-        purpose: Int that changes the key, so these draws differ from other uses of the same seed.
+        purpose: Int that changes the key. So these draws differ from other uses of the same seed.
         draw: Function `draw(key, step, replica)` that returns the indices of the drawn examples,
             int64 [n]. `key` is an int64 tensor [2]; `step` and `replica` are scalar int64 tensors.
         examples: `Examples`, `RandomAccess` or `Users` to draw from.
-        steps: Int, the number of steps of the whole training. Or a function without arguments that
-            returns the number of steps left; it is called when a pass begins.
+        steps: Int, the number of steps of the whole training; or a function without arguments that
+            returns the number of remaining steps, which is called when a pass begins.
         shards: `tfdpx.sampling.shards.ReplicaShards`, which splits a draw over replicas.
-        seed: Optional int, for experiments. If draws are split over hosts, also a pair of ints: the
-            secret that the hosts share.
-        start: Int, the first step. Or a scalar variable that is read when a pass begins.
+        seed: Optional int, for experiments. If several hosts split draws, it may also be a pair of
+            ints, the secret that the hosts share.
+        start: Int, the first step; or a scalar variable that is read when a pass begins.
         optimizer: Optional tfdpx optimizer that will train on the data set.
 
     Attributes:
         plan: The `PrivacyPlan` that made the data set, or None.
-        examples: The argument.
+        examples: The argument `examples`.
         held_out: Tuple of arrays for validation, or None.
         class_weight: `ClassWeights`, or None. `dataset` multiplies the sample weights by them.
             `fitted` does not, because the private step applies them after clipping.
-        fitted: The data set that `fit` trains on in place of `dataset`. This data set declares no
-            length, because earlier updates shorten it. If the examples have no weights, the third
-            part of a batch is flags of dtype `FLAGS`, shape [rows]: 1 for a row with an example, 0
-            for padding.
-        with_ids: `fitted` with a fourth part: the index of the example in each row, int32 [rows]; 0
-            in padding.
-        optimizer: The argument.
+        fitted: The data set that `fit` trains on in place of `dataset`. It declares no length,
+            because earlier updates shorten it. If the examples have no weights, the third part of a
+            batch holds flags [rows] of dtype `FLAGS`: 1 for a row with an example, 0 for padding.
+        with_ids: `fitted` with a fourth part: the index of the example in each row, int32 [rows],
+            which is 0 for padding.
+        optimizer: The argument `optimizer`.
         session: The `Session` of the `fit` that trains on the data set, or None.
         ends_at: The number of the update at which the current pass of a session ends (exclusive);
             None before a session draws.
@@ -86,7 +84,7 @@ class BatchSampler:
                 "Argument `seed` is required with an `input_context`, because hosts that draw with "
                 "different seeds would take examples twice. Received: seed=None."
             )
-        # A pair is the secret of a session, shared by the hosts for their draws.
+        # A pair is the secret of a session, which the hosts share for their draws.
         is_secret = shards.is_split and isinstance(seed, tuple)
         self._seed = seed if seed is None or is_secret else noise.make_seed(seed)
 
@@ -125,9 +123,9 @@ class BatchSampler:
         return x, y, weights if self.examples.is_weighted else tf.cast(weights != 0, FLAGS)
 
     def _batch(self, key, step, replica):
-        """Returns the drawn examples of a step: indices, then x, y and sample weights."""
+        """Returns the examples that a step draws: their indices, x, y and sample weights."""
         rows = self._draw(key, step, replica)
-        # A draw of people needs another key, which chooses some examples of each person.
+        # For people, another key chooses some examples of each person.
         more = (noise.fold_in(key, step),) if isinstance(self.examples, Users) else ()
         return rows, *self.examples.batch(rows, self._shards.rows, *more)
 
@@ -152,7 +150,7 @@ class BatchSampler:
         return finished(named.map(_plain(lambda key, step: part(*self._batch(key, step, 0)))))
 
     def _begin(self):
-        """Returns the key, the first step and the end (exclusive) of a new pass, as NumPy int64."""
+        """Begins a pass. Returns its key, first step and end (exclusive), as NumPy int64."""
         first, last = self._range()
         return self._key().numpy(), np.int64(first), np.int64(last)
 
@@ -172,7 +170,7 @@ class BatchSampler:
         return first, first + self._steps() if callable(self._steps) else max(self._steps, first)
 
     def _key(self):
-        """Returns the key of a pass, int64 [2]: from the seed, the session, or at random."""
+        """Returns the key of a pass, int64 [2], from the seed, from the session, or at random."""
         seed = self._seed
         if seed is None:
             seed = noise.make_seed() if self.session is None else self.session.draw_seed()
@@ -180,12 +178,13 @@ class BatchSampler:
 
 
 def finished(dataset):
-    """Returns a data set that prefetches one batch, with the options that a sampler needs."""
+    """Returns the data set with prefetching of one batch and the options that a sampler needs."""
     options = tf.data.Options()
-    # Building such a short pipeline takes less time than optimizing it.
+    # The pipeline is so short that optimizing it takes longer than running it as it is.
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
-    # Sharding by elements would mix the draws of several steps; sharding by file is an error here.
+    # If `tf.distribute` sharded by elements, it would mix the draws of several steps. With this
+    # policy it raises an error.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     return dataset.prefetch(1).with_options(options)
 
@@ -202,7 +201,7 @@ def sampler_of(data):
 
 
 def is_seeded(data):
-    """Returns whether a data set, or one that it was made from, draws with a user's seed."""
+    """Returns whether a data set, or a data set that it was made from, draws with a user's seed."""
     sampler = sampler_of(data)
     if sampler is not None and sampler.is_seeded:
         return True
@@ -232,7 +231,8 @@ def check_optimizer(optimizer, plan):
         )
     for name in ("batch_size", "noise_multiplier"):
         planned, actual = getattr(plan, name), getattr(optimizer, name)
-        # Not ==: a checkpoint or a config may have stored float32.
+        # Values need not be exactly equal, because a checkpoint or a config may have stored
+        # float32.
         if not math.isclose(planned, actual, rel_tol=1e-6):
             raise ValueError(
                 f"The plan and the optimizer disagree on `{name}`. Received: plan.{name}="
@@ -253,8 +253,8 @@ def check_optimizer(optimizer, plan):
 def check_delta(plan, other):
     """Raises ValueError unless two plans of one training have the same delta.
 
-    Epsilon is smaller at a larger delta. With two deltas, a run would have two epsilons and could
-    show the smaller one.
+    Epsilon is smaller at a larger delta. With two deltas, a run would have two epsilons, and could
+    report the smaller one.
     """
     if not math.isclose(plan.delta, other.delta, rel_tol=1e-6):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Weights of examples by their class, for `fit(class_weight=)`."""
+"""Weights examples by their class, for `fit(class_weight=)`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ClassWeights:
     """Weights of classes, for a single output and one label per example.
 
     Args:
-        by_class: Dict from class, an int, to weight, a float. Missing classes have weight 1.
+        by_class: Dict from class (int) to weight (float). Missing classes have weight 1.
     """
 
     by_class: dict[int, float]
@@ -32,13 +32,13 @@ class ClassWeights:
         return np.array(classes, "int64"), np.array(weights, "float32")
 
     def of_labels(self, y: Any) -> tf.Tensor:
-        """Returns the weight of each example, float32 `[n]`; `y` is as for `labels_of`."""
+        """Returns the weight of each example, float32 `[n]`. `y` is as for `labels_of`."""
         classes, weights = map(tf.constant, self.arrays())
         return _look_up(classes, weights, labels_of(y))
 
 
 class WeightTable:
-    """Class weights in variables, so a step that was traced once can use other weights later."""
+    """Stores class weights in variables, so a traced step can later use other class weights."""
 
     def __init__(self) -> None:
         arrays = ClassWeights({}).arrays()
@@ -46,7 +46,7 @@ class WeightTable:
 
     @contextlib.contextmanager
     def holding(self, class_weights: ClassWeights | None) -> Iterator[None]:
-        """Context manager in which the table has the given weights; with None, all are 1."""
+        """Context manager that puts class weights into the table. With None, all weights are 1."""
         former_arrays = [value_of(part) for part in self._variables]
         self.assign(*(class_weights or ClassWeights({})).arrays())
         try:
@@ -55,7 +55,7 @@ class WeightTable:
             self.assign(*former_arrays)
 
     def assign(self, *arrays: np.ndarray) -> None:
-        """Sets the classes and their weights, as `ClassWeights.arrays` gives them."""
+        """Sets the classes and their weights; `arrays` are the result of `ClassWeights.arrays`."""
         for part, array in zip(self._variables, arrays, strict=True):
             part.assign(array)
 
@@ -67,8 +67,8 @@ class WeightTable:
     def largest(self, y_pred: Any) -> tf.Tensor:
         """Returns the largest weight of any class; 1 if all weights are 0.
 
-        This counts all classes in the table and all classes of the model. A class of the model that
-        the table lacks has weight 1.
+        The maximum is over all classes in the table and all classes of the model. A class of the
+        model that is not in the table has weight 1.
 
         Args:
             y_pred: The model's output, a tensor `[n, num_classes]`; `[n, 1]` or `[n]` for two
@@ -88,7 +88,7 @@ class WeightTable:
             )
         num_classes = max(2, *(size or 0 for size in shapes[0][1:]))
         classes, weights = map(tf.convert_to_tensor, self._variables)
-        # Listed classes count even if the model does not have them.
+        # Classes in the table count even if the model does not have them.
         of_model = _look_up(classes, weights, tf.range(num_classes, dtype="int64"))
         weights = tf.concat([weights, of_model], axis=0)
         largest = tf.reduce_max(tf.where(tf.math.is_finite(weights), weights, 0.0))
@@ -96,7 +96,7 @@ class WeightTable:
 
 
 def _look_up(classes, weights, labels):
-    """Returns the weight of each of `labels` [n], float32 [n]; 1 if `classes` lacks the label."""
+    """Returns the weights of `labels` [n], float32 [n]. The weight is 1 for other labels."""
     places = tf.minimum(tf.searchsorted(classes, labels), tf.size(classes) - 1)
     return tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
 
@@ -108,7 +108,7 @@ def labels_of(y: Any) -> tf.Tensor:
         y: Tensor of classes, `[n]` or `[n, 1]`, or one-hot, `[n, num_classes]`.
 
     Raises:
-        ValueError: If `y` is anything else.
+        ValueError: If `y` has another form.
     """
     if not tf.is_tensor(y):
         raise ValueError(
@@ -127,7 +127,7 @@ def labels_of(y: Any) -> tf.Tensor:
 
 
 def read_class_weight(class_weight: dict[int, float] | None) -> ClassWeights | None:
-    """Returns the argument `class_weight` of `fit` as `ClassWeights`, or None if it is empty.
+    """Converts the argument `class_weight` of `fit` to `ClassWeights`, or to None if it is empty.
 
     Raises:
         ValueError: If a weight is negative or not finite.
@@ -146,8 +146,8 @@ def multiply(sample_weight: Any, weights: tf.Tensor) -> Any:
     """Returns sample weights multiplied by the weights of examples.
 
     Args:
-        sample_weight: Nest of tensors `[n, ...]`, or None.
-        weights: float32 `[n]`.
+        sample_weight: Nested structure of tensors `[n, ...]`, or None.
+        weights: float32 `[n]`, the weight of each example.
     """
     if sample_weight is None:
         return weights

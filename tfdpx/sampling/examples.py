@@ -16,10 +16,10 @@ import tensorflow as tf
 from tfdpx._keras import tensorflow_internals
 from tfdpx.sampling.inputs import check_dense, refuse_repeat
 
-# Number of examples that a thread reads at a time. A small number lets all threads end at about the
-# same time.
+# The number of examples that a thread reads at a time. With a small number, all threads end at
+# about the same time.
 _AT_A_TIME = 8
-# Number of examples in the digest of a source.
+# The number of examples that the digest of a source is computed from.
 _LOOKED_AT = 64
 
 
@@ -27,23 +27,23 @@ class RandomAccess:
     """Examples from a source that can be read in any order, for example `tfds.data_source`.
 
     Pass it in place of arrays to any function that draws batches, for example
-    `plan.batches(RandomAccess(source))`. Only the batches that are being prepared are in memory.
-    Several threads read and decode the examples of a batch. The threads run in parallel while they
-    are inside Pillow, NumPy or TensorFlow. With the same seed, the draws are the same as for arrays
-    in the same order.
+    `plan.batches(RandomAccess(source))`. Memory holds only the batches that are being prepared.
+    Several threads read and decode the examples of a batch. The threads run in parallel in the code
+    of Pillow, NumPy or TensorFlow. With the same seed, the draws are the same as for arrays in the
+    same order.
 
     Args:
         source: Object with `__len__` and `__getitem__(int)`, safe to call from several threads. An
-            item is a tuple `(x, y)` of nests of arrays or numbers with the structure, shapes and
-            dtypes of item 0. To save memory, return 8-bit images as uint8. float64 becomes
-            `keras.config.floatx()`. If the source has a method `__getitems__(list of int)`, it is
-            called instead of `__getitem__`.
+            item is a tuple `(x, y)` of arrays or numbers, or of nested structures of these. All
+            items have the structure, shapes and dtypes of item 0. To save memory, return 8-bit
+            images as uint8. float64 becomes `keras.config.floatx()`. If the source has a method
+            `__getitems__(list of int)`, it is called instead of `__getitem__`.
         num_threads: Optional int, the number of threads that read. Defaults to the number of
             processors.
 
     Attributes:
         count: Int. Number of examples.
-        is_weighted: False; the examples have no sample weights.
+        is_weighted: False, because the examples have no sample weights.
 
     Raises:
         ValueError: If the source is empty, or item 0 is not a pair of arrays.
@@ -73,8 +73,8 @@ class RandomAccess:
             capacity: Int, the number of rows of the batch.
 
         Returns:
-            Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`. The weight
-            is 1 for an example and 0 for padding.
+            Tuple `(x, y, sample_weight)` of tensors with static shapes `[capacity, ...]`. The
+            weight is 1 for an example and 0 for padding.
         """
         dtypes = [tf.as_dtype(dtype) for _, dtype in self._specs]
         read = tensorflow_internals.weakly(self._read)
@@ -112,14 +112,14 @@ class RandomAccess:
         return concurrent.futures.ThreadPoolExecutor(self._num_threads)
 
     def _read(self, rows, capacity):
-        """Returns the examples at the indices `rows`: arrays `[capacity, ...]` of x, then of y."""
+        """Returns a list of the arrays `[capacity, ...]` of x, then of y, at the indices `rows`."""
         batch = [np.zeros([capacity, *shape], dtype) for shape, dtype in self._specs]
 
         def fill(places):
             items = self._items([int(row) for row in rows[places]])
             for place, item in zip(places, items, strict=True):
                 for array, leaf in zip(batch, tf.nest.flatten(item), strict=True):
-                    # NumPy would broadcast a leaf of another shape.
+                    # Otherwise NumPy would broadcast an array of another shape.
                     if np.shape(leaf) != array.shape[1:] or _dtype(leaf) != array.dtype:
                         raise ValueError(
                             f"Example {rows[place]} has an array of shape {np.shape(leaf)} and "
@@ -147,24 +147,24 @@ class Examples:
     """Examples held in memory, as tensors that share their first axis.
 
     Args:
-        x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. float64 becomes
-            `keras.config.floatx()`; other dtypes stay the same.
+        x: Array, or nested structure (dict, tuple) of arrays, with shapes `[num_examples, ...]`.
+            float64 becomes `keras.config.floatx()`; other dtypes stay the same.
         y: Like `x`, or None.
-        sample_weight: Optional array, or nest of arrays like `y`, finite and >= 0, of shape
-            `[num_examples]`. It may have further axes of the loss, for example `[num_examples,
-            time_steps]`.
+        sample_weight: Optional array, or structure of arrays like `y`, with finite values >= 0. The
+            shape is `[num_examples]`, possibly with further axes of the loss, for example
+            `[num_examples, time_steps]`.
 
     Attributes:
         count: Int. Number of examples.
         is_weighted: Bool, whether examples have weights.
 
     Raises:
-        ValueError: If the arrays differ in length, are empty, sparse or ragged, or hold objects, or
-            if a weight is invalid.
+        ValueError: If arrays have different lengths, are empty, sparse or ragged, or hold objects,
+            or if a weight is invalid.
     """
 
     def __init__(self, x, y=None, sample_weight=None):
-        with tf.device("CPU:0"):  # Draws run there, and an accelerator may be too small.
+        with tf.device("CPU:0"):  # Draws run there; accelerators may lack the memory.
             x, y = _tensors("x", x), None if y is None else _tensors("y", y)
         arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
         counts = {array.shape[0] if array.shape.rank else 0 for array in arrays}
@@ -188,7 +188,7 @@ class Examples:
                 f"or ({self.count}, ...), one for each of its positions. Received: shape "
                 f"{tuple(weights.shape)}."
             )
-        values = tf.get_static_value(weights)  # A data set may be made inside of a graph.
+        values = tf.get_static_value(weights)  # Works inside of a graph, too.
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(
                 "Weights must be finite and >= 0, because an example of weight 0 is absent. "
@@ -260,7 +260,7 @@ class Examples:
 
 
 def as_examples(x, y=None, sample_weight=None, *, num_examples=None):
-    """Returns `x` if it is a `RandomAccess`, which holds targets too, otherwise `Examples`.
+    """Returns `x` if it is a `RandomAccess`, which includes the targets; otherwise `Examples`.
 
     Args:
         x: `RandomAccess`, a `tf.data.Dataset` of known size, or as for `Examples`.
@@ -299,12 +299,12 @@ def _tensors(name, arrays):
     if isinstance(arrays, tuple):
         return tuple(_tensors(name, array) for array in arrays)
     if isinstance(arrays, list) and arrays and all(getattr(a, "shape", ()) for a in arrays):
-        return tuple(_tensors(name, array) for array in arrays)  # Several inputs, as in `fit`.
+        return tuple(_tensors(name, array) for array in arrays)  # As in `fit`, one for each input.
     # A list of numbers is one array, but `check_dense` would check each number.
     if not isinstance(arrays, list):
         check_dense(name, arrays)
     if not tf.is_tensor(arrays):
-        is_series = hasattr(arrays, "to_frame")  # Keras treats a pandas Series as a column.
+        is_series = hasattr(arrays, "to_frame")  # Keras treats a pandas Series as one column.
         columns = getattr(arrays, "columns", None)
         try:
             arrays = np.asarray(arrays.to_frame() if is_series else arrays)
@@ -356,7 +356,7 @@ def _arrays_of(dataset, num_examples=None):
     elements = list(dataset.as_numpy_iterator())
     if not elements:
         raise ValueError("Argument `x`, a tf.data.Dataset, must hold examples. Received: none.")
-    # An element without any axis is one example.
+    # If an element has a part without axes, the element is a single example.
     single = count == num_examples or any(not np.ndim(p) for p in tf.nest.flatten(elements[0]))
     join = np.stack if single else np.concatenate
     arrays = tf.nest.map_structure(lambda *parts: join([np.asarray(p) for p in parts]), *elements)

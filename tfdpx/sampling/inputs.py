@@ -1,6 +1,6 @@
-"""Checks that the private step can read the data: dense tensors, a row for each example, targets.
+"""Checks that the private step can use the data, for example that tensors are dense.
 
-The checks look at types, dtypes and shapes, before anything else is done with a batch.
+The checks read only types, dtypes and shapes, before anything else is done with a batch.
 """
 
 import datetime
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
 
-# The dtype of the flags that tell which rows of a drawn batch hold an example. It is not bool,
+# Flags of this dtype tell which rows of a drawn batch hold an example. The dtype is not bool,
 # because Keras must be able to add the flags of replicas.
 FLAGS = tf.uint32
 
@@ -33,8 +33,8 @@ def check_dense(name, nest, columns=None):
 
     Args:
         name: String, the name of the argument, for the message.
-        nest: Nest of arrays or tensors.
-        columns: Names of the columns of a table, for the message, or None.
+        nest: Array or tensor, or a nested structure of these.
+        columns: Names of the columns of a table, for the message; or None.
 
     Raises:
         ValueError: If an array is not dense. The message says how to convert it.
@@ -81,7 +81,7 @@ def _kind_of_value(value):
     if np.iscomplexobj(value):
         return "objects"
     try:
-        if value is not None and type(value).__name__ != "NAType":  # pandas.NA.
+        if value is not None and type(value).__name__ != "NAType":  # The type of `pandas.NA`.
             float(value)
     except (TypeError, ValueError):
         return "texts" if isinstance(value, str | bytes) else "objects"
@@ -131,17 +131,17 @@ def refuse_repeat(name, dataset):
 
 
 def same_rows(data):
-    """Returns the batch after checking that all tensors have the same number of rows.
+    """Checks that all tensors of a batch have the same number of rows, and returns the batch.
 
     With fewer targets than inputs, a target would be used for several examples, by broadcasting
     or, under XLA, by indices beyond the end. One example would then change several gradients.
 
     Args:
-        data: Nest of tensors [B, ...] and None.
+        data: Nested structure of tensors [B, ...] and None.
 
     Returns:
-        The nest. Lengths that are unknown during tracing are compared when the step runs, or under
-        XLA when it is compiled. If these differ, the comparison raises
+        `data`. Lengths that are unknown during tracing are compared when the step runs (under XLA,
+        when it is compiled). If such lengths differ, the step raises
         `tf.errors.InvalidArgumentError`.
 
     Raises:
@@ -167,7 +167,7 @@ def same_rows(data):
         return data
 
     def with_rows(tensor):
-        # XLA drops the assertion, and ordinary graphs drop the reshape, so each needs the other.
+        # XLA drops the assertion, and ordinary graphs drop the reshape, so both are needed.
         same = tf.debugging.assert_equal(
             tf.shape(tensor)[0],
             rows,
@@ -181,12 +181,12 @@ def same_rows(data):
 
 
 def without_flags(sample_weight, is_drawn):
-    """Returns `sample_weight`; None if it is not weights but flags that mark present rows.
+    """Returns `sample_weight`, or None if it holds flags of present rows instead of weights.
 
     Flags have shape [B], or [B, k] for the examples of people.
 
     Args:
-        sample_weight: Nest of tensors, or of their specs, or None.
+        sample_weight: Nested structure of tensors or of their specs, or None.
         is_drawn: Bool, whether a plan drew the batch. In other batches, weights of dtype `FLAGS`
             are the user's weights.
     """
@@ -199,7 +199,7 @@ def present_rows(sample_weight, count):
     """Returns whether each example has a nonzero sample weight, bool [B]; None without weights.
 
     Args:
-        sample_weight: Nest of tensors [B, ...], or None.
+        sample_weight: Nested structure of tensors [B, ...], or None.
         count: Int B, the number of rows.
     """
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
@@ -214,7 +214,7 @@ def present_of_users(sample_weight):
     """Returns whether each of a person's k examples has a nonzero weight, bool [B, k].
 
     Args:
-        sample_weight: Nest of tensors [B, k, ...] for B people.
+        sample_weight: Nested structure of tensors [B, k, ...] for B people.
 
     Raises:
         ValueError: If a tensor has fewer than two axes, so the batch does not consist of people.

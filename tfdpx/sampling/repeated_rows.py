@@ -1,7 +1,7 @@
 """Finds rows that occur several times in the training data, by keyed digests of rows.
 
-The key is a secret of this process. Digests, and all counts made with them, stay in memory; none is
-written to a file.
+The key is a secret of this process. Digests and counts stay in memory and are never written to a
+file.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tfdpx._warnings import warn
 from tfdpx.accounting import groups
 
 _MOST_ROWS = 100_000  # Larger data are searched in a random sample of this size.
-_MOST_COMPARED = 10_000  # Rows from which the frequency of a value is estimated.
-_MOST_VALUES = 64  # Values of a row with an estimated frequency.
+_MOST_COMPARED = 10_000  # The number of rows to estimate the frequency of a value from.
+_MOST_VALUES = 64  # The number of values of a row to estimate frequencies of.
 _LARGEST_GROUP = 12  # Epsilon of larger groups is in the hundreds, and takes minutes.
 _group_epsilon = functools.lru_cache(maxsize=16)(groups.group_epsilon)
 
 _SECRET = secrets.token_bytes(16)
-_CHUNK = 2**22  # Bytes that are copied at a time.
+_CHUNK = 2**22  # The number of bytes that are copied at a time.
 
 
 def row_digests(arrays: Sequence[Any]) -> np.ndarray:
     """Returns a digest of each row. Equal rows have equal digests; different rows almost never do.
 
-    Two different rows have the same digest with a probability of about 2^-62. The digest joins the
-    upper halves of two sums, each a multilinear hash of 32-bit words with random 64-bit keys.
+    Two different rows have the same digest with a probability of about 2^-62. Each half of the
+    digest is the upper half of a multilinear hash of 32-bit words with random 64-bit keys.
 
     Args:
         arrays: Arrays with the same number of rows, for example x and y.
@@ -59,10 +59,10 @@ def row_digests(arrays: Sequence[Any]) -> np.ndarray:
 
 
 def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Warns if more rows are equal than chance explains; states the epsilon of such a group.
+    """Warns if more rows are equal than chance explains. The warning states their joint epsilon.
 
-    The count and epsilon in the warning come from private data without noise, so they are only for
-    the user.
+    The number of rows and the epsilon in the warning are computed from private data without noise,
+    so they are only for the user.
 
     Args:
         plan: The `PrivacyPlan` of the training, with a nonzero noise multiplier.
@@ -88,22 +88,22 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
     """Returns the largest number of equal rows that chance does not explain, or 1.
 
     If the columns were independent, the probability of a row would be the product of the
-    frequencies of its values. In fact columns depend on each other, so this function takes the
-    square root of the product, as if only every other value counted. Two kinds of values do not
-    count: NaN, and a value that equals the one before it (blank images, padded texts).
+    frequencies of its values. Columns depend on each other, so this function takes the square root
+    of the product, as if only every second value counted. Two kinds of values are left out: NaN,
+    and a value that equals the one before it (blank images, padded texts).
 
-    For a number of copies, take all rows with at least as many copies. Chance explains this number
-    if more than a twentieth of these rows could have so many copies by chance.
+    Consider all rows that occur at least c times. If more than a twentieth of these rows could
+    occur that often by chance, chance explains c equal rows.
 
     Args:
         arrays: Arrays with the same number of rows.
     """
-    if not len(arrays[0]):  # Perhaps no example has a nonzero weight.
+    if not len(arrays[0]):  # For example, all sample weights are zero.
         return 1
-    # An autoencoder's targets are its inputs, so they say nothing more about a row.
+    # Equal arrays count once. For example, the targets of an autoencoder are its inputs.
     arrays = [a for i, a in enumerate(arrays) if not any(np.array_equal(a, b) for b in arrays[:i])]
     tables = [array.reshape(len(array), -1) for array in arrays]
-    # Digests of some of the columns come first, because they take a fraction of the time.
+    # First the digests of only some columns are compared, which takes a fraction of the time.
     parts = [table[:, :: table.shape[1] // _MOST_VALUES + 1] for table in tables]
     _, places, counts = np.unique(row_digests(parts), return_inverse=True, return_counts=True)
     rows = np.flatnonzero(counts[places] > 1)

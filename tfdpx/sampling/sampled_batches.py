@@ -1,11 +1,11 @@
-"""Batches by Poisson sampling or shuffling, of fixed shapes; they can resume at any step.
+"""Draws batches of fixed shapes by Poisson sampling or shuffling. Draws can resume at any step.
 
 Sampling reduces the privacy loss of a step (amplification by sampling), but only while the drawn
-examples stay secret. Anyone who knows the seed can replay every draw, and against them a step
-protects no better than one without sampling. The seed therefore comes from the operating system by
-default. Pass a seed only for experiments, and keep it as secret as the data.
+examples stay secret. Anyone who knows the seed can repeat every draw; against such an attacker,
+sampling gives no protection. So by default the seed comes from the operating system. Pass a seed
+only for experiments, and keep it as secret as the data.
 
-Batches of both kinds are `(x, y, sample_weight)`, as `keras.Model.fit` takes them. An example with
+Batches of both kinds are tuples `(x, y, sample_weight)`, as for `keras.Model.fit`. An example with
 sample_weight 0 is absent: it contributes exactly zero in tfdpx's optimizers. The sources of
 examples are in `tfdpx.sampling.examples`.
 """
@@ -28,7 +28,7 @@ from tfdpx.sampling.repeated_rows import warn_of_repeated_rows
 from tfdpx.sampling.shards import ReplicaShards
 from tfdpx.sampling.users import DEFAULT_PER_USER, Users, check_order
 
-# Folded into the keys, so draws differ from other uses of the same seed.
+# Numbers that are folded into keys. With them, draws differ from other uses of the same seed.
 _POISSON_KEY = int.from_bytes(b"poisson", "big")
 _SHUFFLE_KEY = int.from_bytes(b"shuffle", "big")
 
@@ -41,13 +41,13 @@ def in_order(examples, batch_size):
         batch_size: Int.
 
     Returns:
-        A `tf.data.Dataset` of `(x, y, sample_weight)` of shapes `[batch_size, ...]`; the last batch
-        may be shorter.
+        A `tf.data.Dataset` of `(x, y, sample_weight)` with shapes `[batch_size, ...]`. The last
+        batch may be shorter.
     """
 
     def cut(first, size, count):
         starts = tf.data.Dataset.range(first, first + size * count, size)
-        # AutoGraph would take most of the time to measure a small data set.
+        # For a small data set, AutoGraph would take most of the time of an evaluation.
         unconverted = tf.autograph.experimental.do_not_convert
         return starts.map(
             unconverted(lambda start: examples.batch(tf.range(start, start + size), size))
@@ -78,7 +78,7 @@ def plan_sampler(
     pad_to_multiple_of,
     input_context,
 ):
-    """Returns the `BatchSampler` of `PrivacyPlan.batches`; see its docstring for the arguments."""
+    """Returns the `BatchSampler` for `PrivacyPlan.batches`, which describes the arguments."""
     check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
     _check_unit(plan, user_ids, examples_per_user, validation_split)
     if user_ids is not None:
@@ -91,7 +91,8 @@ def plan_sampler(
         per_user = DEFAULT_PER_USER if examples_per_user is None else examples_per_user
         examples, class_weight = Users(examples, user_ids, per_user, class_weight), None
     _check_count(plan, examples.count, user_ids, validation_split if held_out else None)
-    # A person's examples are bounded together, and a `RandomAccess` is not read before it is drawn.
+    # Only `Examples` are searched for equal rows. In `Users`, all examples of a person are
+    # protected together, and a `RandomAccess` is not read before it is drawn.
     if isinstance(examples, Examples) and plan.noise_multiplier:
         warn_of_repeated_rows(plan, examples.present())
     arguments = {
@@ -153,7 +154,10 @@ def _check_unit(plan, user_ids, examples_per_user, validation_split):
 
 
 def _without_held_out(examples, share, weighted):
-    """Returns the examples to train on and, as arrays, the last `share`; None if that is zero."""
+    """Returns the examples to train on, and the last `share` of the examples as arrays.
+
+    If `share` is zero, there are no arrays but None.
+    """
     is_valid = is_number(share) and 0 <= share < 1
     require(is_valid, "validation_split", share, "be a number in [0, 1)")
     if not share:
@@ -164,7 +168,7 @@ def _without_held_out(examples, share, weighted):
             f"Received: validation_split={share}, and examples of type {type(examples).__name__}. "
             "Pass `validation_data` to `fit`."
         )
-    # Rounded as in Keras.
+    # Rounds in the same way as Keras.
     count = math.floor(examples.count * (1 - share))
     require(count > 0, "validation_split", share, f"leave some of {examples.count} examples")
     return examples.split(count, weighted)
@@ -192,16 +196,18 @@ def poisson_sampler(
         sampling_probability: Float in (0, 1].
         capacity: Int, the number of rows of every batch. A step that draws more examples raises an
             error.
-        steps: Int, the number of steps of the whole training, after which the data set ends. Or a
-            function that returns the number of steps left; it is called when an iterator begins.
+        steps: Int, the number of steps of the whole training, after which the data set ends; or a
+            function that returns the number of remaining steps, which is called when an iterator
+            begins.
         seed: Optional int, for experiments. With an `input_context` a seed is required: the same
             int on all hosts, or a pair of ints, the secret of the session. If None, draws use the
             secret of the `fit` that trains on the data set; outside of a `fit`, each iterator gets
             a new secret from the operating system.
-        start: Int, the first step. Or a scalar variable, for example `optimizer.iterations`, which
-            is read with the first batch of an iterator. A step must read its batch before it
-            increases the variable. tfdpx's optimizers do so; Keras's optimizers may not.
-        optimizer: Optional tfdpx optimizer. No other optimizer may then train on the data set.
+        start: Int, the first step; or a scalar variable, for example `optimizer.iterations`, which
+            is read with the first batch of an iterator. The training must read a step's batch
+            before it increases the variable. tfdpx's optimizers do so; Keras's optimizers may not.
+        optimizer: Optional tfdpx optimizer. If it is set, no other optimizer may train on the data
+            set.
         input_context: Optional `tf.distribute.InputContext`, for one pass by
             `tfdpx.distributed.fit`. For each step, the data set then yields one batch for each
             replica of this host, with the replica's share of the draw (see
@@ -209,10 +215,10 @@ def poisson_sampler(
             `start` must be an int.
 
     Returns:
-        A `BatchSampler`. Its data set has `(x, y, sample_weight)` of static shapes `[capacity,
-        ...]`, or `[capacity / replicas, ...]` with an `input_context`; padding is zero and has
-        sample_weight 0. Iterating raises `tf.errors.InvalidArgumentError` when a step exceeds
-        `capacity`.
+        A `BatchSampler`. The batches of its data set are `(x, y, sample_weight)` with static shapes
+        `[capacity, ...]`, or `[capacity / replicas, ...]` with an `input_context`. Padding is zero
+        and has sample_weight 0. If a step draws more than `capacity` examples, iterating raises
+        `tf.errors.InvalidArgumentError`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -239,7 +245,7 @@ def poisson_sampler(
 def _poisson_draw(count, sampling_probability, capacity):
     """Returns a traced function `draw(key, step)` that calls `poisson_rows` and checks `capacity`.
 
-    The function is cached, so it is traced once for each size of a data set.
+    The function is cached, so it is traced only once for each size of a data set.
     """
 
     @tf.function(autograph=False)
@@ -270,9 +276,9 @@ def shuffled_sampler(
 ):
     """Returns a `BatchSampler` that shuffles the examples every epoch and cuts them into batches.
 
-    An epoch has `num_examples // batch_size` steps; the remaining examples of the permutation are
-    dropped. The permutation depends only on the seed and the epoch. Epsilon is computed as for
-    Poisson sampling, which is only an approximation here.
+    An epoch has `num_examples // batch_size` steps. The remaining examples of the permutation are
+    left out. The permutation depends only on the seed and the epoch. Epsilon is computed as for
+    Poisson sampling, so it is only an approximation here.
 
     Args:
         examples: `Examples` or `RandomAccess`.
@@ -285,7 +291,7 @@ def shuffled_sampler(
         input_context: As in `poisson_sampler`.
 
     Returns:
-        A `BatchSampler` like the one of `poisson_sampler`.
+        A `BatchSampler`, as from `poisson_sampler`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -315,7 +321,7 @@ def batches_in_order(examples, *, capacity, input_context):
         input_context: As in `poisson_sampler`.
 
     Returns:
-        A `tf.data.Dataset` like `BatchSampler.dataset`, with the shares of this host's replicas.
+        A `tf.data.Dataset` as from `BatchSampler.dataset`, with the shares of this host's replicas.
     """
     shards = ReplicaShards(capacity, input_context)
 
@@ -347,7 +353,10 @@ def poisson_rows(key, step, num_examples, sampling_probability):
 
 
 class _Shuffle:
-    """Finds the rows of a step in the permutation of its epoch. Stores the last permutation."""
+    """Computes the examples of a step from the permutation of its epoch.
+
+    It stores the last permutation, because all steps of an epoch use the same one.
+    """
 
     def __init__(self, count, batch_size):
         self._count, self._batch_size, self._last = count, batch_size, (None, None)
@@ -361,6 +370,6 @@ class _Shuffle:
 
 
 def _permutation(key, epoch, num_examples):
-    # With 64 bits, ties practically never occur; the sort would resolve them by position.
+    # With 64 bits, ties practically never occur. (The sort would order them by position.)
     bits = noise.words([num_examples], noise.fold_in(key, epoch), tf.uint64)
     return np.argsort(bits.numpy(), kind="stable")

@@ -1,13 +1,14 @@
 """Splits the examples of a draw over replicas, without communication between hosts.
 
 If a step draws n examples, replica p of R takes the examples p, p + R, p + 2 R, ... of the draw.
-Each share has at most ceil(n / R) examples, so no replica waits long for another. All hosts compute
-the same draw from the seed and the step, and each host takes its part of the draw. So no example is
-taken twice, and none is lost. A replica takes part in a step even if its share is only padding.
+Each replica's share has at most ceil(n / R) examples, so no replica waits long for another. All
+hosts compute the same draw from the seed and the step, and each host takes its part of the draw. So
+no example is taken twice, and none is lost. A replica takes part in a step even if its share is
+only padding.
 
-Keras's `fit` splits a batch by itself: of R * m rows, replica p takes the rows [p * m, (p + 1) *
-m). `interleave_shards` orders a whole batch for this split: the R shares come one after the other,
-each with its padding.
+Keras's `fit` splits a batch in another way: of R * m rows, replica p takes the rows [p * m, (p + 1)
+* m). `interleave_shards` orders a whole batch for this split: the R shares come one after the
+other, each with its padding.
 """
 
 import tensorflow as tf
@@ -59,7 +60,7 @@ class ReplicaShards:
         )
 
     def endless(self, dataset):
-        """Returns `dataset` followed by batches without examples: zeros, with sample_weight 0.
+        """Returns `dataset` followed by endless batches of padding (zeros with sample_weight 0).
 
         With endless data, `tf.distribute` need not ask at every step which hosts have data left.
         """
@@ -81,9 +82,10 @@ class ReplicaShards:
 
 
 def interleave_shards(tensor, count):
-    """Returns a tensor [n, ...] with its rows ordered by share; a share has every `count`-th row.
+    """Returns a tensor [n, ...] with its rows ordered by share. There are `count` shares.
 
-    For example, six rows and `count=2` give the rows 0, 2, 4, 1, 3, 5.
+    Each share has every `count`-th row. For example, with `count=2`, six rows get the order 0, 2,
+    4, 1, 3, 5.
     """
     if count == 1:
         return tensor
@@ -93,12 +95,12 @@ def interleave_shards(tensor, count):
 
 
 def check_divides(replicas, rows, what):
-    """Raises ValueError unless `replicas` divides `rows`; the message says which numbers work.
+    """Raises ValueError unless `replicas` divides `rows`. The message suggests valid numbers.
 
     Args:
-        replicas: Int.
-        rows: Int.
-        what: String for the message. It says what `rows` counts, for example "rows a batch".
+        replicas: Int, the number of replicas.
+        rows: Int, the number of rows.
+        what: String, the name of `rows` in the message, for example "rows a batch".
     """
     if rows % replicas:
         below = rows // replicas * replicas

@@ -1,8 +1,9 @@
 """The private fits of this process that share rows, and the epsilon that they have spent together.
 
-A ledger covers one `fit`, so the estimators of `tfdpx.sklearn` count their fits here. Rows are
-recognised by keyed digests. Digests and counts stay in memory: nothing is pickled or written to a
-file. A row is not recognised if a step before the estimator changes it differently in each fit.
+The ledger of an estimator of `tfdpx.sklearn` covers only its last `fit`. So this module counts the
+fits of all estimators in this process. Rows are recognised by keyed digests. Digests and counts
+stay in memory: they are neither pickled nor written to a file. A row is not recognised if a step
+before the estimator changes it differently in each fit.
 
 A search of scikit-learn is recognised by its copies. The search makes one copy of its estimator,
 called the base, and never fits the base. Each candidate is a copy of the base, and the search drops
@@ -27,31 +28,31 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.sampling.repeated_rows import row_digests
 
-# A fit remembers at most this number of digests, the smallest ones. Fits on the same rows then
-# remember the same rows.
+# Each fit stores at most this number of digests, the smallest ones. So two fits on the same rows
+# store the same digests.
 _MOST_ROWS = 20_000
 # A warning is repeated when the cost has grown by this factor, for example from two fits to four.
 _GROWTH = 1.9
-_lock = threading.RLock()  # A search may end while the same thread counts a fit.
+_lock = threading.RLock()  # Reentrant: a search may end while its thread counts a fit.
 
 
 @dataclasses.dataclass(eq=False)
 class _Fit:
-    """A private fit. `said` is the cost in the last warning that counted this fit, or 0."""
+    """A private fit. `said` is the cost stated in the last warning that counted this fit, or 0."""
 
     runs: tuple[accountants.Run, ...]
     delta: float
     said: float = 0.0
 
     def __post_init__(self):
-        self.cost = math.fsum(  # Roughly the square of mu in Gaussian differential privacy.
+        self.cost = math.fsum(  # About the square of mu in Gaussian differential privacy.
             steps * (noise**-2 if rate == 1 else accountants.typical_loss(noise, rate) ** 2)
             for noise, rate, steps in self.runs
         )
 
 
 class _History(NamedTuple):
-    """The fits that used a row, each with the row's number of copies, and their total cost."""
+    """The fits that used a row, the number of copies of the row in each fit, and the total cost."""
 
     cost: float = 0.0
     fits: tuple[tuple[_Fit, int], ...] = ()
@@ -71,7 +72,7 @@ class _Rows(dict[int, _History]):
             self[row] = added[key]
 
     def histories(self, rows):
-        """Returns the distinct histories of rows, the one with the largest cost first."""
+        """Returns the different histories of some rows, sorted by cost, the largest first."""
         different = {id(self[row]): self[row] for row in rows}
         return sorted(different.values(), key=lambda history: -history.cost)
 
@@ -81,7 +82,7 @@ _all_rows = _Rows()
 
 
 def _is_news(history, growth=1.0):
-    """Returns whether the fits of a row cost over `growth` times the cost in the last warning."""
+    """Returns whether a row's fits cost more than `growth` times the cost in the last warning."""
     return len(history.fits) > 1 and history.cost > growth * max(f.said for f, _ in history.fits)
 
 
@@ -92,11 +93,11 @@ def _remember(history):
 
 
 def _epsilon(history, growth=1.0, *, once=False):
-    """Returns epsilon and delta of a row over all fits of its history.
+    """Returns the epsilon and the delta of a row over all fits of its history.
 
     A fit may contain several copies of the row. The noise of the fit then counts as a sum of equal
     parts, one for each copy, as in `tfdpx.accounting.group_epsilon`. With `once`, every fit counts
-    as if it contained one copy. `growth` multiplies the number of steps.
+    as if it contained only one copy. The number of steps is multiplied by `growth`.
     """
     steps: dict[tuple[float, float], float] = collections.Counter()
     for fit, times in history.fits:
@@ -119,9 +120,9 @@ class Copies:
     """The copies of an estimator and their fits.
 
     Attributes:
-        role: "search" if the estimator is the base of a search. One warning at the end of the
-            search then covers all its fits. "silent" if the caller states the sum of the fits.
-            Otherwise "new", or "other" once the estimator is in use.
+        role: "search" if the estimator is the base of a search; then one warning at the end of the
+            search covers all its fits. "silent" if the caller itself states the cost of all fits.
+            Otherwise "new", or "other" as soon as the estimator is used.
     """
 
     def __init__(self, source: Any = lambda: None):
@@ -130,7 +131,7 @@ class Copies:
         self.rows, self.has_sent = _Rows(), False
 
     def end(self) -> None:
-        """Warns of the epsilon of a whole search, unless an earlier warning has stated it."""
+        """Warns about the epsilon of a whole search, unless an earlier warning has stated it."""
         with _lock:
             text = self._sum() if self.rows else ""
             if self.has_sent:
@@ -156,8 +157,8 @@ class Copies:
             times[fit] = max(number, times.get(fit, 0))
         dearest = dict(near[0].fits)
         related = {fit for h in near if any(f in dearest for f, _ in h.fits) for fit, _ in h.fits}
-        # A step of a pipeline may have changed the rows of the other fits, so their rows count as
-        # shared.
+        # A step of a pipeline may have changed the rows in the other fits. So all fits of the
+        # search count as fits of these rows.
         others = tuple((fit, number) for fit, number in times.items() if fit not in related)
         cost = sum(number**2 * fit.cost for fit, number in others)
         sums = (_History(h[0].cost + cost, h[0].fits + others) for h in (near, every))
@@ -184,7 +185,7 @@ def copies_of(estimator: Any) -> Copies:
 
 
 def on_use(estimator: Any) -> None:
-    """Records that scikit-learn uses an estimator itself, not only to make copies of it."""
+    """Records that scikit-learn uses an estimator, and does not only copy it."""
     if copies_of(estimator).role == "new":
         copies_of(estimator).role = "other"
 
@@ -221,7 +222,7 @@ def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None
         for copies, copy in _above(estimator):
             if copies.role == "silent" or set(copies.living) == {copy}:
                 search = copies
-            else:  # Another copy is alive, so this is no search.
+            else:  # Another copy still exists, so this is not a search.
                 copies.role = "other"
                 copies.rows.clear()
         history = _all_rows.histories(row for row, _ in rows)[0]
@@ -240,9 +241,9 @@ def on_fit(estimator: Any, arrays: Sequence[np.ndarray], ledger: Ledger) -> None
 def _above(estimator):
     """Yields pairs: the `Copies` of a source, and the copy that was made from this source.
 
-    The source of an estimator is the one that it was copied from. The pairs begin with the source
-    of `estimator`, then comes the source of that source, and so on. Sources that cannot be the base
-    of a search are left out.
+    The source of an estimator is the estimator that it was copied from. The first pair is for the
+    source of `estimator`, the second for the source of this source, and so on. Sources that cannot
+    be the base of a search are left out.
     """
     while (source := copies_of(estimator).source()) is not None:
         if copies_of(source).role in ("search", "silent"):

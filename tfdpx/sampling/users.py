@@ -2,7 +2,7 @@
 
 Every update draws people by Poisson sampling, and for each of them up to k examples without
 replacement. The choice of a person's examples depends only on the key of the update and on the
-person, so the choice never depends on the data of another person.
+person. It never depends on the data of another person.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ from tfdpx.sampling.inputs import present_of_users
 
 DEFAULT_PER_USER = 4
 
-# Folded into a key, so the choice of examples differs from other uses of the same key.
+# This number is folded into a key. So the choice of examples differs from other uses of the key.
 _CHOICE_KEY = int.from_bytes(b"choices", "big")
 
-# Values that programs write for a missing id; they would join all unknown people into one person.
+# Values that programs write for a missing id. All people with such an id would count as one person.
 _MISSING = ("", "nan", "none", "nat", "na", "null", "unknown", "missing", "undefined")
 _MISSING_INTS = (-1, -(2**31), -(2**63), 2**32 - 1, 2**63, 2**64 - 1)
-# Categories of control and format characters, for example a byte order mark.
+# Unicode categories of control and format characters, for example a byte order mark.
 _UNSEEN = ("Cc", "Cf")
-# The categories of punctuation, and of signs such as "<" and "+".
+# Unicode categories of punctuation, and of signs such as "<" and "+".
 _MARKS = ("P", "Sm", "Sk")
 
 
@@ -39,12 +39,12 @@ class Users:
         user_ids: Array [number of examples] of ints or strings, the person of each example.
         per_user: Int k, the largest number of examples of a person in an update.
         class_weight: Optional `tfdpx.sampling.class_weights.ClassWeights`. They multiply the
-            weights of examples, because a person has one gradient for examples of all classes.
+            weights of examples, because a person has a single gradient for examples of all classes.
 
     Attributes:
-        examples: The argument.
+        examples: The argument `examples`.
         count: Int, the number of people.
-        per_user: The argument.
+        per_user: The argument `per_user`.
         is_weighted: Bool, whether examples have weights.
 
     Raises:
@@ -61,7 +61,7 @@ class Users:
         self._digest = hashlib.blake2b(owners.tobytes()).hexdigest()
         counts = np.bincount(owners)
         with tf.device("CPU:0"):
-            # The examples of each person are contiguous.
+            # The indices of examples, sorted by person.
             self._places = tf.constant(np.argsort(owners, kind="stable"), tf.int64)
             self._counts = tf.constant(counts, tf.int64)
             self._starts = tf.constant(np.cumsum(counts) - counts, tf.int64)
@@ -69,9 +69,9 @@ class Users:
     def batch(self, rows, capacity, key):
         """Returns k examples of each of the people `rows`, padded to `capacity` people.
 
-        If a person has fewer than k examples, the first example is repeated with weight 0, as an
-        absent example. With sample weights, the person's first present example replaces absent
-        ones, because an absent example may hold any values.
+        If a person has fewer than k examples, the first example is repeated with weight 0, which
+        marks it as absent. With sample weights, the values of absent examples are replaced by the
+        person's first present example, because an absent example may hold any values.
 
         Args:
             rows: int64 tensor [n], the numbers of people, n <= capacity.
@@ -105,18 +105,19 @@ class Users:
         return tf.reshape(tensor, [rows // self.per_user, self.per_user, *rest])
 
     def _chosen(self, rows, key):
-        """Returns k examples of each person, int64 [n, k], and whether each exists, bool [n, k].
+        """Chooses k examples of each person: int64 [n, k]. Also returns if they exist, bool [n, k].
 
         The examples are chosen without replacement by Floyd's algorithm.
         """
         k, counts = self.per_user, tf.gather(self._counts, rows)[:, tf.newaxis]
-        # Bits are made for all people, so a person's choice does not depend on who else was drawn.
+        # Random bits are made for all people. So a person's choice does not depend on the other
+        # people in the draw.
         bits = noise.words([self.count, k], noise.fold_in(key, _CHOICE_KEY), tf.uint32)
         bits = tf.cast(tf.gather(bits, rows), tf.uint64)
         chosen, shift = tf.zeros([tf.shape(rows)[0], 0], tf.int64), tf.constant(32, tf.uint64)
         for number in range(k):
-            # Floyd's index, from counts - k to counts - 1. With fewer than k examples it starts at
-            # 0.
+            # Floyd's index runs from counts - k to counts - 1. With fewer than k examples it starts
+            # at 0.
             last = tf.where(counts > k, counts - k, 0) + number
             below = tf.cast(last + 1, tf.uint64)
             place = tf.bitwise.right_shift(bits[:, number, tf.newaxis] * below, shift)
@@ -138,7 +139,7 @@ def check_order(x, y, user_ids):
 
     Args:
         x: As for `PrivacyPlan.batches`.
-        y: Like `x`.
+        y: As for `PrivacyPlan.batches`.
         user_ids: As for `Users`.
 
     Raises:
@@ -151,7 +152,7 @@ def check_order(x, y, user_ids):
             "shuffle. Received: x of type tf.data.Dataset. Pass arrays or a `tfdpx.RandomAccess`."
         )
     index, *indexes = (getattr(array, "index", None) for array in (user_ids, x, y))
-    is_pandas = hasattr(index, "equals")  # `list.index` is a method.
+    is_pandas = hasattr(index, "equals")  # A list also has `index`, which is a method.
     if is_pandas and any(hasattr(o, "equals") and not index.equals(o) for o in indexes):
         raise ValueError(
             "Argument `user_ids` must have the pandas index of `x` and `y`, because ids belong to "
@@ -161,12 +162,12 @@ def check_order(x, y, user_ids):
 
 
 def _like(flags, tensor):
-    """Returns `flags` [B, k] with trailing axes of length one, up to the rank of `tensor`."""
+    """Reshapes `flags` [B, k] to the rank of `tensor`, by trailing axes of length one."""
     return flags[(..., *[tf.newaxis] * (tensor.shape.rank - 2))]
 
 
 def numbered(user_ids, count):
-    """Returns the ids as numbers from zero, int64 [count], and the number of different ids.
+    """Converts ids to numbers from 0, int64 [count]. Also returns the number of different ids.
 
     Args:
         user_ids: As for `Users`.
@@ -200,7 +201,7 @@ def numbered(user_ids, count):
     for value in dict.fromkeys(values):
         spelled_alike = spelling(value)
         if isinstance(spelled_alike, str):
-            # Normalize again: lower case may have a composed letter where upper case has none.
+            # Normalizes again, because there are composed letters that exist only in lower case.
             spelled_alike = unicodedata.normalize("NFKC", spelled_alike.casefold())
         other = spelled.setdefault(spelled_alike, value)
         if other != value:
@@ -218,7 +219,8 @@ def _kind(value):
         return None if value in _MISSING_INTS else int
     if isinstance(value, (str, bytes)):
         text = spelling(value).lower()
-        # "N/A", "<NA>", "#n/a" and "(unknown)" are one word; "?", "-" and "..." are none.
+        # Without marks, "N/A", "<NA>" and "#n/a" are the same word; "?", "-" and "..." become
+        # empty.
         word = "".join(c for c in text if not unicodedata.category(c).startswith(_MARKS))
         if word.strip() not in _MISSING and text not in map(str, _MISSING_INTS):
             return type(value)
@@ -226,14 +228,14 @@ def _kind(value):
 
 
 def spelling(value):
-    """Returns an id in one spelling, the same for ids that look alike.
+    """Returns the normalized spelling of an id, which is the same for ids that look alike.
 
-    The returned spelling has no control characters, only single spaces, and composed letters.
+    It has no control characters, only single spaces, and composed letters.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str):
         return value
-    # This comes first: an invisible mark between a letter and its accent prevents composition.
+    # Removed first, because an invisible mark between a letter and its accent prevents composition.
     visible = (c for c in value if c.isspace() or unicodedata.category(c) not in _UNSEEN)
     return " ".join(unicodedata.normalize("NFKC", "".join(visible)).split())

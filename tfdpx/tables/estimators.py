@@ -311,7 +311,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     classes: ArrayLike | None = None
 
     def _targets(self, y):
-        """Returns class indices `[rows]`, the number of classes, and None (no scaling of targets)."""
+        """Returns class indices `[rows]`, the number of classes, and None for no scaling."""
         multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if len(self.classes_) < 2 or not np.all(np.isin(y, self.classes_)):
@@ -483,7 +483,7 @@ def cross_validate(
     splits = list(folds.split(range(rows)))
     fits = max(1, len(splits) - 1)
     copies = shared_rows.copies_of(private)
-    copies.role = "silent"  # Its ledger has all folds.
+    copies.role = "silent"  # No warnings, because the ledger here has all fits.
     print(
         f"{len(splits)} private fit{'s' * (len(splits) > 1)} at epsilon={private._budget:.3g}; a "
         f"row is in {fits} of them. Together: epsilon={private._epsilon_of(fits):.3g} at "
