@@ -3,16 +3,12 @@
 import contextlib
 import ctypes
 import gc
-import io
-import json
 import os
 
 import cpu_minutes
 import hypothesis
 import pytest
 import seeds
-from absl import flags
-from absl.testing import flagsaver
 
 # TensorFlow reads both when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -131,34 +127,7 @@ def finished_runs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def run(finished_runs):
     """A function from a program and its flags to the record in its last line, and the output."""
-
-    def run_program(program, **flag_values):
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS(["test"])
-        # Flags of the program itself are parsed as text.
-        values, shared = flags.FlagValues(), {}
-        separate = hasattr(program, "define_flags")
-        if separate:
-            program.define_flags(values)
-        arguments = [program.__name__]
-        for name, value in flag_values.items():
-            if name in values:
-                text = ",".join(map(str, value)) if isinstance(value, list) else value
-                arguments.append(f"--{name}={text}")
-            else:
-                shared[name] = str(value) if isinstance(value, os.PathLike) else value
-        values(arguments)
-        of_table = str(flag_values.get("dataset")).startswith(("csv:", "parquet:"))
-        if "data_dir" in flags.FLAGS and not of_table:
-            shared.setdefault("data_dir", finished_runs.data_dir)
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output), flagsaver.flagsaver(**shared):
-            program.main([program.__name__], *[values] * separate)
-        text = output.getvalue()
-        # JSON has neither NaN nor Infinity, though Python reads them.
-        return json.loads(text.splitlines()[-1], parse_constant=pytest.fail), text
-
-    return run_program
+    return finished_runs.run
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import fcntl
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -86,24 +87,41 @@ class FinishedRuns:
                 (folder / "output.txt").write_text(output, encoding="utf-8")
         return FinishedRun(folder / "run", (folder / "output.txt").read_text(encoding="utf-8"))
 
+    def run(self, program, **flag_values):
+        """Runs a program's `main` in this process.
 
-def run(program, workdir, **settings):
-    """Runs a program's `main` in this process.
+        Args:
+            program: Module, for example `tfdpx.train.classify`.
+            **flag_values: Values of its flags, for example `steps=3`. Data sets are prepared in
+                `data_dir`.
 
-    Args:
-        program: Module, for example `tfdpx.train.classify`.
-        workdir: `pathlib.Path`.
-        **settings: Values of its flags, for example `steps=3`.
-
-    Returns:
-        String, the text that it printed.
-    """
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["test"])
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), flagsaver.flagsaver(workdir=str(workdir), **settings):
-        program.main([program.__name__])
-    return output.getvalue()
+        Returns:
+            The record in the last line, and the whole text that it printed.
+        """
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS(["test"])
+        # Flags of the program itself are parsed as text.
+        values, shared = flags.FlagValues(), {}
+        separate = hasattr(program, "define_flags")
+        if separate:
+            program.define_flags(values)
+        arguments = [program.__name__]
+        for name, value in flag_values.items():
+            if name in values:
+                text = ",".join(map(str, value)) if isinstance(value, list) else value
+                arguments.append(f"--{name}={text}")
+            else:
+                shared[name] = str(value) if isinstance(value, os.PathLike) else value
+        values(arguments)
+        of_table = str(flag_values.get("dataset")).startswith(("csv:", "parquet:"))
+        if "data_dir" in flags.FLAGS and not of_table:
+            shared.setdefault("data_dir", self.data_dir)
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), flagsaver.flagsaver(**shared):
+            program.main([program.__name__], *[values] * separate)
+        text = output.getvalue()
+        # JSON has neither NaN nor Infinity, though Python reads them.
+        return json.loads(text.splitlines()[-1], parse_constant=pytest.fail), text
 
 
 def _network(runs, folder):
@@ -118,7 +136,7 @@ def _network(runs, folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting.Curve, "on_epoch_end", spy)
-        output = run(classify, folder / "run", data_dir=runs.data_dir, **NETWORK)
+        _, output = runs.run(classify, workdir=folder / "run", **NETWORK)
     np.savez(folder / "weights_before_averaging.npz", *weights)
     return output
 
@@ -127,7 +145,7 @@ def _private(runs, folder):
     """Three updates without a seed: the model can be released."""
     from tfdpx.train import classify
 
-    return run(classify, folder / "run", data_dir=runs.data_dir, **TINY)
+    return runs.run(classify, workdir=folder / "run", **TINY)[1]
 
 
 def _public(runs, folder):
@@ -135,7 +153,7 @@ def _public(runs, folder):
     from tfdpx.train import classify
 
     settings = dict(preset="pretrain/digits", dataset="digits", steps=1, schedule="cosine")
-    return run(classify, folder / "run", data_dir=runs.data_dir, **settings)
+    return runs.run(classify, workdir=folder / "run", **settings)[1]
 
 
 def _photos(runs, folder):
@@ -144,7 +162,9 @@ def _photos(runs, folder):
 
     own_images.write(runs.photos, {3: 20, 5: 20, 8: 20}, size=8)
     settings = dict(epsilon=8.0, steps=4, seed=SEED)
-    return run(classify, folder / "run", dataset=f"folder:{runs.photos}", **settings)
+    return runs.run(classify, workdir=folder / "run", dataset=f"folder:{runs.photos}", **settings)[
+        1
+    ]
 
 
 def _table(runs, folder):
@@ -153,16 +173,16 @@ def _table(runs, folder):
 
     path = own_tables.write(folder / "people.csv", own_tables.people(), encoding="utf-8-sig")
     settings = dict(target="bought", epsilon=8.0, bounds=["income/month:0:20000"], model="linear")
-    return run(classify, folder / "run", dataset=f"csv:{path}", **settings)
+    return runs.run(classify, workdir=folder / "run", dataset=f"csv:{path}", **settings)[1]
 
 
 def _head(runs, folder):
     """A head on the backbone of the run "private"."""
     from tfdpx.train import classify
 
-    settings = dict(head="least_squares", dataset="digits", epsilon=1.0, data_dir=runs.data_dir)
+    settings = dict(head="least_squares", dataset="digits", epsilon=1.0)
     path = str(runs("private").workdir / "model.keras")
-    return run(classify, folder / "run", init_from=path, **settings)
+    return runs.run(classify, workdir=folder / "run", init_from=path, **settings)[1]
 
 
 KINDS = {
