@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import small
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
@@ -61,20 +62,12 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
         loaded.train_on_batch(x[:100], y[:100])
 
 
-def make():
-    """Returns a model, its plan and data."""
-    plan = tfdpx.PrivacyPlan(60, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-3)
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse")
-    return model, plan, np.ones([60, 2], "float32"), np.ones([60, 1], "float32")
-
-
 def test_mixed_float16_is_answered_before_the_first_update():
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        model, plan, x, y = make()
+        model = small.model()
         with pytest.raises(ValueError, match="mixed_bfloat16"):
-            model.fit(plan.batches(x, y), verbose=0)
+            model.fit(*small.data(), verbose=0)
         assert model.optimizer.inner_optimizer.ledger.steps == 0
     finally:
         keras.config.set_dtype_policy("float32")

@@ -84,6 +84,7 @@ def test_weights_that_were_trained_on_privately_are_recorded_together(private, r
     assert ask(tmp_path / "third")["neighbours"] == "zero_out"
 
 
+@pytest.mark.slow
 def test_a_folder_is_asked_whole(private, public, ask, refusal, tmp_path):
     (tmp_path / "linked").symlink_to(private)
     answer = ask(tmp_path)

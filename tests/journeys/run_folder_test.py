@@ -168,8 +168,10 @@ def test_resume_names_what_is_another(killed, run, refusal, tmp_path):
     refused("class_names=['3', '5', '8']. Received: class_names=['3', '5', '9']")
     (photos / "9").rename(photos / "8")
     refused("test_seed", test_seed=1)
-    # The folder alone says what it began with, also that its preset was not the default one.
-    run(classify, resume=True, workdir=workdir, seed=SEED)
+    # The folder alone says what it began with. After another kill it still knows its preset, which
+    # is not the default one.
+    killed(resume=True, workdir=workdir, seed=SEED)
+    run(classify, resume=True, preset="folder", workdir=workdir, seed=SEED)
     assert (workdir / "record.json").exists()
 
 

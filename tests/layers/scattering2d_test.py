@@ -109,6 +109,7 @@ def test_features_keep_float32_under_a_policy_of_16_bits():
         np.testing.assert_allclose(tf.cast(features, "float32"), wanted, rtol=step, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_per_example_gradients_before_and_after_it():
     model = keras.Sequential(
         [keras.Input((8, 8, 1)), keras.layers.Conv2D(2, 3), Scattering2D(2, 3)]

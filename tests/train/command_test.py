@@ -62,6 +62,7 @@ def test_a_wrong_flag_is_one_sentence(typed, sentence, monkeypatch):
     assert re.match(f"tfdpx.train.classify: .*{sentence.replace('?', '[?]')}", error.value.code)
 
 
+@pytest.mark.slow
 def test_a_program_ends_quietly_if_nobody_reads_its_output():
     reader, writer = os.pipe()
     os.close(reader)

@@ -93,6 +93,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_other_images_and_releases_are_refused_by_name(refusal, tmp_path):
     images = tmp_path / "images"
     own_images.write(images, {3: 6, 5: 6}, size=8)

@@ -71,6 +71,7 @@ def test_the_last_layer_starts_anew(trained):
         assert model.optimizer.ledger.is_complete  # The origin is in the record.
 
 
+@pytest.mark.slow
 def test_files_that_do_not_fit(trained, tmp_path):
     _, path = trained
     junk = tmp_path / "junk.keras"

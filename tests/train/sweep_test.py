@@ -68,6 +68,7 @@ def settings_of(text, **shared):
     return [planned.settings for planned in runs]
 
 
+@pytest.mark.slow
 def test_every_point_runs_with_every_seed_at_one_epsilon(run):
     text = " batch_size = 128,512 ;learning_rate=1,2.5;optimizer=dpsgd:nesterov=false,momentum=0"
     runs = settings_of(text, epsilon=3.0, accountant="rdp")
