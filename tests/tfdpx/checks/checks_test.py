@@ -64,6 +64,21 @@ def test_methods_of_an_instance_that_see_the_batch_first_are_refused(method):
     refused(model, f"overrides `{method}`")
 
 
+class Mixes:
+    def train_step(self, data):
+        return super().train_step((0.5 * (data[0] + data[0][::-1]), data[1]))
+
+
+class Derived(Mixes, keras.Sequential):
+    """A model with the step of a base class that is no model."""
+
+
+def test_a_step_of_a_base_class_is_refused():
+    like, model = small.model(), Derived([layers.Dense(3)])
+    model.compile(optimizer=like.optimizer, loss=like.loss)
+    refused(model, "overrides `train_step`")
+
+
 def test_float8_layers_are_refused_by_name():
     model = small.model(layers=[layers.Dense(3, name="head")])
     model.build((None, 6))

@@ -1,7 +1,5 @@
 """The update is Eq. 4 of De et al. 2022: sensitivity, noise, masks, microbatches, views."""
 
-import math
-
 import bench
 import keras
 import numpy as np
@@ -113,34 +111,6 @@ def test_noise_is_replayed_by_seed_and_step_and_differs_otherwise(noise, noise_o
     assert np.abs(first - second).max() > 0.1
 
 
-def test_the_size_of_the_data_set_is_in_no_bit_of_the_update(monkeypatch):
-    """Opacus #819: neighbours are told apart where an update is divided by floor(N q).
-
-    The last example has no gradient, so that nothing but a divisor could tell whether it is there.
-    With many weights the size of the noise then does.
-    """
-    features, probability = 400, 0.1
-    sizes = [math.floor(count * probability) for count in (20, 19)]
-    assert sizes == [2, 1]
-    monkeypatch.setattr(  # The same in both updates.
-        mechanism.noise,
-        "normal",
-        lambda shape, seed, stddev=1.0: tf.random.stateless_normal(shape, [0, 1], stddev=stddev),
-    )
-    x, y = small.data(20, features)
-    x[-1] = 0.0
-    step = bench.Bench(
-        layers=lambda: [keras.layers.Dense(3, use_bias=False)],
-        shape=(features,),
-        batch_size=int(20 * probability),
-        microbatch_size=1,  # In others the size of a sum decides how it is rounded.
-    ).step
-    update, of_neighbour = step(x, y), step(x, y, np.arange(20) < 19)
-    np.testing.assert_array_equal(update, of_neighbour)
-    of_size, of_other_size = (update * 2 / size for size in sizes)
-    assert np.std(of_other_size) == pytest.approx(2 * np.std(of_size))
-
-
 @NO_NOISE
 def test_given_views_are_averaged_before_clipping():
     x, y = small.data(8)
@@ -198,6 +168,30 @@ def test_several_outputs_with_their_own_losses_are_reported():
     assert logs.keys() == wanted.keys()
     for name in wanted:
         assert logs[name] == pytest.approx(wanted[name], rel=1e-4), name
+
+
+def test_a_step_averages_the_views_that_the_seed_draws(monkeypatch):
+    rng, drawn = np.random.default_rng(0), []
+    x, y = rng.normal(size=(8, 12, 12, 1)).astype("float32"), rng.integers(0, 3, 8)
+    augmentation, layers = tfdpx.augment.ResizeCropFlip(5), keras.layers
+    draw = augmentation.draw
+    monkeypatch.setattr(augmentation, "draw", lambda *a: drawn.append(draw(*a)) or drawn[-1])
+
+    def stack():
+        return [layers.Conv2D(4, 3), layers.Flatten(), layers.Dense(3)]
+
+    def bench_of(**arguments):
+        compile_arguments = {"run_eagerly": "augment" in arguments}
+        arguments = {"augmult": 3, "batch_size": 8, "layers": stack, **arguments}
+        return bench.Bench(shape=(5, 5, 1), compile_arguments=compile_arguments, **arguments)
+
+    change = bench_of(augment=augmentation).step(x, y)
+    choices = max(drawn, key=len)
+    by_data = bench_of()
+    views = augmentation.apply(tf.constant(x), choices).numpy()
+    np.testing.assert_allclose(change, by_data.step(views, y), rtol=1e-4, atol=1e-7)
+    others = augmentation.apply(tf.constant(x), choices[::-1]).numpy()
+    assert np.abs(by_data.step(others, y) - change).max() > 1e-5
 
 
 def test_wrong_views_are_refused():
