@@ -182,7 +182,7 @@ class Settings:
     pixels: str | None = setting("Range of pixels that the Keras model of --init_from was trained "
         "on, if the model does not scale pixels itself. imagenet and caffe: as the modes torch and "
         "caffe of keras.applications.", choices=PIXELS, of=_PHOTOS)
-    head_steps: int = setting("Number of updates at first that train only the last layer.",
+    head_steps: int = setting("Number of first updates, which train only the last layer.",
         NOT_NEGATIVE, default=0)
     head_learning_rate: float | None = setting("Learning rate of --head_steps. Default: "
         "--learning_rate.", POSITIVE, needs="head_steps")
