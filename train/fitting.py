@@ -101,7 +101,7 @@ def check(settings, plan, image_shape):
     if settings.head_steps >= plan.steps:
         raise UserError(
             f"Flag --head_steps must lie below the updates of the run, {plan.steps}. Received: "
-            f"--head_steps={settings.head_steps}. For the last layer alone use --trainable=last."
+            f"--head_steps={settings.head_steps}. For only the last layer, use --trainable=last."
         )
 
 

@@ -613,7 +613,7 @@ def _entry_of(folder, before, planned):
     if entries != [planned] or not ledger.is_complete:
         raise UserError(
             f"A run was not trained as planned: its ledger has {entries}, and the noise is for "
-            f"{planned}. Leave the images alone while this runs. Nothing is kept."
+            f"{planned}. Do not change the images during a sweep. Nothing is kept."
         )
     return entries[0]
 

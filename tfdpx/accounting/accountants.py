@@ -430,7 +430,7 @@ def _full_batch_accountant(conversion):
         sampled = [probability for _, probability, _ in runs if probability < 1]
         if sampled:
             raise ValueError(
-                "The accountants 'gdp' and 'zcdp' are for full batches alone. Received: "
+                "The accountants 'gdp' and 'zcdp' are only for full batches. Received: "
                 f"sampling_probability={sampled[0]}. Use accountant='pld' or 'rdp'."
             )
         return FullBatchAccountant(conversion)

@@ -111,7 +111,7 @@ def test_unfit_arguments_are_refused():
         (plan, 1001, {}, "k=1001. The plan has num_examples=1000"),
         (ledger, 2, {}, "Argument `delta` must"),
         (ledger, 2, {"delta": 1e-5, "accountant": "moments"}, "Argument `accountant` must"),
-        (ledger, 2, {"delta": 1e-5, "accountant": "gdp"}, "are for full batches alone"),
+        (ledger, 2, {"delta": 1e-5, "accountant": "gdp"}, "are only for full batches"),
         (Ledger((Entry(4.0, None, 5),)), 2, {"delta": 1e-5}, "sampling probability is unknown"),
         (7.0, 2, {}, r"model\.optimizer\.ledger"),
     ]:
