@@ -22,11 +22,11 @@ from tfdpx.per_example.rowwise import over_rows, register_rowwise
 class GroupNorm(keras.layers.GroupNormalization):
     """Group normalization with 16 groups by default.
 
-    The layer normalizes each example over all positions and over the channels of a group, so the
-    output of an example does not depend on other examples. Under differential privacy it replaces
-    batch normalization. There are two differences from `keras.layers.GroupNormalization`. The
-    default of `groups` is 16 instead of 32, and the error for a wrong number of groups lists the
-    possible numbers.
+    The layer normalizes each example over all positions and over the channels of a group. So the
+    output of an example does not depend on other examples, and the layer can replace batch
+    normalization under differential privacy. There are two differences from
+    `keras.layers.GroupNormalization`: the default of `groups` is 16 instead of 32, and the error
+    for a wrong number of groups lists the possible numbers.
 
     Args:
         groups: Integer, the number of groups, which must divide the number of channels. -1 means
@@ -70,14 +70,14 @@ class GroupNorm(keras.layers.GroupNormalization):
 class SkipInit(keras.layers.Layer):
     """Multiplies a residual branch by one trainable scalar: `scale * gain * inputs`.
 
-    De & Smith (2020) initialize the scalar to zero. A residual network is then the identity before
-    training, and trains without normalization. The layer keeps examples separate.
+    De & Smith (2020) initialize the scalar to zero. Before training, each residual block is then
+    the identity, and the network trains without normalization. The layer keeps examples separate.
 
     Args:
         scale: Float, a constant factor in addition to the trainable factor, for example the
             `alpha` of Brock et al. (2021a).
-        initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) initialize
-            with ones if they train NF-ResNets privately from scratch.
+        initializer: Initializer of the weight `gain`, a scalar. De et al. (2022, C.1) initialize it
+            to one when they train NF-ResNets privately from scratch.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
     Input shape: any. The output has the same shape.
@@ -198,8 +198,8 @@ def _check_sizes(layer, input_shape):
 
 def _unit(rows):
     """Divides each of `rows` [batch, features] by its norm. Rows of zeros do not change."""
-    # First divide by the largest entry, so that squares neither overflow nor underflow. The result
-    # does not depend on this factor, so no gradient needs to pass through it.
+    # Rows are first divided by their largest entry. Otherwise squares could overflow or underflow.
+    # The result does not depend on this factor, so no gradient needs to pass through it.
     largest = ops.max(ops.abs(rows), axis=-1, keepdims=True)
     rows = rows / ops.stop_gradient(ops.maximum(largest, 1e-30))
     # The sum is at least one, except for a row of zeros. The maximum avoids the infinite gradient
@@ -316,7 +316,7 @@ class ChannelWhitening(keras.layers.Layer):
         must = "be a layer, model or function of a batch of images"
         require(features is None or callable(features), "features", features, must)
         if isinstance(features, keras.Layer):
-            # A graph takes much less time than eager calls.
+            # A traced function takes much less time than eager calls.
             features = tf.function(features, autograph=False, reduce_retracing=True)
         mean, covariance = _moments(
             images if features is None else features(images)
@@ -362,7 +362,7 @@ class ChannelWhitening(keras.layers.Layer):
                 "Use more images, or check the output of `features` for the images of `source`."
             )
         values, vectors = np.linalg.eigh(covariance)
-        values = np.maximum(values, 0)  # Rounding makes some slightly negative.
+        values = np.maximum(values, 0)  # Because of rounding, some are slightly negative.
         scales = (values + self.regularization * values.mean()) ** self.exponent
         return (vectors * scales) @ vectors.T
 
@@ -379,7 +379,7 @@ def _checked_source(source, public):
             f"{type(source).__name__}. Use, e.g., tfdpx.synthetic.DeadLeaves(32, channels=3). If "
             "the data are public, declare it by adapt(..., public=True)."
         )
-    # Make a new generator, because a user may have set other attributes on the old one.
+    # A new generator is made, because a user may have changed attributes of the old one.
     return type(source)(**type(source).get_config(source))
 
 
@@ -416,7 +416,7 @@ def _moments(batches):
     for batch in batches:
         values = np.asarray(batch).astype("float64")
         if origin is None:
-            # The mean of the first batch is subtracted, so that sums of large values lose no
+            # The mean of the first batch is subtracted. Otherwise sums of large values would lose
             # digits.
             origin = values.mean(axis=0)
             total, products = np.zeros_like(origin), 0.0

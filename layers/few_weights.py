@@ -29,20 +29,20 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
     - `"norm"`: scales and offsets of all layers with "Norm" in the name of their class. Batch
       normalization is still frozen, and uses the statistics of its pre-training.
     - `"lora"`: a product of two low-rank matrices is added to each kernel of the queries and values
-      in attention, and only the low-rank matrices train. If no layer has a name like "query" or
-      "value", every `Dense` and `EinsumDense` layer gets such matrices. If any layer has LoRA
-      already, no other layer gets LoRA, and `rank` is ignored. For other layers, such as an
+      in attention, and only the low-rank matrices are trained. If no layer has a name like "query"
+      or "value", every `Dense` and `EinsumDense` layer gets such matrices. If any layer already has
+      LoRA, no other layer gets LoRA, and `rank` is ignored. To use LoRA in other layers, such as an
       `Embedding`, first call `layer.enable_lora(rank)`.
 
-    In all four cases the last layer is trained, too. This is the last layer with weights before the
-    output, usually the new head. In a subclassed model, it is the last layer with weights that the
-    constructor made. If the last layer is, or contains, an `Embedding`, this embedding is not
-    trained, because language models also use it as their first layer. There is one exception:
-    `"last"` trains an `Embedding` that is itself the last layer.
+    In all four cases the last layer is trained, too. The last layer is the last one with weights
+    before the output, usually the new head. In a subclassed model, it is the last layer with
+    weights that the constructor made. If the last layer is, or contains, an `Embedding`, this
+    embedding is not trained, because language models also use it as their first layer. There is one
+    exception: `"last"` trains an `Embedding` that is itself the last layer.
 
-    Call this function before `compile`. As in Keras, the function does not change the training of
-    a model that is already compiled. Keras saves which layers are trainable, but not which weights
-    of a layer are, so call the function again on a loaded model.
+    Call this function before `compile`. As in Keras, changes have no effect on a model that is
+    already compiled. Keras saves which layers are trainable, but not which weights of a layer are.
+    So call the function again on a loaded model.
 
     Args:
         model: A built `keras.Model`. The function changes it, and ignores earlier values of
@@ -94,7 +94,7 @@ def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
 def last_layer(model: keras.Model) -> keras.layers.Layer:
     """Returns the last layer with weights in a model.
 
-    If that layer is itself a model, the search goes on inside it.
+    If this layer is itself a model, the result is the last layer with weights inside it.
 
     Args:
         model: A built `keras.Model`.
@@ -125,7 +125,7 @@ def _of_head(head):
 
 
 def _chosen(model, head, what, rank):
-    """Returns a dict from ids to variables, the variables to train in layers before the last one.
+    """Returns the variables to train in layers before the last one, a dict by their ids.
 
     Args:
         model: A built `keras.Model`.

@@ -1,4 +1,4 @@
-"""Turns a compiled Keras model into one that trains well under differential privacy."""
+"""Turns a compiled Keras model into a model that trains well under differential privacy."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def make_private_model(
 
     The copy has the same loss and metrics, and the private variant of the optimizer. For example,
     `tfdpx.DPAdam` replaces `keras.optimizers.Adam` and has the same arguments. Train the copy by
-    `model.fit(x, y, epochs=math.ceil(plan.epochs))`. The weights must be new or public. Weights
-    that were trained on the private data before already reveal these data.
+    `model.fit(x, y, epochs=math.ceil(plan.epochs))`. The weights of `model` must be new or public:
+    weights that were trained on the private data already reveal these data.
 
     A network that trains well without noise may train badly with noise. The function therefore
     changes the copy, and prints the name of each change. If you do not want a change, pass its name
@@ -76,32 +76,31 @@ def make_private_model(
     - `"tanh"`: tanh replaces ReLU if the network has no normalization.
 
     docs/own_code.md shows how much each change improves the accuracy. If there is nothing to
-    change, the model itself is compiled again and returned. For arguments that you leave out, the
-    function uses the values from `tfdpx.suggest`, and prints the outlook for them (in the example,
-    the line that begins with "Good"). The moving average of the weights is used (`use_ema=True`),
-    unless you pass `use_ema=False`.
+    change, the function compiles the model itself again and returns it. For arguments that you
+    leave out, it uses the values from `tfdpx.suggest`, and prints how well the training will
+    probably work (in the example, the line that begins with "Good"). The moving average of the
+    weights is used, unless you pass `use_ema=False`.
 
     Guarantee: the same as for `tfdpx.PrivacyPlan`.
 
     Args:
-        model: A compiled `keras.Model`. Only a Functional or Sequential model that is built can be
-            changed.
+        model: A compiled `keras.Model`. Only a built Functional or Sequential model gets changes.
         num_examples: Int. Number of private examples. The guarantee does not hide this number.
         delta: Float in (0, 1), well below 1/num_examples.
         epsilon: Float. The privacy budget, from which the noise is computed.
-        noise_multiplier: Float. The noise multiplier, which you can pass instead of `epsilon`.
-        epochs: Float. How many times each example is drawn, on average.
+        noise_multiplier: Float. The noise multiplier, instead of `epsilon`.
+        epochs: Float. The average number of times that each example is drawn.
         steps: Int. Number of model updates, instead of `epochs`.
         batch_size: Int. Expected number of examples per update.
         l2_norm_clip: As for `tfdpx.DPSGD`, the norm to which gradients are clipped.
-        learning_rate: Optional float or schedule. By default, `tfdpx.suggest` suggests a rate for
-            SGD, Adam and AdamW. A schedule, or the rate of another optimizer, is taken from
-            `model`. Gradients are divided by `l2_norm_clip`, so a learning rate for ordinary
+        learning_rate: Optional float or schedule. The default for SGD, Adam and AdamW comes from
+            `tfdpx.suggest`. If `model` has a schedule or another optimizer, the default is its
+            learning rate. Gradients are divided by `l2_norm_clip`, so a learning rate for ordinary
             training is seldom right.
         accountant: As for `tfdpx.PrivacyPlan`.
         groups: As for `tfdpx.layers.replace_batch_norm`.
         without: Strings, the names of changes to leave out.
-        **arguments: More arguments of `tfdpx.DPSGD`, for example `augment`, `augmult` and
+        **arguments: Further arguments of `tfdpx.DPSGD`, for example `augment`, `augmult` and
             `microbatch_size`.
 
     Returns:
@@ -167,7 +166,7 @@ def _reset_metric(metric):
 
 
 def _changes_of(model):
-    """Returns a list with the names of the changes that are possible and useful for a model."""
+    """Returns a list of the names of changes that are possible and useful for a model."""
     layers = layer_internals.flatten_layers(model)
     names = ["group_norm"] if batch_norms(model) else []
     is_frozen = any(layer_internals.own_weights(x) and not x.trainable for x in layers)
@@ -224,7 +223,7 @@ def _private_optimizer(model, twin, learning_rate, plan, l2_norm_clip, arguments
 
     Args:
         model: The user's compiled `keras.Model`.
-        twin: The model that will be trained, which is a changed copy or `model` itself.
+        twin: The model that will be trained: a changed copy of `model`, or `model` itself.
         learning_rate: As for `make_private_model`.
         plan: A `tfdpx.PrivacyPlan`.
         l2_norm_clip: As for `make_private_model`.
@@ -267,11 +266,11 @@ def _private_optimizer(model, twin, learning_rate, plan, l2_norm_clip, arguments
 def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
     """Returns a clone of a model with a `GroupNorm` in place of each `BatchNormalization`.
 
-    Batch normalization computes statistics over the examples of a batch. The gradient of an example
-    then depends on other examples, so DP-SGD is impossible. The `GroupNorm` has the same name,
-    `axis`, `epsilon`, `center`, `scale`, initializers, regularizers, constraints and `trainable` as
-    the layer that it replaces. Its number of groups is the largest number up to `groups` that
-    divides the number of channels.
+    Batch normalization computes statistics over the examples of a batch. So the gradient of an
+    example depends on other examples, which makes DP-SGD impossible. The `GroupNorm` has the same
+    name, `axis`, `epsilon`, `center`, `scale`, initializers, regularizers, constraints and
+    `trainable` as the layer that it replaces. Its number of groups is the largest number up to
+    `groups` that divides the number of channels.
 
     All weights are copied, including `gamma` and `beta` of the replaced layers. But `GroupNorm` has
     no moving statistics, so the outputs of the clone differ from those of `model`, and the clone
@@ -299,7 +298,7 @@ def _clone(model, changes, groups):
 
     Args:
         model: A built Functional or Sequential `keras.Model`.
-        changes: Names of changes that are possible for this model, a part of `CHANGES`.
+        changes: Names from `CHANGES`, changes that are possible for this model.
         groups: As for `replace_batch_norm`.
     """
     check_positive_integer("groups", groups, " Use 16.")
@@ -333,7 +332,8 @@ def _clone(model, changes, groups):
         counterparts.append((layer, clone))
         return clone
 
-    # `clone_model` accepts no call function for a Sequential model, which has no call arguments.
+    # For a Sequential model, whose layers have no call arguments, `clone_model` accepts no call
+    # function.
     call_function = None if isinstance(model, keras.Sequential) else _call_without_mask
     new_model = keras.models.clone_model(
         model, clone_function=clone_layer, call_function=call_function, recursive=True
@@ -345,7 +345,7 @@ def _clone(model, changes, groups):
 
 
 def _pool_of_regions(layer):
-    """Returns a model that replaces a global average by the averages of `_GRID x _GRID` regions."""
+    """Returns a model that averages over `_GRID x _GRID` regions, to replace a global average."""
     grid = [math.ceil(size / _GRID) for size in layer.input.shape[1:3]]
     pool = keras.layers.AveragePooling2D(grid, padding="same", dtype=layer.dtype_policy)
     flatten = keras.layers.Flatten(dtype=layer.dtype_policy)
@@ -353,7 +353,7 @@ def _pool_of_regions(layer):
 
 
 def batch_norms(layer):
-    """Returns a list of the `BatchNormalization` layers in `layer`, which may be one itself."""
+    """Returns a list of the `BatchNormalization` layers in `layer`; it may itself be one."""
     layers = layer_internals.flatten_layers(layer)
     return [part for part in layers if isinstance(part, keras.layers.BatchNormalization)]
 

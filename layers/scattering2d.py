@@ -13,16 +13,16 @@ import tensorflow as tf
 
 from tfdpx._arguments import check_choice, check_positive_integer, require
 
-# The largest size of intermediate values. More would not fit into the caches of a CPU, and less
-# would not keep an accelerator busy.
+# The largest size of intermediate values in bytes. Larger values would not fit into the caches of a
+# CPU, and smaller ones would not keep an accelerator busy.
 _BYTES_ON_CPU, _BYTES_ON_ACCELERATOR = 2**25, 2**28
-# Added under the square root of a modulus, to make its gradient at zero 0 instead of NaN. It is far
-# smaller than the precision of any pixel.
+# This number is added under the square root of a modulus, so the gradient at zero is 0 instead of
+# NaN. It is far smaller than the precision of any pixel.
 _TINY = 1e-36
 
 
 class ScatteringPath(typing.NamedTuple):
-    """The wavelets that a feature of `Scattering2D` uses, in the order in which they are applied.
+    """The wavelets of a feature of `Scattering2D`, in the order in which they are applied.
 
     Attributes:
         order: Int, the number of wavelets: 0, 1 or 2.
@@ -48,7 +48,7 @@ class Scattering2D(keras.layers.Layer):
     - order 2: `||x * psi1| * psi2| * phi`, for each pair of wavelets where psi2 has a coarser scale
       than psi1.
 
-    That makes `num_paths = 1 + J L + L^2 J (J - 1) / 2` features per position and colour, or
+    Each position and colour thus has `num_paths = 1 + J L + L^2 J (J - 1) / 2` features, or
     `1 + J L` without order 2. The features hardly change if the image is shifted or distorted a
     little. So a linear model on the features classifies well, and only this linear model must be
     trained privately. Filters, padding and values are the same as in Kymatio 0.3.
@@ -156,8 +156,8 @@ class Scattering2D(keras.layers.Layer):
         padded = [(pixels // 2**self.J + 2) * 2**self.J for pixels in size]
         self._paddings = _rounds_of_padding(size, padded)
         self._make_filters(padded)
-        # The largest tensors are the products of the finest spectra with all wavelets. The other
-        # tensors at that time take about as much memory, hence the factor of 2.
+        # The largest tensors are the products of the finest spectra with all wavelets. All other
+        # tensors at that time together take about as much memory, hence the factor of 2.
         directions = self.L**2 if self.max_order == 2 and self.J > 1 else self.L
         held = 2 * directions * math.prod(padded) * np.dtype(self._complex_dtype).itemsize
         self._rows_at_a_time = max(_bytes_at_a_time() // held, 1)
@@ -167,11 +167,11 @@ class Scattering2D(keras.layers.Layer):
         """Computes the filters as NumPy arrays, which become constants of a graph.
 
         An image at resolution r has only every `2**r`-th pixel of the original. `_wavelets[j, r]`
-        contains the wavelets of scale j for images at resolution r <= j. It is an array
-        `[L, height / 2**r, width / 2**r]`, and `_moduli` multiplies the spectra of such images by
-        it. Keeping only every `2**j`-th pixel makes some frequencies equal, so `_moduli` then adds
-        up the products at these frequencies. `_averages[r]` contains two `low_pass` matrices at
-        resolution r, for height and width.
+        contains the wavelets of scale j for images at resolution r <= j, an array
+        `[L, height / 2**r, width / 2**r]`. `_moduli` multiplies the spectra of such images by this
+        array. If only every `2**j`-th pixel is kept, some frequencies become equal, so `_moduli`
+        then adds up the products at these frequencies. `_averages[r]` contains two `low_pass`
+        matrices at resolution r, one for height and one for width.
 
         Args:
             padded: List of two ints, the height and width of padded images.
@@ -237,7 +237,7 @@ class Scattering2D(keras.layers.Layer):
             return self._scatter(rows)
         count = tf.shape(rows)[0]
         parts = tf.maximum(-(-count // self._rows_at_a_time), 1)
-        # The parts are equal; rows of zeros at the end fill up the last one.
+        # All parts have the same size. The last part is filled up with rows of zeros.
         size = tf.maximum(-(-count // parts), 1)
         rows = tf.pad(rows, [[0, parts * size - count], [0, 0], [0, 0]])
         height, width = (pixels // 2**self.J for pixels in rows.shape[1:])
@@ -268,7 +268,8 @@ class Scattering2D(keras.layers.Layer):
                 coarser = [
                     self._average(self._moduli(inner, j2, j1), j2) for j2 in range(j1 + 1, self.J)
                 ]
-                # [rows, L, scales * L, ...]: the axis of the first wavelet, then of the second.
+                # [rows, L, scales * L, ...]: the second axis is for the first wavelet, the third
+                # axis for the second wavelet.
                 pairs = tf.concat(coarser, axis=2)
                 count = pairs.shape[1] * pairs.shape[2]
                 orders[2].append(tf.reshape(pairs, [-1, count, *pairs.shape[3:]]))
@@ -289,7 +290,8 @@ class Scattering2D(keras.layers.Layer):
         Returns:
             Real tensor `[rows, ..., L, height', width']`.
         """
-        # The filters are real, so two real products replace a complex one, which takes longer.
+        # The filters are real, so two real products replace a complex product, which would take
+        # longer.
         parts = tf.stack([tf.math.real(spectra), tf.math.imag(spectra)])[..., tf.newaxis, :, :]
         filters = self._wavelets[scale, resolution]
         folds = scale - resolution
@@ -340,9 +342,10 @@ def _quarters(maps, split):
 # (Andreux et al., 2020), so the features agree. The filters are periodic on the padded image.
 _SIGMA = 0.8
 _FREQUENCY = 3 * math.pi / 4
-# Kymatio's normalization uses pi with only these digits. With more, features would differ by 9e-5.
+# Kymatio's normalization uses this value for pi. With the exact value, features would differ by
+# 9e-5.
 _PI = 3.1415
-# Beyond so many standard deviations a Gaussian is zero in double precision.
+# Beyond this number of standard deviations, a Gaussian is zero in double precision.
 _REACH = 9
 
 
@@ -401,7 +404,7 @@ def _wavelet(shape, scale, turn, slant):
     across = columns * math.cos(turn) - rows[:, None] * math.sin(turn)
     envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
     wave = np.exp(1j * _FREQUENCY / 2**scale * along)
-    # Make the mean of the wavelet zero, so that it does not respond to a constant image.
+    # Makes the mean of the wavelet zero. So the wavelet does not respond to a constant image.
     wave -= np.sum(envelope * wave) / np.sum(envelope)
     periodic = np.zeros(shape, complex)
     values = envelope * wave * slant / (2 * _PI * sigma**2)

@@ -30,9 +30,9 @@ class WSConv2D(keras.layers.Conv2D):
 
     `mean` and `var` are the mean and the population variance of the `fan_in` weights of the filter,
     with `fan_in = kernel height * kernel width * input channels / groups`. The layer standardizes
-    the kernel in each call, so all gradients are those of the raw kernel. Weight standardization
-    can replace batch normalization under differential privacy, because it uses only weights and
-    keeps examples separate.
+    the kernel in each call, so gradients are for the raw kernel. Weight standardization can replace
+    batch normalization under differential privacy, because it uses only weights and keeps examples
+    separate.
 
     Args:
         filters: Integer, the number of output channels.
@@ -166,16 +166,18 @@ class Standardized(typing.NamedTuple):
 
     All attributes are float32 tensors. The docstring of `WSConv2DRule` defines the kernel u, the
     scale s and the gradient G for u. To convert G to a gradient for the raw kernel, the rule
-    subtracts the mean of G and the component of G along u, and multiplies by s.
+    subtracts from G its mean and its component along u, and multiplies the result by s.
 
     Attributes:
         unit: [kernel height, kernel width, input channels / groups, filters], u.
         scale: [filters], s.
-        shares: [2, filters], two factors. The sum of G times the first, 1 / fan_in, is the mean of
-            G. The second belongs to the inner product of G and u. It is 1, or 0 for filters where
-            epsilon keeps s constant, because the rule subtracts no component along u there.
-        weights: [3, filters], the factors in the squared norm of a converted gradient: s^2 for
-            |G|^2, and s^2 times `shares` for the squared sum of G and the squared inner product.
+        shares: [2, filters], two factors. The first is 1 / fan_in; the sum of G times this factor
+            is the mean of G. The second multiplies the inner product of G and u. It is 1, or 0 for
+            filters where epsilon keeps s constant, because the rule subtracts no component along u
+            there.
+        weights: [3, filters], the factors of three terms in the squared norm of a converted
+            gradient: s^2 for |G|^2, and s^2 times `shares` for the squared sum of G and for the
+            squared inner product.
     """
 
     unit: tf.Tensor
@@ -283,7 +285,7 @@ class WSConv2DRule(Conv2DRule):
 
         Each inner product is a vector with one entry per filter. An entry is a sum over positions
         of inner products with a vector of length one. The rounding error of an entry is at most the
-        relative error of such a sum, times M, the sum of the sizes of the terms
+        relative error of such a sum, times M, the sum of the absolute values of its terms
         (`tfdpx.per_example.rounding`).
         """
         fan_in = math.prod(self.kernel_shape[:3])
@@ -313,8 +315,8 @@ class WSConv2DRule(Conv2DRule):
     def _by_kernels(self):
         """Returns whether the inner products are computed from per-example kernel gradients.
 
-        Otherwise, they are computed as sums over positions. Kernel gradients lead to more exact
-        results if the clipped sum also uses them, or if the fan-in is small.
+        Otherwise they are computed as sums over positions. Kernel gradients give more exact results
+        if the clipped sum also uses kernel gradients, or if the fan-in is small.
         """
         has_kernel_gradients = self.choice.norm == "instantiate"
         few = math.prod(self.kernel_shape[:3]) < self.sizes()[1]

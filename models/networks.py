@@ -1,4 +1,4 @@
-"""Convolutional networks without batch normalization."""
+"""Builds convolutional networks without batch normalization."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def gaussian():
 
 
 def pooled_logits(x, num_classes):
-    """Returns logits [batch, num_classes]: a dense layer on the global average of a feature map.
+    """Averages a feature map globally and applies a dense layer.
+
+    Returns logits [batch, num_classes].
 
     Args:
         x: Symbolic tensor [batch, height, width, channels].
@@ -29,7 +31,7 @@ def pooled_logits(x, num_classes):
 
 
 def logits(x, num_classes):
-    """Returns logits [batch, num_classes] of `x` [batch, features], by a dense layer."""
+    """Applies a dense layer to `x` [batch, features]. Returns logits [batch, num_classes]."""
     return logits_layer(num_classes, kernel_initializer=gaussian())(x)
 
 
@@ -85,8 +87,8 @@ def WideResNet(
     path has no normalization (De et al. 2022, section 3.1). It is `x` itself, or a 1x1 convolution
     of `x` if the block changes the number of channels or the resolution.
 
-    The defaults follow the text of both papers. The published code of De et al. differs from their
-    text, and they measured accuracies with the code. This builds the network of the code:
+    The defaults follow the text of both papers. The published code of De et al., with which they
+    measured accuracies, differs from their text. These arguments build the network of the code:
     >>> code = dict(use_gain=True, use_bias=True, norm_before_relu=False, projection_norm=True)
     >>> tfdpx.models.WideResNet(16, 4, 10, **code).count_params()
     2753818
@@ -199,10 +201,11 @@ BLOCKS = {
     200: (3, 24, 36, 3),
 }
 
-# The factor of the residual branch in Brock et al. A block adds its square to the variance.
+# The factor of the residual branch in Brock et al. Each block adds ALPHA^2 to the variance.
 ALPHA = 0.2
 
-# The ReLU of a standard Gaussian has the variance (1 - 1/pi) / 2. This factor makes it one.
+# The ReLU of a standard Gaussian has the variance (1 - 1/pi) / 2. Scaled by this factor, it has
+# variance one.
 RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
 
 
@@ -217,18 +220,18 @@ def NFResNet(
     """Builds the normalizer-free residual network `NF-ResNet-depth` of Brock et al. (2021a).
 
     This is a pre-activation bottleneck ResNet without batch normalization. Instead, it has scaled
-    weight standardization, and inputs of each block are divided by their expected standard
-    deviation, so no example affects another. A block computes
+    weight standardization, and the inputs of each block are divided by their expected standard
+    deviation. So no example affects another. A block computes
 
     `h + 0.2 * gain * f(h / beta)`
 
-    Here `beta` is the standard deviation of `h` that is expected before training, and `gain` is a
-    trainable scalar (SkipInit). The branch `f` preserves the variance. It consists of ReLU, 1x1
-    convolution, ReLU, 3x3 convolution, ReLU and 1x1 convolution. Each convolution has a gain and a
-    bias for every filter, and each ReLU is scaled by `sqrt(2 / (1 - 1/pi))`. With `skip_init=1`,
-    the variance grows by 0.04 per block; `beta` is computed for this growth. In the first block of
-    each of the four stages, a 1x1 convolution of `relu(h / beta)` replaces the skip path and resets
-    the variance to one.
+    Here `beta` is the expected standard deviation of `h` before training, and `gain` is a trainable
+    scalar (SkipInit). The branch `f` preserves the variance. It consists of ReLU, 1x1 convolution,
+    ReLU, 3x3 convolution, ReLU and 1x1 convolution. Each convolution has a gain and a bias for
+    every filter, and each ReLU is scaled by `sqrt(2 / (1 - 1/pi))`. With `skip_init=1`, the
+    variance grows by 0.04 per block; `beta` is computed for this growth. In the first block of each
+    of the four stages, a 1x1 convolution of `relu(h / beta)` replaces the skip path and resets the
+    variance to one.
 
     The network begins with a 7x7 convolution and max pooling, both with stride 2. It ends with
     ReLU, global average pooling and a dense layer. The last three stages halve the resolution.
@@ -251,8 +254,8 @@ def NFResNet(
         `[batch, num_classes]`. The pixels should have a mean of about zero and a variance of about
         one. There is no softmax, and logits are float32 under mixed precision. With 1000 classes
         the model has 25.6 million parameters at depth 50, 44.5 million at 101, 60.2 million at 152
-        and 64.7 million at 200. The ResNet with batch normalization has as many, except for one
-        scalar per block.
+        and 64.7 million at 200. These are as many as in the ResNet with batch normalization, plus
+        one scalar per block.
 
     Raises:
         ValueError: If `depth` is not one of the above, if `num_classes` is not a positive integer,
@@ -288,7 +291,7 @@ def NFResNet(
                 skip_init=skip_init,
                 name=f"stage{stage}_block{block}",
             )
-            # A projection of h / beta has the variance one.
+            # The projection of h / beta in the first block of a stage has variance one.
             variance = (1.0 if block == 1 else variance) + ALPHA**2
     x = _scaled_relu(x, name="head")
     outputs = pooled_logits(x, num_classes)
@@ -322,7 +325,10 @@ def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
 
 
 def _scaled_relu(x, name, beta=1.0):
-    """Returns the ReLU of `x / beta`, scaled to variance one for a Gaussian of deviation `beta`."""
+    """Returns the ReLU of `x / beta`, multiplied by `RELU_GAIN`.
+
+    The result has variance one if `x` is Gaussian with standard deviation `beta`.
+    """
     x = keras.layers.ReLU(name=f"{name}_relu")(x)
     return keras.layers.Rescaling(RELU_GAIN / beta, name=f"{name}_scale")(x)
 
@@ -350,9 +356,9 @@ def SmallCNN(
     """Builds a small convolutional network with methods that helped De et al. (2022).
 
     The network is a stack of 3x3 convolutions with weight standardization, each followed by group
-    normalization and GELU. Each convolution after the first halves the resolution. A dense layer
-    follows on the flattened feature map. The network is small, because noise is added to each
-    weight.
+    normalization and GELU. Each convolution after the first halves the resolution. At the end, the
+    feature map is flattened, and a dense layer follows. The network is small, because noise is
+    added to each weight.
 
     Args:
         num_classes: Positive integer, the number of outputs.
@@ -370,9 +376,9 @@ def SmallCNN(
         `[batch, num_classes]`. There is no softmax, and logits are float32 under mixed precision.
 
     Raises:
-        ValueError: If `filters` is empty or has a value that is no positive multiple of `groups`,
-            if `num_classes` or `groups` is not a positive integer, or if `input_shape` is not
-            `(height, width, channels)` with fixed sizes.
+        ValueError: If `filters` is empty or has a value that is not a positive multiple of
+            `groups`, if `num_classes` or `groups` is not a positive integer, or if `input_shape` is
+            not `(height, width, channels)` with fixed sizes.
 
     References:
         - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1.
@@ -403,9 +409,9 @@ def LeNet(
 
     The network has two 5x5 convolutions (6 channels with padding, then 16 channels without), each
     followed by tanh and 2x2 average pooling. Dense layers with 120, 84 and `num_classes` outputs
-    follow. As in most later versions, it does not have the trainable subsampling, the sparse
-    connections of channels and the radial basis outputs of 1998. Tanh bounds the activations, so
-    large examples do not have much longer gradients than others.
+    follow. Like most later versions, it leaves out three parts of the original: the trainable
+    subsampling, the sparse connections of channels, and the radial basis outputs. Tanh bounds the
+    activations, so examples with large values do not have much longer gradients than others.
 
     Args:
         num_classes: Positive integer, the number of outputs.

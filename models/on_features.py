@@ -1,4 +1,4 @@
-"""Classifiers on fixed features: scattering features, or the outputs of other models."""
+"""Builds classifiers on fixed features: scattering features, or the outputs of other models."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ def ScatterLinear(
 
     The features are the square root of the Morlet scattering transform of the image. They are
     whitened with statistics of *generated* images (`tfdpx.synthetic`) and scaled to norm one. Only
-    the last layer is trained. Computing the features of an image uses no other private data, so the
-    features spend no privacy.
+    the last layer is trained. The features of an image do not depend on other private data, so they
+    spend no privacy.
 
     With a small privacy budget or few examples, these features are better than features that are
-    learned privately. A private training adds noise to each trained weight. With features of norm
+    learned privately. A private training adds noise to each trained weight. If features have norm
     one, the effect of this noise on a logit does not depend on the number of features.
 
     Train the model by `tfdpx.DPSGD` without momentum, with full batches
@@ -116,9 +116,9 @@ def ScatterLinear(
     Args:
         num_classes: Positive integer, the number of outputs.
         input_shape: `(height, width, channels)` of one image, all fixed.
-        scales: Positive integer, J of the transform, which has `2**J` times fewer positions per
-            axis than the image. Defaults to 2 for images of up to 45 pixels, and to one more for
-            each doubling of the size.
+        scales: Positive integer, J of the transform. The features have `2**J` times fewer positions
+            per axis than the image. Defaults to 2 for images of up to 45 pixels, and to one more
+            for each doubling of the size.
         directions: Positive integer, L of the transform.
         padding: "zeros" or "reflect", as for `tfdpx.layers.Scattering2D`.
         generator: The generator of `tfdpx.synthetic` that makes the images for whitening. Defaults
@@ -202,17 +202,18 @@ def ScatterCNN(
     return keras.Model(inputs, outputs, name=name)
 
 
-# Images with a shorter side are enlarged to this size before the transform.
+# Images with a side shorter than this number of pixels are enlarged before the transform.
 _LEAST_SIDE = 16
-# The number of images for whitening, if they have 32x32 pixels; the least number, for large images;
-# and the batch size. It divides 1,500, because TensorFlow would trace a shorter last batch again.
+# The number of images for whitening if they have up to 32x32 pixels; the least number, for large
+# images; and the batch size. The batch size divides 1,500, because TensorFlow would trace again for
+# a shorter last batch.
 _MOST_IMAGES, _FEWEST_IMAGES, _BATCH = 1500, 100, 75
 
 
 def scattering_features(input_shape, scales=None, directions=8, padding="zeros", generator=None):
-    """Returns the inputs and the whitened scattering features of a functional model.
+    """Returns the inputs and the outputs of a functional model of whitened scattering features.
 
-    The arguments are those of `ScatterLinear`.
+    The arguments are as for `ScatterLinear`.
 
     Returns:
         `keras.Input` of `input_shape`, and a symbolic tensor `[batch, height', width', channels']`.
@@ -228,7 +229,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
     if scales is None:
         scales = default_scales(min(height, width))
     x = Scattering2D(scales, directions, padding=padding, name="scattering")(x)
-    # The averages are not negative, except for rounding errors.
+    # Averages are never negative, except because of rounding errors.
     x = keras.ops.sqrt(keras.ops.relu(x))
     whitening = ChannelWhitening(name="whitening")
     pixels = input_shape[0] * input_shape[1]
@@ -244,7 +245,7 @@ def scattering_features(input_shape, scales=None, directions=8, padding="zeros",
 
 
 def default_scales(shorter_side):
-    """Returns the default J of the transform, which leaves four to eleven positions along the axis.
+    """Returns the default J of the transform. It leaves four to eleven positions per axis.
 
     Args:
         shorter_side: Int, the smaller of height and width in pixels.

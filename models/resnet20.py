@@ -18,8 +18,8 @@ def ResNet20(
 ) -> keras.Model:
     """Builds the ResNet-20 of He et al. (2016) with group normalization.
 
-    A 3x3 convolution to 16 channels is followed by three stages of three blocks. The stages have
-    16, 32 and 64 channels; the second and third stage halve the resolution. A block computes
+    After a 3x3 convolution to 16 channels come three stages of three blocks. The stages have 16, 32
+    and 64 channels, and the second and third stage halve the resolution. A block computes
     `relu(x + norm(conv(relu(norm(conv(x))))))`. The skip path has no weights: if the number of
     channels doubles, it keeps every second pixel of `x` and appends channels of zeros. Yu et al.
     (2022) train this network on CIFAR-10 and MNIST.

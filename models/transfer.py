@@ -1,4 +1,4 @@
-"""Pretrained networks: backbones for private fine-tuning, and classifiers from names of classes."""
+"""Pre-trained networks: backbones for private fine-tuning, and classifiers from class names."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ def backbone(
 
     Trainable batch normalization mixes the examples of a batch, so private training refuses it.
     Frozen batch normalization is safe: it applies the statistics of its pre-training to each
-    example separately. In a network without trained weights it does not normalize at all.
+    example separately. In a network without trained weights, frozen batch normalization does not
+    normalize at all.
 
     Args:
-        model: String, the name of a function of `keras.applications`, for example `"ResNet50"`. Or
+        model: String, the name of a function of `keras.applications`, for example `"ResNet50"`; or
             a Functional or Sequential `keras.Model` of images, for example a backbone or classifier
-            of keras_cv or keras-hub; the result shares its weights. If it ends in a classifier, the
-            classifier is left out; for keras-hub, its preprocessing and pooling are still used.
-            Tokens are averaged, unless `model.use_class_token` is True: then the features are the
-            class token.
+            of keras_cv or keras-hub. The result shares the weights of such a model. If the model
+            ends in a classifying layer, this layer is left out; the preprocessing and the pooling
+            of a keras-hub classifier are still used. Tokens are averaged, unless
+            `model.use_class_token` is True; then the features are the class token.
         image_size: Int or `(height, width)`, to which images are resized. Defaults to the size that
             the network was built for. If the network takes any size, images are not resized by
             default.
@@ -59,29 +60,28 @@ def backbone(
             images are repeated for all channels of the network.
         weights: String or None, only if `model` is a string. `"imagenet"` downloads the weights of
             keras.applications, which count as public. A path loads a file that was saved by
-            `save_weights` of the network without its classifier. None gives random weights. With a
-            file that has no ledger, `optimizer.ledger.is_complete` is False, unless you declare by
+            `save_weights` of the network without its classifier. None gives random weights. If the
+            file has no ledger, `optimizer.ledger.is_complete` is False, unless you declare by
             `tfdpx.checks.mark_public(model)` that the weights contain no private data.
-        batch_norm: `"freeze"` or `"replace"`, for each `keras.layers.BatchNormalization`.
-            `"freeze"` freezes it, also in the model that you pass as `model`. `"replace"` replaces
-            it by `tfdpx.layers.replace_batch_norm`, without its moving statistics, so the network
-            must be trained further.
+        batch_norm: `"freeze"` freezes each `keras.layers.BatchNormalization`, also in the model
+            that you pass as `model`. `"replace"` replaces it by `tfdpx.layers.replace_batch_norm`;
+            the moving statistics are then lost, so the network must be trained further.
         pixels: The range of pixels that the network expects: `"0..255"`, `"0..1"`, `"-1..1"`,
-            `"imagenet"` or `"caffe"`. With None the range is detected. It is 0..255 if the network
-            scales pixels itself. Otherwise it comes from the preprocessor of keras-hub, or from
-            `preprocess_input` in keras.applications.
+            `"imagenet"` or `"caffe"`. With None the range is detected: it is 0..255 if the network
+            scales pixels itself; otherwise the preprocessor of keras-hub, or `preprocess_input`
+            in keras.applications, determines it.
         whiten: `"synthetic"` or a generator of `tfdpx.synthetic`, to whiten the features with
             statistics of generated images (`tfdpx.layers.ChannelWhitening`). This costs no privacy
             and helps a linear classifier. Height and width in `input_shape` must then be fixed.
 
     Returns:
         A functional `keras.Model` from images `[batch, height, width, channels]` of any dtype, with
-        values from 0 to 255, to features `[batch, dimensions]`. One of its layers is the network
-        itself, under the name of the network.
+        values from 0 to 255, to features `[batch, dimensions]`. The network itself is one of its
+        layers, with the name of the network.
 
     Raises:
-        ValueError: If there is no network of that name, the weights do not match, the model does
-            not take images, or not images of this size, the range of pixels cannot be detected, or
+        ValueError: If there is no network with this name, the weights do not match the network, the
+            model does not take images of this size, the range of pixels cannot be detected, or
             another argument is invalid.
 
     Example:
@@ -121,7 +121,7 @@ def backbone(
 
 
 def whitened(model: keras.Model, largest: float, generator: Any = "synthetic") -> keras.Model:
-    """Returns a model with features that are whitened by statistics of generated images.
+    """Adds a whitening of the features to a model, with statistics of generated images.
 
     Args:
         model: `keras.Model` from images `[batch, height, width, channels]` of fixed size to
@@ -171,9 +171,9 @@ def _application(name, shape, weights):
 
 
 def _load(network, weights, name):
-    """Loads the file `weights`; raises ValueError if it belongs to another network than `name`."""
-    # If weights are missing in the file, Keras does not change them, at most with a warning. NaN
-    # shows which these are.
+    """Loads the file `weights`. Raises ValueError if it does not belong to the network `name`."""
+    # If weights are missing from the file, Keras leaves them unchanged and at most warns. Here
+    # missing weights stay NaN.
     floating = [weight for weight in network.weights if "float" in weight.dtype]
     for weight in floating:
         weight.assign(keras.ops.full(weight.shape, float("nan"), weight.dtype))
@@ -207,19 +207,20 @@ def zero_shot_head(
     public images.
 
     Args:
-        text_encoder: A `keras.Model`, layer or other function from n texts to embeddings `[n, d]`.
+        text_encoder: A `keras.Model`, layer or other function that maps n texts to embeddings
+            `[n, d]`.
         class_names: Sequence of different strings, one for each class, in the order of the labels.
         scale: Float > 0, the norm of each column.
         template: String with `{}` in place of the name, for example "a photo of a {}.".
-        preprocessor: Optional function, for example a tokenizer, from a list of strings to the
-            input of `text_encoder`. By default this input is a tensor of strings `[n]`.
+        preprocessor: Optional function, for example a tokenizer, that converts a list of strings to
+            the input of `text_encoder`. By default the input is a tensor of strings `[n]`.
 
     Returns:
         float32 array `[d, num_classes]`, a kernel for a linear layer without bias.
 
     Raises:
         ValueError: If an argument is invalid, or the encoder does not return finite embeddings
-            `[n, d]`, or returns zeros for a name.
+            `[n, d]`, or the embedding of a name is zero.
 
     References:
         - [Golatkar et al., 2022](https://arxiv.org/abs/2203.11481), section 3.3.
@@ -249,7 +250,7 @@ def zero_shot_head(
     return (scale * rows / norms).T.astype("float32")
 
 
-# From the names of ranges of pixels to the modes of `preprocess_input` in keras.applications.
+# From the name of a pixel range to the `mode` of `preprocess_input` in keras.applications.
 _MODES = {"-1..1": "tf", "imagenet": "torch", "caffe": "caffe"}
 PIXELS = ("0..255", "0..1", *_MODES)
 _RESCALING = (keras.layers.Rescaling, keras.layers.Normalization)
@@ -279,7 +280,7 @@ def image_shape(model):
 
 
 def rescales(model):
-    """Returns whether a model scales pixels, or does other arithmetic, before its first weights."""
+    """Returns whether a model does arithmetic, such as scaling, before its first weights."""
     for operation in keras.Model(model.inputs, model.outputs).operations:
         if isinstance(operation, keras.Model) and rescales(operation):
             return True
@@ -291,7 +292,7 @@ def rescales(model):
 
 
 def preparation(model, pixels=None):
-    """Returns the preprocessing that converts images with values 0 to 255 for a model.
+    """Returns the preprocessing that a model needs for images with values 0 to 255.
 
     Args:
         model: A model that `image_shape` accepts.
@@ -332,7 +333,7 @@ def preparation(model, pixels=None):
 
 
 def resizing(model, size):
-    """Returns a layer that resizes images like the model's keras-hub preprocessor, if it has one.
+    """Returns a layer that resizes images, like the model's keras-hub preprocessor if it has one.
 
     Args:
         model: A `keras.Model` of images.
@@ -356,7 +357,7 @@ def without_head(model):
 
     Returns:
         A functional `keras.Model` to features `[batch, dimensions]`, and the name of the layer that
-        was left out, or None if the model does not classify.
+        was left out (None if the model does not classify).
 
     Raises:
         ValueError: If the outputs of the model are neither vectors, tokens nor feature maps.
@@ -397,10 +398,10 @@ def without_batch_statistics(model, batch_norm):
 
 
 def _remembering(model):
-    """Returns a model with the same layers, which also saves which of them are frozen.
+    """Returns a model with the same layers. If it is saved, the file tells which layers are frozen.
 
     The backbones of keras_cv and keras-hub do not save which layers are frozen, so they are rebuilt
-    as plain functional models. A model without batch normalization is returned as it is, because
+    as plain functional models. A model without batch normalization is returned unchanged, because
     some backbones have layers that cannot be loaded in another model.
     """
     inside = hasattr(model, "inputs") and not isinstance(model, keras.Sequential)
@@ -433,8 +434,8 @@ def _preprocess_input(name):
     constructor = getattr(keras.applications, max(names, key=len))
     preprocess_input = sys.modules[constructor.__module__].preprocess_input
     sample = np.arange(12.0).reshape(1, 2, 2, 3)
-    # Some networks of keras.applications scale pixels in a layer, and their function does nothing.
-    # This model has no such layer, so it is another network.
+    # Some networks of keras.applications scale pixels in a layer, and their `preprocess_input` does
+    # nothing. This model has no such layer, so it is another network with the same name.
     return None if np.array_equal(preprocess_input(sample.copy()), sample) else preprocess_input
 
 
