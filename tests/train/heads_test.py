@@ -149,12 +149,12 @@ def test_adamix_on_folders_of_private_and_public_images(tmp_path, run, refusal):
         link = tmp_path / "links" / path.parent.name / path.name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(path)
-    others = "must name other images than --dataset"
+    same_images = "must name other images than --dataset"
     for one, other, message in [
         ("private", "other", "same classes.*with 3, 7, for 3, 5"),
-        ("private", "private", others),
-        ("private", "links", others),
-        ("links", "private", others),
+        ("private", "private", same_images),
+        ("private", "links", same_images),
+        ("links", "private", same_images),
     ]:
         arguments |= dict(dataset=f"folder:{tmp_path / one}", workdir=tmp_path / "v")
         line = refusal(classify, head=head(other), **arguments)
