@@ -123,7 +123,7 @@ def _run_on_images(asked, preset, workdir, strategy):
     first_step = fitting.updates_saved(folder.path)
     if is_chief:
         folder.begin()
-        say(f"{_description(settings, plan)}; {first_step} steps are done.")
+        say(_description(settings, plan))
 
     # Fit: a Keras epoch has `report_every` updates. The curve shows the averaged weights.
     curve = fitting.Curve(workdir / "curve.jsonl", plan, first_step, before)

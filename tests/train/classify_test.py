@@ -115,7 +115,7 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     # the run equals the uninterrupted one.
     with flagsaver.flagsaver(workdir=str(workdir), resume=True, seed=3):
         classify.main(["classify"])
-    assert "; 5 steps are done." in capsys.readouterr().out
+    assert "Resumed at update 5." in capsys.readouterr().out
     assert (workdir / "curve.jsonl").read_text() == (finished.workdir / "curve.jsonl").read_text()
     whole, resumed = (
         keras.saving.load_model(folder / "model.keras").get_weights()

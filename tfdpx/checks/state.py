@@ -69,7 +69,8 @@ _PROBLEMS = {
     "writes": (
         "{} changes state: {}. This state would hold data without noise. Do not assign to "
         "variables, metrics, tables or queues in training, and replace layers that do "
-        "(BatchNormalization: `tfdpx.layers.replace_batch_norm(model)`)."
+        "(BatchNormalization: `tfdpx.layers.replace_batch_norm(model)`; in the code of a class, "
+        "write `tfdpx.layers.GroupNorm(16)`)."
     ),
     "raises": (
         "{} has operations that fail for some values: {}. Such a failure would reveal that an "

@@ -153,5 +153,6 @@ def check_assigned(scope, allowed, name, layer=None):
     raise UnmappedState(
         f"{name} changes state in training: {names}. This state would hold data without noise. "
         "Replace layers that keep statistics of a batch (BatchNormalization: "
-        "`tfdpx.layers.replace_batch_norm(model)`)."
+        "`tfdpx.layers.replace_batch_norm(model)`; in the code of a class, write "
+        "`tfdpx.layers.GroupNorm(16)`)."
     )

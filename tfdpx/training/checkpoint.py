@@ -27,6 +27,8 @@ from tfdpx._keras import lora, model_internals, saving_internals
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS, _FACTORS = "callbacks.npz", "lora.npz"
+# Keras would go on without the optimizer's state if their number differs.
+_VARIABLES = "number of the optimizer's variables, which model, momentum and schedule decide"
 # Attributes that hold the state of Keras's callbacks. Keras resets them in every `fit`.
 _NUMBERS = ("best", "best_epoch", "wait", "stopped_epoch", "cooldown_counter")
 _ARRAYS = "best_weights"
@@ -135,8 +137,9 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _restore(self, model, optimizer):
         record, content = self._read()
-        for name, value in json.loads(json.dumps(self._facts)).items():
-            if record[name] != value:
+        facts = self._facts | {_VARIABLES: len(optimizer.variables)}
+        for name, value in json.loads(json.dumps(facts)).items():
+            if record.get(name, value) != value:
                 raise ValueError(
                     f"The checkpoint in {os.fspath(self.directory)!r} is of a run with another "
                     f"{name}: saved {record[name]}, received {value}. Go on with what that run "
@@ -242,6 +245,7 @@ class Checkpoint(keras.callbacks.Callback):
         record = {
             "format": _FORMAT,
             **self._facts,
+            _VARIABLES: len(optimizer.variables),
             "epoch": self._epoch,
             "updates": optimizer.ledger.steps,
             "run": optimizer.account.run,

@@ -183,6 +183,7 @@ CHANGES = {
     "plan": lambda: (make(LOUDER), {"plan": LOUDER}),
     "number of examples": lambda: (make(FEWER), {"plan": FEWER, "x": X[:50], "y": Y[:50]}),
     "optimizer": lambda: (make(optimizer=tfdpx.DPSGD), {}),
+    "number of the optimizer's variables, which": lambda: (make(amsgrad=True), {}),
     "model": lambda: (make(layers=lambda: layers(7)), {}),
 }
 
