@@ -1,7 +1,7 @@
 r"""Trains a classifier with differential privacy and reports accuracy and epsilon.
 
     tfdpx classify --preset=digits --epsilon=3
-    tfdpx classify --dataset=folder:PATH --epsilon=8       images as PATH/CLASS/NAME.jpg
+    tfdpx classify --dataset=folder:PATH --epsilon=3       images as PATH/CLASS/NAME.jpg
     tfdpx classify --dataset=csv:PATH --target=COLUMN --epsilon=3
     tfdpx classify --head=least_squares --init_from=MODEL.keras --dataset=NAME --epsilon=1
 

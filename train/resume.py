@@ -49,7 +49,8 @@ def working_folder(path, is_chief):
     workdir = pathlib.Path(path)
     try:
         with locked_folder(workdir) if is_chief else contextlib.nullcontext():
-            if (workdir / records.FILE).exists():
+            # A run that ended while it wrote its page has a record, and a checkpoint to resume.
+            if (workdir / records.FILE).exists() and not (RESUME.value and begun(workdir)):
                 raise UserError(
                     f"The folder --workdir={path} holds a finished run. Choose another, or delete "
                     "it."

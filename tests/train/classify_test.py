@@ -17,6 +17,7 @@ import tfdpx
 from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import DatasetId
+from tfdpx.report import report
 from tfdpx.train import classify
 from tfdpx.train.data import identity, images
 
@@ -88,6 +89,10 @@ def test_tensorboard_shows_what_the_guarantee_covers_and_no_more(finished):
     assert "epoch_accuracy" in tags["validation"]
 
 
+def interrupt(folder):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     finished, run, refusal, tmp_path, capsys
@@ -112,10 +117,15 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
         patch.setattr(identity, "of", lambda name: DatasetId("sklearn_digits", None, "another"))
         assert "began with data=sklearn_digits" in refusal(classify, workdir=workdir, resume=True)
     # As a user does, without other flags, not even for the data. The seed is in no file; with it
-    # the run equals the uninterrupted one.
+    # the run equals the uninterrupted one. It also resumes if it ends between record and page.
     with flagsaver.flagsaver(workdir=str(workdir), resume=True, seed=3):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(report, "write_page", interrupt)
+            classify.main(["classify"])
+        assert "Resumed at update 5." in capsys.readouterr().out
+        assert (workdir / "record.json").exists() and not (workdir / "report.html").exists()
         classify.main(["classify"])
-    assert "Resumed at update 5." in capsys.readouterr().out
+    assert (workdir / "report.html").exists() and not (workdir / "checkpoint").exists()
     assert (workdir / "curve.jsonl").read_text() == (finished.workdir / "curve.jsonl").read_text()
     whole, resumed = (
         keras.saving.load_model(folder / "model.keras").get_weights()
