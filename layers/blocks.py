@@ -291,7 +291,7 @@ class ChannelWhitening(keras.layers.Layer):
         public: bool = False,
         batch_size: int = 64,
     ) -> None:
-        """Computes the statistics in float64. They replace those of an earlier call.
+        """Computes the statistics in float64, and replaces the statistics of an earlier call.
 
         Args:
             source: A generator of `tfdpx.synthetic`. With `public=True`, it may also be a generator

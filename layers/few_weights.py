@@ -111,7 +111,7 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
 
 
 def _of_head(head):
-    """Returns the variables to train in the last layer, except those of an `Embedding` in it."""
+    """Returns the variables to train in the last layer, without variables of an `Embedding`."""
     if getattr(head, "quantization_mode", None) not in (None, "float8") and not lora.factors(head):
         raise ValueError(
             f"Argument `model` ends with the quantized layer {head.name!r}, and its kernel cannot "
@@ -125,7 +125,7 @@ def _of_head(head):
 
 
 def _chosen(model, head, what, rank):
-    """Returns the variables to train in layers before the last one, a dict by their ids.
+    """Returns the variables to train in layers before the last layer, as a dict by `id`.
 
     Args:
         model: A built `keras.Model`.

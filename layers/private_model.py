@@ -353,7 +353,7 @@ def _pool_of_regions(layer):
 
 
 def batch_norms(layer):
-    """Returns a list of the `BatchNormalization` layers in `layer`; it may itself be one."""
+    """Returns a list of the `BatchNormalization` layers in `layer`, or `[layer]` if it is one."""
     layers = layer_internals.flatten_layers(layer)
     return [part for part in layers if isinstance(part, keras.layers.BatchNormalization)]
 
@@ -393,7 +393,7 @@ def _refuse_hidden_batch_norm(layer):
 
 
 def _copy_weights(layer, clone):
-    """Copies to a clone all weights that both the layer and its clone have."""
+    """Copies weights from a layer to its clone, except for weights that only one of them has."""
     if isinstance(clone, GroupNorm) and isinstance(layer, keras.layers.BatchNormalization):
         for name in ("gamma", "beta"):
             if getattr(layer, name) is not None:

@@ -281,7 +281,7 @@ class WSConv2DRule(Conv2DRule):
         return self.standardized.unit if self._by_kernels else None
 
     def measured(self, measurements):
-        """Adds the two inner products and their rounding errors. See `Conv2DRule.measured`.
+        """Adds two inner products, and bounds on their rounding errors. See `Conv2DRule.measured`.
 
         Each inner product is a vector with one entry per filter. An entry is a sum over positions
         of inner products with a vector of length one. The rounding error of an entry is at most the

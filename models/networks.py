@@ -405,7 +405,7 @@ def SmallCNN(
 def LeNet(
     num_classes: int = 10, input_shape: Any = (28, 28, 1), name: str = "lenet"
 ) -> keras.Model:
-    """Builds LeNet-5 (LeCun et al., 1998), which De et al. (2022) use for their privacy audit.
+    """Builds LeNet-5 (LeCun et al., 1998), the network of the privacy audit of De et al. (2022).
 
     The network has two 5x5 convolutions (6 channels with padding, then 16 channels without), each
     followed by tanh and 2x2 average pooling. Dense layers with 120, 84 and `num_classes` outputs

@@ -1,4 +1,4 @@
-r"""Adds up the privacy losses of finished runs on the same data, from their files.
+r"""Reads the privacy losses of finished runs on the same data from files, and adds them up.
 
     tfdpx account --workdir=runs,published/m.keras
 

@@ -44,7 +44,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
     Args:
         settings: A `settings.Settings`.
         num_examples: Int, the number N of training images or people. It is public, as in the plan.
-        replicas: Int, the number of devices. Batch sizes are multiples of it.
+        replicas: Int, the number of devices. A chosen batch size is a multiple of this number.
         sketch: Optional function from the name of a model to a `keras.Model`. It is used to count
             the weights of a network, as the learning rate depends on this number. Without
             `sketch`, the number is assumed to be `WEIGHTS`.

@@ -54,7 +54,7 @@ def in_one_line(program, argv=()):
 
 
 def start_program(main):
-    """Runs `main` with `absl.app.run`. The program ends quietly if its output is closed early.
+    """Runs `main` with `absl.app.run`. Ends quietly if the reader of the output stops early.
 
     Args:
         main: Function of a list of strings, the arguments that are not flags.
@@ -67,7 +67,7 @@ def start_program(main):
 
 
 def _parse_flags(argv):
-    """Parses the flags for `absl.app.run`; an invalid flag ends the program with one line."""
+    """Parses the flags for `absl.app.run`. An invalid flag ends the program with one line."""
     try:
         return flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:

@@ -190,7 +190,7 @@ def _load(settings, takes):
 
 
 def _public(settings, public_dataset, data):
-    """Loads `public_dataset`, and refuses it unless it has other images of the same classes."""
+    """Loads `public_dataset`. Raises UserError unless it holds other images of the same classes."""
     pairs = (settings.dataset, public_dataset), (public_dataset, settings.dataset)
     if any(identity.overlap(identity.of(one), other) for one, other in pairs):
         raise UserError(

@@ -127,7 +127,7 @@ class Objects:
 
 
 def explanations(constructor: Callable) -> dict[str, str]:
-    """Returns a dict from each argument of a constructor to its text in the docstring."""
+    """Returns a dict from each argument of a constructor to its description in the docstring."""
     owners = reversed(getattr(constructor, "__mro__", (constructor,)))
     texts = [inspect.cleandoc(owner.__doc__) for owner in owners if owner.__doc__]
     lines = re.findall(r"^    (\w+): (.*?)(?=\n    [\w*]|\n\n|\Z)", "\n\n".join(texts), re.M | re.S)

@@ -134,7 +134,7 @@ class SavingInterruption(keras.callbacks.Callback):
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Installs the handler of Ctrl-C, unless the process ignores it, like a background job."""
+        """Installs the handler of Ctrl-C, unless the process (a background job) ignores Ctrl-C."""
         del batch, logs
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not self._asked:
             signal.signal(signal.SIGINT, self._ask)
@@ -197,7 +197,7 @@ def resumed(preset, flag_values):
 
 
 def begun(workdir):
-    """Returns the dict that an unfinished run wrote at its start, or None without such a run.
+    """Returns the dict that an unfinished run wrote at its start; None if there is no such run.
 
     Args:
         workdir: Folder of the run.

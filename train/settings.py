@@ -32,7 +32,7 @@ PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 
 
 class Check(NamedTuple):
-    """A condition on the value of a setting, and its wording in errors, after "must"."""
+    """A condition on the value of a setting, and the words of an error that follow "must"."""
 
     holds: Callable[[Any], bool]
     text: str

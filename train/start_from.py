@@ -294,7 +294,7 @@ def ledger_on(trainings, dataset, allow_unaccounted=False):
 
 
 def not_private():
-    """Returns the `Ledger` of an update without noise, so its epsilon is infinite."""
+    """Returns the `Ledger` of an update without noise, which has an infinite epsilon."""
     return Ledger((Entry(0.0, 1.0, 1),))
 
 
@@ -321,7 +321,7 @@ def without_paths(text):
 
 
 def _described(model, path, pixels):
-    """Returns the shape of the images that a Keras model takes, and a sentence on its use."""
+    """Returns the shape of a Keras model's images, and a sentence on how the model is used."""
     try:
         shape = transfer.image_shape(model)
         _, head = transfer.without_head(model)

@@ -1,4 +1,4 @@
-"""The privacy loss of a fit for each example, and the success of an attack. Neither is private.
+"""Computes each example's privacy loss in a fit, and the success of an attack, without privacy.
 
 Wang 2019 ("Per-instance differential privacy", cited by the paper) fixes the data and an example z,
 and asks how far the outputs with and without z differ. With Gaussian noise on full batches, all
@@ -26,7 +26,7 @@ _GRID = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The public information about one release of a run.
+    """The public information about a release of a run.
 
     Attributes:
         kernel: float64 `[d, m]`, the weights at which gradients were taken.

@@ -292,7 +292,7 @@ def make_rows(settings):
 
 
 def make_batch(kind, settings):
-    """Returns the batch of `make_rows` as a step of `kind` takes it.
+    """Returns the batch of `make_rows` in the form that a step of `kind` takes.
 
     For a private step inputs are [images, augmult, ...], if there are views.
     """

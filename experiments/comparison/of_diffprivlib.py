@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 
 def main():
-    """Fits the model to the task and prints its score."""
+    """Fits a model to the table and prints the model's score."""
     task = pickle.load(sys.stdin.buffer)
     warnings.simplefilter("ignore")
     common = dict(epsilon=task["epsilon"], random_state=task["seed"])

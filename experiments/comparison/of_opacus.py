@@ -61,7 +61,7 @@ class LoRALinear(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x):
-        """Returns the sum of both products with x."""
+        """Returns the sum of two products: `x` with the frozen kernel, and with both factors."""
         return self.frozen(x) + self.up(self.down(x))
 
 

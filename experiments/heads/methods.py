@@ -1,4 +1,4 @@
-"""The heads by their names in the paper's tables."""
+"""Defines the heads, by their names in the tables of the paper."""
 
 import math
 

@@ -218,9 +218,9 @@ def _base(method, names):
 
 
 def draws(key, features):
-    """Returns a number in [0, 1) for each example, a keyed hash of its features; float array [n].
+    """Returns a keyed hash of each example's features, as a float array [n] in [0, 1).
 
-    Without the key, no one can compute these numbers.
+    Without the key, no one can compute these hashes.
 
     Args:
         key: Bytes, secret.

@@ -38,9 +38,9 @@ def features_of(data):
 
 
 def plans(epsilon, steps, num_examples):
-    """Returns a dict from the name of a way to its plan and to the digits per writer in an update.
+    """Returns a dict from the name of a way to its plan and the number of digits per writer.
 
-    For "digits" the second value is None.
+    The second value is the largest number of digits of a writer in an update, None for "digits".
     """
     of_writers = dict(epsilon=epsilon, delta=DELTA, steps=steps, unit="user")
     writers = tfdpx.PrivacyPlan(WRITERS, WRITERS, **of_writers)

@@ -1,4 +1,4 @@
-r"""Compares estimated individual epsilons with exact ones, and measures their cost in accuracy.
+r"""Compares estimated individual epsilons with exact ones, and measures the loss of accuracy.
 
     python -m experiments.individual.study --data=digits --seeds=5
 

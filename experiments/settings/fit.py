@@ -75,9 +75,9 @@ def accuracy_at(curve, rate):
 
 
 def breaking(key, curve):
-    """Returns the smallest rate above the best one at which training breaks.
+    """Returns the smallest rate above the best rate at which training breaks.
 
-    There it loses at least 30% of the best rate's gain over guessing.
+    At this rate, training loses at least 30% of the best rate's gain over guessing.
     """
     best_rate, best = max(curve, key=lambda pair: pair[1])
     least = chance(key) + 0.7 * (best - chance(key))

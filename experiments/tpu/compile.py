@@ -63,7 +63,7 @@ def read(module):
 
 
 def _drop_copies(module):
-    """Removes the copy operations that TensorFlow adds to results. StableHLO does not have them."""
+    """Removes the copy operations that TensorFlow adds to results, as StableHLO lacks them."""
     copies = []
 
     def visit(operation):

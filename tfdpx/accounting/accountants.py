@@ -364,9 +364,9 @@ class _GaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
 
 
 def _unsampled_loss(loss, probability):
-    """Returns the loss of a step without sampling, from its loss with sampling.
+    """Converts the privacy loss of a sampled step to the loss of the same step without sampling.
 
-    This is `log(1 + (exp(loss) - 1) / probability)`, computed without overflow for large losses.
+    The result is `log(1 + (exp(loss) - 1) / probability)`, computed without overflow.
     """
     large = np.maximum(loss, 1.0)
     return np.where(
@@ -420,7 +420,9 @@ class _RdpAccountant(rdp_privacy_accountant.RdpAccountant):
 
 
 def _full_batch_accountant(conversion):
-    """Returns a function from runs to an accountant; it raises ValueError for sampled runs.
+    """Returns a function that makes an accountant for runs with full batches.
+
+    The function raises ValueError for sampled runs.
 
     Args:
         conversion: Function from mu and delta to epsilon, as for `FullBatchAccountant`.

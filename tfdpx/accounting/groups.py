@@ -173,7 +173,7 @@ def _losses_of_step(noise, probability, k, grid):
     least, most = np.array(-_TAIL * noise), np.array(k + _TAIL * noise)
 
     def outcomes(losses):
-        """Returns, for each privacy loss, the outcome x with this loss. Finds it by bisection.
+        """Returns the outcome x for each privacy loss, found by bisection.
 
         If even `least` has a larger loss, the result is `least`.
         """
@@ -227,7 +227,7 @@ def _bound(runs, k, delta, accountant):
 
 
 def _split(runs, k, delta, accountant):
-    """Returns an upper bound on epsilon for `k` rows; it is exact for full batches.
+    """Returns an upper bound on epsilon for `k` rows. For full batches, the bound is exact.
 
     The noise of each step is split into `k` independent parts, one for each row.
     """

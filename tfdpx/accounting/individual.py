@@ -253,7 +253,7 @@ class IndividualAccountant:
         return np.minimum(epsilons, ledger.composed_epsilon(delta, self.plan.accountant))
 
     def norms(self) -> np.ndarray:
-        """Returns the present clip of each example, divided by C; float64 [num_examples]."""
+        """Returns the present clip of each example as a fraction of C, float64 [num_examples]."""
         return self._read().fractions()
 
     def release(

@@ -267,7 +267,7 @@ class PrivacyPlan:
         return self._epsilon_of(*run, self.delta, self.accountant)
 
     def _epsilon_of(self, noise_multiplier, sampling_probability, steps, delta, accountant):
-        """Returns the epsilon of a run and of `spent` together, at `delta` for both together."""
+        """Returns the joint epsilon of a run and of `spent`, at `delta` for both together."""
         runs, pairs = self.spent.parts()
         epsilons, deltas = (math.fsum(pair[i] for pair in pairs) for i in (0, 1))
         run = (noise_multiplier, sampling_probability, steps)
@@ -276,7 +276,7 @@ class PrivacyPlan:
         return accountants.composed_epsilon((*runs, run), delta - deltas, accountant) + epsilons
 
     def _cost_of(self, *run):
-        """Returns the larger of two epsilons, which must both be within the plan's epsilon.
+        """Returns the larger of two epsilons. Both must be at most the plan's epsilon.
 
         The first is `_epsilon_of` for the run. The second is the epsilon of full batches with the
         same share of right guesses as the run.
@@ -508,7 +508,7 @@ def largest_epsilon(right_guesses: float, epsilon: float | None, delta: float | 
 
 
 def _named(ledger):
-    """Returns the ledger with a run number in each entry. With it, no entry counts twice."""
+    """Returns the ledger with a run number in each entry, so a sum counts each entry only once."""
     if not isinstance(ledger, Ledger) or all(entry.run for entry in ledger.entries):
         return ledger
     # The numbers are computed from a digest, because they must be the same on all hosts.

@@ -81,7 +81,7 @@ class UpstreamTraining:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The record of a run: its program and settings, the privacy spent on its data, its results.
+    """The record of a run: program, settings, privacy spent on the data, and results.
 
     Args:
         program: String, the program that wrote the record, for example "classify".
@@ -184,7 +184,7 @@ class Record:
 
     @property
     def is_search_paid(self) -> bool:
-        """Bool: whether epsilon covers the search for hyperparameters, if there was one.
+        """Bool: whether epsilon covers the search for hyperparameters, if there was a search.
 
         Epsilon covers the search if the ledger has a paid search that is not part of the trainings
         in `seen`.
@@ -193,7 +193,7 @@ class Record:
         return self.searched is None or not earlier.issuperset(self.ledger.selections)
 
     def ledger_as_drawn(self) -> Ledger:
-        """Returns the ledger with shuffled batches replaced by an upper bound on their cost.
+        """Returns the ledger with upper bounds in place of the entries for shuffled batches.
 
         In each epoch an example is in one shuffled batch, so an epoch costs at most as much as one
         update on the full data. An entry of n steps belongs to one `fit`, which may begin within an

@@ -1,4 +1,4 @@
-"""Attacks on trained models and on optimizers, and lower bounds on epsilon from their success."""
+"""Attacks on trained models and on optimizers. Their success gives lower bounds on epsilon."""
 
 from tfdpx import _keras as _keras  # First: it raises an error if Keras has another backend.
 from tfdpx.audit.bounds import epsilon_lower_bound, gdp_epsilon_lower_bound

@@ -3,15 +3,15 @@
 A lower bound can show that a claimed epsilon is too small. It never proves that a mechanism is
 private, because another attack may do better. There are bounds for two kinds of experiments.
 
-Many runs. A test tells runs without an example ("negatives") from runs with it ("positives"). If
-it makes fewer errors than (epsilon, delta)-privacy allows, the claim is false. The runs must be
-independent, and the test must be chosen before they are examined. The bound then holds with the
-stated confidence.
+Many runs. A test tells runs without an example ("negatives") from runs with the example
+("positives"). If the test makes fewer errors than (epsilon, delta)-privacy allows, the claimed
+epsilon is too small. The runs must be independent, and the test must be chosen before the runs are
+examined. The bound then holds with the stated confidence.
 
-One run. An independent fair coin decided for each of m canaries (artificial examples) whether it
-was in the data. An attack guesses r of the coins, and v guesses are right. For a private mechanism
-it is improbable that many guesses are right. Two theorems bound this probability, so the smaller of
-the two bounds may be used without losing confidence:
+One run. For each of m canaries (artificial examples), an independent fair coin decided whether the
+canary was in the data. An attack guesses r of the coins. If the mechanism is private, it is
+improbable that many guesses are right. Two theorems bound the probability of at least v right
+guesses. Both are always true, so the smaller bound may be used without losing confidence:
 
 - Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846): for an (epsilon, delta)-private mechanism,
   the number of right guesses is hardly larger than Binomial(r, 1 / (1 + exp(-epsilon))).
@@ -189,7 +189,7 @@ def check_confidence(confidence):
 
 
 def _rates(false_positives, negatives, false_negatives, positives, confidence):
-    """Returns upper bounds on both error rates. Both hold together with confidence `confidence`."""
+    """Returns upper bounds on both error rates, which hold together with this confidence."""
     check_confidence(confidence)
     confidence_of_each = 1 - (1 - confidence) / 2
     return (
@@ -331,7 +331,7 @@ def _approximate_needed(epsilon, delta):
 
 
 def _largest(refuted):
-    """Returns the largest value up to `_MOST` that is refuted, by bisection; 0.0 if none is.
+    """Returns the largest value up to `_MOST` that `refuted` rejects; 0.0 if there is none.
 
     Args:
         refuted: Function from a float to a bool: True up to some value, and False above it.

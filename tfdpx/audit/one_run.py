@@ -1,4 +1,4 @@
-"""Audits a training by an attack on canaries (artificial examples) among its data.
+"""Audits a training by an attack on canaries (artificial examples) in the training data.
 
 A coin decides for each canary whether it is in the data, and the attack guesses the coins. The
 method is from Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run"
@@ -137,7 +137,7 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
 
 
 class OneRunAudit(keras.callbacks.Callback):
-    """A callback that audits a training by canaries in its data.
+    """A callback that audits a training by canaries (artificial examples) in the training data.
 
     A fair coin decides whether each canary is in the data. The attack knows the canaries, and the
     model before and after training, but not the coins. It guesses that the canaries with the

@@ -133,7 +133,7 @@ def _ids(batch, count):
 def _spread(counts, coins, q):
     """Returns the variance of counts divided by the variance of Binomial(coins, q), and a p-value.
 
-    The p-value is the probability of a ratio that is as extreme, if the coins are independent.
+    The p-value is the probability that independent coins give a ratio that is at least as extreme.
 
     Args:
         counts: Int array [n], which should be samples of Binomial(coins, q).

@@ -1,4 +1,4 @@
-"""The white-box audit of an optimizer: does its noise hide an example as well as the ledger claims?
+"""The white-box audit of an optimizer tests whether its noise hides examples as the ledger claims.
 
 The attacker sees each noisy gradient, and chooses everything else. The batches consist only of
 canaries: artificial examples with equal gradients, which are much longer than the clip (Nasr et al.
@@ -102,7 +102,7 @@ def check_optimizer(
     trials: int = 1000,
     seconds: float = 40.0,
 ) -> OptimizerReport:
-    """Attacks the updates of an optimizer, and reports a lower bound on their epsilon.
+    """Attacks the updates of an optimizer, and reports a lower bound on the updates' epsilon.
 
     The function copies the model and the optimizer and runs updates of the copies, with fresh
     noise, on canaries. No data are read. The user's model, optimizer and ledger do not change.

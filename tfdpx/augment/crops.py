@@ -47,8 +47,8 @@ class RandomCropFlip:
         """Draws random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
-            batch_size: Int or int tensor.
-            augmult: Int, K.
+            batch_size: Int or int tensor, the number of examples.
+            augmult: Int, the number K of views of each example.
             seed: int64 tensor of shape [2].
 
         Returns:
@@ -130,8 +130,8 @@ class ResizeCropFlip:
         """Draws random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
-            batch_size: Int or int tensor.
-            augmult: Int, K.
+            batch_size: Int or int tensor, the number of examples.
+            augmult: Int, the number K of views of each example.
             seed: int64 tensor of shape [2].
 
         Returns:

@@ -48,8 +48,8 @@ class LayerViews:
         """Returns a random key for each view, from which the layer draws its choices in `apply`.
 
         Args:
-            batch_size: Int or int tensor.
-            augmult: Int, K.
+            batch_size: Int or int tensor, the number of examples.
+            augmult: Int, the number K of views of each example.
             seed: int64 tensor of shape [2].
 
         Returns:

@@ -70,8 +70,8 @@ class MixViews:
         """Draws random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
-            batch_size: Int or int tensor.
-            augmult: Int, K.
+            batch_size: Int or int tensor, the number of examples.
+            augmult: Int, the number K of views of each example.
             seed: int64 tensor of shape [2].
 
         Returns:

@@ -29,7 +29,7 @@ _OF_THE_SUM = 1e-4
 
 
 class FeatureSet:
-    """The features of some examples and, except for predictions, their labels. Checks both.
+    """Holds and checks the features of examples and, except for predictions, their labels.
 
     Args:
         features: Array `[n, d]`, for example a `np.memmap`; or a finite `tf.data.Dataset` of

@@ -374,7 +374,7 @@ def solve_classes(
     max_positives: int,
     ridge_of: Callable[[np.ndarray], float],
 ) -> np.ndarray:
-    """Releases the moments A_j and b_j of each class j, and computes its weights from them.
+    """Releases the moments A_j and b_j of each class j, and computes the weights of the classes.
 
     The weights of class j are the solution of `(A_j + shared + ridge I) theta_j = b_j`; see
     `LeastSquares`.

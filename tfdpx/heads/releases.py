@@ -1,4 +1,4 @@
-"""Adds noise to the statistics of a head, and counts these releases.
+"""Adds noise to the statistics of a head, and counts how often each statistic is released.
 
 A head declares in advance how often it releases each statistic, and with which noise multiplier.
 Any further release raises an error, so the privacy budget covers every release.

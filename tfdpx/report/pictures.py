@@ -207,7 +207,7 @@ def individual_groups(groups, path):
 
 
 def readable(names):
-    r"""Returns names that matplotlib can show, and the fonts that have their letters.
+    r"""Returns names that matplotlib can show, and the fonts that have the letters of the names.
 
     Args:
         names: List of names.

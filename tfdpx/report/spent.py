@@ -90,7 +90,7 @@ def _start(path):
 
 
 def _is(path, kinds):
-    """Returns whether a file is JSON of tfdpx of one of `kinds`, such as "Ledger".
+    """Returns whether a file holds JSON that tfdpx wrote for one of `kinds`, such as "Ledger".
 
     The file may be damaged.
     """

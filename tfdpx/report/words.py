@@ -1,4 +1,4 @@
-"""Writes every sentence about the privacy and the results of a run, from its record.
+"""Writes all sentences about the privacy and the results of a run, from the run's record.
 
 The sentences are in `templates/sentences.txt`, and this module computes the facts in them. The
 statement is a text to cite. The page, the card and the answer of `verify` are for readers who do

@@ -100,7 +100,7 @@ class BatchSampler:
 
     @functools.cached_property
     def fitted(self):
-        """Returns the data set that `fit` trains on instead of `dataset`; see the class."""
+        """Returns the data set that `fit` trains on instead of `dataset()`; see the class."""
         return self._pipeline(self._flagged)
 
     @functools.cached_property

@@ -17,7 +17,7 @@ _LARGEST = float(np.finfo("float32").max)
 
 @dataclasses.dataclass(frozen=True)
 class ClassWeights:
-    """Weights of classes, for a single output and one label per example.
+    """The weights of classes, for a model with a single output and one label per example.
 
     Args:
         by_class: Dict from class (int) to weight (float). Missing classes have weight 1.

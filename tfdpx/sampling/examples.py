@@ -144,7 +144,7 @@ def _dtype(leaf):
 
 
 class Examples:
-    """Examples held in memory, as tensors that share their first axis.
+    """Examples in memory, stored as tensors. The first axis of each tensor is for examples.
 
     Args:
         x: Array, or nested structure (dict, tuple) of arrays, with shapes `[num_examples, ...]`.

@@ -59,7 +59,7 @@ def row_digests(arrays: Sequence[Any]) -> np.ndarray:
 
 
 def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Warns if more rows are equal than chance explains. The warning states their joint epsilon.
+    """Warns if more rows are equal than chance explains. The warning states these rows' epsilon.
 
     The number of rows and the epsilon in the warning are computed from private data without noise,
     so they are only for the user.

@@ -132,7 +132,7 @@ def _check_count(plan, count, user_ids, validation_split):
 
 
 def _check_unit(plan, user_ids, examples_per_user, validation_split):
-    """Raises ValueError for a plan of people without `user_ids`, or of examples with them."""
+    """Raises ValueError if a plan of people lacks `user_ids`, or a plan of examples has them."""
     if plan.unit == USER and user_ids is None:
         raise ValueError(
             'A plan with unit="user" draws people. Received: user_ids=None. Pass the person of '

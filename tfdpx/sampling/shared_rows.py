@@ -1,4 +1,4 @@
-"""The private fits of this process that share rows, and the epsilon that they have spent together.
+"""Counts private fits in this process that share rows, and warns about their joint epsilon.
 
 The ledger of an estimator of `tfdpx.sklearn` covers only its last `fit`. So this module counts the
 fits of all estimators in this process. Rows are recognised by keyed digests. Digests and counts
@@ -117,7 +117,7 @@ def _text(history):
 
 
 class Copies:
-    """The copies of an estimator and their fits.
+    """Keeps track of the copies of an estimator, and of the fits of these copies.
 
     Attributes:
         role: "search" if the estimator is the base of a search; then one warning at the end of the
@@ -144,7 +144,10 @@ class Copies:
                 )
 
     def with_others(self) -> str:
-        """Returns epsilon and delta of these and other fits on their rows; "" without others."""
+        """Returns a text on the epsilon and delta of all fits on the same rows.
+
+        The text is empty if there are no fits other than those of the search.
+        """
         with _lock:
             _, _, search, total = self._totals()
             return _text(total) if total.cost > search.cost else ""

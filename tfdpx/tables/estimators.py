@@ -551,7 +551,7 @@ def _column(name, values):
 class _Linear(FirstOrder):
     """`FirstOrder` with the softmax cross-entropy, or with the squared error of one number.
 
-    It does not check its arguments, because the estimator has checked them.
+    This class does not check its arguments, because the estimator has checked them.
     """
 
     _checks = {}

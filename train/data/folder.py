@@ -321,7 +321,7 @@ def people_of(files, path, user):
 
 
 def _persons(files, path, user):
-    """Returns a dict from each file to the person that --user finds in its path, or to None."""
+    """Returns a dict from each file to the person that `user` finds in its path, or to None."""
     pattern = re.compile(_IN_A_FOLDER if user == PARENT_FOLDER else user)
     if pattern.groups > 1:
         raise IndexError(f"it has {pattern.groups} groups")
@@ -396,7 +396,7 @@ def _refuse(error):
 
 
 def _parts(path):
-    """Returns the folder of training images, and the folder of test images (None without one)."""
+    """Returns the folders of training images and of test images; None without test images."""
     folders = {folder.name.lower(): folder for folder in _folders(path)}
     train = next((folders[name] for name in _TRAIN if name in folders), None)
     test = next((folders[name] for name in _TEST if name in folders), None)

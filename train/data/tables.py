@@ -79,7 +79,7 @@ class Table:
     notes: tuple = ()
 
     def of_kind(self, kind):
-        """Returns a list of the names of all columns of one kind."""
+        """Returns a list of the names of all columns of a kind."""
         return [name for name, other in self.kinds.items() if other == kind]
 
 
@@ -156,7 +156,7 @@ def load(settings):
 
 
 def _usable(source, names, bounded, categorical):
-    """Checks that columns can be used. Returns their kinds and their values, two dicts by column.
+    """Checks that columns can be used. Returns two dicts by column: their kinds, and values.
 
     Args:
         source: `pyarrow.Table`.

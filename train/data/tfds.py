@@ -140,7 +140,7 @@ def is_known(name):
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The examples of a split as they are stored.
+    """Reads the examples of a split from storage.
 
     Attributes:
         count: Int.
@@ -204,7 +204,7 @@ def read_digits():
 
 
 def read(name, data_dir=None, download=False):
-    """Opens a data set of TensorFlow Datasets. With `download`, prepares it first if needed.
+    """Opens a data set of TensorFlow Datasets. With `download`, first prepares it if necessary.
 
     Args:
         name: `Name`.
