@@ -20,7 +20,7 @@ def LinearOnFeatures(
     """Builds a linear classifier on fixed features.
 
     Each model in `extractors` computes features of the image. The features of each model are scaled
-    to norm one, so that all models have the same weight, and then concatenated. The extractors must
+    to norm one, which gives all models the same weight, and then concatenated. The extractors must
     not have been trained on the private data; otherwise their features would reveal these data.
     Train the classifier like `ScatterLinear`, which has only one kind of features.
 
@@ -76,7 +76,7 @@ def LinearOnFeatures(
 
 
 def linear(features, num_classes):
-    """Returns logits of features, which are first scaled to norm one.
+    """Scales features to norm one and applies a dense layer. Returns the logits.
 
     Args:
         features: Symbolic tensor `[batch, ...]`.

@@ -15,7 +15,7 @@ from tfdpx._files import DiskError
 
 
 class UserError(Exception):
-    """Raised for errors that the user can fix, for example a flag, a path, or missing data.
+    """Raised for errors that the user can fix, for example a wrong flag or path, or missing data.
 
     The programs print it as one line and exit with a nonzero status. Any other exception is a bug
     and keeps its stack trace.

@@ -143,7 +143,7 @@ class Start:
     def extractor(self, shape, largest=255):
         """Builds a `keras.Model` from uint8 images to features `[batch, dimensions]` of norm one.
 
-        If neither flag names a file, the model computes scattering features, which do not depend on
+        If --init_from names no file, the model computes scattering features, which do not depend on
         data. Images are first divided by `largest`, the largest grey level of their format.
         """
         if self._model is not None:
@@ -442,7 +442,9 @@ def read(path, flag="init_from"):
 
 
 def recorded_inputs(path):
-    """Returns a dict: inputs and threshold from the record in a `.keras` file, {} without record.
+    """Returns a dict of the inputs and the threshold in the record of a `.keras` file.
+
+    If the file has no record, the dict is empty.
 
     Raises:
         UserError: If the file cannot be read.

@@ -28,7 +28,7 @@ def versions():
 
 
 class Digits(nn.Module):
-    """The small network of the digits."""
+    """The small network that classifies the digits."""
 
     @nn.compact
     def __call__(self, x):

@@ -55,7 +55,7 @@ def tiny_vit():
 def pretrain(path, steps):
     """Trains a `tiny_vit` to tell generated images apart in random views, and writes its file.
 
-    Its features are scaled by their statistics on these images.
+    The features of the model are scaled by their statistics on the generated images.
 
     Args:
         path: `pathlib.Path` of the `.keras` file.

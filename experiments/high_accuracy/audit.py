@@ -10,10 +10,11 @@ model's score is its logit for the label of the target.
 Phase I (Table 7) chooses a setting for each epsilon: the target, learning rate, clip and number of
 updates. With each setting it trains --sweep_models models of each kind and fits a normal
 distribution to the scores of each kind. The chosen setting has the largest total variation distance
-between the two.
+between the two distributions.
 
-Phase II (Table 8) trains --models models of each kind with the chosen setting. A fifth of them
-chooses thresholds. The errors on the others give two lower bounds on epsilon. The first, by
+Phase II (Table 8) trains --models models of each kind with the chosen setting. Thresholds are
+chosen on a fifth of these models. The errors on the other models give two lower bounds on epsilon.
+The first, by
 Clopper-Pearson, is valid for any mechanism. The second is valid for Gaussian DP, that is, for
 --batch_size=0, which uses all examples in every update; for sampled batches it is only an estimate.
 `--augmult=16` trains on 16 views of each image.

@@ -103,7 +103,7 @@ def scenes(people, side, colour, stripes, clutter, channels=3, classes=4, noise=
 def features(images):
     """Returns the features that `classify` uses, `[count, features]`.
 
-    If there are more features than images, they are rotated to `count` axes, which saves time.
+    If there are more features than images, the features are rotated to `count` axes, to save time.
     """
     model = ScatterLinear(2, images.shape[1:])
     rows = keras.Model(model.input, model.get_layer("unit_norm").output)

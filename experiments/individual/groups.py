@@ -1,4 +1,4 @@
-"""Compares groups of examples in privacy, in loss, and in the success of an attack."""
+"""Compares groups of examples by privacy, by loss, and by the success of an attack."""
 
 import numpy as np
 

@@ -293,7 +293,7 @@ class Sampling:
 
     Args:
         name: One of `SAMPLINGS`. "poisson" draws each example independently. "shuffle" permutes the
-            data in every epoch, cuts the permutation into batches, and drops the remainder.
+            data in every epoch, cuts the permutation into batches, and leaves out the remainder.
             "without_replacement" draws each batch as a random subset of fixed size.
         neighbours: One of `NEIGHBOURS`, or None for the default of the sampling. With "zero_out",
             an example is replaced by an example without a gradient.

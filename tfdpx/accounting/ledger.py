@@ -244,7 +244,7 @@ class Ledger:
     def with_release(
         self, *, epsilon: float, delta: float, unit: str, neighbours: str, name: str
     ) -> Ledger:
-        """Returns the ledger with one more release, by another mechanism or another library.
+        """Returns the ledger with one more release, made by another mechanism or another library.
 
         The release adds its epsilon and delta to the ledger's epsilon and `total_delta`. In
         `attack_bounds` it counts as the worst mechanism with this guarantee. Two equal releases
@@ -279,7 +279,7 @@ class Ledger:
     def with_laplace(
         self, *, scale: float, l1_sensitivity: float, unit: str, neighbours: str, name: str
     ) -> Ledger:
-        """Returns the ledger with one more release, of numbers with Laplace noise.
+        """Returns the ledger with one more release: numbers with Laplace noise.
 
         The epsilon of the release is `l1_sensitivity / scale`, and its delta is 0.
 

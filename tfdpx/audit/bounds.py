@@ -146,8 +146,8 @@ def gdp_epsilon_lower_bound(
 ) -> float:
     """Returns a lower bound on epsilon for a mechanism with Gaussian differential privacy (GDP).
 
-    It is tighter than `epsilon_lower_bound`. Gaussian noise on full batches satisfies GDP; for
-    sampled batches the bound is only an estimate (`gdp_mu_lower_bound`).
+    This bound is tighter than `epsilon_lower_bound`. Gaussian noise on full batches satisfies GDP;
+    for sampled batches the bound is only an estimate (`gdp_mu_lower_bound`).
 
     Args:
         false_positives: Int, as for `epsilon_lower_bound`.

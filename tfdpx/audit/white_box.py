@@ -385,7 +385,7 @@ class Canaries:
     def _targets(self):
         """Returns targets y for the loss `sum(y * y_pred)`, with the structure of the outputs.
 
-        With their scale, the gradient of a canary is `_EXCESS` times as long as the clip.
+        The targets are scaled to make the gradient of a canary `_EXCESS` times as long as the clip.
         """
         generator = np.random.default_rng(1)
         one = Rows(self._x).map(lambda t: t[:1])

@@ -1,4 +1,4 @@
-"""Data sets that sample the batches of a privacy plan, with new batches in every pass.
+"""Makes data sets that sample the batches of a privacy plan, with new batches in every pass.
 
 A draw is determined by a random key and the number of a step. Epsilon is valid only if every update
 draws a fresh batch. So a `fit` that trains on a data set registers its `Session` here. The key then
