@@ -64,7 +64,10 @@ def rooms():
 
 
 def _home(name):
-    """Returns the dotted path of a name, in the module of the same name if there is one."""
+    """Returns the dotted path of a name.
+
+    If a module with the same name defines a function, the path includes the name twice.
+    """
     last = name.rpartition(".")[2]
     for folder in ("tfdpx", "layers", "models"):
         for path in (ROOT / folder).rglob(f"{last}.py"):

@@ -92,7 +92,7 @@ class PPGD(Recording):
 
 
 def fully_private(num_classes, public, private, **arguments):
-    """Fits NoisyGD (Algorithm 1) from zero, with the public examples among the private ones."""
+    """Fits NoisyGD (Algorithm 1) from zero to all examples. Public examples count as private."""
     head = Recording(num_classes, l2_norm_clip=1.0, **arguments)
     return head.fit(*_joined(private, public))
 

@@ -216,7 +216,7 @@ def score(name, fitted, x, y):
 
 
 def case(name, seed, epsilon, num_rows, ranges):
-    """Returns the table with a name, and the settings of a run on this table."""
+    """Returns the table called `name`, and the settings of a run on this table."""
     if name == RARE:
         x, y = make_rare(seed, RARE_ROWS, RARE_SHARE)
         limits = np.full(x.shape[1], -4.0), np.full(x.shape[1], 4.0)

@@ -62,7 +62,7 @@ def pixels(x):
 
 
 def target(data, name):
-    """Returns the target with a name: an image `[1, height, width, channels]` and its label."""
+    """Returns the target called `name`: an image `[1, height, width, channels]` and its label."""
     image = pixels(data.eval_x[:1])
     if name == "blank":
         return np.zeros_like(image), 0

@@ -102,11 +102,11 @@ def trainer(task, optimizer, clip, steps, epsilon):
         len(train[0]), batch_size=size, steps=steps, epsilon=epsilon, delta=DELTA
     )
     private = tfdpx.DPSGD if optimizer == "DPSGD" else tfdpx.DPAdam
-    made = private(
+    private_optimizer = private(
         1.0, batch_size=plan.batch_size, noise_multiplier=plan.noise_multiplier,
         l2_norm_clip=CLIPS[clip] or tfdpx.AdaptiveClip(),
     )  # fmt: skip
-    return Trainer(build(), made, plan, train), build
+    return Trainer(build(), private_optimizer, plan, train), build
 
 
 def compare(tasks, seeds, steps, epsilon):

@@ -151,12 +151,12 @@ def rows_of(net, data, setting, optimizer, seeds, count):
         len(train[1]), batch_size=min(batch, len(train[1])), steps=steps, epsilon=epsilon,
         delta=1e-5,
     )  # fmt: skip
-    made = {"sgd": tfdpx.DPSGD, "adam": tfdpx.DPAdam}[optimizer](
+    private_optimizer = {"sgd": tfdpx.DPSGD, "adam": tfdpx.DPAdam}[optimizer](
         1.0, batch_size=plan.batch_size, noise_multiplier=plan.noise_multiplier, l2_norm_clip=0.1,
         use_ema=True, ema_momentum=0.9999,
     )  # fmt: skip
     model = NETWORKS[net]()
-    trainer = Trainer(model, made, plan, train)
+    trainer = Trainer(model, private_optimizer, plan, train)
     about = {
         "net": net, "data": data, "n": plan.num_examples, "epsilon": epsilon,
         "weights": sum(int(np.prod(v.shape)) for v in model.trainable_variables),

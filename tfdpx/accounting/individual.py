@@ -96,18 +96,19 @@ class IndividualAccountant:
     is counted, and the simulation costs nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy
     losses at such clips add up:
 
-    - If the sum of the RDP of i is at most R(a) in every possible run, then the training is
-      (a, R(a))-RDP for adding or removing i. The plan's epsilon is such a bound for all runs, and
-      holds for every example.
-    - `epsilon` is computed from the sum R(a) of i in this run. For an order a that is chosen in
-      advance, the privacy loss of the run is at most R(a) + log(1 / delta) / (a - 1), with
-      probability 1 - delta over noise and draws. (The privacy loss is the log of the likelihood
-      ratio of the weights and the draws of i.) As in Yu et al., `epsilon` uses the best order and
-      is called the epsilon of i. It describes this run; it is not a promise made before the
-      training. Only the conversion "mironov" gives the bound above. With the improved or the exact
-      conversion, the probability that the privacy loss of a run exceeds epsilon is several times
-      delta, and larger for shorter norms (`docs/individual.md`). The plan's epsilon is not such a
-      bound for a single run, either. `epsilon` never exceeds the plan's epsilon.
+    - Before the training: if the sum of the RDP of i is at most R(a) in every possible run, then
+      the training is (a, R(a))-RDP for adding or removing i. The plan's epsilon follows from this,
+      with an R(a) that is valid for every example.
+    - For a finished run: `epsilon` is computed from the sum R(a) of i in this run. For an order a
+      that is chosen in advance, the privacy loss of the run is at most R(a) + log(1 / delta) / (a -
+      1), with probability 1 - delta over the noise and the batches. (The privacy loss is the log of
+      the likelihood ratio of the weights and of the steps that drew i.) As in Yu et al., `epsilon`
+      uses the best order. It describes the finished run, and is not a promise made before the
+      training. The bound on the privacy loss is only valid for the conversion "mironov". With the
+      improved or the exact conversion, the probability that the privacy loss of a run exceeds
+      epsilon is several times delta, and larger for shorter norms (`docs/individual.md`). Nor does
+      the plan's epsilon bound the privacy loss of a single run. `epsilon` never exceeds the plan's
+      epsilon.
 
     Limits. The individual epsilons depend on private data: tell an epsilon only to the person whom
     the example is about, and publish statistics only by `release`. The float32 sum of a batch has a

@@ -181,7 +181,7 @@ def same_rows(data):
 
 
 def without_flags(sample_weight, is_drawn):
-    """Returns `sample_weight`, or None if it holds flags of present rows instead of weights.
+    """Returns `sample_weight`, or None if the values are not weights but flags of present rows.
 
     Flags have shape [B], or [B, k] for the examples of people.
 

@@ -70,7 +70,8 @@ def private_adapt(
 
     Returns:
         The `tfdpx.accounting.Ledger` of the releases, for `PrivacyPlan(spent=...)`. For several
-        layers, add their ledgers. A model that contains the layer includes this ledger in its own.
+        layers, add their ledgers. The ledger of a model that contains the layer includes this
+        ledger.
 
     Raises:
         TypeError: If `layer` is not one of these layers, or if `x` does not hold numbers (or texts,
