@@ -46,8 +46,8 @@ def test_the_program_of_own_code_runs_and_its_report_is_whole(tmp_path, monkeypa
     verdict = verify.check(tmp_path / "reports" / "digits")
     assert not verdict.problems and verdict.record.results["test_accuracy"] > 0.9
     text = (ROOT / "docs" / "own_code.md").read_text("utf-8")
-    found = round(100 * verdict.record.attack_bounds().right_guesses + 0.5)
-    assert f"right at most {found} times out of 100" in " ".join(text.split())
+    right = round(100 * verdict.record.attack_bounds().right_guesses + 0.5)
+    assert f"right at most {right} times out of 100" in " ".join(text.split())
 
 
 @pytest.mark.slow
