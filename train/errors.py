@@ -47,7 +47,10 @@ def in_one_line(program, argv=()):
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     try:
         if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+            raise UserError(
+                f"Only flags are understood, as in --workdir=PATH; --help lists them. Received: "
+                f"{' '.join(argv[1:])}."
+            )
         yield
     except (UserError, DiskError) as error:
         sys.exit(printable(f"{program}: {' '.join(str(error).split())}"))
@@ -87,8 +90,9 @@ def _parse_flags(argv):
 def valid_values(name):
     """Returns a phrase for the values that a flag takes, for example "a positive integer"."""
     parser = flags.FLAGS[name].parser
-    choices = getattr(parser, "enum_values", ()) or ("true", "false")
-    return parser.syntactic_help or f"one of {', '.join(choices)}"
+    choices = getattr(parser, "enum_values", ())
+    choices = choices or ("true", "false") * isinstance(parser, flags.BooleanParser)
+    return parser.syntactic_help or (f"one of {', '.join(choices)}" if choices else "given a value")
 
 
 def did_you_mean(name, names):

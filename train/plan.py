@@ -69,19 +69,19 @@ _COLUMNS += ("epsilon_of_examples_of_one_person", "outlook")
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     real, whole = flags.DEFINE_float, flags.DEFINE_integer
-    for define, name, text in (
+    for define, name, *about in (
         (whole, "num_examples", "Number of training examples; it counts as public."),
         (whole, "batch_size", "Expected number of examples in an update. Usual: up to 4,096."),
         (whole, "steps", "Number of updates. Usual: 200, or more above 80,000 examples."),
         (real, "epochs", "In place of --steps: passes over the data."),
         (real, "noise_multiplier", "Standard deviation of the noise, divided by l2_norm_clip."),
         (real, "epsilon", "Privacy budget."),
-        (real, "right_guesses", "In place of --epsilon: limit on right guesses in 100, above 50."),
+        (real, "right_guesses", "In place of --epsilon: limit on right guesses in 100.", 50, 100),
         (real, "delta", "Delta. Default: at most a tenth of 1/num_examples, and at most 1e-5."),
         (whole, "weights", "Number of trained weights of the network; adds an outlook."),
         (whole, "rows_per_user", "The most examples of one person; adds the epsilon of them all."),
     ):
-        define(name, None, text, flag_values=values)
+        define(name, None, *about, flag_values=values)
     for name, default, choices, text in (
         ("sampling", "poisson", groups.SAMPLINGS, "How batches are drawn."),
         ("neighbours", None, groups.NEIGHBOURS, "Neighbouring data sets. Default: by --sampling."),

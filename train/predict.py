@@ -179,7 +179,7 @@ def write(path, columns, rows):
 def _readable(path, skip_broken):
     """Returns the readable images under a path, and the number of broken images left out."""
     if not path.exists():
-        raise UserError(f"There is nothing at --images={path}.")
+        raise UserError(f"There is nothing at --images={path}. Name a folder or a file.")
     files, folder = (find(path)[0], path) if path.is_dir() else ([path], path.parent)
     readable, broken = check(files, folder, f"--images={path}", skip_broken)
     if not readable:

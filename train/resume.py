@@ -85,7 +85,9 @@ def locked_folder(workdir):
             locking = contextlib.ExitStack()
             lock = locking.enter_context(files.locked(workdir, "Another run writes to the folder"))
         except (OSError, RuntimeError) as error:
-            raise UserError(f"Cannot write to --workdir={workdir}. {error}") from error
+            raise UserError(
+                f"Cannot write to --workdir={workdir}; name another folder. {error}"
+            ) from error
         with locking:
             yield lock
     except BaseException:

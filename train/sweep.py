@@ -71,7 +71,14 @@ from tfdpx.report.spent import MODEL
 from tfdpx.train import defaults, devices, presets, resume
 from tfdpx.train.data import images
 from tfdpx.train.data.folder import NONE
-from tfdpx.train.errors import UserError, checking_flags, in_one_line, start_program, valid_values
+from tfdpx.train.errors import (
+    UserError,
+    checking_flags,
+    did_you_mean,
+    in_one_line,
+    start_program,
+    valid_values,
+)
 from tfdpx.train.output import print_record, print_rows, to_json
 from tfdpx.train.settings import (
     DATA_DIR,
@@ -240,7 +247,10 @@ def parse(text):
         UserError: If a name is not a setting or is repeated, or a value is missing, invalid or
             repeated.
     """
-    names = ["preset", *(field.name for field in dataclasses.fields(Settings))]
+    names = [
+        "preset",
+        *(f.name for f in dataclasses.fields(Settings) if IMAGES in f.metadata["of"]),
+    ]
     names.remove("seed")
     grid = {}
     for part in (text or "").split(";"):
@@ -248,7 +258,8 @@ def parse(text):
         if name not in names or name in grid or not values:
             raise UserError(
                 "Flag --grid says what to sweep, each setting once with its values, such as "
-                '--grid="learning_rate=1,2,4;batch_size=256,512". It can sweep '
+                '--grid="learning_rate=1,2,4;batch_size=256,512".'
+                f"{did_you_mean(name, names)} It can sweep "
                 f"{', '.join(names)}. Received: {part.strip()!r} in --grid={text}."
             )
         grid[name] = _parse_values("grid", name, values)

@@ -5,6 +5,7 @@ import re
 
 import dp_accounting
 import pytest
+from absl import flags
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
@@ -84,6 +85,8 @@ def test_right_guesses_in_place_of_epsilon_say_where_epsilon_binds(ask):
     arguments = {name: value for name, value in SMALL.items() if name != "steps"}
     answer, text = ask(**arguments, right_guesses=60)
     same = PrivacyPlan(500, 50, noise_multiplier=4.0, right_guesses=0.6, delta=1e-5)
+    with pytest.raises(flags.IllegalFlagValueError, match="0.6 is not a number in .*50, 100"):
+        ask(**arguments, right_guesses=0.6)
     assert answer["solved"] == "steps" and answer["steps"] == same.steps
     assert answer["epsilon"] == same.epsilon and "stricter limit: at most" in " ".join(text.split())
 
@@ -91,7 +94,6 @@ def test_right_guesses_in_place_of_epsilon_say_where_epsilon_binds(ask):
 REFUSED = [
     ({**SMALL, "right_guesses": 60, "epsilon": 1}, "takes the place of --epsilon"),
     ({"num_examples": 500, "right_guesses": 60, "sampling": "shuffle"}, "needs --sampling=poisson"),
-    ({"num_examples": 500, "right_guesses": 0.6}, "`right_guesses` must lie"),
     ({}, "--num_examples is the number"),
     ({**SMALL, "epsilon": 1}, "Exactly one of --.*Left out: none"),
     ({**SMALL, "epochs": 3}, "leave one of them out.*--steps=60 --epochs=3"),

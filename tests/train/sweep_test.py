@@ -41,6 +41,7 @@ ERRORS = [
     (dict(GRID, seeds=["0", "0"]), "invalid values of seed: a value comes twice"),
     (dict(GRID, steps=7), "leave one of them out. Received: --steps=7"),
     (dict(grid="color=5"), "can sweep .*learning_rate.*Received: 'color=5'"),
+    (dict(grid="epsilom=5"), "Did you mean 'epsilon'[?] It can sweep"),
     (dict(grid="preset=none"), "no preset 'none'"),
     (dict(grid="steps=1;steps=2"), "each setting once.*Received: 'steps=2'"),
     (dict(grid="steps=many"), "invalid values of steps.*Received: 'many'"),

@@ -255,8 +255,8 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
         f"To train on: {len(train)}. {f'Held out: {len(held)}. ' if validation else ''}To test "
         f"on: {len(test)} ({where}).",
         *(
-            f"People to train on, by --user={user}: {len(images_of)}, for example "
-            f"{printable(os.fsdecode(name))!r} with {number} images. Check that this is a person."
+            f"People to train on, by --user={user}: {len(images_of)}, with at most {number} images "
+            f"each, for example {printable(os.fsdecode(name))!r}. Check that this is a person."
             for name, number in images_of.most_common(1)
         ),
         untested and f"Classes without a test image: {', '.join(untested)}.",
