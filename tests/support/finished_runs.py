@@ -21,6 +21,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from tfdpx.train import classify, fitting
+
 SEED = 918_273_645
 NETWORK = dict(
     model="small_cnn", steps=6, report_every=4, batch_size=64, augmult=2, seed=3,
@@ -83,7 +85,9 @@ class FinishedRuns:
             if not (folder / "output.txt").exists():
                 shutil.rmtree(folder)  # A test before this one may have failed to make it.
                 folder.mkdir()
-                output = KINDS[kind](self, folder)
+                settings = KINDS[kind](self)
+                with _weights_before_averaging(folder / "weights_before_averaging.npz"):
+                    _, output = self.run(classify, workdir=folder / "run", **settings)
                 (folder / "output.txt").write_text(output, encoding="utf-8")
         return FinishedRun(folder / "run", (folder / "output.txt").read_text(encoding="utf-8"))
 
@@ -124,10 +128,9 @@ class FinishedRuns:
         return json.loads(text.splitlines()[-1], parse_constant=pytest.fail), text
 
 
-def _network(runs, folder):
-    """Six updates of a network with views, a seed and averaged weights."""
-    from tfdpx.train import classify, fitting
-
+@contextlib.contextmanager
+def _weights_before_averaging(path):
+    """Saves the weights of a network at the end of its last epoch."""
     weights, record_row = [], fitting.Curve.on_epoch_end
 
     def spy(self, epoch, logs=None):
@@ -136,58 +139,39 @@ def _network(runs, folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting.Curve, "on_epoch_end", spy)
-        _, output = runs.run(classify, workdir=folder / "run", **NETWORK)
-    np.savez(folder / "weights_before_averaging.npz", *weights)
-    return output
+        yield
+    np.savez(path, *weights)
 
 
-def _private(runs, folder):
-    """Three updates without a seed: the model can be released."""
-    from tfdpx.train import classify
-
-    return runs.run(classify, workdir=folder / "run", **TINY)[1]
-
-
-def _public(runs, folder):
+def _public(runs):
     """One update without privacy, on the digits."""
-    from tfdpx.train import classify
-
-    settings = dict(preset="pretrain/digits", dataset="digits", steps=1, schedule="cosine")
-    return runs.run(classify, workdir=folder / "run", **settings)[1]
+    return dict(preset="pretrain/digits", dataset="digits", steps=1, schedule="cosine")
 
 
-def _photos(runs, folder):
+def _photos(runs):
     """Four updates on a folder of images, with a seed."""
-    from tfdpx.train import classify
-
     own_images.write(runs.photos, {3: 20, 5: 20, 8: 20}, size=8)
-    settings = dict(epsilon=8.0, steps=4, seed=SEED)
-    return runs.run(classify, workdir=folder / "run", dataset=f"folder:{runs.photos}", **settings)[
-        1
-    ]
+    return dict(dataset=f"folder:{runs.photos}", epsilon=8.0, steps=4, seed=SEED)
 
 
-def _table(runs, folder):
+def _table(runs):
     """A linear model of a table, without a seed."""
-    from tfdpx.train import classify
-
-    path = own_tables.write(folder / "people.csv", own_tables.people(), encoding="utf-8-sig")
+    path = runs.folder / "table" / "people.csv"
+    own_tables.write(path, own_tables.people(), encoding="utf-8-sig")
     settings = dict(target="bought", epsilon=8.0, bounds=["income/month:0:20000"], model="linear")
-    return runs.run(classify, workdir=folder / "run", dataset=f"csv:{path}", **settings)[1]
+    return dict(dataset=f"csv:{path}", **settings)
 
 
-def _head(runs, folder):
+def _head(runs):
     """A head on the backbone of the run "private"."""
-    from tfdpx.train import classify
-
-    settings = dict(head="least_squares", dataset="digits", epsilon=1.0)
     path = str(runs("private").workdir / "model.keras")
-    return runs.run(classify, workdir=folder / "run", init_from=path, **settings)[1]
+    return dict(head="least_squares", dataset="digits", epsilon=1.0, init_from=path)
 
 
+# From the kind to the flags of `classify`.
 KINDS = {
-    "network": _network,
-    "private": _private,
+    "network": lambda runs: NETWORK,  # Six updates with views, a seed and averaged weights.
+    "private": lambda runs: TINY,  # Three updates without a seed: the model can be released.
     "public": _public,
     "photos": _photos,
     "table": _table,
