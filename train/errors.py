@@ -38,8 +38,7 @@ def in_one_line(program, argv=()):
     Args:
         program: String, for example "tfdpx.train.classify".
         argv: List of strings from absl: the program's path, and the arguments that are not flags.
-            Such
-            arguments are an error.
+            Such arguments are an error.
     """
     # `absl.app` sets the level INFO, and then TensorFlow Datasets prints each file that it opens.
     if not flags.FLAGS["verbosity"].present:

@@ -352,8 +352,8 @@ class _Augmentations(Objects):
 
         Args:
             text: String, for example `RandomFlip+RandomRotation:factor=0.1`. The objects are
-                applied
-                in this order. `MixViews` must come last; it mixes the views of the other objects.
+                applied in this order. `MixViews` must come last; it mixes the views of the other
+                objects.
             image_shape: `(height, width, channels)` of the images that the model takes.
 
         Raises:

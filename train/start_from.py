@@ -482,8 +482,7 @@ def image_input(path):
 
     Returns:
         Namespace with `image_shape` (`[height, width, channels]`), `class_names`, `center_crop`
-        (see
-        `images.decode`) and `threshold` (see `measure.predicted_classes`).
+        (see `images.decode`) and `threshold` (see `measure.predicted_classes`).
 
     Raises:
         UserError: If the file cannot be read, or has no record of the model's inputs.

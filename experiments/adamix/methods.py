@@ -158,8 +158,7 @@ class Study:
 
     Attributes:
         features: Dict from a domain to float32 `[n, d]`, the features of all training images in
-            this
-            domain. Private features are always taken from the domain "none".
+            this domain. Private features are always taken from the domain "none".
         labels: Integers `[n]`.
         test: Pair of features and labels.
         num_classes: Int.

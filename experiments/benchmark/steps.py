@@ -32,8 +32,7 @@ def check_model(name, image_size):
     Args:
         name: Name of the model.
         image_size: Height and width of an image in pixels. None means 32, or that the model does
-            not
-            take images.
+            not take images.
     """
     if name in _OF_VECTORS:
         if image_size is not None:

@@ -3,7 +3,7 @@
     python -m experiments.benchmark.text
 
 Each step runs in a separate process, on 16 texts of 128 tokens, with random weights. The program
-prints CPU time, memory, and their ratios. It needs `tfdpx[text]`.
+prints CPU time, memory, and their ratios. It needs the packages of `tfdpx[text]`.
 """
 
 import argparse

@@ -14,10 +14,9 @@ between the two distributions.
 
 Phase II (Table 8) trains --models models of each kind with the chosen setting. Thresholds are
 chosen on a fifth of these models. The errors on the other models give two lower bounds on epsilon.
-The first, by
-Clopper-Pearson, is valid for any mechanism. The second is valid for Gaussian DP, that is, for
---batch_size=0, which uses all examples in every update; for sampled batches it is only an estimate.
-`--augmult=16` trains on 16 views of each image.
+The first, by Clopper-Pearson, is valid for any mechanism. The second is valid for Gaussian DP, that
+is, for --batch_size=0, which uses all examples in every update; for sampled batches it is only an
+estimate. `--augmult=16` trains on 16 views of each image.
 
 Each score is a line of `scores.jsonl` in --workdir, so an interrupted audit continues, and a later
 audit can add models. `table.md` is Table 8. The last line of the standard output is one JSON

@@ -186,8 +186,7 @@ def attack_bounds(
         delta: Float in (0, 1).
         unit: "example" or "user".
         selections: Tuple of pairs (epsilon, delta), one for each paid search, and one for each
-            other
-            mechanism with only a known epsilon and delta. Together they count as the worst
+            other mechanism with only a known epsilon and delta. Together they count as the worst
             mechanism with the sum of these epsilons and the sum of these deltas.
 
     Raises:

@@ -97,8 +97,8 @@ class IndividualAccountant:
     losses at such clips add up:
 
     - Before the training: if the sum of the RDP of i is at most R(a) in every possible run, then
-      the training is (a, R(a))-RDP for adding or removing i. The plan's epsilon follows from this,
-      with an R(a) that is valid for every example.
+      the training is (a, R(a))-RDP for adding or removing i. The plan's epsilon is such a
+      guarantee: it is valid in all runs, and for every example.
     - For a finished run: `epsilon` is computed from the sum R(a) of i in this run. For an order a
       that is chosen in advance, the privacy loss of the run is at most R(a) + log(1 / delta) / (a -
       1), with probability 1 - delta over the noise and the batches. (The privacy loss is the log of

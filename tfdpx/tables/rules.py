@@ -186,8 +186,8 @@ class Preprocessing:
         """Returns a model from the columns to features, and the ledger of all statistics.
 
         Rough limits are narrowed first. Then numbers are clipped to the limits, and scaled by a
-        private mean and variance. If there are too few rows for this, numbers are scaled by the
-        limits. Frequent texts are one-hot encoded.
+        private mean and variance. If there are too few rows for these statistics, numbers are
+        scaled by the limits. Frequent texts are one-hot encoded.
         """
         arrays, layers, parts = self._columns.arrays, [], []
         inputs = {}

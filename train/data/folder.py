@@ -270,7 +270,7 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
 def place(unit, seed):
     """Returns a float in [0, 1] that decides which split gets an example.
 
-    It does not depend on other examples.
+    The number does not depend on other examples.
 
     Args:
         unit: Bytes: the content of an image, a row, or the name of a person.
