@@ -96,7 +96,7 @@ class WeightTable:
 
 
 def _look_up(classes, weights, labels):
-    """Returns the weights of `labels`, float32 [n]; the weight is 1 if `classes` lacks the label."""
+    """Returns the weights of `labels`, float32 [n], or 1 if `classes` lacks a label."""
     places = tf.minimum(tf.searchsorted(classes, labels), tf.size(classes) - 1)
     return tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
 
