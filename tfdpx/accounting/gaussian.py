@@ -232,15 +232,15 @@ def added_delta(
 
         f(t) = exp(-R^2/2) * (exp(t^2/2) * (I0(R t) + L0(R t) + 1) / 2 - 1),
 
-    with the modified Bessel function I0 and the modified Struve function L0. This is the
+    with the modified Bessel function I0 and the modified Struve function L0. Here f(t) is the
     probability that a normal pair lies in the part of the disc that the shift moves out of the
     disc. The clipped gradient bounds the shifts: their squares sum to at most T^2 = 1 /
     noise_multiplier^2. All coefficients of the power series of f are positive, so
 
         sum f(t_i) <= f(T) + (sqrt(n) - 1) T R exp(-R^2/2) / pi,
 
-    because the linear part of the sum is largest if all pairs are shifted equally, and the rest if
-    a single pair is shifted.
+    because the linear part of the sum is largest if all pairs are shifted equally, and the
+    remaining part is largest if only one pair is shifted.
 
     Sampling: if a step draws the example with probability q, an output that is possible only with
     the example has q times that probability. In the other direction, an output may be possible only
