@@ -54,6 +54,12 @@ def test_a_lock_is_held_by_whoever_inherits_it(tmp_path):
         pass
 
 
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "no")))
+    with files.locked(tmp_path), files.locked(tmp_path):
+        files.write(tmp_path / "a", b"whole")
+
+
 def begin(path, **settings):
     return resumable.begin(path, settings, "It holds a study", "Take another.", free=("jobs",))
 
