@@ -23,8 +23,7 @@ def make(outputs=3, loss=None, **arguments):
     def layers():
         return [keras.layers.Dense(5, "relu"), keras.layers.Dense(outputs)]
 
-    trainer = bench.Bench(None, layers, loss, noise_multiplier=0.0, **arguments)
-    return trainer
+    return bench.Bench(None, layers, loss, noise_multiplier=0.0, **arguments)
 
 
 def column():
@@ -52,7 +51,7 @@ def soft():
         (column, Y[:, np.newaxis], {0: 0.0, 1: 0.5}, [0.0, 0.5, 1.0]),
         (soft, ONE_HOT, {0: 0.1, 1: 0.2, 2: 0.4}, [0.25, 0.5, 1.0]),
         (binary, BINARY[:, np.newaxis], {1: 25.0}, [0.04, 1.0, 0.0]),
-        (binary, BINARY, {0: 0.0, 1: 0.0}, [0.0, 0.0, 0.0]),
+        (None, Y, {0: 0.0, 1: 0.0, 2: 0.0}, [0.0, 0.0, 0.0]),
     ],
     ids=["classes", "column", "one-hot, automatic", "binary", "all zero"],
 )
@@ -104,19 +103,6 @@ def test_losses_and_metrics_are_those_of_keras():
     assert len(logs[1]) == 3
     for name, values in logs[1].items():
         np.testing.assert_allclose(logs[0][name], values, rtol=1e-5)
-
-
-def test_a_step_within_the_training_of_another_model_has_its_own_weights(trainer):
-    weights, moved = {0: 4.0, 1: 0.5}, {}
-    for class_weight in (weights, None):
-        trainer.class_weight = class_weight
-        moved[class_weight is None] = trainer.step(X, Y)
-    other = keras.Sequential(trainer.model.layers)
-    other.compile(trainer.optimizer, trainer.model.loss)
-    with fit.weighing(trainer.optimizer, other, ClassWeights(weights)):
-        for class_weight in (weights, None):
-            trainer.class_weight = class_weight
-            np.testing.assert_array_equal(trainer.step(X, Y), moved[class_weight is None])
 
 
 def test_one_label_an_example():
