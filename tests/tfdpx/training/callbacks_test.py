@@ -1,3 +1,5 @@
+"""A training ends with its plan in every kind of loop; epsilon is in logs and TensorBoard."""
+
 import contextlib
 import csv
 import dataclasses
@@ -7,6 +9,8 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+import seeds
+import small
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
@@ -14,31 +18,32 @@ import tfdpx
 from tfdpx import callbacks
 from tfdpx.accounting import Ledger, PrivacyPlan
 from tfdpx.accounting.ledger import Entry
+from tfdpx.callbacks import BudgetExceeded, PrivacyBudget
+
+ROWS = 64
+X = np.random.default_rng(0).normal(size=[ROWS, 2]).astype("float32")
+Y = X[:, :1].copy()
 
 
 def make_plan(steps=7, **arguments):
     arguments = {"noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"} | arguments
-    return PrivacyPlan(64, batch_size=8, steps=steps, **arguments)
+    return PrivacyPlan(ROWS, batch_size=8, steps=steps, **arguments)
 
 
-def make_model(optimizer=None, noise_multiplier=1.0, **arguments):
+def make_model(plan=None, optimizer=None, seed=None, **arguments):
+    """Returns a compiled model of an optimizer with a plan, or with its noise and batch size."""
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    optimizer = optimizer or tfdpx.DPSGD(0.25, batch_size=8, noise_multiplier=noise_multiplier)
-    model.compile(optimizer, "mse", metrics=["mae"], **arguments)
+    private = {"plan": plan} if plan else {"batch_size": 8, "noise_multiplier": 1.0}
+    optimizer = optimizer or tfdpx.DPSGD(0.1, seed=seed, **private)
+    model.compile(optimizer, "mse", **{"jit_compile": False, **arguments})
     return model
-
-
-def make_data(rows=64):
-    generator = np.random.default_rng(0)
-    x, y = generator.normal(size=[rows, 2]), generator.normal(size=[rows, 1])
-    return x.astype("f4"), y.astype("f4")
 
 
 def fit(model, *fit_callbacks, plan=None, **arguments):
     """Fits on batches of a plan of many more steps than any budget here."""
     plan = plan or make_plan(1000)
     arguments = {"epochs": 1, "verbose": 0} | arguments
-    return model.fit(plan.batches(*make_data()), callbacks=list(fit_callbacks), **arguments)
+    return model.fit(plan.batches(X, Y), callbacks=list(fit_callbacks), **arguments)
 
 
 def steps_run(model):
@@ -47,77 +52,63 @@ def steps_run(model):
 
 def test_training_stops_before_the_step_that_would_exceed():
     model = make_model()
-    history = fit(model, callbacks.PrivacyBudget(make_plan(70)), epochs=2, steps_per_epoch=5)
+    history = fit(model, PrivacyBudget(make_plan(70)), epochs=2, steps_per_epoch=5)
     assert steps_run(model) == 10  # A smaller number stays.
     assert len(history.history["epsilon"]) == 2
-    for steps, arguments in (
-        (11, {}),
-        (17, {"epochs": 5}),
-        (24, {"epochs": 5, "steps_per_epoch": 3}),
-    ):
-        budget = callbacks.PrivacyBudget(make_plan(steps))
+    for steps, arguments in ((17, {"epochs": 5}), (24, {"epochs": 5, "steps_per_epoch": 3})):
+        budget = PrivacyBudget(make_plan(steps))
         fit(model, budget, **arguments)
         assert steps_run(model) == model.optimizer.ledger.steps == steps
-    with pytest.raises(callbacks.BudgetExceeded, match="used up: 24 of 24 steps .*epsilon="):
+    with pytest.raises(BudgetExceeded, match="used up: 24 of 24 steps .*epsilon="):
         fit(model, budget)
     assert steps_run(model) == 24
-    assert issubclass(callbacks.BudgetExceeded, RuntimeError)
+    assert issubclass(BudgetExceeded, RuntimeError)
 
 
 def test_batches_that_hold_an_example_more_often_than_the_plans_cost_more():
     plan = PrivacyPlan(6400, 8, 9, noise_multiplier=1.0, delta=1e-3, accountant="rdp")
-    budget = callbacks.PrivacyBudget(plan, allow_approximate=True)
-    with pytest.raises(callbacks.BudgetExceeded, match="0 of 9 steps"):
-        make_model().fit(*make_data(), batch_size=8, callbacks=[budget], verbose=0)
+    budget = PrivacyBudget(plan, allow_approximate=True)
+    with pytest.raises(BudgetExceeded, match="0 of 9 steps"):
+        make_model().fit(X, Y, batch_size=8, callbacks=[budget], verbose=0)
 
 
 def test_an_optimizer_without_privacy_is_an_error():
-    model = make_model(keras.optimizers.SGD())
+    model = make_model(optimizer=keras.optimizers.SGD())
     with pytest.raises(TypeError, match=r"of type SGD, without batch_size.*tfdpx\.DPSGD"):
-        fit(model, callbacks.PrivacyBudget(make_plan()))
-
-
-def test_a_plan_for_another_optimizer_is_an_error():
-    for name, value, message in (
-        ("batch_size", 16, r"disagree on `batch_size`.*plan\.batch_size=8, optimizer.*=16"),
-        ("noise_multiplier", 0.99, r"disagree on `noise_multiplier`.*=1\.0, optimizer.*=0\.99"),
-    ):
-        arguments = {"batch_size": 8, "noise_multiplier": 1.0, name: value}
-        budget = callbacks.PrivacyBudget(make_plan())
-        budget.set_model(make_model(tfdpx.DPSGD(0.25, **arguments)))
-        with pytest.raises(ValueError, match=message):
-            budget.on_train_begin()
+        fit(model, PrivacyBudget(make_plan()))
 
 
 def test_plans_of_one_training_have_one_delta():
     plan = make_plan()
     loose = plan.from_config(plan.get_config() | {"delta": 0.3})
+    exact, other = (PrivacyBudget(p, allow_approximate=True) for p in (plan, loose))
+    model = make_model(plan)
+    unplanned = make_model()  # The batches may know the plan.
+
+    def by_hand():
+        other.set_model(model)
+        other.on_train_begin()
+
     message = "one delta.*delta=0.3 and delta=0.001.*PrivacyPlan"
-    for optimizer in (plan, None):  # Or the batches know the plan.
-        arguments = {"plan": plan} if optimizer else {"batch_size": 8, "noise_multiplier": 1.0}
-        model = make_model(tfdpx.DPSGD(0.25, **arguments))
-        for budgets in ([loose], [plan, loose]):
-            budgets = [callbacks.PrivacyBudget(budget) for budget in budgets]
-            with pytest.raises(ValueError, match=message):
-                fit(model, *budgets, plan=plan)
-        assert steps_run(model) == 0
-    budgets = [callbacks.PrivacyBudget(p, allow_approximate=True) for p in (plan, loose)]
-    with pytest.raises(ValueError, match=message):
-        model.fit(*make_data(), batch_size=8, callbacks=budgets, verbose=0)
-    model = make_model(tfdpx.DPSGD(0.25, plan=plan))
+    for call in (
+        lambda: fit(model, other, plan=plan),
+        lambda: fit(model, exact, other, plan=plan),
+        lambda: fit(unplanned, other, plan=plan),
+        lambda: unplanned.fit(X, Y, batch_size=8, callbacks=[exact, other], verbose=0),
+        by_hand,
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
     with pytest.raises(ValueError, match="delta"):
         fit(model, plan=loose)
-    budgets[1].set_model(model)  # In a loop of the user's.
-    with pytest.raises(ValueError, match=message):
-        budgets[1].on_train_begin()
-    assert steps_run(model) == 0
+    assert steps_run(model) == steps_run(unplanned) == 0
 
 
 def test_an_approximate_epsilon_is_called_so_where_data_are_shuffled(tmp_path):
     plan = make_plan(sampling="shuffle")
-    budget, theirs = callbacks.PrivacyBudget(plan), keras.callbacks.TensorBoard(tmp_path / "keras")
+    budget, theirs = PrivacyBudget(plan), keras.callbacks.TensorBoard(tmp_path / "keras")
     ours = callbacks.TensorBoard(tmp_path / "ours", plan=plan)
-    history = fit(make_model(), budget, ours, theirs, plan=plan).history
+    history = fit(make_model(metrics=["mae"]), budget, ours, theirs, plan=plan).history
     assert history["epsilon_approximate"] == [plan.epsilon]
     assert "epsilon" not in history
     for board in ("ours", "keras"):
@@ -125,16 +116,6 @@ def test_an_approximate_epsilon_is_called_so_where_data_are_shuffled(tmp_path):
         tag = "epsilon_approximate" if board == "ours" else "epoch_epsilon_approximate"
         assert scalars[tag][-1] == pytest.approx(plan.epsilon)
         assert ("epoch_mae" in scalars) == (board == "keras")
-
-
-class RecordNorms(keras.callbacks.Callback):
-    """Records the norm of the noisy gradient after every batch."""
-
-    def on_train_begin(self, logs=None):
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(self.model.optimizer.privatized_gradient_norm)
 
 
 def read_scalars(folder):
@@ -169,23 +150,25 @@ def run(tmp_path_factory):
     plan = make_plan(7, noise_multiplier=1.1)
     noise = float(np.float32(1.1))
     optimizer = tfdpx.DPSGD(0.25, batch_size=8, noise_multiplier=noise, public_validation=True)
-    model, norms = make_model(optimizer), RecordNorms()
-    x, y = make_data(16)
+    model, norms = make_model(optimizer=optimizer, metrics=["mae"]), []
+    record = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: norms.append(optimizer.privatized_gradient_norm)
+    )
     with contextlib.redirect_stdout(output):
         history = fit(
             model,
-            callbacks.PrivacyBudget(plan),
+            PrivacyBudget(plan),
             keras.callbacks.CSVLogger(folder / "log.csv"),
             callbacks.TensorBoard(folder / "public", plan=plan),
-            norms,
+            record,
             plan=plan,
             epochs=3,
             steps_per_epoch=3,
             verbose=2,
-            validation_data=(x + 1, y),
+            validation_data=(X[:16] + 1, Y[:16]),
         ).history
     assert steps_run(model) == model.optimizer.ledger.steps == 7
-    return Run(plan, history, norms.seen, output.getvalue(), folder)
+    return Run(plan, history, norms, output.getvalue(), folder)
 
 
 def test_epsilon_is_in_what_comes_after(run):
@@ -199,12 +182,11 @@ def test_epsilon_is_in_what_comes_after(run):
 
 def test_tensorboard_takes_no_metric_for_epsilon_by_its_name(tmp_path):
     secret = keras.metrics.MeanAbsoluteError(name="epsilon_of_labels")
-    model, (x, y) = make_model(tfdpx.DPSGD(0.25, plan=make_plan())), make_data()
-    model.compile(model.optimizer, "mse", metrics=[secret])
+    model = make_model(make_plan(), metrics=[secret])
     before = Ledger((Entry(2.0, 0.1, 5, run=1),))
     board = callbacks.TensorBoard(tmp_path, before=before)
     with pytest.warns(UserWarning, match="leaves the validation metrics out"):
-        model.fit(x, y, validation_data=(x + 1, y), callbacks=[board], verbose=0)
+        model.fit(X, Y, validation_data=(X + 1, Y), callbacks=[board], verbose=0)
     scalars = read_scalars(tmp_path)
     assert not any("of_labels" in tag for tags in scalars.values() for tag in tags)
     assert "validation" not in scalars
@@ -222,3 +204,121 @@ def test_tensorboard_writes_only_what_the_guarantee_covers(run):
     assert set(scalars["validation"]) == {"epoch_loss", "epoch_mae"}
     assert scalars["budget"] == {"epsilon": pytest.approx([run.plan.epsilon] * 4)}
     assert set(scalars) == {"budget", "train", "validation"}
+
+
+def fit_approximately(model, plan, verbose=0):
+    budget = PrivacyBudget(plan, allow_approximate=True)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    model.fit(data, verbose=verbose, callbacks=[budget])
+
+
+def test_fit_ends_with_the_plan(capsys):
+    plan = make_plan(3)
+    model = make_model(plan)
+    model.fit(X, Y, batch_size=8, epochs=5, verbose=2)
+    assert model.optimizer.ledger.steps == 3
+    text = capsys.readouterr().out
+    assert f"Privacy budget used up after 3 updates: epsilon={plan.epsilon:.4g} at" in text
+    assert "Epoch 1/5" in text and "Epoch 2/5" not in text
+    before = small.weights(model)
+    with pytest.raises(BudgetExceeded, match="used up: 3 of 3 steps"):
+        model.fit(plan.batches(X, Y), verbose=0)
+    with pytest.raises(BudgetExceeded, match="used up: 3 of 3 steps"):
+        model.train_on_batch(X[:8], Y[:8])
+    assert model.optimizer.ledger.steps == 3
+    np.testing.assert_array_equal(before, small.weights(model))
+
+
+class SpendsMeanwhile(keras.callbacks.Callback):
+    """Trains the same weights once with another optimizer, in the middle of a `fit`."""
+
+    spent = False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == 4 and not self.spent:
+            self.spent = True
+            other = keras.Sequential(self.model.layers)
+            other.compile(tfdpx.DPSGD(0.1, plan=make_plan(12)), "mse")
+            for _ in range(6):
+                other.train_on_batch(X[:8], Y[:8])
+
+
+def test_a_budget_that_another_optimizer_spends_meanwhile_is_not_overrun():
+    plan, spender = make_plan(12), SpendsMeanwhile()
+    model = make_model(steps_per_execution=4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="budget .* is used up"):
+        model.fit(plan.batches(X, Y), verbose=0, callbacks=[PrivacyBudget(plan), spender])
+    assert spender.spent and 12 <= model.optimizer.ledger.steps <= 13  # The attempt may count.
+
+
+def test_executions_on_other_data_end_before_it(capsys):
+    plan = make_plan(7)
+    model = make_model(plan, steps_per_execution=3)
+    fit_approximately(model, plan, verbose=2)
+    assert model.optimizer.ledger.steps == 6
+    text = capsys.readouterr().out
+    assert "ended after 6 updates, 1 before the end of the plan" in text
+    assert "`steps_per_execution=3` of them do not fit: epsilon_approximate=" in text
+    with pytest.raises(BudgetExceeded, match="execution of 3 steps does not fit.*6 of 7"):
+        fit_approximately(model, plan)
+    model = make_model(plan, steps_per_execution=3)
+    model.fit(plan.batches(X, Y), verbose=0)
+    assert model.optimizer.ledger.steps == 7  # The plan's own batches end with it.
+
+
+def test_a_loop_of_ones_own_gets_an_error():
+    model = make_model(make_plan(2))
+    step = tf.function(model.train_step, autograph=False)
+    for _ in range(2):
+        step((X[:8], Y[:8]))
+    before = small.weights(model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="privacy budget of the optim"):
+        step((X[:8], Y[:8]))
+    np.testing.assert_array_equal(before, small.weights(model))
+    assert model.optimizer.ledger.steps >= 2  # Maybe the attempt, never less than the updates.
+
+
+@pytest.mark.slow
+def test_under_xla_an_update_past_the_end_reads_no_data():
+    # XLA drops assertions, so the step's result must not depend on the examples.
+    ends = []
+    for value in (1.0, -50.0):
+        seeds.fix(1)
+        plan = make_plan(1)
+        model = make_model(plan, seed=3)
+        step = tf.function(model.train_step, jit_compile=True, autograph=False)
+        step((X[:8], Y[:8]))
+        for _ in range(2):
+            step((X[:8] * value, Y[:8] - value))
+        ends.append(small.weights(model))
+        assert model.optimizer.ledger.steps == 3  # It counts, although it is only noise.
+    np.testing.assert_array_equal(*ends)
+    assert np.isfinite(ends[0]).all()
+
+
+def test_without_noise_there_is_no_budget_to_end():
+    with pytest.warns(UserWarning):
+        plan = make_plan(2, noise_multiplier=0.0)
+        model = make_model(plan)
+    model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8), verbose=0)
+    assert model.optimizer.ledger.steps == 8
+
+
+def test_epochs_share_the_steps_and_keras_says_nothing_of_our_batches(capsys, recwarn):
+    plan, taken = make_plan(8), []
+    model = make_model(plan, run_eagerly=True)
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: taken.append(model.optimizer.ledger.steps)
+    )
+    model.fit(plan.batches(X, Y), epochs=3, verbose=2, callbacks=[count])
+    assert taken == [3, 6, 8] and "Epoch 3/3" in capsys.readouterr().out
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize("name", ["class_weight", "sample_weight", "y", "validation_split"])
+def test_arguments_of_the_draws_are_refused_beside_them(name):
+    plan = make_plan(9)
+    value = {"class_weight": {0: 2.0}, "validation_split": 0.5}.get(name, np.ones(ROWS))
+    there = r"\(x, y\)" if name == "y" else rf"\(x, y, {name}={name}\)"
+    with pytest.raises(ValueError, match=rf"`{name}` of `fit` cannot.*plan\.batches{there}"):
+        make_model(plan).fit(plan.batches(X, Y), verbose=0, **{name: value})

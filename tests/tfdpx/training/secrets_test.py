@@ -1,14 +1,12 @@
 """Attacks on the secrets: they are in no file or message, and no noise is used twice."""
 
-import contextlib
-import copy
-import io
+import functools
 import logging
 import pickle
 import secrets
-import warnings
 import zipfile
 
+import copies
 import h5py
 import keras
 import numpy as np
@@ -121,40 +119,29 @@ def test_no_file_holds_a_seed(seed, secret_words, tmp_path):
     assert secret_words.are_in(content(tmp_path))  # The search can find a secret.
 
 
-def said(model, folder):
-    """Returns all that a training prints, logs, warns, raises, or writes for TensorBoard."""
-    text, log = io.StringIO(), logging.StreamHandler(io.StringIO())
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(log)
-    root.setLevel(logging.DEBUG)
-    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-        with warnings.catch_warnings(record=True) as warned:
-            batches = PLAN.batches(X, Y, optimizer=model.optimizer)
-            tell = keras.callbacks.LambdaCallback(
-                on_epoch_end=lambda *_: print(model.optimizer.session, vars(model.optimizer))
-            )
-            callbacks = [
-                tfdpx.callbacks.PrivacyBudget(PLAN),
-                tfdpx.callbacks.TensorBoard(str(folder), plan=PLAN),
-                tell,
-            ]
-            model.fit(batches, callbacks=callbacks, verbose=2)
-            print(model.optimizer, vars(model), batches, PLAN, callbacks)
-            print(model.optimizer.get_config(), model.optimizer.ledger, model.summary())
-            for wrong in (lambda: model.fit(batches), lambda: model.fit(X, Y, batch_size=50)):
-                with pytest.raises(Exception) as raised:  # noqa: PT011
-                    wrong()
-                print(raised.value)
-            print([str(w.message) for w in warned])
-    root.removeHandler(log)
-    root.setLevel(level)
-    return (text.getvalue() + log.stream.getvalue()).encode("latin-1", "replace")
-
-
 @pytest.mark.slow
-def test_nothing_that_a_training_says_tells_a_secret(secret_words, tmp_path):
-    output = said(make(), tmp_path) + content(tmp_path)
+def test_nothing_that_a_training_says_tells_a_secret(
+    secret_words, tmp_path, capsys, caplog, recwarn
+):
+    """Searches all that it prints, logs, warns, raises, or writes for TensorBoard."""
+    caplog.set_level(logging.DEBUG)
+    model = make()
+    batches = PLAN.batches(X, Y, optimizer=model.optimizer)
+    tell = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: print(model.optimizer.session, vars(model.optimizer))
+    )
+    board = tfdpx.callbacks.TensorBoard(str(tmp_path), plan=PLAN)
+    callbacks = [tfdpx.callbacks.PrivacyBudget(PLAN), board, tell]
+    model.fit(batches, callbacks=callbacks, verbose=2)
+    print(model.optimizer, vars(model), batches, PLAN, callbacks)
+    print(model.optimizer.get_config(), model.optimizer.ledger, model.summary())
+    for wrong in (lambda: model.fit(batches), lambda: model.fit(X, Y, batch_size=50)):
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            wrong()
+        print(raised.value)
+    print([str(warning.message) for warning in recwarn])
+    text = "".join((*capsys.readouterr(), caplog.text))
+    output = text.encode("latin-1", "replace") + content(tmp_path)
     assert b"epsilon" in output and secret_words
     assert not secret_words.are_in(output)
 
@@ -172,31 +159,17 @@ def test_no_file_holds_numbers_of_the_data_without_noise(tmp_path):
     assert not [v.path for v in model.optimizer.variables if "nonfinite" in v.path]
 
 
+def built():
+    model = make()
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
 def noise_of_one_update(model):
     """Returns the change of the weights by an update without examples, which is only noise."""
     before = small.weights(model)
     model.train_on_batch(X[:20], Y[:20], sample_weight=np.zeros(20, "float32"))
     return small.weights(model) - before
-
-
-def reload(model, folder):
-    model.save(folder / "m.keras")
-    return keras.saving.load_model(folder / "m.keras")
-
-
-def load_weights(model, folder):
-    model.save_weights(folder / "m.weights.h5")
-    other = make()
-    other.load_weights(folder / "m.weights.h5")
-    return other
-
-
-def restore(model, folder):
-    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "c"))
-    other = make()
-    other.optimizer.build(other.trainable_variables)
-    tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(path)
-    return other
 
 
 def from_config(model, folder):
@@ -207,12 +180,8 @@ def from_config(model, folder):
     return other
 
 
-DUPLICATES = {
-    "deepcopy": lambda model, folder: copy.deepcopy(model),
-    "pickle": lambda model, folder: pickle.loads(pickle.dumps(model)),
-    "load_model": reload,
-    "load_weights": load_weights,
-    "tf.train.Checkpoint": restore,
+COPIES = {
+    **{name: functools.partial(way, fresh=built) for name, way in copies.WAYS.items()},
     "config": from_config,
 }
 
@@ -229,28 +198,11 @@ def wanted():
     return noise_of_one_update(after_one_update())
 
 
-def test_a_copy_has_noise_of_its_own(tmp_path, wanted):
+@pytest.mark.parametrize("kinds", [("load_model",), slow(tuple(COPIES))])
+def test_copies_have_noise_of_their_own(kinds, tmp_path, wanted):
     """The copied optimizer may have a seed, so that its noise is known."""
-    model = after_one_update()
-    copies = {"load_model": DUPLICATES["load_model"](model, tmp_path)}
-    check_noise_of_copies(model, copies, wanted)
-
-
-@pytest.mark.slow
-def test_every_kind_of_copy_has_noise_of_its_own(tmp_path, wanted):
-    model = after_one_update()
-    copies = {
-        name: duplicate(model, tmp_path)
-        for name, duplicate in DUPLICATES.items()
-        if name != "load_model"
-    }
-    check_noise_of_copies(model, copies, wanted)
-
-
-def check_noise_of_copies(model, copies, wanted):
-    """Fails if a copy repeats the noise of the run, or of another copy."""
-    noises = [wanted]
-    for other in copies.values():
+    model, noises = after_one_update(), [wanted]
+    for other in [COPIES[kind](model, tmp_path) for kind in kinds]:
         other.optimizer.iterations.assign(model.optimizer.iterations)
         noises.append(noise_of_one_update(other))
         assert np.abs(noises[-1]).max() > 1e-3
