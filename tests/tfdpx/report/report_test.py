@@ -159,18 +159,6 @@ def test_a_full_disk_at_the_page_is_one_sentence_and_the_record_stays(tmp_path):
     assert (tmp_path / page.FILE).read_bytes() == whole[page.FILE]
 
 
-def test_a_full_disk_at_a_picture_is_one_sentence_too(tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise OSError(28, "No space left on device", str(tmp_path / page.CONFUSION))
-
-    monkeypatch.setattr(pictures, "confusion_matrix", fail)
-    one = np.zeros(1, int)
-    measured = measure.Measured(one, np.eye(2)[one], ["a", "b"])
-    with pytest.raises(OSError, match="No space left.*confusion.*Make room"):
-        write(tmp_path, measured)
-    assert {path.name for path in tmp_path.iterdir()} == {"record.json", report.STATEMENT}
-
-
 def test_the_page_holds_the_record_and_follows_from_it_alone(tmp_path):
     expected = record(ATTACK, results=RARE)
     page_of(tmp_path, expected)

@@ -16,7 +16,6 @@ from absl.testing import flagsaver
 from tfdpx import _files
 from tfdpx.accounting import Ledger
 from tfdpx.accounting import record as records
-from tfdpx.accounting.ledger import RELEASE
 from tfdpx.accounting.record import DatasetId
 from tfdpx.report import card, page, words
 from tfdpx.train import verify as program
@@ -106,16 +105,10 @@ def take(name):
     return lambda folder: shutil.copy(other_run(folder) / name, folder / name)
 
 
-def flip(name, place):
-    """Returns a damage: one bit at a place between 0 (a file's start) and 1, or of an entry."""
-
-    def damage(folder):
-        content = bytearray((folder / name).read_bytes())
-        is_entry = isinstance(place, bytes)
-        content[content.find(place) + 60 if is_entry else int(place * len(content))] ^= 4
-        (folder / name).write_bytes(bytes(content))
-
-    return damage
+def flip_a_bit_of_the_layers(folder):
+    content = bytearray((folder / "model.keras").read_bytes())
+    content[content.find(b"config.json") + 60] ^= 4
+    (folder / "model.keras").write_bytes(content)
 
 
 def spent(content):
@@ -125,11 +118,6 @@ def spent(content):
 
 def swapped(folder):
     shutil.copy(folder / page.CURVE, folder / page.CONFUSION)
-
-
-def save_ledgers(folder, *runs):
-    for run in runs:
-        entries(folder, run=run).save(folder / f"ledger{run}.json")
 
 
 def saved_by_keras(folder):
@@ -154,15 +142,9 @@ def unfinished(folder):
 TAMPERED = {
     "weights": (lambda f: rewrite(f / "model.keras", add_one), "model.keras .*weights are not"),
     "weights without digest": (digest_taken_out, "model.keras .*weights are not those"),
-    "a byte of the model": (flip("model.keras", 0.5), "model.keras is damaged"),
-    "a byte of the layers": (flip("model.keras", b"config.json"), "Its entry config.json is not"),
-    "a byte of the record": (flip(records.FILE, 0.3), "record.json is damaged"),
+    "a byte of the layers": (flip_a_bit_of_the_layers, "Its entry config.json is not"),
     "noise in the record": (
         lambda f: edit(f / records.FILE, '"noise_multiplier": 0.82', '"noise_multiplier": 1.82'),
-        "record.json is damaged, edited.*does not fit its digest",
-    ),
-    "unit in the record": (
-        lambda f: edit(f / records.FILE, '"unit": "example"', '"unit": "user"'),
         "record.json is damaged, edited.*does not fit its digest",
     ),
     "people in the record, with its digest": (
@@ -187,16 +169,8 @@ TAMPERED = {
         lambda f: edit(f / STATEMENT, "have (1.99", "have (0.19"),
         "privacy_statement.txt was edited, or is of another run",
     ),
-    "statement of another run": (
-        lambda f: (f / STATEMENT).write_text("There is no differential privacy for x."),
-        "privacy_statement.txt was edited, or is of another run",
-    ),
     "epsilon on the page": (
         lambda f: edit(f / page.FILE, "epsilon, 1.99", "epsilon, 0.19"),
-        "report.html was edited, or is of another run",
-    ),
-    "people on the page": (
-        lambda f: edit(f / page.FILE, "Protected: only each single image of", "Protected: all of"),
         "report.html was edited, or is of another run",
     ),
     "record in the page": (
@@ -207,36 +181,27 @@ TAMPERED = {
         lambda f: edit(f / page.FILE, "{\n &#34;", "{&#34;unit&#34;: &#34;<b>&#34;,\n &#34;"),
         "report.html is damaged, edited.*an entry twice",
     ),
-    "kind of updates in the record, with its digest": (
-        lambda f: edit_record(
-            f / records.FILE, lambda c: c["ledger"]["entries"][0].update(kind=RELEASE)
-        ),
-        "model.keras and record.json are of different runs, .* in ledger",
-    ),
     "a picture": (
         swapped,
         "report.html does not show the pictures in its folder: confusion_matrix",
     ),
     "page of another run": (take(page.FILE), "report.html and record.json are of different runs"),
     "model of another run": (take("model.keras"), "model.keras and record.json .* differ in ledg"),
-    "record of another run": (take(records.FILE), "model.keras and record.json are of different"),
     "model saved again by Keras": (saved_by_keras, "model.keras .*holds neither the record"),
     "card": (
         lambda f: edit(f / card.FILE, "Caution: a person", "A person"),
         "model_card.md was edited",
     ),
-    "ledger of another run": (lambda f: save_ledgers(f, 5), "ledger5.json has another ledger than"),
-    "ledgers of two runs": (lambda f: save_ledgers(f, 5, 6), "ledger6.json has another ledger"),
+    "ledger of another run": (
+        lambda f: entries(f, run=5).save(f / "ledger5.json"),
+        "ledger5.json has another ledger than",
+    ),
     "record removed": (lambda f: (f / records.FILE).unlink(), "record.json is missing"),
     "unfinished": (
         unfinished,
         "checkpoint is left over from unfinished work.*record.json is missing",
     ),
     "a seed": (lambda f: make_anew(f, ledger=entries(f, seeded=True)), "the run had a seed"),
-    "no noise": (
-        lambda f: make_anew(f, ledger=entries(f, noise_multiplier=0.0)),
-        "epsilon is infinite",
-    ),
     "noise so low that epsilon is infinite": (
         lambda f: make_anew(f, ledger=entries(f, noise_multiplier=1e-3)),
         "epsilon is infinite",
