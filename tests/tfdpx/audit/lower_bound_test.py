@@ -81,14 +81,10 @@ def test_a_bound_that_is_too_high_is_rejected(monkeypatch):
         check(audit.gdp_epsilon_lower_bound)
 
 
-def test_clopper_pearson_is_the_rate_at_which_so_few_errors_are_that_rare():
-    for errors, trials in ((0, 10), (3, 17), (499, 500)):
-        bound = bounds.clopper_pearson_upper_bound(errors, trials, 0.975)
-        assert stats.binom.cdf(errors, trials, bound) == pytest.approx(0.025)
+def test_clopper_pearson_is_the_bound_of_scipy():
+    for errors, trials in ((0, 10), (3, 17), (499, 500), (5, 5)):
         high = stats.binomtest(errors, trials).proportion_ci(0.95, "exact").high
-        assert bound == pytest.approx(high)
-    assert bounds.clopper_pearson_upper_bound(5, 5, 0.9) == 1.0
-    assert bounds.clopper_pearson_upper_bound(0, 8, 0.9) == pytest.approx(1 - 0.1**0.125)
+        assert bounds.clopper_pearson_upper_bound(errors, trials, 0.975) == pytest.approx(high)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import audit, mechanism
-from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.audit import white_box
 from tfdpx.training import microbatches, preflight
 
@@ -24,32 +23,16 @@ def built(optimizer, features=6):
     return small.model(optimizer, [inputs, layers.Dense(5, "relu"), layers.Dense(3)], **QUICK)
 
 
-def plan():
-    return tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=4.0, delta=1e-3)
-
-
 @pytest.mark.slow
-def test_an_optimizer_with_a_plan_is_audited_without_it():
-    individual = tfdpx.accounting.IndividualAccountant(plan())
-    optimizer = tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5, individual=individual)
-    model = built(optimizer)
-    before = small.weights(model)
-    report = audit.check_optimizer(model, optimizer, trials=300)
-    assert report.passed and report.delta == 1e-3, str(report)
-    assert 0.6 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
-    np.testing.assert_array_equal(before, small.weights(model))
-    assert optimizer.individual.plan == plan()
-
-
-@pytest.mark.slow
-def test_an_honest_optimizer_passes_with_a_close_bound():
-    model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0, momentum=0.9))
-    report = audit.check_optimizer(model, model.optimizer, seconds=15.0)
+def test_an_honest_optimizer_passes_with_a_close_bound_and_without_its_plan():
+    plan = tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=4.0, delta=1e-3)
+    individual = tfdpx.accounting.IndividualAccountant(plan)
+    optimizer = tfdpx.DPSGD(0.5, plan=plan, l2_norm_clip=0.5, individual=individual, momentum=0.9)
+    report = audit.check_optimizer(built(optimizer), optimizer, trials=600)
     assert report.passed, str(report)
     assert 0.7 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
-    assert report.confidence == 0.999
-
-    exact = tfdpx.accounting.epsilon(report.noise_multiplier, 1.0, 1, report.delta, "gdp")
+    assert report.confidence == 0.999 and optimizer.individual.plan == plan
+    exact = tfdpx.accounting.epsilon(4.0, 1.0, 1, 1e-3, "gdp")
     assert report.epsilon == pytest.approx(exact, rel=1e-3)
     assert "PASSED" in str(report) and f"{report.epsilon:.4g}" in str(report)
 
@@ -153,16 +136,6 @@ def test_planted_bugs_fail(name):
     if name in ("half the noise", "two thirds", "one layer", "views", "class weights"):
         # The attack suffices to show it.
         assert report.epsilon_lower_bound > report.epsilon
-
-
-@pytest.mark.slow
-def test_only_too_little_noise_exceeds_the_bounds_on_attacks():
-    bounds = Ledger((Entry(1.0, 1.0, 1),)).attack_bounds(1e-5)
-    for kind, is_broken in ((tfdpx.DPSGD, False), (broken("half the noise"), True)):
-        optimizer = kind(0.5, batch_size=16, noise_multiplier=1.0)
-        settings = dict(trials=1500, seconds=40.0, confidence=1 - 1e-6)
-        report = audit.check_optimizer(built(optimizer), optimizer, **settings)
-        assert (1 / report.noise_multiplier_upper_bound > bounds.mu) is is_broken, str(report)
 
 
 @pytest.mark.slow
