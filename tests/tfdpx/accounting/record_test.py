@@ -31,16 +31,6 @@ def record(**changes):
     return Record(**{**defaults, **changes})
 
 
-def edited(content, change, seal):
-    """Returns the file of an edited record, with a valid digest if `seal`."""
-    fields = json.loads(content)
-    change(fields)
-    if seal:
-        del fields["digest"]
-        return files.sealed(fields)
-    return json.dumps(fields).encode()
-
-
 def test_a_file_gives_back_what_was_saved(tmp_path):
     record().save(tmp_path / "record.json")
     loaded = records.read(tmp_path / "record.json")
@@ -88,18 +78,19 @@ def test_a_run_in_two_files_counts_once():
 
 
 @pytest.mark.parametrize(
-    ("change", "seal"),
+    "change",
     [
-        (lambda fields: fields["ledger"]["entries"][0].update(steps=30), False),
-        (lambda fields: fields["derived"].update(epsilon=1.0), False),
-        (lambda fields: fields["ledger"]["entries"][0].update(noise_multiplier=10**400), True),
-        (lambda fields: fields.pop("ledger"), True),
-        (lambda fields: fields["seen"][0]["data"].update(path="/data"), True),
-        (lambda fields: fields.update(format="tfdpx.Record/2"), True),
+        lambda fields: fields["ledger"]["entries"][0].update(noise_multiplier=10**400),
+        lambda fields: fields.pop("ledger"),
+        lambda fields: fields["seen"][0]["data"].update(path="/data"),
+        lambda fields: fields.update(format="tfdpx.Record/2"),
     ],
 )
-def test_an_edited_record_is_refused(change, seal, tmp_path):
-    (tmp_path / "record.json").write_bytes(edited(record().to_json(), change, seal))
+def test_an_edited_record_with_a_valid_digest_is_refused(change, tmp_path):
+    fields = json.loads(record().to_json())
+    change(fields)
+    del fields["digest"]
+    (tmp_path / "record.json").write_bytes(files.sealed(fields))
     with pytest.raises(ValueError, match=r"Cannot read .*record\.json.*restore it from a copy"):
         records.read(tmp_path / "record.json")
 
