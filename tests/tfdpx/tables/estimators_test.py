@@ -188,17 +188,6 @@ def test_noise_of_the_updates(data):
     assert ledger.entries[0].noise_multiplier == training.plan.noise_multiplier
 
 
-def test_pickles_hold_the_model_and_the_ledger(with_layers, data):
-    loaded = pickle.loads(pickle.dumps(with_layers))
-    np.testing.assert_allclose(
-        loaded.predict_proba(data[0]), with_layers.predict_proba(data[0]), rtol=1e-5
-    )
-    assert loaded.ledger_ == with_layers.ledger_
-    assert base.clone(loaded).get_params() == with_layers.get_params()
-    assert loaded.ledger_.num_examples == 300 and loaded.ledger_.delta == 1e-5
-    assert not hasattr(base.clone(loaded), "ledger_")
-
-
 def test_a_pickle_does_not_hide_later_training_of_its_model(data):
     x, _, labels = data
     classifier = linear_classifier().fit(x, labels)
@@ -259,18 +248,11 @@ def folds_are_counted(data):
     return report
 
 
-def test_large_sums_are_printed(data, capsys):
-    x, _, labels = data
-    report = cross_validate(linear_classifier(epsilon=8.0), x, labels, cv=5, seed=0)
-    [printed] = re.findall(r"Together: epsilon=([\d.]+) at", capsys.readouterr().out)
-    assert float(printed) == pytest.approx(report["ledger"].epsilon(1e-5), rel=0.01)
-    assert 18 < float(printed) < 20
-
-
 def test_folds_add_up(data, capsys):
     report = folds_are_counted(data)
-    told = capsys.readouterr().out
-    assert told.startswith("4 private fits at epsilon=1; a row is in 3 of them. Together: epsilon=")
+    text = capsys.readouterr().out
+    assert text.startswith("4 private fits at epsilon=1; a row is in 3 of them. Together: epsilon=")
+    assert epsilons(text)[1] == pytest.approx(report["ledger"].epsilon(1e-5), rel=0.01)
     assert np.mean(report["test_score"]) > 0.55 and report["ledger"].num_examples == 300
 
 
@@ -375,18 +357,8 @@ def epsilons(text):
     return [float(number) for number in re.findall(r"epsilon=([\d.]+\d)", text)]
 
 
-def in_a_pipeline(*steps):
-    return pipeline.make_pipeline(*steps, quick())
-
-
 SEARCHES = {
     "grid": lambda: model_selection.GridSearchCV(quick(), {"epsilon": [1.0, 8.0]}, cv=3),
-    "without a refit": lambda: model_selection.GridSearchCV(
-        quick(), {"epsilon": [1.0, 8.0]}, cv=3, refit=False
-    ),
-    "random": lambda: model_selection.RandomizedSearchCV(
-        in_a_pipeline(), {"privateclassifier__epsilon": [0.5, 3.0, 10.0]}, n_iter=3, cv=3
-    ),
     "halving": lambda: model_selection.HalvingGridSearchCV(
         quick(), {"epsilon": [1.0, 2.0, 4.0]}, cv=2, min_resources=30
     ),
@@ -415,7 +387,7 @@ def test_a_second_search_tells_its_sum_and_that_of_both(fits, rows):
 
 
 def test_fits_of_a_search_count_together_if_a_step_changes_their_rows(fits, rows):
-    model = in_a_pipeline(preprocessing.StandardScaler())
+    model = pipeline.make_pipeline(preprocessing.StandardScaler(), quick())
     grid = {"privateclassifier__epsilon": [0.5, 1.0]}
     [text], _ = told(lambda: model_selection.GridSearchCV(model, grid, cv=3).fit(*rows))
     together = gaussian_epsilon(fits.squared_mu_if_shared**0.5)
@@ -423,26 +395,18 @@ def test_fits_of_a_search_count_together_if_a_step_changes_their_rows(fits, rows
     assert epsilons(text)[0] == pytest.approx(together, rel=2e-3)
 
 
-def two(of=quick):
-    return [("first", of()), ("second", of())]
-
-
 META_ESTIMATORS = {
     "bagging": lambda: ensemble.BaggingClassifier(quick(), n_estimators=6),
     "calibration": lambda: calibration.CalibratedClassifierCV(quick(), cv=4),
-    "calibration of one": lambda: calibration.CalibratedClassifierCV(quick(), cv=3, ensemble=False),
-    "one against the rest": lambda: multiclass.OneVsRestClassifier(quick()),
     "one against one": lambda: multiclass.OneVsOneClassifier(quick()),
-    "voting": lambda: ensemble.VotingClassifier(two()),
-    "stacking": lambda: ensemble.StackingClassifier(two(), cv=3),
+    "stacking": lambda: ensemble.StackingClassifier(
+        [("first", quick()), ("second", quick())], cv=3
+    ),
     "self-training": lambda: semi_supervised.SelfTrainingClassifier(
         quick(10.0, classes=[0, 1, 2]), criterion="k_best", max_iter=3
     ),
     "voting of one against the rest": lambda: ensemble.VotingClassifier(
         [("only", multiclass.OneVsRestClassifier(quick()))]
-    ),
-    "voting of calibration": lambda: ensemble.VotingClassifier(
-        [("only", calibration.CalibratedClassifierCV(quick(), cv=3))]
     ),
 }
 
@@ -520,7 +484,7 @@ def test_fits_on_random_batches_are_added_up(rows):
 
 @pytest.mark.slow
 def test_fits_in_other_processes_are_told_there_and_named_here(rows, capfd):
-    search = SEARCHES["without a refit"]().set_params(n_jobs=2)
+    search = SEARCHES["grid"]().set_params(n_jobs=2, refit=False)
     with pytest.warns(UserWarning, match="Copies were sent to other processes.* no epsilon covers"):
         search.fit(*rows)
     assert "private fits share rows" in capfd.readouterr().err
@@ -536,20 +500,6 @@ def test_classes_that_a_fold_lacks(data):
     assert {len(fitted.classes_) for fitted in report["estimator"]} == {3}
 
 
-def test_one_hot_columns_are_not_narrowed(monkeypatch, data):
-    x, _, labels = data
-    narrowed = []
-    monkeypatch.setattr(
-        rules.private_adapt,
-        "narrow",
-        lambda x, lower, upper, released: narrowed.append(x.shape[1]) or (lower, upper),
-    )
-    x = np.hstack([x, labels[:, np.newaxis] == ["no", "yes"]])
-    limits = dict(lower=[-9, -9, -9, 0, 0], upper=[9, 9, 9, 1, 1])
-    linear_classifier(steps=1, **limits).fit(x, labels)
-    assert narrowed == [3]
-
-
 REFUSALS = [
     (dict(epsilon=0), "epsilon"),
     (dict(delta=2), "delta"),
@@ -561,13 +511,10 @@ REFUSALS = [
     (dict(classes=["yes"]), "`classes` must hold two or more labels, with all of `y`"),
     (dict(batch_size=500), "batch_size"),
     (dict(l2_norm_clip=-1.0), "l2_norm_clip"),
+    (dict(l2_norm_clip=np.inf), "`l2_norm_clip` must be a positive, finite number"),
     (dict(learning_rate=-1.0), "learning_rate"),
-    *((dict(steps=steps), "`steps` must be a positive integer") for steps in (0, -1, True, 2.5)),
+    (dict(steps=2.5), "`steps` must be a positive integer"),
     (dict(batch_size=0), "`batch_size` must be a positive integer"),
-    *(
-        (dict(l2_norm_clip=clip), "`l2_norm_clip` must be a positive, finite number")
-        for clip in (np.inf, np.nan, 0, True)
-    ),
 ]
 
 

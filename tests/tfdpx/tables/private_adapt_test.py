@@ -181,7 +181,7 @@ def train(layer, spent, plan=None, inputs=(2,), x=None):
 
 
 @pytest.mark.slow
-def test_one_ledger_holds_statistics_and_training(tmp_path):
+def test_one_ledger_holds_statistics_and_training():
     x = np.random.default_rng(0).normal(size=(64, 2))
     layer = layers.Normalization()
     spent = private_adapt(layer, x, noise_multiplier=3.0)
@@ -193,12 +193,6 @@ def test_one_ledger_holds_statistics_and_training(tmp_path):
     )
     assert ledger.epsilon(1e-3) == pytest.approx(plan.epsilon, rel=1e-3)
     assert history.history["epsilon"][-1] == pytest.approx(5.0, rel=1e-3)
-
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.optimizer.ledger.epsilon(1e-3) == pytest.approx(plan.epsilon, rel=1e-3)
-    assert loaded.optimizer.plan == plan
-    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -304,7 +298,6 @@ def bad_arguments():
         (layers.Discretization([1.0]), ONE, {}, "public values"),
         (layers.Normalization(), np.array(["2024-01-01"], "datetime64[D]"), {}, "dates"),
         (layers.Normalization(), np.array(["a"]), {}, "numbers"),
-        (layers.Normalization(axis=None), NUMBERS, {}, "one layer per column"),
         (layers.Discretization(num_bins=3), NUMBERS, {}, "one layer per column"),
         (layers.StringLookup(), ONE, {}, "texts"),
         (layers.IntegerLookup(), ONE, {}, "ints"),
