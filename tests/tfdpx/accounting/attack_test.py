@@ -144,7 +144,7 @@ def test_full_batches_for_right_guesses_have_the_closed_form(goal):
     assert plan.attack_bounds().right_guesses == pytest.approx(goal, abs=1e-6)
     assert plan.noise_multiplier == pytest.approx(np.sqrt(60) / mu, rel=1e-6)
     assert plan.epsilon == pytest.approx(gaussian.exact_epsilon(mu, 1e-5), abs=1e-3)
-    assert "binds" not in plan.summary() + plan.statement()
+    assert "stricter limit" not in plan.summary() + plan.statement()
     steps = _plan(right_guesses=goal, steps=None, noise_multiplier=20.0).steps
     assert steps == int(mu**2 * 20.0**2 * (1 + 1e-9))
 

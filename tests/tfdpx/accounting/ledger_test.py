@@ -118,13 +118,6 @@ def test_a_damaged_file_is_an_error_that_names_it(damage, content, tmp_path):
         Ledger.load(path)
 
 
-def test_a_page_or_a_text_is_no_damaged_ledger(tmp_path):
-    for content in ("<!doctype html>", "Statement of differential privacy", "step,epsilon"):
-        (tmp_path / "page").write_text(content)
-        with pytest.raises(ValueError, match=r"it is no JSON.*Pass a file of `Ledger.save`, or"):
-            Ledger.load(tmp_path / "page")
-
-
 def test_a_ledger_with_an_entry_twice_is_refused(ledger):
     """JSON readers take the last of both, so people and programs would read different ledgers."""
     text = ledger.to_json()
