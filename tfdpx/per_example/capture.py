@@ -24,8 +24,8 @@ class ReadOutside(Exception):
     """Raised if trainable variables are read outside of every captured call.
 
     Args:
-        variables: List of `keras.Variable`.
-        reason: Str, a clause for messages that tells why these variables are left to the map.
+        variables: List of the `keras.Variable`s.
+        reason: Str, a clause that says why no rule can form the gradients of these variables.
     """
 
     def __init__(self, variables, reason):
@@ -48,7 +48,10 @@ class UnitRecorder:
         self._inside = False
 
     def observe(self, operation, args, kwargs):
-        """Calls `operation(*args, **kwargs)`. The hook runs this in place of each call in Keras."""
+        """Returns `operation(*args, **kwargs)`, and passes a call of a unit to `call_unit`.
+
+        The wrapper in `tfdpx._keras.hook` runs this method in place of each call of an operation.
+        """
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return layer_internals.call_operation(operation, args, kwargs)
@@ -82,7 +85,7 @@ class Recorder(UnitRecorder):
 
     Args:
         layout: `tfdpx.per_example.layout.Layout`, which lists the expected calls.
-        update: The `tfdpx.per_example.engine.Update`.
+        update: `tfdpx.per_example.engine.Update`, the tensors that all microbatches share.
         jit_compile: Bool, whether XLA compiles the step.
 
     Attributes:
@@ -124,9 +127,10 @@ class Recorder(UnitRecorder):
             return call.forward(self._tape, self.outside.watching)
 
     def check_shapes(self, data):
-        """Leaves layers to the map if the shapes of their inputs depend on the example.
+        """Checks that the inputs of captured calls have equal shapes for all examples.
 
-        The variables of such a layer count as variables that are read outside of captured calls.
+        If the shapes differ, no rule can serve the call. The variables of the layer then count as
+        variables that are read outside of captured calls.
 
         Args:
             data: Nest of the tensors of one example.
@@ -138,15 +142,16 @@ class Recorder(UnitRecorder):
                 self.outside.add(call.layer.trainable_variables)
 
     def gradients(self, targets, cotangents):
-        """Returns the gradients at the outputs of each call and at the variables without a rule.
+        """Returns the output gradients of each call, and the gradients of variables without a rule.
 
         Args:
             targets: List of tensors, the outputs of the model.
-            cotangents: List of tensors, the gradients at `targets`.
+            cotangents: List of tensors, the gradients of the loss with respect to `targets`.
 
         Returns:
-            Two lists. The first contains, for each call, a list of the gradients at its outputs.
-            The second contains the gradients at the variables in `layout.whole`.
+            Two lists. The first contains, for each call, a list of the gradients with respect to
+            the outputs of the call. The second contains the gradients of the variables in
+            `layout.whole`.
 
         Raises:
             ReadOutside: If a trainable variable that is not in `layout.whole` was read outside of
@@ -190,7 +195,10 @@ class OutsideReads:
 
     @contextlib.contextmanager
     def watching(self, explained=()):
-        """Returns a context manager that notes which variables are read, except `explained`."""
+        """Returns a context manager that records which variables are read.
+
+        Variables in the list `explained` are not recorded, because a rule forms their gradients.
+        """
         former = self._stop()
         self._start({id(v) for v in explained})
         try:
@@ -201,7 +209,7 @@ class OutsideReads:
                 self._start(former)
 
     def add(self, variables):
-        """Notes that `variables` were read."""
+        """Records that `variables` were read."""
         self._read.update((id(v), v) for v in variables)
 
     def _start(self, explained):

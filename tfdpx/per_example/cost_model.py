@@ -104,12 +104,13 @@ class Choices(list):
 
 @contextlib.contextmanager
 def forced_norms(norm):
-    """Returns a context manager in which every rule computes its norms in one way, if it can.
+    """Returns a context manager in which all rules compute norms in one way.
 
-    Tests and benchmarks use it to compare the ways. Their results differ only by rounding.
+    Tests and benchmarks compare both ways. The norms differ only by rounding. A rule that supports
+    only one way is not affected.
 
     Args:
-        norm: "instantiate", "ghost", or "auto" for the kind that is predicted to be cheaper.
+        norm: "instantiate", "ghost", or "auto" for the way that is predicted to be cheaper.
 
     Raises:
         ValueError: If `norm` is another string.
@@ -158,10 +159,10 @@ def choose(layer, rule, costs, allows_ordinary_sum=False):
 
 
 def _sums_after(norm, costs, allows_ordinary_sum):
-    """Returns the names of the kinds of sums that may follow a kind of norm.
+    """Returns the names in `SUMS` that may follow `norm`, a name in `NORMS`.
 
-    Either the sum adds exactly the arrays that the norm was computed from ("contract"), or the norm
-    allows for the rounding errors of the sum.
+    "contract" adds exactly the arrays that the norm was computed from. An "ordinary" sum has other
+    rounding errors, so the norm must include an allowance for these.
     """
     if norm == "ghost" or "contract" not in costs:
         return ["ordinary"]

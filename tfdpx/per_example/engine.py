@@ -192,7 +192,9 @@ class Engine:
     def differentiate(self, data, update, key, shares, has_loss=True):
         """Runs a forward and a backward pass over `data`, and returns a `_Pass`.
 
-        `data` is `(x, y, sample_weight)`, nests of tensors [B * K, ...].
+        `data` is `(x, y, sample_weight)`, nests of tensors [B * K, ...]. If `has_loss` is False,
+        the sum of the model's outputs takes the place of the loss. The other arguments are as for
+        `__call__`.
         """
         # The model may have changed after the layout was made.
         self._not_rowwise = self._not_rowwise or rowwise.find_obstacle(self._model)
@@ -215,7 +217,7 @@ class Engine:
                     return self.differentiate(data, update, key, shares, has_loss)
 
     def _map(self, batch, row_tensors, states, update, has_loss):
-        """Maps `_one` over examples, or runs it on all rows at once."""
+        """Calls `_one` for each example by `vectorized_map`, or once for all rows."""
         passes = []
 
         def run_pass(element):
@@ -331,7 +333,7 @@ def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
 
 
 class _Joint:
-    """A rule for several calls that share variables. It adds their gradients, then takes norms."""
+    """A rule for calls that share variables. It takes norms of the sum of the calls' gradients."""
 
     layer, post_sum_transforms, small_gradients, inputs_to_mask = None, {}, (), ()
 

@@ -46,8 +46,8 @@ class Layout:
     def without(self, variables, reason):
         """Returns this layout with more variables left to the map.
 
-        If one variable of a layer is left to the map, all of its variables are, and the layer's
-        rule is not used. Otherwise a rule and the map could each form a part of one gradient, and
+        If one variable of a layer is left to the map, all variables of the layer are, and no rule
+        serves the layer. Otherwise a rule and the map could each form a part of one gradient, and
         compute separate norms of the parts.
 
         Args:
@@ -102,8 +102,9 @@ class Layout:
 def find_layout(model, x, is_rowwise=False):
     """Returns the `Layout` of a model, and the `Work` of one row.
 
-    The model runs twice, outside of any graph, with batches of two sizes. An axis is a batch axis
-    if its length changes. With one run, an axis could have that length by chance.
+    The model runs twice, outside of any graph: on two rows, and on three. A batch axis has length
+    two in the first run, and three in the second. With only one run, another axis could have the
+    length of the batch by chance.
 
     Args:
         model: A built `keras.Model`.
@@ -232,7 +233,11 @@ def _shapes(nest):
 
 
 def _grows(shapes):
-    """Returns whether the first axis has length 2 in the first run, and 3 in the second, if any."""
+    """Returns whether the first axis of a tensor is a batch axis.
+
+    `shapes` has the shape of the tensor in the run on two rows, and in the run on three if there is
+    one. A shape is None if the value is not a tensor.
+    """
     return all(shape and shape[0] == rows for shape, rows in zip(shapes, (2, 3), strict=False))
 
 

@@ -18,15 +18,18 @@ class RowLosses:
 
     Attributes:
         losses: float32 [rows].
-        tracked: List of float32 [rows]. First comes the unweighted loss of each output, which the
-            metrics in `model_internals.output_loss_trackers(model)` average. Two tensors follow for
-            each metric in `own_trackers(model)`: the numbers that `compute_loss` adds to the
-            metric's total, and those that it adds to its count.
-        predictions: List of those tensors [rows, ...] in the model's output for which a loss can
-            have a gradient. They include the logits that Keras's cross-entropies read.
-        cotangents: List of tensors, the gradients of the sum of `losses` at `predictions`.
-        direct: List of float32 tensors [rows, *variable.shape], the gradients of each row's loss at
-            the variables that the loss reads directly, for example a learned temperature.
+        tracked: List of float32 [rows], numbers for the model's metrics. The first tensors are the
+            unweighted losses of the outputs. The metrics in
+            `model_internals.output_loss_trackers(model)` average these. Then come two tensors for
+            each metric in `model_internals.own_trackers(model)`: the numbers that `compute_loss`
+            adds to the total of the metric, and the numbers that it adds to the count.
+        predictions: List of the differentiable tensors [rows, ...] in the model's output, with the
+            logits that Keras's cross-entropies read.
+        cotangents: List of tensors, the gradients of the sum of `losses` with respect to
+            `predictions`.
+        direct: List of float32 tensors [rows, *variable.shape], the gradients of each row's loss
+            with respect to variables that the loss itself reads, for example a learned
+            temperature.
     """
 
     losses: tf.Tensor

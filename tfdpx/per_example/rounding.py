@@ -6,9 +6,9 @@ must include an allowance for these errors.
 
 With u = 2^-24, a sum of n terms errs by at most n u times the sum of their absolute values, in any
 order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). If the terms cancel,
-this error can be larger than the sum itself. If the clipped sum is formed from inputs a_t and
-output gradients g_t of T positions (for example after every ghost norm), the norm of an example is
-taken to be
+this error can be larger than the sum itself. A clipped sum may be formed from the inputs a_t and
+the output gradients g_t of T positions, without the gradients of single examples. The norm of an
+example is then taken to be
 
     max(|sum_t a_t g_t^T| + (T + 8) u M, M / L),    M = sum_t |a_t| |g_t|,
 
@@ -16,9 +16,9 @@ with L = max(32, 4 sqrt(T)).
 
 The first argument of the maximum bounds the sum of the example's terms, with rounding errors. The
 second argument bounds the example's effect on the rounding of other examples: in a partial sum, a
-large term absorbs small ones. With the clip C, all terms of a sum stay below L C, so the rounding
-of n terms in one sum changes by at most L n u C. The second argument does not affect ordinary
-examples, where M is near sqrt(T) times the norm.
+large term absorbs small ones. With the clip C, no term of a sum exceeds L C. So an example changes
+the rounding error of a sum of n terms by at most L n u C. The second argument does not affect
+ordinary examples, where M is near sqrt(T) times the norm.
 
 If the gradients of all examples are formed and kept, the clipped sum adds exactly these arrays.
 Then only the sum of their squares has rounding errors. This sum is taken over one axis at a time,
@@ -58,7 +58,7 @@ _active = threading.local()
 
 @contextlib.contextmanager
 def from_below():
-    """Returns a context manager in which norms are never too large, instead of never too small.
+    """Returns a context manager in which computed norms are lower bounds, not upper bounds.
 
     Only the current thread is affected. The exact norm lies between the norm inside of this context
     and the norm outside, even if the terms of a gradient cancel.
@@ -101,9 +101,9 @@ def dot_error(terms):
 
 
 def count_sequential_terms(terms):
-    """Returns how many terms are added one after the other in sums of `terms` terms.
+    """Returns how many terms a kernel adds one after the other in a sum of `terms` terms.
 
-    The sums are the entries of a matrix product or a convolution.
+    The sum is an entry of a matrix product or of a convolution.
     """
     return min(terms, _BLOCK + terms / _BLOCK)
 
@@ -178,7 +178,9 @@ def squared_lengths(vectors):
 
 
 def raise_for_rounding(squares, sizes):
-    """Returns sums of squares plus the bounds on their rounding and underflow.
+    """Increases sums of squares to upper bounds: adds bounds on rounding errors and underflow.
+
+    Within `from_below`, the function subtracts these, so the results are lower bounds.
 
     Args:
         squares: float32 tensor, sums of squares that `sum_by_axis` computed.
@@ -189,7 +191,7 @@ def raise_for_rounding(squares, sizes):
 
 
 def errors_of_squares(sizes):
-    """Returns two bounds for sums of squares: of the relative rounding, of the absolute underflow.
+    """Returns two bounds for sums of squares: on the relative rounding error, and on the underflow.
 
     Args:
         sizes: As for `raise_for_rounding`.
@@ -204,13 +206,17 @@ def size_of(tensor, axis):
 
 
 def join_vectors(gradients):
-    """Joins all vectors in a list of float32 tensors [B, ...], which saves graph nodes.
+    """Joins small gradients into one tensor, which saves graph nodes.
+
+    A gradient is small if it is a vector [B, length] of static length, or a scalar [B].
+
+    Args:
+        gradients: List of float32 tensors [B, ...].
 
     Returns:
-        Triple. The first part is a list of bools: whether each of `gradients` is a vector [B,
-        length] of static length, or a scalar [B]. The second is a tensor [B, total length] that
-        joins the vectors and scalars, or None if there are none. The third is a list of all other
-        tensors.
+        Triple. The first part is a list with a bool for each gradient, whether it is small. The
+        second part is a tensor [B, total length] that joins all small gradients, or None if there
+        are none. The third part is a list of the other gradients.
     """
     small = [g.shape.rank < 3 and g.shape[1:].is_fully_defined() for g in gradients]
     vectors = [
@@ -223,7 +229,10 @@ def join_vectors(gradients):
 
 
 def _split_rows(vectors):
-    """Pads vectors [B, length] and splits them into [B, n, m], with n near m to reduce rounding."""
+    """Pads vectors [B, length], and reshapes them to [B, n, m].
+
+    Because n is near m, a sum over one axis after the other has small rounding errors.
+    """
     length = vectors.shape[1]
     width = math.isqrt(length)
     if not width:
@@ -233,21 +242,21 @@ def _split_rows(vectors):
 
 
 class Measured(typing.NamedTuple):
-    """The squared norms of the gradients at one kernel, without an allowance for rounding.
+    """The squared norms of the gradients of one kernel, without an allowance for rounding.
 
-    From the tensors and numbers here, the engine computes the allowances of all kernels at once.
+    The fields hold all that `add_up` needs to compute the allowances of all kernels at once.
 
     Attributes:
-        squares: float32 [B, 1], the squared norms; or [B, 3], if two inner products were removed
-            from the gradients. The last two columns are the squares of these products. The squared
-            norms are the first column minus the last two.
-        terms: Int or float32 scalar, the number of terms in the sum that is a gradient.
+        squares: float32 [B, 1], the squared norms. Or float32 [B, 3]: a squared norm is then the
+            first column minus the second and the third column, which are squares of two inner
+            products.
+        terms: Int or float32 scalar. A gradient is a sum, and this is its number of terms.
         magnitudes: float32 [B, 1], the sum M of the norms of these terms. None if the clipped sum
             adds the gradients themselves. Then M is the square root of `squares`.
         relative: Float or float32 scalar, the relative rounding error of `squares`.
         absolute: Float or float32 scalar, the absolute error of `squares` by underflow.
-        removed_errors: Two floats, the error of each of the two inner products, divided by M.
-        removed_relative: Float, the error of the subtraction, divided by the first column.
+        removed_errors: Pair of floats, the rounding errors of the two inner products, divided by M.
+        removed_relative: Float, the rounding error of the subtraction, divided by the first column.
     """
 
     squares: tf.Tensor
@@ -263,8 +272,8 @@ def add_up(norms):
     """Adds up squared norms, with allowances for rounding. Returns float32 [B].
 
     Args:
-        norms: List of squared norms, each a float32 [B] or a `Measured`. The function adds the
-            allowances only to a `Measured`.
+        norms: List of squared norms. Each is a float32 [B] that includes its allowance, or a
+            `Measured`, to which the function adds the allowance.
     """
     total, kinds = [], {}
     for norm in norms:
@@ -277,7 +286,10 @@ def add_up(norms):
 
 
 def _allow_together(measured):
-    """Adds up the `Measured`s of one kind, with their allowances. Returns float32 [B]."""
+    """Adds up a list of `Measured`s, with their allowances. Returns float32 [B].
+
+    All have the same number of columns in `squares`, and all or none have `magnitudes`.
+    """
     squares, inner_squares = tf.stack([norm.squares for norm in measured]), None
     if squares.shape[2] > 1:
         squares, inner_squares = tf.split(squares, [1, 2], axis=2)  # [kernels, B, 1 or 2].
@@ -299,7 +311,7 @@ def _allow_together(measured):
 
 
 def _column(numbers):
-    """Stacks a list to the shape [length, 1, 1].
+    """Stacks a list of numbers to the shape [length, 1, 1].
 
     The result is a tensor if one of `numbers` is a tensor, otherwise a NumPy array.
     """
@@ -314,7 +326,7 @@ def allow(squares, magnitudes, terms):
 
     Args:
         squares: float32 [...], squared norms, never too small.
-        magnitudes: float32 [...], M in the module's docstring.
+        magnitudes: float32 [...], the M that the module's docstring defines.
         terms: Number of terms: an int, or a float32 tensor or NumPy array that broadcasts to
             `squares`.
     """
@@ -332,14 +344,16 @@ def allow(squares, magnitudes, terms):
 
 
 def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
-    """Returns the squared norm of A^T G, computed from inner products of positions, and its M.
+    """Returns the squared norm of a gradient A^T G from inner products of positions, and its M.
 
-    `rounding`'s docstring defines M. Errors are bounded as follows.
+    The rows of A and G are the inputs a_t and the output gradients g_t at an example's T positions.
+    The module's docstring defines M.
 
-    The error of an inner product of inputs is at most e_in |a_s| |a_t|, and of gradients at most
-    e_out |g_s| |g_t|. The sum of the T^2 products adds an error of 2 T u times each product. The
-    three errors are added up. The squared lengths are raised until e |a_s| |a_t| also covers
-    underflow.
+    The squared norm is the sum of <a_s, a_t> <g_s, g_t> over all T^2 pairs of positions. The error
+    of <a_s, a_t> is at most e_in |a_s| |a_t|, and the error of <g_s, g_t> is at most
+    e_out |g_s| |g_t|. Adding the T^2 products causes an error of at most 2 T u times each product.
+    The result includes all three errors. For underflow, |a_t| and |g_t| are first increased a
+    little.
 
     Args:
         inputs: A A^T, float32 [B, groups, T, T].
@@ -364,7 +378,7 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
 
 
 def _square_norms_of_products(sign, inputs, output_gradients, numbers):
-    """Returns the result of `squared_norms_of_products`. `numbers` has the bounds of errors."""
+    """Computes `squared_norms_of_products`, with the result of `_sign` and the bounds on errors."""
     *gram_errors, relative_error, absolute_error = tf.unstack(numbers)
     sizes, slack = [], []
     for gram, least, error in (inputs, *gram_errors[:2]), (output_gradients, *gram_errors[2:]):

@@ -40,10 +40,10 @@ _layers = {}
 
 
 def register_rowwise(*layer_classes, problem_of=None):
-    """Registers layer classes that treat each row by itself if only inputs are passed to a call.
+    """Registers layer classes that treat each row by itself.
 
-    The privacy guarantee depends on this property: a registered layer is not mapped, even if it
-    mixes rows.
+    This must hold for all calls without arguments other than the inputs. The privacy guarantee
+    depends on it: a registered layer is not mapped, even if it mixes rows.
 
     Args:
         *layer_classes: Classes of `keras.layers.Layer`. Their subclasses are not registered.
@@ -218,7 +218,10 @@ def _problem_of_part(layer):
 
 
 def _problem_of_layer(layer, check):
-    """Returns a reason why a layer may mix rows in the calls that the model makes, or None."""
+    """Returns a reason why a layer may mix rows in the calls that the model makes, or None.
+
+    `check` is the layer's `problem_of`, see `register_rowwise`.
+    """
     problem = _problem_of_part(layer)
     for args, kwargs in _calls(layer):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
@@ -259,7 +262,11 @@ def _calls(layer):
 
 
 def _problem_of_operands(operation, check):
-    """Returns a reason why an operation may mix rows because of its operands, or None."""
+    """Returns a reason why an operation may mix rows because of its operands, or None.
+
+    `check` is a function of the operation and the rank of its operands that returns such a reason;
+    or None.
+    """
     problem = None
     for args, kwargs in model_internals.symbolic_calls(operation):
         values = keras.tree.flatten((args, kwargs))

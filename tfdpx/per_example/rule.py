@@ -1,8 +1,9 @@
 """Defines the interface of rules for per-example gradients, and registers rules by layer class.
 
-A rule gets one captured `Call` of a layer, with the gradients at the layer's outputs. The rule
-forms per-example gradients of the layer's weights, or only their norms and clipped sums. `capture`
-explains captured calls. `engine` explains the map, which forms all gradients without a rule.
+A rule gets one captured `Call` of a layer, and the *output gradients*: the gradients of the loss
+with respect to the layer's outputs. The rule forms per-example gradients of the layer's weights, or
+only their norms and clipped sums. `capture` explains units and captured calls. `engine` explains
+the map, which forms all gradients without a rule.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def register(*layer_classes: type) -> Callable[[type], type]:
 
 
 def variant_of(layer_class):
-    """Registers a further rule for a class, for the layers that the first rule does not handle.
+    """Registers the decorated rule for layers of a class that the first rule does not handle.
 
     Args:
         layer_class: Subclass of `keras.Layer` for which `register` registered the first rule.
@@ -112,8 +113,8 @@ class Call:
     Attributes:
         layer: The `keras.Layer`.
         rule: The `Rule` class that serves the layer.
-        args, kwargs: The arguments of the call. After the forward pass, tensors without a batch
-            axis are replaced by None, because they belong to one example.
+        args, kwargs: The arguments of the call. After the forward pass, None takes the place of
+            tensors without a batch axis, because such a tensor may differ between examples.
         kept: Dict in which a rule's `forward` may save tensors [B * K, ...].
         shared: The result of `Rule.shared`.
         jit_compile: Bool, whether XLA compiles the step.
@@ -133,8 +134,8 @@ class Call:
 
         Args:
             tape: The `tf.GradientTape` that watches the outputs.
-            watching_reads: Function that returns a context manager. All variables that are read in
-                this context are left to the map, even the variables of this layer.
+            watching_reads: Function that returns a context manager. Variables that are read within
+                the context are left to the map, even if they belong to this layer.
         """
         self._watching_reads = watching_reads
 
@@ -192,8 +193,9 @@ class Rule:
     Attributes:
         call: The captured `Call`.
         layer: The `keras.Layer`.
-        output_gradients: List of float32 tensors [B * K, ...], the gradients at the tensors that
-            `forward` watched. They are zero at a tensor that does not affect the loss.
+        output_gradients: List of float32 tensors [B * K, ...], the gradients of the loss with
+            respect to the tensors that `forward` watched. If a tensor does not affect the loss, the
+            gradient is zero.
         num_views: Int K, the number of views of an example.
         variables: List of the `keras.Variable`s for which this rule forms gradients.
     """
@@ -235,7 +237,7 @@ class Rule:
             call: The `Call`.
             watch: Function that takes a nest of outputs and returns a nest with the same values.
                 It adds the differentiable tensors of the new nest to `call.outputs`. The rule gets
-                the gradients at these tensors.
+                the gradients with respect to these tensors.
 
         Returns:
             The outputs of the layer.
@@ -296,7 +298,7 @@ class Rule:
 
     @property
     def post_sum_transforms(self) -> dict[int, Callable]:
-        """Returns a dict from ids of variables to functions that transform their clipped sums.
+        """Returns a dict from the id of a variable to a function that transforms its clipped sum.
 
         Such a function has two arguments: the sum over all microbatches, and the result of
         `shared`. It must be linear in the sum, and must not read a tensor of a microbatch.
@@ -369,8 +371,9 @@ class Rule:
     def squared_norms(self) -> Any:
         """Returns the squared l2 norm of each example's gradient over all of `large_variables`.
 
-        With the factor one, `clipped_sum` adds an array for an example, with rounding errors. The
-        result is never less than the squared norm of this array, see `tfdpx.per_example.rounding`.
+        The result is an upper bound that includes rounding errors. It is never less than the
+        squared norm of the array that `clipped_sum` adds for an example with the factor one. See
+        `tfdpx.per_example.rounding`.
 
         Returns:
             float32 [B], or a `rounding.Measured`, to which the engine adds the allowance for
@@ -444,7 +447,7 @@ class Rule:
 
 
 class BeforeActivation(Rule):
-    """A base class for rules that need the gradient at the inputs of the layer's `activation`."""
+    """A base class for rules that need the gradient before the layer's `activation` is applied."""
 
     @classmethod
     def forward(cls, call, watch):
@@ -465,7 +468,7 @@ class RuleOfParts(Rule):
 
     @property
     def large_variables(self):
-        """See `Rule.large_variables`. They are the kernels of all parts."""
+        """See `Rule.large_variables`. Returns the kernels of all parts."""
         return [v for part in self.parts for v in part.large_variables]
 
     @property

@@ -156,10 +156,10 @@ def _make_loop(run_one, elements):
 
 
 def _source(tensor, allowed):
-    """Returns a function's argument that a tensor depends on, or None if there is no such argument.
+    """Returns an argument of a traced function that `tensor` is computed from, or None.
 
-    Arguments that are resources (variables and tables) do not count. Neither do the tensors in the
-    list `allowed`.
+    Arguments that are variables or tables do not count, and neither do the tensors in the list
+    `allowed`.
     """
     visited, waiting = {id(t) for t in allowed}, [tensor]
     while waiting:
