@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import seeds
 import tensorflow as tf
+from cases import slow
 from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
@@ -154,7 +155,10 @@ RULES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RULES)
+SLOW = {"recurrent", "separable", "conv2d"}
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in SLOW else name for name in RULES])
 def test_rules(name):
     rules = check_layers(RULES[name](), 2, tolerance=1e-3 if name == "embedding" else 1e-5)
     assert "GenericRule" not in rules.values(), rules  # With which every layer would pass.
@@ -204,6 +208,7 @@ def test_layers_without_a_rule_of_their_own():
     assert served == {"GenericRule"}, rules
 
 
+@pytest.mark.slow
 def test_convolutions_by_one_call_an_example(monkeypatch):
     # It is the cheapest way only with free launches and slow memory, not for small images.
     monkeypatch.setitem(cost_model._RATES, "cpu", (2e11, 1.0, 0.0))
