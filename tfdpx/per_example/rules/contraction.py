@@ -19,7 +19,7 @@ _SMALL_PRODUCTS = 1.75
 
 
 class ProductRule(BeforeActivation):
-    """A rule for a kernel with the gradient A^T G, where A are inputs and G output gradients.
+    """A rule for a kernel with the gradient A^T G, for inputs A and output gradients G.
 
     For each example and group, A is [T, in] and G is [T, out], where T counts positions. Groups are
     multiplied separately, like the groups of a convolution. The squared norm of A^T G is equal to
@@ -48,7 +48,7 @@ class ProductRule(BeforeActivation):
         raise NotImplementedError
 
     def bias_gradients(self):
-        """Returns the gradients at the bias, float32 [B, *bias shape]."""
+        """Returns the gradients of the bias, float32 [B, *bias shape]."""
         raise NotImplementedError
 
     def per_example_gradients(self):
@@ -116,13 +116,13 @@ class ProductRule(BeforeActivation):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They are the gradients of the bias."""
+        """See `Rule.small_gradients`. Returns the gradients of the bias."""
         bias = self.layer.bias
         return [(bias, self.bias_gradients())] if self.explains(bias) else []
 
     @functools.cached_property
     def _kernel_instances(self):
-        """Returns each example's gradient at the kernel, float32 [B, *kernel shape]."""
+        """Returns each example's gradient of the kernel, float32 [B, *kernel shape]."""
         return self.to_kernel(tf.matmul(*self._matrices, transpose_a=True))
 
 
@@ -148,7 +148,7 @@ def ghost_product_norms(inputs, output_gradients):
 
 
 def length(magnitudes):
-    """Returns the l2 norm over groups of `magnitudes` [B, groups], float32 [B, 1]."""
+    """Returns the l2 norm of `magnitudes` [B, groups] along the groups, float32 [B, 1]."""
     if magnitudes.shape[1] == 1:
         return magnitudes
     return tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1, keepdims=True))
@@ -191,7 +191,7 @@ def sum_of_products(inputs, output_gradients):
 
 @register(keras.layers.Dense)
 class DenseRule(ProductRule):
-    """The rule of `Dense`. The gradient at the bias is the sum of G over positions."""
+    """The rule of `Dense`. The gradient of the bias is the sum of G over positions."""
 
     @classmethod
     def joined(cls, rules):
@@ -225,9 +225,9 @@ class DenseRule(ProductRule):
 
 @register(keras.layers.EinsumDense)
 class EinsumDenseRule(ProductRule):
-    """The rule of `EinsumDense`, which writes the equation as a product of matrices for each group.
+    """The rule of `EinsumDense`. It writes the equation as one matrix product for each group.
 
-    There are four kinds of axes, except the batch axis:
+    Each axis other than the batch axis is of one of four kinds:
 
     - input features (in): axes that only inputs and kernel have; the layer sums over these axes;
     - output features (out): axes that only kernel and outputs have;
@@ -295,7 +295,8 @@ class EinsumDenseRule(ProductRule):
     def _by_position(self, tensor, axes, features):
         """Reshapes a tensor [B * K, ...] to float32 [B, groups, T, features].
 
-        `axes` has the letters of all axes of the tensor, and `features` those of its features.
+        `axes` has the letters of all axes of the tensor, and `features` has the letters of the
+        feature axes.
         """
         positions, groups, _, _ = self._axes()
         tensor = split_views(tf.cast(tensor, "float32"), self.num_views)
@@ -313,7 +314,13 @@ class EinsumDenseRule(ProductRule):
 
 
 def bias_gradients(output_gradients, shape, num_views):
-    """Returns the gradients at a bias, [B, *shape], for output gradients [B * K, ...]."""
+    """Returns the per-example gradients of a bias, float32 [B, *shape].
+
+    Args:
+        output_gradients: float32 [B * K, ...], the gradients with respect to the outputs.
+        shape: Sequence of ints, the shape of the bias.
+        num_views: Int K, the number of rows of an example.
+    """
     # Sum over views, and over the axes along which the bias was broadcast.
     gradients = tf.reduce_sum(split_views(output_gradients, num_views), axis=1)
     num_extra = gradients.shape.rank - 1 - len(shape)

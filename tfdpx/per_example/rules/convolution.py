@@ -46,16 +46,17 @@ class Conv2DRule(BeforeActivation):
 
     Attributes:
         inputs: float32 [B * K, H, W, C], channels last in any data format of the layer.
-        convolved_gradients: float32 [B * K, H', W', out], gradients at the convolution's outputs.
+        convolved_gradients: float32 [B * K, H', W', out], the gradients with respect to the outputs
+            of the convolution.
         window: The `Window` of the convolution.
         groups: Int, the number of groups.
         filter_scale: float32 [out], a factor for the gradient of each filter, or None for ones.
             Where possible, the rule multiplies kernel gradients by the factors, which is cheaper
             than to multiply output gradients.
-        weights: float32 [n, out], the weights of the n rows of `statistics` in a squared norm, or
-            None for ones.
-        unit: float32 [*kernel_shape], the second factor of the inner products in `statistics`, or
-            None.
+        weights: float32 [n, out], a weight for each row and filter of `statistics` in the squared
+            norm. None means that all weights are one.
+        unit: float32 [*kernel_shape] or None. If set, `statistics` includes the inner product of
+            each filter's gradient and this array.
     """
 
     assumes: tuple[str, ...] = ("call", "convolution_op", "kernel")
@@ -86,7 +87,7 @@ class Conv2DRule(BeforeActivation):
         return sum_rows(images, self.num_views, [1, 2])
 
     def kernel_gradient(self, inputs, output_gradients):
-        """Returns the gradient at the convolution's kernel, summed over images.
+        """Returns the gradient of the convolution's kernel, summed over images.
 
         Args:
             inputs: float32 [N, H, W, C].
@@ -96,15 +97,16 @@ class Conv2DRule(BeforeActivation):
 
     @functools.cached_property
     def kernel_instances(self):
-        """Returns each example's gradient at the convolution's kernel, [B, *kernel_shape]."""
+        """Returns each example's gradient of the convolution's kernel, [B, *kernel_shape]."""
         return self._loop_results[0] if self._by_calls else self._multiply_patches()
 
     @property
     def statistics(self):
-        """Returns statistics of each filter in `kernel_instances`, float32 [B, 1 or 3, out].
+        """Returns squared statistics of each filter's gradient, float32 [B, 1 or 3, out].
 
-        The first row is the filter's sum of squares. With `unit`, there are two more rows: the
-        squared sum of the filter, and the squared inner product of the filter and `unit`.
+        The first row is the sum of the squares of the gradient's entries. If `unit` is set, there
+        are two more rows: the square of the sum of the entries, and the square of the inner product
+        of the gradient and `unit`.
         """
         if self._by_calls:
             return self._loop_results[1]
@@ -128,8 +130,8 @@ class Conv2DRule(BeforeActivation):
     def sizes(self):
         """Returns the numbers of examples and positions, and a group's fan-in and fan-out.
 
-        An example's positions are counted over all of its views. Values for sizes that are not
-        static are assumed.
+        The positions of all views of an example are counted together. A size that is not static is
+        guessed.
         """
         rows, height, width, out = self.convolved_gradients.shape
         fan_in = self.window.taps * self.kernel_shape[2]
@@ -163,7 +165,10 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(products, [-1, *self.kernel_shape])
 
     def by_group(self, images, taps=1):
-        """Reshapes `images` [B * K, H', W', taps * groups * c] to [B, groups, T, taps * c]."""
+        """Reshapes `images` [B * K, H', W', taps * groups * c] to [B, groups, T, taps * c].
+
+        T counts the positions of all K views. For patches, `taps` is `self.window.taps`.
+        """
         if self.groups == 1:
             return positions(images, self.num_views, groups=True)
         pixels = positions(images, self.num_views)
@@ -173,7 +178,7 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(pixels, [shape[0], self.groups, shape[1], channels])
 
     def to_kernel(self, gradients):
-        """Converts gradients at the convolution's kernel to gradients at the trained kernel.
+        """Converts gradients of the convolution's kernel to gradients of the trained kernel.
 
         The conversion is linear.
 
@@ -192,21 +197,22 @@ class Conv2DRule(BeforeActivation):
         return self.scaled(self.convolved_gradients)
 
     def to_sum(self, total):
-        """Converts a clipped sum for the convolution's kernel to one for the trained kernel."""
+        """Converts a clipped sum for the convolution's kernel to a sum for the trained kernel."""
         return self.to_kernel(total)
 
     def measured(self, norms):
-        """Converts norms at the convolution's kernel to norms at the trained kernel.
+        """Converts norms for the convolution's kernel to norms for the trained kernel.
 
         Args:
-            norms: `rounding.Measured` of the gradients times `filter_scale`. Its `squares` are the
-                rows of `statistics`, weighted and summed over filters, or only the squared norm.
+            norms: `rounding.Measured` of the gradients of the convolution's kernel times
+                `filter_scale`. After a ghost norm, `squares` has only the squared norm. Otherwise
+                it has the rows of `statistics`, times `weights` and summed over filters.
         """
         return norms
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They cover all variables except the kernel."""
+        """See `Rule.small_gradients`. Covers all variables except the kernel."""
         if not self.explains(self.layer.bias):
             return []
         return [(self.layer.bias, self.sum_positions(self.convolved_gradients))]
@@ -394,7 +400,8 @@ class SeparableConvRule(RuleOfParts):
     """The rule of separable convolutions.
 
     Such a layer is a depthwise convolution, followed by a convolution with a kernel of one pixel.
-    The rule also watches the outputs of the first convolution, to get the gradient there.
+    The rule also watches the outputs of the first convolution, to get the gradient with respect to
+    these.
     """
 
     @classmethod
@@ -451,7 +458,7 @@ class SeparableConvRule(RuleOfParts):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They are the gradients of the bias."""
+        """See `Rule.small_gradients`. Returns the gradients of the bias."""
         if not self.explains(self.layer.bias):
             return []
         gradients = self._pointwise.convolved_gradients
@@ -476,7 +483,7 @@ def _join_as_channels(images):
 
 
 def _loop_over_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):
-    """Computes `kernel_instances` and `statistics` by one call for each example."""
+    """Computes `kernel_instances` and `statistics` in a loop, one example after the other."""
     count = Rows(inputs).count // num_views
 
     def compute_next(index, instances, statistics):

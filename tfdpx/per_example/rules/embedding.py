@@ -17,9 +17,10 @@ from tfdpx.per_example.rules.contraction import FLOAT, ghost_product_norms, gram
 class EmbeddingRule(Rule):
     """The rule of `Embedding`, which usually forms no array [B, vocabulary, d].
 
-    There are two ways to compute norms. The rule either adds up the gradients of each distinct
-    token of an example, or ("ghost") uses pairs of positions with equal tokens. To form clipped
-    sums, it adds each output gradient to the row of its token, in an array like the table.
+    There are two ways to compute norms. The rule can add up the output gradients of each distinct
+    token of an example. Or ("ghost") it can add up inner products of output gradients, over all
+    pairs of positions with equal tokens. To form a clipped sum, the rule adds each output gradient
+    to the row of its token, in an array of the table's shape.
     """
 
     assumes: tuple[str, ...] = ("call", "embeddings")
@@ -58,9 +59,9 @@ class EmbeddingRule(Rule):
         return [tf.matmul(one_hot, self._gradients, transpose_a=True)]
 
     def instantiated_squared_norms(self):
-        """See `Rule.instantiated_squared_norms`. Only entries of tokens in an example are formed.
+        """See `Rule.instantiated_squared_norms`. Forms the gradient only for an example's tokens.
 
-        All other entries of the example's gradient are zero.
+        The gradient of the table is zero for all other tokens.
         """
         count, length = tf.unstack(tf.shape(self._tokens))
         order = tf.argsort(self._tokens, axis=1)
@@ -127,9 +128,10 @@ class EmbeddingRule(Rule):
 class ReversibleEmbeddingRule(EmbeddingRule):
     """The rule of a layer that both embeds tokens and computes logits with one table.
 
-    If a call embeds the one-hot tokens O, the gradient is O^T G, where G are the output gradients.
-    If a call computes logits from hidden states H, the gradient is L^T H, where L are the gradients
-    at the logits. With tied weights, the sum of both is one product over all positions. Norms and
+    If a call embeds tokens (as one-hot rows O), the gradient of the table is O^T G for output
+    gradients G. If a call computes logits from hidden states H, the gradient of the table is L^T H
+    for gradients L with respect to the logits. With tied weights, both calls use the same table,
+    and the sum of both gradients is one product over the positions of both calls. Norms and clipped
     sums need no array [B, vocabulary, d].
     """
 
@@ -246,11 +248,11 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self._logits.shape[1] == 0
 
     def _by_variable(self, of_tokens, of_logits):
-        """Returns the gradient at each variable, in the order of `variables`.
+        """Returns a list of the gradients of `variables`.
 
         Args:
-            of_tokens: [..., vocabulary, d], the gradient from the calls that embed.
-            of_logits: [..., vocabulary, d], the gradient from the calls that compute logits.
+            of_tokens: [..., vocabulary, d], the gradient from calls that embed tokens.
+            of_logits: [..., vocabulary, d], the gradient from calls that compute logits.
         """
         layer = self.layer
         if layer.tie_weights:
@@ -260,9 +262,9 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return self.in_order(pairs)
 
     def _rows_in_pairs(self):
-        """Returns the inner products of all pairs among the T rows of O and the S rows of L.
+        """Returns the inner products of all pairs of rows, float32 [B, 1, T + S, T + S].
 
-        The result is float32 [B, 1, T + S, T + S].
+        The rows are the T rows of O, followed by the S rows of L. The class defines O and L.
         """
         is_same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
         across = tf.gather(self._logits, self._tokens, axis=2, batch_dims=1)  # [B, S, T].

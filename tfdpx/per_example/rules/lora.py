@@ -1,10 +1,10 @@
 """Rules of layers with LoRA (Hu et al. 2021).
 
 Such a layer uses the matrix kernel + s A B, where s is a constant. The kernel is frozen, and only
-the thin matrices A and B are trained. The gradient at B is the kernel gradient of a layer with
-inputs s x A. The gradient at A is the kernel gradient of a layer with output gradients s G B^T. So
-no array of the kernel's size is formed. Per-example gradients of A and B take less memory and time
-than inner products of positions, because A and B are thin.
+the thin matrices A and B are trained. Let x be the inputs and G the output gradients. The gradient
+of A is x^T (s G B^T), and the gradient of B is (s x A)^T G. So no array of the kernel's size is
+formed. Per-example gradients of A and B take less memory and time than inner products of positions,
+because A and B are thin.
 """
 
 import string
@@ -24,9 +24,9 @@ _QUANTIZED = (None, "int8", "int4")
 
 
 def _has_lora(layer, registered_class, assumes):
-    """Returns whether a layer has LoRA, and its class overrides nothing that the rule assumes.
+    """Returns whether a layer has LoRA, and its class overrides none of the names in `assumes`.
 
-    Its frozen weights may be quantized.
+    The frozen weights of the layer may be quantized.
     """
     frozen = lora.frozen(layer)
     is_supported = getattr(layer, "quantization_mode", None) in _QUANTIZED
@@ -67,7 +67,12 @@ class _Thin(BeforeActivation):
         return self.in_order([*trained_pairs, *self.small_gradients])
 
     def compute_gradients(self, a, b):
-        """Returns the gradients at A and B, float32 [B, *shape] each."""
+        """Returns two tensors: the per-example gradients of the LoRA matrices A and B.
+
+        Args:
+            a: float32 tensor, the value of A.
+            b: float32 tensor, the value of B.
+        """
         raise NotImplementedError
 
 
@@ -87,7 +92,7 @@ class LoraDenseRule(_Thin):
 
     @property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They are the gradients of the bias."""
+        """See `Rule.small_gradients`. Returns the gradients of the bias."""
         gradients = positions(self.output_gradients[0], self.num_views)
         bias = self.layer.bias
         return [(bias, tf.reduce_sum(gradients, axis=1))] if self.explains(bias) else []
@@ -132,7 +137,7 @@ class LoraEinsumDenseRule(_Thin):
 
     @property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They are the gradients of the bias."""
+        """See `Rule.small_gradients`. Returns the gradients of the bias."""
         bias = self.layer.bias
         if not self.explains(bias):
             return []
@@ -166,7 +171,7 @@ class LoraEmbeddingRule(EmbeddingRule):
 
     @property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They are the gradients of B."""
+        """See `Rule.small_gradients`. Returns the gradients of the matrix B."""
         b = self.layer.lora_embeddings_b
         if not self.explains(b):
             return []

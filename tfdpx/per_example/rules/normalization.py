@@ -30,7 +30,7 @@ class ScaleAndOffsetRule(Rule):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They cover all variables of the layer."""
+        """See `Rule.small_gradients`. Covers all variables of the layer."""
         layer = self.layer
         functions = (layer.beta, self.offset_gradients), (layer.gamma, self.scale_gradients)
         return [(v, gradients()) for v, gradients in functions if self.explains(v)]
@@ -61,7 +61,7 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         return self._sum_positions(self.output_gradients[0])
 
     def _sum_normalized(self, **without):
-        """Returns sum(G * z), where z is the output that the layer has without its weights."""
+        """Returns sum(G * z), where z is the output of the layer without scale and offset."""
         # z is computed in float32, even if the layer computes in bfloat16.
         plain = layer_internals.in_float32(self.layer, **without)
         normalized = plain.call(tf.cast(self.call.args[0], "float32"))
@@ -82,7 +82,7 @@ class RMSNormalizationRule(LayerNormalizationRule):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They cover all variables of the layer."""
+        """See `Rule.small_gradients`. Covers all variables of the layer."""
         return [(self.layer.scale, self.scale_gradients())]
 
     def scale_gradients(self):
@@ -96,8 +96,8 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
 
     Let x be the n numbers in a group of an image, m their mean, r = 1/sqrt(variance + epsilon) and
     z = r (x - m). Let G be the output gradients. The sums are over positions. The gradient of beta
-    is sum(G), and the gradient of gamma is sum(G z) = r (sum(G x) - m sum(G)). The gradient at the
-    input is
+    is sum(G), and the gradient of gamma is sum(G z) = r (sum(G x) - m sum(G)). The gradient with
+    respect to x is
 
         gamma r G - a - r z b.
 
@@ -222,9 +222,10 @@ def _forward(kind, inputs, *weights):
 
 
 def _backward(kind, output_gradients, inputs, mean, inverse, scale):
-    """Returns the gradient at the inputs, and a list of sum(G) and sum(G z) for each image.
+    """Returns the gradient with respect to the inputs, and a list of sum(G) and sum(G z).
 
-    Both sums are float32 [N, C]. `GroupNormalizationRule` defines G and z.
+    Each sum is float32 [N, C], with a row for each image. `GroupNormalizationRule` defines G and
+    z.
     """
     images = kind.split(inputs)
     gradients = tf.cast(kind.split(output_gradients), images.dtype)

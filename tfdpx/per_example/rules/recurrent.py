@@ -1,12 +1,12 @@
 """The rule of `LSTM`, `GRU`, `SimpleRNN`, and of `RNN` with their cells.
 
 At each of T time steps, a cell multiplies the input x_t by one kernel and the state h_t by another,
-and adds up both products in its gates. Let g_t be the gradient at the gates. The gradients of the
+and adds up both products. Let g_t be the gradient with respect to this sum. The gradients of the
 kernels are then the sums over time of x_t^T g_t and of h_t^T g_t, as in a `Dense` layer with T
 positions.
 
-Keras does not return these g_t, so this module runs the recurrence. It multiplies x_t for all time
-steps at once, and a backward loop over time returns the gradients at the gates. Each row of a
+Keras does not return these g_t, so this module runs the recurrence. It multiplies the inputs of all
+time steps by their kernel at once, and a backward loop over time returns all g_t. Each row of a
 result depends on only one row of the inputs.
 """
 
@@ -61,7 +61,7 @@ class RecurrentRule(RuleOfParts):
 
     @functools.cached_property
     def small_gradients(self):
-        """See `Rule.small_gradients`. They are the gradients of the biases."""
+        """See `Rule.small_gradients`. Returns the gradients of the biases."""
         sums = [
             (bias, [sum_rows(gradient, self.num_views, [1]) for gradient in gradients])
             for bias, gradients in self._biases
@@ -76,7 +76,8 @@ class _KernelRule(ProductRule):
         rule: The `RecurrentRule` of the layer.
         kernel: The `keras.Variable`, [in, gates * units].
         operands: Dict of the arguments for `_gate_operands`.
-        gradients: float32 [B * K, T, gates * units], the gradients at the products with the kernel.
+        gradients: float32 [B * K, T, gates * units], the gradients with respect to the products
+            with the kernel.
     """
 
     small_gradients = ()
@@ -109,13 +110,13 @@ class _KernelRule(ProductRule):
 
 
 def _gate_operands(vectors, masks, last=None):
-    """Returns a list of the vectors that a kernel multiplies: one for each gate, or one for all.
+    """Returns a list of the tensors that a kernel multiplies: one for each gate, or one for all.
 
     Args:
         vectors: [N, ..., d].
         masks: List of dropout masks [N, d], one for each gate or one for all. The list is empty
             without dropout.
-        last: Optional [N, ..., d], a factor for the vectors of the last gate.
+        last: Optional [N, ..., d], a factor for the tensor of the last gate only.
     """
     if vectors.shape.rank > 2:
         masks = [mask[:, tf.newaxis] for mask in masks]
@@ -154,7 +155,7 @@ class _Step:
     masks: list
 
     def multiply(self, state):
-        """Returns the product of `state`, the first state [N, units], and the kernel."""
+        """Returns the product of the cell's first state, [N, units], and the recurrent kernel."""
         product = _multiply_by_kernel(self.kernel, state, self.masks)
         return product if self.bias is None else product + self.bias
 
@@ -196,7 +197,7 @@ class _GRUStep(_Step):
 
 
 class _GRUStepThatResetsBefore(_GRUStep):
-    """A GRU step that multiplies the state by the reset gate before it applies the last kernel."""
+    """A GRU step with `reset_after=False`: the reset gate multiplies the state, not a product."""
 
     def multiply(self, state):
         return _multiply_by_kernel(self.kernel[:, : -self.cell.units], state, self.masks[:2])
@@ -214,7 +215,7 @@ def _step_class(cell):
 
 
 def _run_layer(call, watch, sequences, initial_state, mask, training):
-    """Replaces `keras.layers.RNN.inner_loop`.
+    """Runs the cells of a layer, in place of `keras.layers.RNN.inner_loop`.
 
     Returns the outputs of the last time step, the outputs of all time steps, and the final states.
     """
@@ -284,15 +285,15 @@ def _run_cell(cell, watch, sequences, states, flags, training, unroll):
 
 
 def _recurrence(step, flags, x, probes, states, unroll):
-    """Returns the first state before each time step, [N, T, units], and all final states.
+    """Runs a cell. Returns its first state before each step, [N, T, units], and all final states.
 
     Args:
         step: The `_Step`.
         flags: As for `_run_cell`.
         x: [N, T, gates * units], the products of the inputs and their kernel.
         probes: List with one tensor of zeros [N, T, gates * units], or an empty list. The gradient
-            at these zeros is the gradient at the product with the recurrent kernel. If it equals
-            the gradient at `x`, the list is empty.
+            of these zeros is the gradient with respect to the products with the recurrent kernel.
+            The list is empty if `x` has the same gradient.
         states: List of [N, units], the states at the start.
         unroll: As for `_run_cell`.
     """
@@ -329,7 +330,10 @@ def _recurrence(step, flags, x, probes, states, unroll):
         return tf.while_loop(lambda count, *_: count < length, run_step, start)[1:]
 
     def stack(array, like):
-        """Stacks a `TensorArray` of T tensors [N, d] to [N, T, d], where `like` is [..., d]."""
+        """Stacks a `TensorArray` of T tensors [N, d] into one tensor [N, T, d].
+
+        The tensor `like`, [..., d], has the static length d.
+        """
         rows = tf.transpose(array.stack(), [1, 0, 2])
         rows.set_shape([*x.shape[:2], like.shape[-1]])
         return rows

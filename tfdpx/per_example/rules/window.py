@@ -75,7 +75,7 @@ class Window:
         )
 
     def kernel_gradient(self, inputs, output_gradients, kernel_shape):
-        """Returns the gradient at the kernel, summed over all images, float32 [*kernel_shape].
+        """Returns the gradient of the kernel, summed over all images, float32 [*kernel_shape].
 
         Args:
             inputs: float32 [N, H, W, C].
@@ -106,7 +106,7 @@ class Window:
 
         Args:
             images: float32 [1, H, W, C], with static H and W.
-            gradients: float32 [H', W', C, multiplier], at the outputs of each channel.
+            gradients: float32 [H', W', C, multiplier], the output gradients of each channel.
 
         Returns:
             float32 [1, kh, kw, C * multiplier].
@@ -132,7 +132,7 @@ class Window:
 
         Args:
             images: float32 [N, H, W, C].
-            gradients: float32 [N, H', W', out], at the outputs of the convolution.
+            gradients: float32 [N, H', W', out], the output gradients of the convolution.
 
         Returns:
             Two tensors, the phases of `images` and of `gradients`, float32 [N * phases, ...].
@@ -188,9 +188,10 @@ class Window:
         return self.taps * channels if self._is_strided else channels + sum(self.size)
 
     def gram_sizes(self, height, width, num_views):
-        """Returns the number of inner products that `gram` forms first, and of terms per channel.
+        """Returns how many inner products `gram` forms first, and how many terms each adds up.
 
-        Strided windows form inner products of patches, and others form inner products of pixels.
+        The number of terms is per channel. With strides, these are inner products of patches,
+        otherwise of pixels.
         """
         if self._is_strided:
             count = num_views * self._count(0, height) * self._count(1, width)
@@ -215,9 +216,9 @@ class Window:
         return edges
 
     def _slices(self, size):
-        """Returns two lists, for rows and columns: for each tap, the slice of pixels it covers.
+        """Returns two lists of slices, one list for rows and one for columns.
 
-        The slices are along axes of the padded image.
+        Each list has a slice for each tap: the pixels of the padded image that the tap covers.
         """
         slices = []
         for axis, length in enumerate(size):
@@ -236,7 +237,10 @@ class Window:
 
 
 def _sum_of_shifts(products, axes, taps, length):
-    """Shifts `products` along both of `axes` by each tap, and adds up the shifted parts."""
+    """Adds up the parts of `products` that the slices `taps` select along both of `axes`.
+
+    Each part has the size `length` along these axes.
+    """
     rank = products.shape.rank
     size = tf.constant([length if axis in axes else -1 for axis in range(rank)])
     starts = [[tap.start if axis in axes else 0 for axis in range(rank)] for tap in taps]
