@@ -7,9 +7,9 @@ point of Keras passes these two, so we wrap the following methods:
   makes the step. Other optimizers train as before. A model class with another `train_step` bypasses
   this wrapper, and the optimizer then refuses the gradients.
 - `keras.Model.fit`: if the optimizer defines a context manager `fitting(model, arguments)`, `fit`
-  runs within it. The context manager may refuse the call, takes the arguments named in the
-  optimizer's `fit_arguments`, records the data, and yields the arguments for Keras. The step can
-  then tell that Keras has split the batch over replicas.
+  runs within it. The context manager may refuse the call. It takes the arguments that the
+  optimizer's `fit_arguments` names, records the data, and yields the arguments for Keras. Within
+  `fit`, `step_context.driver` tells the step that Keras has split the batch over replicas.
 - `keras.Model.train_on_batch`: if the optimizer defines a context manager `unplanned_step(model,
   rows, sample_weight, class_weight)`, the call runs within it. The context manager accounts for
   batches that no plan drew.
@@ -23,7 +23,7 @@ point of Keras passes these two, so we wrap the following methods:
 - Saving and loading of whole models as HDF5: refused if the optimizer defines `refuse_hdf5()`.
 - The look-up of registered classes: all modules of tfdpx are imported when Keras first looks for
   "tfdpx>...", for example in a file.
-- Keras's scaling of losses by the number of replicas: not done within
+- Keras's scaling of losses by the number of replicas: left out within
   `model_internals.compute_loss`.
 - Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
   example NaN, so the example counts as zero. Without this, TensorFlow ends the run on CPUs.

@@ -60,10 +60,10 @@ ATTENTION = tuple(_ATTENTION)
 
 
 def changed_attention(layer):
-    """Returns the names of attributes of a built attention layer that differ from `_ATTENTION`.
+    """Returns the names of attributes of a built attention layer that have unusual values.
 
-    For inputs [rows, positions, features], Keras sets these attributes to the values in
-    `_ATTENTION`, unless the layer has a gate, a window or flash attention.
+    `_ATTENTION` lists the usual values, which Keras sets for inputs [rows, positions, features]. A
+    gate, a window or flash attention changes these values.
     """
     described = {
         keras.layers.EinsumDense: "equation",
@@ -254,10 +254,10 @@ def seed_generators(layer):
 
 
 def draw(original, shape, args, kwargs):
-    """Calls a random function of `DRAWS`; within `freeze_rng`, all rows get the same numbers.
+    """Calls one of Keras's random functions; within `freeze_rng`, all rows get the same numbers.
 
     Args:
-        original: The function.
+        original: The function, one of `DRAWS`.
         shape: The first argument of `original`, the shape of the draw. The first axis is the rows.
         args: The other positional arguments of `original`, a tuple.
         kwargs: Dict of the keyword arguments of `original`, including `seed`.

@@ -18,7 +18,7 @@ _COUNTING_METRICS = (
 def compute_metrics(model, x, y, y_pred, sample_weight, present):
     """Calls `model.compute_metrics`, and counts only the rows that are present.
 
-    `present` is bool [rows], or None if all rows are.
+    `present` is bool [rows], or None if all rows are present.
 
     Keras passes `sample_weight` only to `weighted_metrics`, but an absent row (padding) must not
     count in the unweighted ones either.

@@ -101,7 +101,7 @@ def update_loss_tracker(model, loss, count):
 
 @contextlib.contextmanager
 def keeping_first_epoch(model):
-    """Context manager that resets the `initial_epoch` of `fit` at its end, also after an error."""
+    """Context manager that undoes `set_initial_epoch` at its end, also after an error."""
     try:
         yield
     finally:
@@ -146,8 +146,8 @@ def build(model, data):
 
     Args:
         model: A compiled `keras.Model`.
-        data: `(x, y, sample_weight)`. `x` holds dummy rows, on which a built model may run. Only
-            the dtypes of `y` and `sample_weight` are read, and their shapes after the batch axis.
+        data: `(x, y, sample_weight)`. `x` holds dummy rows, on which a built model may run. For `y`
+            and `sample_weight`, only dtypes and the shapes after the batch axis are read.
     """
 
     def symbolic(leaf):
@@ -217,8 +217,8 @@ def single_loss(model):
         model: A compiled `keras.Model` with its losses built.
 
     Returns:
-        Triple: a loss of class `FUNCTION_LOSS`, the loss's function, and a dict of the function's
-        further arguments.
+        Triple: a loss that wraps a function (of class `FUNCTION_LOSS`), this function, and a dict
+        of the function's further arguments.
     """
     losses = [] if model._compile_loss is None else list(model._compile_loss._flat_losses or [])
     if has_own_loss(model) or len(losses) != 1 or losses[0].loss_weights is not None:

@@ -65,7 +65,7 @@ def mark_unknown(variables):
 
 
 def mark_known(variables):
-    """Records that the accounts of variables count all private data in their values."""
+    """Records that variables are known: accounts count all private data in their values."""
     for mark in map(mark_of, variables):
         mark.is_initialized &= mark.is_known
         mark.is_known = True
@@ -76,8 +76,8 @@ def holds_no_data(initializer):
 
     Args:
         initializer: Callable. Some layers, for example `keras.layers.LSTM`, use a function that
-            refers to the layer and joins the layer's initializers. For such a function, these
-            initializers decide.
+            refers to the layer and joins the layer's initializers. Such a function holds no data if
+            these initializers hold none.
     """
     if type(initializer) in _INITIALIZERS:
         attributes = vars(initializer).items()
@@ -109,9 +109,9 @@ def _has_plain_initializers(layer):
 
 @contextlib.contextmanager
 def changing(model, is_fit=True):
-    """Context manager around a training of `model` that no account counts.
+    """Context manager for a training that no account counts: marks the changed weights unknown.
 
-    Afterwards, these variables are unknown: all weights of layers that were trainable before or
+    At the end, these variables are unknown: all weights of layers that were trainable before or
     after the training, and every other weight with a changed value.
 
     Args:

@@ -63,7 +63,7 @@ class _Arrays(_Saveable):
 def saving_arrays(model, arrays):
     """Context manager in which Keras saves arrays in place of a model's optimizer.
 
-    Otherwise, Keras saves the model as if it were not compiled.
+    The rest of the file is as for a model that is not compiled.
 
     Args:
         model: `keras.Model`.

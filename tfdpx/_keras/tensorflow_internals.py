@@ -23,8 +23,9 @@ def weakly(method):
     """Returns a function that calls a bound method, but does not keep its object alive.
 
     Before version 2.22, TensorFlow never frees a Python function that a graph calls, for example by
-    `tf.numpy_function`, nor the objects that the function refers to. So the data set itself must
-    keep the object alive.
+    `tf.numpy_function`, nor the objects that the function refers to. The graph of a data set may
+    call the returned function instead. The object must then be an attribute of the data set, which
+    keeps it alive.
     """
     reference = weakref.WeakMethod(method)
 
@@ -65,7 +66,7 @@ def vectorizing_by(held, multiply):
 
 
 class _Converters(dict):
-    """Converters by type of operation. A type without one runs in a loop over examples."""
+    """Dict of converters by type of operation. Types without a converter run in a loop."""
 
     def get(self, key, default=None):
         held, converters = active.converters or (self, {})
@@ -120,7 +121,7 @@ def _zeros_like(operation):
 
 
 def _segments(operation):
-    """Converts reductions by segment, such as sums, without mixing the segments of examples."""
+    """Converts an operation such as `UnsortedSegmentSum`, and keeps the examples separate."""
     operation.stack_inputs([0, 1])
     ids, count = operation.stacked_input(1), operation.unstacked_input(2)
     # TensorFlow numbers the segments of all examples in a row, so an identifier beyond the last
@@ -312,7 +313,7 @@ _WITHOUT_GAIN = (
 
 @contextlib.contextmanager
 def sparing_graph_optimizer():
-    """Context manager: in this thread, TensorFlow optimizes each graph once instead of twice.
+    """Context manager in which TensorFlow optimizes each graph of this thread once, not twice.
 
     A second round takes as long as the first but changes next to nothing. On CPUs, most passes of
     the optimizer gain nothing either, so only constants, calls and unused nodes are optimized. On
@@ -397,7 +398,7 @@ def _function_attributes(operation):
 def differentiated_by(gradient, function, *tensors):
     """Runs `function(*tensors)`, and registers a gradient for it with every `tf.GradientTape`.
 
-    The function is like `tf.custom_gradient`, but adds no operation to the graph.
+    This has the effect of `tf.custom_gradient`, but adds no operation to the graph.
 
     Args:
         gradient: Function that takes the gradients with respect to the outputs, and returns a list

@@ -59,7 +59,7 @@ def mark_public(layer: keras.Layer) -> None:
 
 
 def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
-    """Records the privacy cost of a layer's statistics. Models with the layer count this cost.
+    """Records the privacy cost of a layer's statistics, for the ledgers of models with the layer.
 
     Args:
         layer: A `keras.Layer` that holds noisy statistics.

@@ -6,7 +6,7 @@ from tfdpx.checks.state import problems_of_graph
 
 
 def problems_of_augment(augment):
-    """Yields a text for each problem: an augmentation keeps state, hides draws or mixes examples.
+    """Yields a text for each problem, for example if an augmentation mixes examples.
 
     Args:
         augment: The augmentation of `tfdpx.training.views.Views`, after it has made views; or None.

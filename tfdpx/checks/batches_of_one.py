@@ -107,13 +107,14 @@ def problems_of_microbatch(
 
 
 def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
-    """Yields a text for each way in which outputs of a microbatch are wrong for one example.
+    """Compares runs of a microbatch with one example; yields a text for each problem.
 
     Args:
         model: The `keras.Model`.
-        outputs: Iterable of pairs: the arguments of `run`, `(rows, added)`, and the result of
-            `run`, `(squared_norms, sums)`. `added` is True at the places that hold the example.
-        wanted: Pair of the example's norm and the list of its gradients, from a batch of one.
+        outputs: Iterable with a pair for each run: the arguments `(rows, added)` of `run`, and the
+            result `(squared_norms, sums)`. `added` is True at the places that hold the example.
+        wanted: Pair from a batch of one: the norm of the example's gradient, and the gradient, a
+            list of arrays.
         lowest_norms: As for `problems_of_microbatch`.
         factors_of: As for `problems_of_microbatch`.
     """
@@ -144,16 +145,16 @@ def _problems_of_outputs(model, outputs, wanted, lowest_norms, factors_of):
 
 
 def padding_of(data, session):
-    """Returns how many entries to pad an example with, and their value.
+    """Returns how many entries to pad the tensors of an example with, and the entries' value.
 
     Args:
         data: `(x, y, sample_weight)`, nests; only shapes are read.
         session: The `tfdpx.training.session.Session`, or None.
 
     Returns:
-        List with a pair for each tensor: a list of ints, the number of entries to add to each axis
-        but the first, and the value of these entries, where None means zero. If the user's batches
-        have no padding, the function returns None instead of a list.
+        List with a pair for each tensor. The first part of a pair is a list of ints, the number of
+        entries to add to each axis after the batch axis. The second part is the value of these
+        entries; None means zero. If the user's batches have no padding, the function returns None.
     """
     dataset, leaves = session and session.data, Rows(data).tensors
     # Later versions of Keras trace with the lengths of the current batch. Only the data set knows
@@ -211,7 +212,8 @@ def _take(batch, rows):
 def _pad(batch, padding):
     """Returns two `Rows`: the batch, and the batch padded further by `padding`.
 
-    Entries of the batch that equal the padding value are changed in both, so they are not padding.
+    In both, integers of the batch that equal the padding value are changed, so models do not take
+    them for padding.
     """
     tensors, longer_tensors = [], []
     for tensor, (more, value) in zip(batch.tensors, padding, strict=True):

@@ -41,7 +41,7 @@ IF_PUBLIC = (
 
 
 def is_covered(name, optimizer):
-    """Returns whether a number in the logs comes from public data, or the guarantee covers it.
+    """Returns whether a number in the logs is from public data, or covered by the guarantee.
 
     Args:
         name: String, the number's name in the logs.

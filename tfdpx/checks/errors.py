@@ -9,7 +9,7 @@ class UnfitForPrivacy(ValueError):
 
 @contextlib.contextmanager
 def refusing(error=UnfitForPrivacy):
-    """Yields an empty list, to add texts of problems. At the end, raises one error if it has any.
+    """Yields an empty list for texts of problems. Raises one error at the end if there are any.
 
     If the block raises an exception after the first problem, that exception is a consequence of the
     problem. The exception becomes the cause of the error, and does not replace the error.

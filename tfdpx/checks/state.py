@@ -95,8 +95,8 @@ def problems_of_graph(graph, layer, subject, unread=(), metrics=None):
         subject: Str, the name of the graph in the texts.
         unread: List of `keras.Variable`s that the graph may not read.
         metrics: For a graph that only computes metrics: the list of `keras.Variable`s that it may
-            write. Such a graph may also have operations that raise errors, or that add up over
-            hosts.
+            write. Such a graph may also have operations that raise errors, or that add up numbers
+            from several hosts.
     """
     paths = {} if layer is None else _paths([*layer.variables, *layer.metrics_variables])
     unread, written = _paths(unread), _paths(metrics or ())
@@ -133,11 +133,11 @@ def _paths(variables):
 
 
 def _operations(graph, outer=None, path="", caller=None):
-    """Yields the operations of a graph and of the functions that it calls, except calls themselves.
+    """Yields the operations of a graph, and of the functions that it calls.
 
-    Each item is `(name, operation, resources, outermost)`. The name includes the names of calling
-    operations. `resources` are the operation's resource inputs, and `outermost` is the operation of
-    the outermost graph that contains it.
+    Operations that call these functions are left out. Each item is `(name, operation, resources,
+    outermost)`. The name includes the names of calling operations. `resources` are the operation's
+    resource inputs, and `outermost` is the operation of the outermost graph that contains it.
 
     Args:
         graph: A `tf.Graph` of a function.
@@ -215,9 +215,10 @@ def call_without_metrics(model, subject, function, subjects):
 
     Args:
         model: The compiled `keras.Model`.
-        subject: Str, the task of the function, for the message.
+        subject: Str, the first words of the error message, for example "The update".
         function: Python function without arguments.
-        subjects: Set of subjects that were checked in eager mode; `subject` is added.
+        subjects: Set of str, the subjects that were already checked in eager mode. After a check in
+            eager mode, `subject` is added.
 
     Raises:
         UnfitForPrivacy: If operations of `function` read a metric.
