@@ -41,19 +41,9 @@ def gradient(function):
     return tf.custom_gradient(lambda x: (tf.identity(x), function))
 
 
-def experts_with_capacity(x):
-    """Drops the rows that prefer an expert beyond its capacity."""
-    chosen = tf.one_hot(tf.argmax(x, axis=1), 4)
-    place = tf.reduce_sum(tf.cumsum(chosen, axis=0) * chosen, axis=1)
-    capacity = tf.math.ceil(tf.cast(tf.shape(x)[0], "float32") / 4)
-    return tf.where((place <= capacity)[:, tf.newaxis], x, 0.0)
-
-
 FUNCTIONS = {
     "batch mean": lambda x: x - mean(x),
     "sorted": lambda x: tf.sort(x, axis=0),
-    "divided by the largest": lambda x: x / tf.maximum(1.0, tf.reduce_max(tf.abs(x))),
-    "experts with capacity": experts_with_capacity,
     "large batches": lambda x: x - mean(x) if x.shape[0] is None or x.shape[0] > 8 else x,
     "branch": lambda x: tf.cond(tf.reduce_max(x) > 1.0, lambda: x - mean(x), lambda: x),
     "gradient reversed": gradient(lambda g: g[::-1]),
@@ -261,7 +251,6 @@ PLANTED = {
     "registered name": lambda x: Registered(centre)(x),
     "subclass of a model": lambda x: Mine(x, layers.Dense(4)(x)),
     "subclass of Dense": lambda x: type("Mine", (layers.Dense,), {})(4)(x),
-    "subclass of Activation": lambda x: type("Mine", (layers.Activation,), {})("relu")(x),
     "activation of a cell": lambda x: layers.LSTM(4, activation=centre)(x),
     "subclass of a cell": lambda x: layers.RNN(type("Mine", (layers.GRUCell,), {})(4))(x),
     "call of a direction": lambda x: one_way(layers.LSTM(4, return_sequences=True))(x),
@@ -271,21 +260,16 @@ PLANTED = {
     "function of Keras's module": lambda x: layers.Dense(4, activation=borrowed)(x),
     "epsilon with axes": lambda x: layers.LayerNormalization(epsilon=[[[1e-3]]])(x),
     "lambda": lambda x: layers.Lambda(centre)(x),
-    "product": lambda x: layers.EinsumDense("abc,cd->bd", (1, 3))(x),
-    "dot": lambda x: layers.Dot(axes=(0, 0))([vector(x), vector(x)]),
     "mask of a batch": lambda x: layers.Dropout(0.5, noise_shape=(1, 1, 4))(x),
-    "encoding": lambda x: keras.Model(x, layers.CategoryEncoding(4)(x[:, 0, 0])),
     "scale by row": lambda x: layers.Rescaling([[1.0], [2.0], [3.0]])(vector(x)),
     "offset by row": lambda x: layers.Rescaling(1.0, [[1.0], [2.0], [3.0]])(vector(x)),
     "constant by row": lambda x: vector(x) + np.ones((3, 1, 4), "float32"),
-    "softmax": lambda x: layers.Softmax(axis=0)(x),
     "normalization": lambda x: layers.LayerNormalization([0, 2], center=False, scale=False)(x),
     "concatenation": lambda x: layers.Concatenate(axis=0)([x, x]),
     "batch normalization": lambda x: layers.BatchNormalization(scale=False, center=False)(x),
     "quantized": lambda x: (m := keras.Model(x, layers.Dense(3)(x)), m.quantize("int8"))[0],
     "one image": lambda x: layers.Resizing(1, 1)(x),
     "layer of two ranks": lambda x: centred(x, of_two_ranks(x)),
-    "threshold with axes": lambda x: centred(x, layers.ReLU(threshold=np.full([1] * 4, 0.1))(x)),
     "mask of a model": lambda x: keras.Model(x, layers.GlobalAveragePooling1D()(x))(x, mask=x),
     "channels first": channels_first,
     "gate": attention(use_gate=True),

@@ -92,13 +92,19 @@ def with_an_array(loss):
     return loss
 
 
+PLAIN = (5, 3), (3,)
 MAPPED = {
-    "a subclass": (Own(), {}),
-    "a replaced method": (replaced(L.MeanSquaredError()), {}),
-    "another function": (lambda y, p: keras.ops.mean(y - p, axis=-1), {}),
-    "a weighted loss": (L.MeanSquaredError(), {"loss_weights": 2.0}),
-    "an axis": (L.CategoricalCrossentropy(axis=0), {}),
-    "an array": (with_an_array(L.Huber()), {}),
+    "a subclass": (Own(), *PLAIN, {}),
+    "a replaced method": (replaced(L.MeanSquaredError()), *PLAIN, {}),
+    "another function": (lambda y, p: keras.ops.mean(y - p, axis=-1), *PLAIN, {}),
+    "a weighted loss": (L.MeanSquaredError(), *PLAIN, {"loss_weights": 2.0}),
+    "an axis": (L.CategoricalCrossentropy(axis=0), *PLAIN, {}),
+    "an array": (with_an_array(L.Huber()), *PLAIN, {}),
+    "sample weights": (L.MeanSquaredError(), *PLAIN, {"sample_weight": tf.ones([5])}),
+    "targets of a lower rank": (L.MeanSquaredError(), (5, 3), (5, 3), {}),
+    "targets of a higher rank": (L.MeanSquaredError(), (5, 3, 1), (3,), {}),
+    "labels of positions": (L.SparseCategoricalCrossentropy(), 3, (6, 3), {}),
+    "a class to ignore": (L.SparseCategoricalCrossentropy(ignore_class=0), 3, (3,), {}),
 }
 
 
@@ -116,23 +122,13 @@ def stops(monkeypatch):
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_other_losses_are_mapped(name, stops):
-    loss, arguments = MAPPED[name]
+    loss, y, shape, arguments = MAPPED[name]
     with pytest.raises(Stop):
-        row_losses(*tensors_of(loss, (5, 3), (3,), **arguments), is_rowwise=True)
+        row_losses(*tensors_of(loss, y, shape, **arguments), is_rowwise=True)
 
 
-def test_masks_weights_and_other_ranks_are_mapped(stops):
+def test_masked_losses_are_mapped(stops):
     masked = tensors_of(L.MeanSquaredError(), (5, 2, 3), (2, 3))
     layer_internals.set_side_channels(masked[3], tf.ones([5, 2], tf.bool), None)
     with pytest.raises(Stop):
         row_losses(*masked, is_rowwise=True)
-    sparse = L.SparseCategoricalCrossentropy
-    for loss, y, shape, weight in (
-        (L.MeanSquaredError(), (5, 3), (3,), tf.ones([5])),
-        (L.MeanSquaredError(), (5, 3), (5, 3), None),
-        (L.MeanSquaredError(), (5, 3, 1), (3,), None),
-        (sparse(), 3, (6, 3), None),
-        (sparse(ignore_class=0), 3, (3,), None),
-    ):
-        with pytest.raises(Stop):
-            row_losses(*tensors_of(loss, y, shape, weight), is_rowwise=True)

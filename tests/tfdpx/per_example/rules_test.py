@@ -6,7 +6,8 @@ import pytest
 import seeds
 import tensorflow as tf
 from cases import slow
-from oracle import assert_matches_batches_of_one, run_engine
+from oracle import run_engine
+from rule_cases import check_layers
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d import WSConv2DRule
@@ -22,41 +23,6 @@ from tfdpx.per_example.rules import (
 )
 
 layers = keras.layers
-FORCED = ("instantiate", "ghost")  # A single layer has no other.
-
-
-def check_layers(cases, views, norms=FORCED, **kwargs):
-    """Compares parallel layers in one model with batches of one; their inputs have a gradient too.
-
-    Args:
-        cases: List of pairs of a layer and the shape of an example; a third entry, a number of
-            tokens, makes inputs of integers below it.
-        views: Int, rows of an example.
-        norms: As for `assert_matches_batches_of_one`.
-        **kwargs: As for `assert_matches_batches_of_one`.
-
-    Returns:
-        Dict from the name of a layer to the rule that served it, as `explain` lists them.
-    """
-    rng = np.random.default_rng(0)
-    inputs, x, outputs = [], [], []
-    for layer, shape, *tokens in cases:
-        inputs.append(keras.Input(shape, dtype="int32" if tokens else None))
-        if tokens:
-            x.append(rng.integers(0, *tokens, size=(3 * views, *shape)))
-            hidden = inputs[-1]
-        else:
-            x.append(rng.normal(size=(3 * views, *shape)).astype("float32"))
-            hidden = 0.9 * inputs[-1] + 0.1
-        outputs += [layers.Flatten()(output) for output in tf.nest.flatten(layer(hidden))]
-    joined = layers.Concatenate()(outputs) if len(outputs) > 1 else outputs[0]
-    model = keras.Model(inputs, layers.Dense(2)(layers.Activation("tanh")(joined)))
-    # Biases that start at zero would hide some mistakes.
-    for variable in model.trainable_variables:
-        variable.assign(variable + rng.normal(scale=0.1, size=variable.shape))
-    y = rng.normal(size=(3 * views, 2)).astype("float32")
-    assert_matches_batches_of_one(model, x, y, views=views, norms=norms, **kwargs)
-    return {choice.layer: choice.rule for choice in explain(model, x, views)}
 
 
 # The oracle, TensorFlow's own gradient, destroys memory with one pixel and strides.
@@ -188,22 +154,29 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
         np.testing.assert_allclose(strided, plain, rtol=1e-5, atol=1e-7)
 
 
-def generic():
-    """Returns layers without a rule."""
-    return [
+class Scaled(layers.Dense):
+    def call(self, inputs, training=None):
+        return 2.0 * super().call(inputs)
+
+
+class ScaledConv(layers.Conv2D):
+    def convolution_op(self, inputs, kernel):
+        return super().convolution_op(inputs, kernel * kernel)
+
+
+def test_layers_without_a_rule_of_their_own():
+    cases = [
         (layers.Conv1D(3, 2, padding="causal"), (6, 2)),
         (layers.Conv2DTranspose(3, 2, strides=2), (3, 3, 2)),
         (layers.TimeDistributed(layers.Dense(3)), (4, 3)),
+        (Scaled(3), (4,)),
+        (ScaledConv(3, 2), (4, 4, 2)),
         (layers.Conv3D(2, 2), (3, 3, 3, 2)),
         (layers.PReLU(), (4, 3)),
         (layers.UnitNormalization(), (4, 3)),
         (layers.EinsumDense("...x,xy->...y", 4, bias_axes="y"), (5,)),
     ]
-
-
-def test_layers_without_a_rule_of_their_own():
-    cases = generic()
-    rules = check_layers(cases[:3], 2, norms=["auto"]) | check_layers(cases[3:], 1, norms=["auto"])
+    rules = check_layers(cases[:5], 2, norms=["auto"]) | check_layers(cases[5:], 1, norms=["auto"])
     served = {rules[layer.name] for layer, _ in cases if layer.trainable_variables}
     assert served == {"GenericRule"}, rules
 
@@ -307,26 +280,3 @@ def test_norms_of_long_rows_are_raised_by_little(length, views):
     formed = rounding.squared_norms([tf.constant(whole, tf.float32)])
     for squares in (ghost, formed):  # Never below: `rounding` raises norms by what it may lose.
         assert np.all((np.sqrt(squares) >= exact) & (np.sqrt(squares) < exact * (1 + 2e-4)))
-
-
-def test_a_subclass_that_changes_the_call_gets_the_generic_rule():
-    class Scaled(layers.Dense):
-        def call(self, inputs, training=None):
-            return 2.0 * super().call(inputs)
-
-    class ScaledConv(layers.Conv2D):
-        def convolution_op(self, inputs, kernel):
-            return super().convolution_op(inputs, kernel * kernel)
-
-    cases = [(Scaled(3), (4,)), (ScaledConv(3, 2), (4, 4, 2))]
-    rules = check_layers(cases, 2, norms=["auto"])
-    assert {rules[layer.name] for layer, _ in cases} == {"GenericRule"}
-
-
-@pytest.mark.parametrize("length", [5000, 5 * rounding.PART])
-def test_inner_products_of_long_vectors(length):
-    vectors = np.random.default_rng(0).normal(size=(2, 3, length)).astype("float32")
-    wanted = vectors.astype("float64") @ vectors.swapaxes(1, 2)
-    for jit in (False, True):
-        products = tf.function(contraction.gram, jit_compile=jit)(tf.constant(vectors))
-        np.testing.assert_allclose(products, wanted, atol=0.01)
