@@ -31,6 +31,7 @@ def test_an_honest_optimizer_passes_with_a_close_bound_and_without_its_plan():
     report = audit.check_optimizer(built(optimizer), optimizer, trials=600)
     assert report.passed, str(report)
     assert 0.7 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
+    assert 4.0 <= report.noise_multiplier_upper_bound < 4.0 / 0.7
     assert report.confidence == 0.999 and optimizer.individual.plan == plan
     exact = tfdpx.accounting.epsilon(4.0, 1.0, 1, 1e-3, "gdp")
     assert report.epsilon == pytest.approx(exact, rel=1e-3)

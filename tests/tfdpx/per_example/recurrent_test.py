@@ -1,4 +1,4 @@
-"""Recurrent layers against batches of one: dropout, masks, dtypes, XLA, layers with the rule."""
+"""Recurrent layers against batches of one: dropout, masks, dtypes, XLA."""
 
 import keras
 import numpy as np
@@ -8,7 +8,6 @@ from cases import slow
 from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.per_example import explain
-from tfdpx.per_example.rules.recurrent import RecurrentRule
 
 layers = keras.layers
 ROWS, LENGTH, FEATURES = 4, 4, 3
@@ -104,16 +103,3 @@ def test_models(make, arguments):
     model, (x, y) = make(), data()
     assert_matches_batches_of_one(model, x, y, norms=("auto",), **arguments)
     assert set(rules(model, x)) == {"RecurrentRule"}
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        layers.LSTM(2, activation=lambda x: tf.tanh(x)),
-        layers.RNN(type("Mine", (layers.GRUCell,), {})(2)),
-        type("Mine", (layers.SimpleRNN,), {})(2),
-    ],
-    ids=["activation", "cell", "layer"],
-)
-def test_others_have_no_rule(layer):
-    assert not RecurrentRule.handles(layer, layers.RNN)

@@ -276,7 +276,9 @@ def test_norms_of_long_rows_are_raised_by_little(length, views):
     )
     whole = np.einsum("bgti,bgto->bio", *(t.numpy().astype("float64") for t in (inputs, gradients)))
     exact = np.sqrt(np.sum(whole**2, axis=(1, 2)))
-    ghost = rounding.add_up([contraction.ghost_product_norms(inputs, gradients)])
-    formed = rounding.squared_norms([tf.constant(whole, tf.float32)])
-    for squares in (ghost, formed):  # Never below: `rounding` raises norms by what it may lose.
+    results = [rounding.squared_norms([tf.constant(whole, tf.float32)])]
+    for jit in (False, True):
+        ghost_norms = tf.function(contraction.ghost_product_norms, jit_compile=jit)
+        results.append(rounding.add_up([ghost_norms(inputs, gradients)]))
+    for squares in results:  # Never below: `rounding` raises norms by what it may lose.
         assert np.all((np.sqrt(squares) >= exact) & (np.sqrt(squares) < exact * (1 + 2e-4)))
