@@ -130,8 +130,8 @@ def watch_weights(on_load, on_set_weights, on_replace):
         on_set_weights: Function `on_set_weights(layer, arrays)`, called before
             `layer.set_weights(arrays)`.
         on_replace: Function `on_replace(before, after)` of two lists of `keras.Variable`s, called
-            after a model or layer has replaced its variables `before` by variables `after`, which
-            were computed from them.
+            after a model or layer has replaced its variables `before` by variables `after`. The
+            values of `after` were computed from `before`.
     """
     vars(_watch).update(on_load=on_load, on_set_weights=on_set_weights, on_replace=on_replace)
 
@@ -331,7 +331,7 @@ def _quantize(original):
 
 
 def _follow_quantize(layer):
-    """Wraps the `quantize` that Keras has stored in a layer, perhaps before `install`."""
+    """Wraps the method `quantize` of a layer, also if the layer was made before `install`."""
     quantize = layer.quantize
     if not getattr(quantize, "is_followed", False):
         followed = _quantize(lambda self, *args, **kwargs: quantize(*args, **kwargs))

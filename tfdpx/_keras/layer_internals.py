@@ -138,10 +138,10 @@ def checkpoint_of(trackable):
 
 
 def replaced_methods(layer):
-    """Returns the names of replaced methods: any method on a layer object, or `call` on its class.
+    """Returns the names of methods that code outside of the layer's module has replaced.
 
-    Three names do not count: Keras itself wraps `build` and `quantize` on every layer, and stores a
-    loss as an attribute `loss`.
+    These are methods that were set on the layer object, and `call` if it was set on the class. The
+    names `build`, `quantize` and `loss` do not count: Keras itself sets them on objects.
     """
     methods = (name for name in vars(layer) if callable(getattr(type(layer), name, None)))
     replaced = [name for name in methods if name not in ("build", "loss", "quantize")]
@@ -163,7 +163,7 @@ def _is_defined_in(function, module):
 
 
 def overwritten_with_gradients(layer):
-    """Returns the names of variables that Keras replaces by their gradient, as float8 does."""
+    """Returns the names of variables to which Keras assigns gradients, as float8 layers need."""
     return [v.name for v in layer._trainable_variables if v.overwrite_with_gradient]
 
 

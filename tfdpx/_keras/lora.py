@@ -1,6 +1,7 @@
 """Keras's LoRA, which adds a product of factors A and B to a frozen weight.
 
-Keras does not save the factors, so this module finds them and enables them in copies.
+Keras does not save the factors. This module finds the factors of a model, and enables LoRA in
+copies.
 """
 
 import keras

@@ -52,7 +52,7 @@ def compile_arguments(model):
 
 
 def own_training_methods(model):
-    """Returns the names of those methods of Keras's training step that a user has replaced.
+    """Returns the names of methods of Keras's training step that the user has replaced.
 
     Args:
         model: A `keras.Model`; its class and the instance are checked.
@@ -188,7 +188,7 @@ def _knows_its_outputs(model, x):
 
 
 def _build_compiled(model, x, y, sample_weight, y_pred):
-    """Does what `_symbolic_build` does, but traces neither the model nor a user's loss.
+    """Does the same as Keras's `_symbolic_build`, but traces neither the model nor a user's loss.
 
     Tracing here would take as long as tracing in the step, and a user's loss may need gradients,
     which symbolic tensors do not have.
@@ -230,7 +230,7 @@ def single_loss(model):
 
 
 def call_model(model, x):
-    """Returns the training-mode forward pass, as computed by Keras's `train_step`."""
+    """Returns the model's output in training mode, as Keras's `train_step` computes it."""
     return model(x, training=True) if model._call_has_training_arg else model(x)
 
 

@@ -148,7 +148,7 @@ def find(name: str) -> tuple[Any, str]:
     """Returns a pair: the module or class of the installed Keras that has `name`, and `name`.
 
     Raises:
-        ImportError: If the installed Keras lacks the name in all places that `TABLE` lists.
+        ImportError: If none of the places that `TABLE` lists has the name in the installed Keras.
     """
     places = [place for _, place, names in TABLE if name in names.split()]
     for place in places:

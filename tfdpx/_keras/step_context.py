@@ -1,4 +1,4 @@
-"""Settings of the private step for the layers and losses that it calls, by thread or by model.
+"""Settings of the private step for layers and losses that the step calls, by thread or by model.
 
 The wrappers of `hook` read the settings: the recorder that sees every call of a layer, whether
 random numbers are frozen, whether losses are for one replica, and which `fit` is running.
@@ -62,7 +62,7 @@ def is_rng_frozen():
 
 @contextlib.contextmanager
 def driving(model, name):
-    """Context manager in which `driver(model)` returns `name`, the name of the running `fit`."""
+    """Context manager in which `driver(model)` returns `name`, "keras" or "tfdpx"."""
     previous = _drivers.get(model)
     _drivers[model] = name
     try:

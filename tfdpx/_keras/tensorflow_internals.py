@@ -66,7 +66,7 @@ def vectorizing_by(held, multiply):
 
 
 class _Converters(dict):
-    """Dict of converters by type of operation. Types without a converter run in a loop."""
+    """Dict of converters by type of operation. Other operations run in a loop over examples."""
 
     def get(self, key, default=None):
         held, converters = active.converters or (self, {})

@@ -34,7 +34,9 @@ def check_methods(model):
 
 
 def declared_problems(model):
-    """Yields a text for each reason why `model` is unfit. The model is not run.
+    """Yields a text for each reason why `model` is unfit for private training.
+
+    The model is not run.
 
     Args:
         model: A compiled, built `keras.Model`. Its class, the bases and the instance are checked.

@@ -1,8 +1,8 @@
 """Finds state in the graphs of a step: where it changes without noise, and where it is read.
 
 Keras's lists of variables do not contain all state. They miss, for example, a `tf.Variable`, an
-untracked `keras.Variable`, a metric, a table or a queue. All of these are written by a stateful
-operation, in the graph itself or in a function, loop or branch.
+untracked `keras.Variable`, a metric, a table or a queue. But all state is written by stateful
+operations, so this module looks for these in a graph, and in its functions, loops and branches.
 
 Every step writes metrics without noise. A gradient that depends on a metric depends on the examples
 of earlier updates, and no clipping bounds their effect. So a graph that computes gradients must not

@@ -65,9 +65,9 @@ class UnitRecorder:
             self._inside = False
 
     def _rule(self, operation, args, kwargs):
-        """Returns the rule class for a call of a unit. Returns None for any other call.
+        """Returns the rule class for a call of a unit; None for any other call.
 
-        Symbolic calls, on `keras.KerasTensor`s, also get None.
+        The result is also None for a symbolic call, on `keras.KerasTensor`s.
         """
         if not isinstance(operation, keras.Layer) or any(
             isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))

@@ -20,8 +20,8 @@ class Cost:
 
     Attributes:
         flops: Number of floating point operations. A multiplication and an addition count as two.
-        bytes: Number of bytes that operations read and write. Only operations that are limited by
-            memory, rather than by arithmetic, count.
+        bytes: Number of bytes that memory-bound operations read and write. Operations that are
+            limited by arithmetic do not count.
         calls: Number of separate kernel launches.
     """
 

@@ -163,7 +163,7 @@ class _Sighting(typing.NamedTuple):
 
 
 def _record(model, x):
-    """Runs a model. Returns its `_Sighting`s, and the variables that other calls have read."""
+    """Runs a model. Returns its `_Sighting`s, and the variables read outside of units' calls."""
     sightings, outside = [], OutsideReads(model.trainable_variables)
 
     def record_call(layer, rule, args, kwargs):

@@ -322,7 +322,7 @@ def _column(numbers):
 
 
 def allow(squares, magnitudes, terms):
-    """Returns squared norms with an allowance for rounding, to compute clip factors from.
+    """Returns squared norms with an allowance for rounding. Clip factors are computed from these.
 
     Args:
         squares: float32 [...], squared norms, never too small.

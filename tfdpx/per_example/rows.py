@@ -26,10 +26,10 @@ class Rows:
         self.tensors = [leaf for leaf, flag in zip(self._leaves, batched, strict=True) if flag]
 
     def pack(self, tensors, keep_others=True):
-        """Returns the nest with `tensors` in place of its tensors that have a batch axis, in order.
+        """Returns the nest with `tensors` in place of the tensors that have a batch axis.
 
         Args:
-            tensors: Iterable of tensors.
+            tensors: Iterable of tensors, in the order of the nest.
             keep_others: Bool. True keeps tensors without a batch axis, and False makes them None.
         """
         replacements = iter(tensors)
@@ -138,7 +138,7 @@ class Outputs:
         return tf.nest.pack_sequence_as(self._nest, leaves)
 
     def select(self, tensors):
-        """Returns the differentiable tensors from `tensors`, which are like `self.tensors`."""
+        """Returns the differentiable ones of `tensors`, which have the order of `self.tensors`."""
         return [
             t
             for t, is_differentiable in zip(tensors, self.differentiable, strict=True)

@@ -203,7 +203,7 @@ def _attends_otherwise(layer, rank):
 
 
 def _problem_of_part(layer):
-    """Returns a reason why a layer may mix rows in any call, or None."""
+    """Returns a reason why a layer may mix rows, whatever its inputs are; or None."""
     methods = layer_internals.replaced_methods(layer)
     if methods:
         return f"overrides `{methods[0]}`"
@@ -287,7 +287,7 @@ def _problem_of_shapes(tensors):
 
 
 def _keeps_array(layer):
-    """Returns whether a layer has an array as an attribute, or an object in place of a number."""
+    """Returns whether an attribute of a layer is an array, or an object where a number belongs."""
     kinds = tf.Tensor, tf.Variable, np.ndarray
     arrays = (value for value in vars(layer).values() if isinstance(value, kinds))
     numbers = (getattr(layer, name, 0.0) for name in _names_of_numbers(type(layer)))

@@ -29,7 +29,7 @@ _VARIANTS: dict[type, list[type]] = {}
 def register(*layer_classes: type) -> Callable[[type], type]:
     """Registers the decorated rule for the per-example gradients of `layer_classes`.
 
-    The rule then serves the calls of such a layer, including all sublayers. For example,
+    The rule then serves calls of layers of these classes, together with all sublayers. For example,
     `register(MyLayer)(tfdpx.per_example.GenericRule)` forms the whole gradient of each example.
 
     Args:
@@ -248,8 +248,7 @@ class Rule:
     def shared(cls, layer: keras.Layer) -> Any:
         """Returns tensors that depend only on the weights, computed once per update.
 
-        `forward` and the rule read the result from `call.shared`. By default it is None, which
-        means no tensors.
+        `forward` and the rule read the result from `call.shared`. The default is None: no tensors.
 
         Args:
             layer: The `keras.Layer`.

@@ -31,11 +31,11 @@ _ANY_LENGTH = frozenset(
 
 
 def _is_of_the_user(record):
-    """Returns whether a log message of TensorFlow concerns the user. The logger drops all others.
+    """Returns whether to show a log message of TensorFlow to the user.
 
-    Outside of a graph, `tf.vectorized_map` makes a new function in each call, so TensorFlow warns
-    of retracing. If TensorFlow cannot vectorize a graph, it logs hundreds of lines. The user does
-    not need these lines: either an error says the same, or a loop replaces the map.
+    Two kinds of messages are dropped. Outside of a graph, `tf.vectorized_map` makes a new function
+    in each call, so TensorFlow warns of retracing. And if TensorFlow cannot vectorize a graph, it
+    logs hundreds of lines, although tfdpx then raises an error or runs a loop instead.
     """
     message = record.getMessage()
     is_retracing = "retracing" in message and "<function pfor." in message

@@ -466,7 +466,10 @@ class SeparableConvRule(RuleOfParts):
 
 
 def _part(call, layer, inputs):
-    """Returns a copy of a call in which `layer`, a part of the called layer, gets `inputs`."""
+    """Returns a copy of a call, changed to a call of `layer` on `inputs`.
+
+    `layer` is one of the two convolutions of the called layer.
+    """
     part = copy.copy(call)
     part.layer, part.args = layer, (inputs,)
     return part

@@ -275,7 +275,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
 
 def _is_reversible(layer_class):
-    """Returns whether a class is Keras's `ReversibleEmbedding` or KerasHub's older one."""
+    """Returns whether a class is the `ReversibleEmbedding` of Keras or of an older KerasHub."""
     keras_class = getattr(keras.layers, "ReversibleEmbedding", None)
     name = keras.saving.get_registered_name(layer_class)
     return layer_class is keras_class or name == "keras_hub>ReversibleEmbedding"

@@ -14,7 +14,7 @@ from tfdpx.per_example.rule import Rule, register
 
 
 class ScaleAndOffsetRule(Rule):
-    """A rule for outputs y = gamma * z + beta, with a scale gamma and an offset beta.
+    """A rule for outputs y = gamma * z + beta, with normalized inputs z.
 
     With output gradients G, the gradient of gamma is sum(G * z), and the gradient of beta is
     sum(G). The sums are over all axes except the batch and the features.
@@ -46,7 +46,7 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """See `Rule.handles`. The feature axes must be in rising order, as in the weights."""
+        """See `Rule.handles`. The layer's feature axes must be in rising order."""
         axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
         has_one_sign = all(a < 0 for a in axes) or all(a >= 0 for a in axes)
         is_rising = list(axes) == sorted(axes)
@@ -186,7 +186,7 @@ class _Kind(typing.NamedTuple):
         return cls(axis, layer.groups, channels, *settings)
 
     def split(self, tensor):
-        """Reshapes a tensor like the inputs to [N, before, groups, channels of a group, after]."""
+        """Reshapes a tensor of the inputs' shape to [N, before, groups, channels, after]."""
 
         def product(axes):
             sizes = tensor.shape[axes]

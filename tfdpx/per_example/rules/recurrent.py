@@ -88,7 +88,7 @@ class _KernelRule(ProductRule):
 
     @functools.cached_property
     def inputs_by_position(self):
-        """See `ProductRule.inputs_by_position`. Gates with separate operands are groups."""
+        """See `ProductRule.inputs_by_position`. If gates have separate inputs, they are groups."""
         groups = _gate_operands(**self._operands)
         return tf.concat([positions(x, self.num_views, groups=True) for x in groups], axis=1)
 
@@ -197,7 +197,7 @@ class _GRUStep(_Step):
 
 
 class _GRUStepThatResetsBefore(_GRUStep):
-    """A GRU step with `reset_after=False`: the reset gate multiplies the state, not a product."""
+    """A GRU step with `reset_after=False`: the kernel multiplies the state after its reset."""
 
     def multiply(self, state):
         return _multiply_by_kernel(self.kernel[:, : -self.cell.units], state, self.masks[:2])
