@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx.per_example import rounding
+from tfdpx.per_example.rows import joining_vectors
 
 _KEY = object()
 # The noise is drawn as a matrix with rows of 16 floats: TensorFlow splits rows of 64 bytes without
@@ -172,6 +173,8 @@ def privatize(sums, noise_multiplier, batch_size, seed):
         List of `PrivateGradient`, in the same order.
     """
     deviation = noise_multiplier / batch_size
+    join, split = joining_vectors(sums)
+    sums = join(sums)
     if noise_multiplier:
         sizes = [math.prod(s.shape) for s in sums]
         rows = [-(-size // _ROW) for size in sizes]
@@ -187,4 +190,4 @@ def privatize(sums, noise_multiplier, batch_size, seed):
         sums = [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
     sums = [tf.identity(s) for s in sums]
     private_operations.update(s.op for s in sums if tf.is_symbolic_tensor(s))
-    return [PrivateGradient(s, _KEY) for s in sums]
+    return [PrivateGradient(s, _KEY) for s in split(sums)]

@@ -120,6 +120,7 @@ TABLE = (
         "tensorflow.python.framework.function_def_to_graph:",
         "function_def_to_graph",
     ),
+    (_TENSORFLOW, "tensorflow.python.framework.ops:", "_create_graph_constant"),
     (_TENSORFLOW, "tensorflow.python.framework.ops:Graph", "_get_function _is_function"),
     (_TENSORFLOW, "tensorflow.python.data.ops.dataset_ops:DatasetV2", "_inputs"),
     (_TENSORFLOW, "tensorflow.python.data.ops.padded_batch_op:", "_padding_values"),

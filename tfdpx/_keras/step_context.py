@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 class _Active(threading.local):
-    recorder = converters = next_key = None
+    recorder = converters = next_key = constants = None
     is_rng_frozen = is_unscaled = is_masking = False
 
 

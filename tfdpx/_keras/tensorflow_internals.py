@@ -1,14 +1,16 @@
 """Private names of TensorFlow, which no other file uses."""
 
 import contextlib
+import copy
 import functools
 import weakref
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context, record
 from tensorflow.python.eager.record import VariableWatcher as VariableWatcher
-from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import function_def_to_graph, ops
 from tensorflow.python.ops import (
     gen_random_ops,
     gen_stateful_random_ops,
@@ -17,6 +19,9 @@ from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
 from tfdpx._keras import step_context
 from tfdpx._keras.step_context import active
+
+# Numbers in a shared constant.
+_LARGEST_SHARED = 16
 
 
 def weakly(method):
@@ -277,10 +282,47 @@ def _redirected(keyed, original):
     return draw
 
 
+def sharing_constants():
+    """Context manager in which a graph holds each small constant of integers only once.
+
+    Otherwise, every shape, axis and permutation is a node, which takes time to trace and to run.
+    Other threads are not affected. Floats are not shared: they may be differentiated.
+    """
+    return step_context.setting("constants", {})
+
+
+def _shared(original):
+    def create(value, dtype, shape, *args, **kwargs):
+        if active.constants is None or shape is not None or not _holds_few_integers(value, dtype):
+            return original(value, dtype, shape, *args, **kwargs)
+        array = np.asarray(value)
+        kind = array.dtype if value is array else None
+        key = tf.compat.v1.get_default_graph(), dtype, kind, array.shape, array.tobytes()
+        if key not in active.constants:
+            tensor = original(value, dtype, shape, *args, **kwargs)
+            if tensor.op.control_inputs:
+                return tensor
+            active.constants[key] = tensor
+        # Keras sets attributes of tensors. They must not reach other uses of the constant.
+        return copy.copy(active.constants[key])
+
+    return create
+
+
+def _holds_few_integers(value, dtype):
+    if dtype is not None and not tf.as_dtype(dtype).is_integer:
+        return False
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind == "i" and value.size <= _LARGEST_SHARED
+    numbers = value if type(value) in (list, tuple) else [value]
+    return 0 < len(numbers) <= _LARGEST_SHARED and all(type(number) is int for number in numbers)
+
+
 # Objects of TensorFlow that `hook` replaces: an owner, a name in it, and a function from the
-# original object to its replacement. They change something only within `vectorizing_by` and
-# `stateful_draws_from`.
+# original object to its replacement. They change something only within `vectorizing_by`,
+# `stateful_draws_from` and `sharing_constants`.
 REPLACED = (
+    (ops, "_create_graph_constant", _shared),
     (pfor, "_pfor_converter_registry", _Converters),
     (pfor, "_stack_tensor_list_shape", _known_shape),
     *((loop, "_process_cond_stacked", _same_rounds) for loop in (pfor.WhileOp, pfor.WhileV2)),

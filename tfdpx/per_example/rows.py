@@ -217,3 +217,38 @@ def zero_excluded(tensors, factors, finite=None):
     for tensor, masked_tensor in zip(tensors, masked, strict=True):
         masked_tensor.set_shape(tensor.shape)
     return masked
+
+
+def joining_vectors(nest):
+    """Returns two functions: one joins all vectors and scalars of a nest, the other splits them.
+
+    A step on joined vectors needs fewer nodes of the graph, above all in the state of a loop.
+
+    Args:
+        nest: Nest of tensors.
+
+    Returns:
+        Pair of functions: from a nest like `nest` to a list of tensors, and from such a list back
+        to the nest.
+    """
+    leaves = tf.nest.flatten(nest)
+    shapes = [tf.TensorShape(t.shape) for t in leaves]
+    flags = [shape.rank < 2 and shape.is_fully_defined() for shape in shapes]
+    shapes = [shape for shape, flag in zip(shapes, flags, strict=True) if flag]
+
+    def join(nest):
+        pairs = list(zip(tf.nest.flatten(nest), flags, strict=True))
+        vectors = [t if len(t.shape) else tf.expand_dims(t, 0) for t, flag in pairs if flag]
+        joined = [tf.concat(vectors, axis=0)] if vectors else []
+        return joined + [t for t, flag in pairs if not flag]
+
+    def split(tensors):
+        others = iter(tensors)
+        vectors = tf.split(next(others), [math.prod(s) for s in shapes]) if shapes else []
+        vectors = iter(
+            [v if s.rank else tf.squeeze(v) for v, s in zip(vectors, shapes, strict=True)]
+        )
+        leaves = [next(vectors if flag else others) for flag in flags]
+        return tf.nest.pack_sequence_as(nest, leaves)
+
+    return join, split

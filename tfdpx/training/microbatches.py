@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdpx import mechanism
 from tfdpx._keras import model_internals, tensorflow_internals
 from tfdpx.per_example.cost_model import Cost, device_kind
-from tfdpx.per_example.rows import Outputs, Rows, along
+from tfdpx.per_example.rows import Outputs, Rows, along, joining_vectors
 
 _FLOAT = 4  # Bytes.
 # The work of a row relative to its forward pass, and how many times each number of the outputs, and
@@ -398,7 +398,7 @@ def run(one_microbatch, batch, size, zero):
     are_full = present is None and size.holds_exactly(count)
     if are_full and 0 < count <= size.examples:
         return one_microbatch(batch, 0)
-    rows, (join, split) = Rows(batch), _join_vectors(zero)
+    rows, (join, split) = Rows(batch), joining_vectors(zero)
     examples = count
     if present is not None:
         examples = tf.reduce_max(tf.where(present, tf.range(1, count + 1), 0))
@@ -427,39 +427,3 @@ def run(one_microbatch, batch, size, zero):
 
     loop = tf.while_loop(has_rows_left, body, (tf.constant(0), join(zero)), parallel_iterations=1)
     return split(loop[1]), None
-
-
-def _join_vectors(nest):
-    """Returns two functions: one joins all vectors and scalars of a nest, the other splits them.
-
-    Each tensor in the state of a loop adds many nodes to the graph. So a loop over microbatches
-    holds joined vectors.
-
-    Args:
-        nest: Nest of tensors.
-
-    Returns:
-        Pair of functions: from a nest like `nest` to a list of tensors, and from such a list back
-        to the nest.
-    """
-    leaves = tf.nest.flatten(nest)
-    shapes = [tf.TensorShape(t.shape) for t in leaves]
-    flags = [shape.rank < 2 and shape.is_fully_defined() for shape in shapes]
-    shapes = [shape for shape, flag in zip(shapes, flags, strict=True) if flag]
-
-    def join(nest):
-        pairs = list(zip(tf.nest.flatten(nest), flags, strict=True))
-        vectors = [t if len(t.shape) else tf.expand_dims(t, 0) for t, flag in pairs if flag]
-        return [tf.concat(vectors, axis=0), *(t for t, flag in pairs if not flag)]
-
-    def split(tensors):
-        vectors, *others = tensors
-        vectors = tf.split(vectors, [math.prod(shape) for shape in shapes])
-        vectors = iter(
-            [v if s.rank else tf.squeeze(v) for v, s in zip(vectors, shapes, strict=True)]
-        )
-        others = iter(others)
-        leaves = [next(vectors if flag else others) for flag in flags]
-        return tf.nest.pack_sequence_as(nest, leaves)
-
-    return join, split

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import mechanism, noise
-from tfdpx._keras import metric_internals, model_internals
+from tfdpx._keras import metric_internals, model_internals, tensorflow_internals
 from tfdpx.checks.callbacks import check_log_names
 from tfdpx.checks.state import call_without_metrics, check_update
 from tfdpx.per_example.rows import Rows
@@ -52,7 +52,8 @@ def private_train_step(optimizer, model, data):
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
     data = inputs.same_rows(data)
     # The draws of the batch may depend on `iterations`, so it must be read before these advance.
-    with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
+    dependencies = tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None])
+    with dependencies, tensorflow_internals.sharing_constants():
         try:
             return _step(optimizer, model, data, ids)
         except StopIteration as error:

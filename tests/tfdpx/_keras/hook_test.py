@@ -65,3 +65,29 @@ MESSAGE = "5 out of the last 5 calls to {} triggered tf.function retracing. Trac
 def test_only_what_the_user_can_change_is_shown(function, is_shown):
     record = logging.makeLogRecord({"msg": MESSAGE.format(function), "levelno": logging.WARNING})
     assert bool(tf.get_logger().filter(record)) is is_shown
+
+
+def test_a_graph_of_the_private_step_holds_equal_small_integers_once():
+    shapes = [[2, 3], np.array([2, 3], "int32"), np.array([2, 3]), [3, 2], np.array([[2, 3]])]
+
+    @tf.function(autograph=False)
+    def trace(x):
+        with tensorflow_internals.sharing_constants():
+            pairs = [(tf.constant(shape), tf.constant(shape)) for shape in shapes]
+            floats = tf.constant(1.0), tf.constant(1.0)
+            with tf.control_dependencies([x]):
+                late = tf.constant([9])
+            early = tf.constant([9])
+        assert late.op.control_inputs and not early.op.control_inputs
+        assert floats[0].op is not floats[1].op
+        assert all(first.op is second.op for first, second in pairs)
+        assert len({first.op for first, _ in pairs}) == len(shapes)
+        assert tf.constant([2, 3]).op is not pairs[0][0].op
+        pairs[0][0].mark = True
+        assert not hasattr(pairs[0][1], "mark")
+        return pairs
+
+    for shape, pair in zip(shapes, trace(tf.zeros([])), strict=True):
+        for constant in pair:
+            assert constant.dtype == tf.constant(shape).dtype
+            np.testing.assert_array_equal(constant, shape)
