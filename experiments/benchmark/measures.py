@@ -11,6 +11,7 @@ because the libraries need the same memory for each kind.
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import pathlib
 import signal
 import statistics
@@ -144,38 +145,57 @@ class Stopwatch(keras.callbacks.Callback):
         self.updates.append(now - self._begin)
 
 
+def measure_first(kind, settings, num_examples):
+    """Returns the seconds of the first update of a `fit`: of the clock, and of all CPUs together.
+
+    Args:
+        kind: One of `steps.KINDS`.
+        settings: `steps.Settings`.
+        num_examples: Int, N.
+    """
+    x, y = steps.make_arrays(settings.model, settings.image_size, num_examples)
+    model = steps.make_model(kind, settings, _plan(settings, num_examples, 1))
+    return _fit(_data(kind, model, settings, x, y), model, 1).first.tolist()
+
+
+def _plan(settings, num_examples, updates):
+    sizes = num_examples, settings.images, updates
+    return tfdpx.PrivacyPlan(*sizes, noise_multiplier=1.0, delta=1e-5)
+
+
+def _data(kind, model, settings, x, y):
+    """Returns the arguments of `fit` that are the data."""
+    if kind == "ordinary":
+        return {"x": x, "y": y, "batch_size": settings.images}
+    return {"x": model.optimizer.plan.batches(x, y, optimizer=model.optimizer, seed=0)}
+
+
+def _fit(arguments, model, steps_per_epoch):
+    watch = Stopwatch()
+    model.fit(**arguments, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[watch])
+    return watch
+
+
 def measure_epoch(settings, num_examples, repeats):
     """Returns the figures of the JSON object: ratios, medians in seconds, and rows.
+
+    First updates are measured in new processes, because the first one of a process takes longer.
 
     Args:
         settings: `steps.Settings`; its `images` are the batch size B.
         num_examples: Int, N.
-        repeats: Int, the number of short fits of each kind. There are fewer if they take long.
+        repeats: Int, how often each kind is fitted for a few updates; fewer if they take long.
     """
-    x, y = steps.make_arrays(settings.model, settings.image_size, num_examples)
-    updates = _UPDATES * (repeats + 1) + _FIRST
-    plan = tfdpx.PrivacyPlan(
-        num_examples, settings.images, updates, noise_multiplier=1.0, delta=1e-5
-    )
-
-    def fitting(kind, model):
-        if kind == "ordinary":
-            return {"x": x, "y": y, "batch_size": settings.images}
-        return {"x": plan.batches(x, y, optimizer=model.optimizer, seed=0)}
-
-    def fit(arguments, model, steps_per_epoch):
-        watch = Stopwatch()
-        model.fit(**arguments, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[watch])
-        return watch
-
     first = {kind: [] for kind in _PAIR}
     for _ in range(_FIRST):
         for kind in _PAIR:
-            PROGRESS.print(f"first step: {steps.KINDS[kind]}")
-            model = steps.make_model(kind, settings, plan)
-            first[kind].append(fit(fitting(kind, model), model, 1).first)
+            PROGRESS.print(f"first update: {steps.KINDS[kind]}")
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                first[kind].append(pool.apply(measure_first, (kind, settings, num_examples)))
+    x, y = steps.make_arrays(settings.model, settings.image_size, num_examples)
+    plan = _plan(settings, num_examples, _UPDATES * (repeats + 1))
     models = {kind: steps.make_model(kind, settings, plan) for kind in _PAIR}
-    fit_arguments = {kind: fitting(kind, model) for kind, model in models.items()}
+    fit_arguments = {kind: _data(kind, model, settings, x, y) for kind, model in models.items()}
     seconds = {kind: [] for kind in _PAIR}
     began = time.perf_counter()
     for repeat in range(repeats + 1):
@@ -183,7 +203,7 @@ def measure_epoch(settings, num_examples, repeats):
             break
         for kind in _PAIR if repeat % 2 else _PAIR[::-1]:
             PROGRESS.print(f"{repeat} of {repeats}: {steps.KINDS[kind]}")
-            times = fit(fit_arguments[kind], models[kind], _UPDATES).updates
+            times = _fit(fit_arguments[kind], models[kind], _UPDATES).updates
             seconds[kind] += times if repeat else []  # The first repeat is a warm-up.
     drawn = _drawn(plan)
     [size] = microbatches.chosen_sizes(models["private"])
