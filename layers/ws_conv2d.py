@@ -281,12 +281,11 @@ class WSConv2DRule(Conv2DRule):
         return self.standardized.unit if self._by_kernels else None
 
     def measured(self, measurements):
-        """Adds two inner products, and bounds on their rounding errors. See `Conv2DRule.measured`.
+        """Also measures two inner products of each filter. See `Conv2DRule.measured`.
 
-        Each inner product is a vector with one entry per filter. An entry is a sum over positions
-        of inner products with a vector of length one. The rounding error of an entry is at most the
-        relative error of such a sum, times M, the sum of the absolute values of its terms
-        (`tfdpx.per_example.rounding`).
+        An inner product of a filter is a sum over positions of inner products with a vector of norm
+        one. Its rounding error is at most the relative error of such a sum, times M, the sum of the
+        absolute values of its terms (`tfdpx.per_example.rounding`).
         """
         fan_in = math.prod(self.kernel_shape[:3])
         by_axis = self.window.taps + self.kernel_shape[2]

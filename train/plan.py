@@ -102,7 +102,9 @@ def main(argv, values=flags.FLAGS):
 
 
 def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
-    """Prints the missing quantity of a plan, or a table of plans if the budget is open.
+    """Prints the missing quantity of a plan, or a table of plans for several budgets.
+
+    A table is the answer if the budget is not set and does not follow from noise and length.
 
     Args:
         received: Dict with `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
@@ -111,13 +113,14 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
         accountant: "pld" or "rdp"; None chooses the tightest one for the sampling.
         weights: Int, the number of trained weights of the network, from which the learning rate
             follows. None means `defaults.WEIGHTS`.
-        rows_per_user: Int, the largest number of examples of one person. The answer has the epsilon
-            of all these examples together. With None it has this epsilon for each of `GROUPS`.
+        rows_per_user: Int, the largest number of examples of one person. The answer then has the
+            epsilon of all these examples together. With None, the answer has the epsilon of
+            several numbers of examples, `GROUPS`.
 
     Returns:
         Dict of JSON values: the answer; or, for a table, the lists `plans_by_right_guesses` and
-        `plans`, with a dict for each row. If no plan stays within the epsilon of a row, its values
-        are None.
+        `plans`, with a dict for each row. All values of a dict are None if no plan stays within the
+        epsilon of its row.
 
     Raises:
         ValueError: If a value is out of range, if no value is left to compute, or if no plan stays

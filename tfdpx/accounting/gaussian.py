@@ -1,4 +1,4 @@
-"""Formulas for Gaussian mechanisms: full batches, Poisson sampling, and noise without a far tail.
+"""Formulas for Gaussian mechanisms: full batches, Poisson sampling, and bounded noise.
 
 Full batches: releases at noise multipliers s_1, s_2, ... compose to one Gaussian mechanism with
 mu = sqrt(sum 1 / s_i^2) (Dong, Roth, Su 2022, "Gaussian Differential Privacy", Corollary 3.3). Its
@@ -9,8 +9,8 @@ sensitivities, some of them very small. dp_accounting computes one divergence at
 of a number near 1. For a small sensitivity the result is only a rounding error. This module
 subtracts the 1 first, and computes the divergences of many sensitivities at once.
 
-Noise without a far tail: the noise of tfdpx is bounded, and the accountants assume Gaussian noise.
-`added_delta` bounds how much this increases delta.
+Bounded noise: the noise of tfdpx has no values far from zero, but the accountants assume Gaussian
+noise. `added_delta` bounds how much this difference increases delta.
 """
 
 import math

@@ -36,8 +36,8 @@ class Entry:
 
     - "update": model updates of DP-SGD.
     - "release": noisy sums over all examples, for example noisy statistics.
-    - "selection": updates or releases in each run of a paid search, which publishes only its best
-      run (`Ledger.selected`). All entries of a search have the same `run`.
+    - "selection": updates or releases in each run of a search that publishes only its best run
+      (`Ledger.selected`). All entries of a search have the same `run`.
     - "mechanism": a release of which only epsilon and delta are known (`Ledger.with_release`).
 
     Args:

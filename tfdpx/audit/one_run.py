@@ -208,7 +208,7 @@ class OneRunAudit(keras.callbacks.Callback):
 
     @property
     def included(self) -> np.ndarray:
-        """Bool array [m], whether each canary is in the data. Keep it secret until it is scored."""
+        """Bool array [m], whether each canary is in the data. Keep it secret from the attack."""
         return self._coins.copy()
 
     @property

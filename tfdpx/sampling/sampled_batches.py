@@ -154,10 +154,7 @@ def _check_unit(plan, user_ids, examples_per_user, validation_split):
 
 
 def _without_held_out(examples, share, weighted):
-    """Returns the examples to train on, and the last `share` of the examples as arrays.
-
-    If `share` is zero, there are no arrays but None.
-    """
+    """Returns the examples to train on, and arrays of the last `share`, or None if it is zero."""
     is_valid = is_number(share) and 0 <= share < 1
     require(is_valid, "validation_split", share, "be a number in [0, 1)")
     if not share:

@@ -83,16 +83,19 @@ class ClipPolicy:
         return None
 
     def before_weights(self, clips: Any, weights: tf.Tensor) -> Any:
-        """Returns `clips`, adapted to class weights.
+        """Returns the clips to use if class weights multiply the clipped gradients afterwards.
+
+        Here these are the same clips. With individual accounting they are larger, because a small
+        class weight makes the gradient smaller.
 
         Args:
-            clips: The result of the method `clips`.
-            weights: float32 [count], factors for the clipped gradients, in [0, 1] or NaN.
+            clips: The result of `self.clips`.
+            weights: float32 [count], the class weights of the examples, in [0, 1] or NaN.
         """
         return clips
 
     def after_weights(self, squared_norms: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the squared norms for `measure`, float32 [n], adapted to class weights."""
+        """Returns the squared norms that `measure` gets, float32 [n], after class weights."""
         return squared_norms
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
@@ -139,10 +142,12 @@ class ClipPolicy:
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class AutomaticClip(ClipPolicy):
-    """Normalizes every gradient: `l2_norm_clip="automatic"` (Bu et al. 2022, arXiv:2206.07136).
+    """Normalizes every gradient (Bu et al. 2022, arXiv:2206.07136).
+
+    The optimizer's argument `l2_norm_clip="automatic"` chooses this policy.
 
     An update is `1/B sum_i g_i / (|g_i| + stability) + sigma/B xi`. Long and short gradients have
-    nearly the same weight, so there is no clip to choose. `l2_norm_clip` is 1.
+    nearly the same weight, so there is no clip to choose. The attribute `l2_norm_clip` is 1.
 
     Guarantee: the same as for a constant clip of 1, because an example adds at most `|g| / (|g| +
     stability) / B < 1/B`.

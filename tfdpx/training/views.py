@@ -180,14 +180,15 @@ class Views:
         return Rows(nest).map(lambda t: tf.repeat(t, self._augmult, axis=0))
 
     def row_weights(self, present):
-        """Returns the weight of each row in its person's mean gradient, float32 [B * k * K].
+        """Returns the weights of rows in the mean gradient of a person.
 
         Args:
-            present: bool [B, k], whether each of a person's examples is present; None if the plan
-                is not of people.
+            present: bool [B, k], whether each of the k examples of a person is present. None if the
+                plan draws examples instead of people.
 
         Returns:
-            The weights. None if the plan is not of people: each row then has weight 1 / K.
+            float32 [B * k * K], where K is the number of views of an example. None if the plan draws
+            examples: all views of an example then have the same weight.
         """
         if present is None:
             return None
