@@ -187,8 +187,8 @@ class Views:
                 plan draws examples instead of people.
 
         Returns:
-            float32 [B * k * K], where K is the number of views of an example. None if the plan draws
-            examples: all views of an example then have the same weight.
+            float32 [B * k * K], where K is the number of views of an example. None if the plan
+            draws examples: all views of an example then have the same weight.
         """
         if present is None:
             return None
