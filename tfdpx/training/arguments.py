@@ -106,7 +106,10 @@ Settings = collections.namedtuple("Settings", [*NAMES, "policy"])  # type: ignor
 
 
 def refuse(optimizer_class, keras_arguments):
-    """Raises an error for arguments that break the mechanism, are of other libraries, or hold data.
+    """Raises an error for the arguments that no private optimizer takes.
+
+    These are arguments that would change the privacy mechanism, arguments named as in other
+    libraries, and arguments that hold data.
 
     Args:
         optimizer_class: The private optimizer class.
@@ -129,11 +132,11 @@ def refuse(optimizer_class, keras_arguments):
 
 
 def refuse_epsilon(optimizer_class, arguments):
-    """Raises ValueError for an `epsilon` that looks like a privacy budget.
+    """Raises ValueError if `epsilon` looks like a privacy budget, which belongs to the plan.
 
     Args:
         optimizer_class: The private optimizer class.
-        arguments: Dict by name: the arguments of the optimizer, or its attributes.
+        arguments: Dict from names to values: the arguments or the attributes of an optimizer.
     """
     epsilon, name = arguments.get("epsilon"), optimizer_class.__name__
     takes_epsilon = _takes(optimizer_class, "epsilon")
@@ -149,7 +152,7 @@ def refuse_epsilon(optimizer_class, arguments):
 
 
 def _takes(optimizer_class, argument):
-    """Returns whether `argument` is an argument of a class's constructor, or of a base class's."""
+    """Returns whether the constructor of a class or of a base class takes `argument`."""
     constructors = (c.__init__ for c in optimizer_class.__mro__)
     return any(argument in inspect.signature(c).parameters for c in constructors)
 

@@ -1,6 +1,7 @@
 """The end of a privacy plan: how many updates are left, and the callback that stops `fit`.
 
-A ledger belongs to the weights, so every update of these weights counts, whatever data it used.
+Every update of the weights counts against the plan, also if an earlier optimizer made the update or
+if it used other data.
 """
 
 import bisect
@@ -43,10 +44,14 @@ def updates_left(optimizer, plan, sampling_probability=None):
 
 @functools.lru_cache(maxsize=64)
 def _count_affordable(plan, spent, other_updates, left, rate):
-    """Returns how many of the `left` updates the plan's epsilon allows, an int.
+    """Returns how many of the next `left` updates the plan's budget pays for, an int.
 
-    `spent` is the ledger so far. `other_updates` is the number of updates in this ledger that are
-    not the plan's. `rate` is the sampling probability of the coming updates.
+    Args:
+        plan: A `PrivacyPlan`.
+        spent: `Ledger` of the weights so far.
+        other_updates: Int, the number of updates in `spent` that were not made with this plan.
+        left: Int, the number of steps that the plan has left.
+        rate: Float, the sampling probability of the next updates.
     """
     if other_updates:
         warn(
@@ -70,8 +75,9 @@ def _count_affordable(plan, spent, other_updates, left, rate):
 def ledger_at_rates(optimizer, plan):
     """Returns the `Ledger` of the weights, with unknown sampling probabilities filled in.
 
-    An update of this optimizer gets the plan's probability. An entry that is also in `plan.spent`
-    gets the probability from there. Updates of other optimizers get 1, which is an upper bound.
+    If the sampling probability of an entry is unknown, it is taken from the same entry in
+    `plan.spent`. If the entry is not there, the probability is the plan's for updates of this
+    optimizer, and 1, an upper bound, for updates of other optimizers.
 
     Args:
         optimizer: A tfdpx optimizer.
@@ -140,7 +146,10 @@ def make_budget_error(optimizer, plan):
 
 
 def epsilon_log(plan, optimizer, before=EMPTY):
-    """Returns a dict from the name of epsilon in the logs to the epsilon spent on the weights."""
+    """Returns `{name: epsilon}` for the logs, where epsilon is the result of `epsilon_spent`.
+
+    The name is "epsilon", or "epsilon_approximate" if this epsilon is not an upper bound.
+    """
     approximate = plan.is_approximate or optimizer.epsilon_is_approximate
     name = "epsilon_approximate" if approximate else "epsilon"
     return {name: epsilon_spent(optimizer, plan, before)}
@@ -149,11 +158,11 @@ def epsilon_log(plan, optimizer, before=EMPTY):
 def epsilon_spent(optimizer, plan, before=EMPTY):
     """Returns the epsilon of all updates of the weights that an optimizer trains, a float.
 
+    Unknown sampling probabilities are filled in as by `ledger_at_rates`.
+
     Args:
         optimizer: A tfdpx optimizer.
-        plan: A `PrivacyPlan` with the delta and the accountant. Where a sampling probability is
-            unknown, it is taken to be the plan's for updates of this optimizer, and 1 for updates
-            of other optimizers.
+        plan: A `PrivacyPlan`, which sets the delta and the accountant.
         before: `Ledger` of earlier uses of the same data that are not in the optimizer's ledger.
     """
     ledger = before + plan.spent + ledger_at_rates(optimizer, plan)
@@ -163,8 +172,8 @@ def epsilon_spent(optimizer, plan, before=EMPTY):
 def _epsilon_within_delta(ledger, plan):
     """Returns the epsilon of a ledger at the plan's delta, a float.
 
-    Some entries of a ledger use up delta themselves. The updates get the remainder of the plan's
-    delta.
+    Some entries of a ledger have a fixed delta. The plan's delta minus the sum of these deltas is
+    the delta for the updates.
     """
     if not ledger.has_noise:
         return math.inf
@@ -175,12 +184,12 @@ def _epsilon_within_delta(ledger, plan):
 class StopAtBudget(keras.callbacks.Callback):
     """Stops `fit` at the end of the session's plan, and logs epsilon.
 
-    This callback also logs the numbers that a clip policy releases. It runs before all other
-    callbacks, so they find epsilon and these numbers in the logs.
+    This callback also logs `ClipPolicy.released()`, for example the current clip. It runs before
+    all other callbacks, so they find epsilon and the clip in the logs.
     """
 
     def on_train_begin(self, logs=None):
-        """Raises BudgetExceeded if the budget does not pay for the first execution of steps."""
+        """Raises BudgetExceeded if the budget does not pay for the first `steps_per_execution`."""
         self._is_spent = False
         first = model_internals.initial_epoch(self.model) or 0
         if first < self.params["epochs"]:  # A run that resumes after its last epoch makes no step.
@@ -211,7 +220,7 @@ class StopAtBudget(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch, logs=None):
-        """Adds epsilon and the released numbers of the clip policy to the logs."""
+        """Adds epsilon and the numbers of `ClipPolicy.released()` to the logs."""
         optimizer = self._optimizer
         if logs is not None and optimizer.plan is not None:
             logs.update(epsilon_log(optimizer.plan, optimizer))
@@ -235,7 +244,7 @@ class StopAtBudget(keras.callbacks.Callback):
         print(f"{text}: {name}={epsilon:.4g} at delta={session.plan.delta:g}.")
 
     def _execution(self):
-        """Returns the number of updates in the next execution. The budget must pay for them all."""
+        """Returns the number of updates that Keras makes before callbacks run again, an int."""
         execution, session = self.model.steps_per_execution, self._session
         if session.draws is None:
             return execution

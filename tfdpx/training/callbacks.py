@@ -46,9 +46,9 @@ class PrivacyBudget(keras.callbacks.Callback):
     Training stops before it would exceed the plan's number of steps. Steps add up over calls of
     `fit`, restarts and new optimizers. If the weights had updates with other noise or another
     sampling probability than the plan's, a warning says so. Training then stops before the epsilon
-    of all updates together exceeds the plan's. On data that no plan draws, with
-    `steps_per_execution` above 1, Keras's `fit` stops before the execution that might exceed the
-    budget, so up to `steps_per_execution - 1` steps can remain unused.
+    of all updates together exceeds the plan's. If no plan draws the data, up to
+    `steps_per_execution - 1` steps of the budget can remain unused, because Keras's `fit` always
+    makes `steps_per_execution` updates at once.
 
     At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta. If
     this epsilon is not an upper bound, its name is "epsilon_approximate": either the plan's
@@ -148,7 +148,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._after_save(self._epsilons())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Writes the epoch's numbers."""
+        """Writes the numbers of the epoch."""
         optimizer, numbers = model_internals.innermost(self.model.optimizer), self._epsilons()
         for name, value in (logs or {}).items():
             run, metric = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
@@ -167,13 +167,16 @@ class TensorBoard(keras.callbacks.Callback):
         self._after_save(numbers)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Closes the files."""
+        """Closes the event files."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
 
     def _epsilons(self):
-        """Returns a dict by (run, name) with two values: the epsilon spent, the plan's epsilon."""
+        """Returns the two lines of the chart of epsilon: the epsilon spent, and the plan's epsilon.
+
+        The result is a dict for `_after_save`; it is empty without a plan.
+        """
         optimizer = model_internals.innermost(self.model.optimizer)
         plan = self.plan or getattr(optimizer, "plan", None)
         if plan is None or not hasattr(optimizer, "ledger"):
@@ -182,7 +185,10 @@ class TensorBoard(keras.callbacks.Callback):
         return {("train", name): epsilon, ("budget", name): plan.epsilon}
 
     def _after_save(self, numbers):
-        """Writes numbers, a dict by (run, name). With a `Checkpoint`, waits for its next save."""
+        """Writes numbers for TensorBoard; with a `Checkpoint`, as soon as it saves the next time.
+
+        `numbers` is a dict from pairs (subfolder of `log_dir`, name) to scalars.
+        """
         optimizer = model_internals.innermost(self.model.optimizer)
         is_private = hasattr(optimizer, "ledger")
         step = steps_taken(optimizer) if is_private else _to_float(optimizer.iterations)

@@ -2,8 +2,8 @@
 
 A resumed run restores weights, the optimizer's state, moving averages, ledger and epoch. It
 continues with fresh draws and fresh noise, so its weights have the same distribution as after an
-uninterrupted run. The file holds no secret. Any program may resume it, any number of times, and
-every resume is a new run in the ledger.
+uninterrupted run. The file holds no secret. It may be resumed by any program and any number of
+times. In the ledger, each resume counts as a new run.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     The folder holds one file: weights, the optimizer's state and its ledger, and the state of
     Keras's `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`. With individual accounting,
-    the file also holds the norms of examples, which reveal private data. Only its owner may read
-    the file. Logs of an update (TensorBoard, curves) are written only when a save contains that
+    the file also holds the norms of examples, which reveal private data. Only the owner of the file
+    may read it. Logs of an update (TensorBoard, curves) are written only when a save contains that
     update. A second training on the same folder is refused while the first one runs.
 
     Args:
@@ -190,7 +190,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._states = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if `save_freq` is an int, and at least this many updates followed the last save."""
+        """Saves if `save_freq` is an int n and n or more updates followed the last save."""
         if self.save_freq != "epoch" and self._session.updates - self._saved >= self.save_freq:
             self.save()
 
@@ -230,7 +230,11 @@ class Checkpoint(keras.callbacks.Callback):
         self._session.call_after_save()
 
     def _content(self):
-        """Returns the bytes of the file: parts, and a record that has the digests of the parts."""
+        """Returns the bytes of the file, a zip archive.
+
+        The archive holds one part for each kind of content, for example the weights, and a record
+        with the settings of the run and the digests of the parts.
+        """
         optimizer = model_internals.innermost(self.model.optimizer)
         with lora.unmerged(self.model):
             content = {_WEIGHTS: saving_internals.weights_file(self.model)}
@@ -259,7 +263,7 @@ class Checkpoint(keras.callbacks.Callback):
         return buffer.getvalue()
 
     def _read(self):
-        """Returns the record of the file, and a dict of the other parts by name."""
+        """Returns the content of the file: the record, and a dict from names to the other parts."""
         try:
             with zipfile.ZipFile(self._path) as archive:
                 record = files.opened(archive.read(_RECORD), _FORMAT)
@@ -317,7 +321,9 @@ def checkpointing(model, callbacks, session, num_examples, build):
 
 
 def place_checkpoint(callbacks):
-    """Returns the callbacks with a `Checkpoint` moved to a place that `place_of_save` allows.
+    """Returns the callbacks in an order in which their `Checkpoint` saves at the right time.
+
+    Only the `Checkpoint` moves, and only if it must; see `place_of_save`.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
@@ -385,10 +391,10 @@ def restore_states(callbacks, content):
 
 
 def place_of_save(callbacks):
-    """Returns two ints, the lowest and the highest index at which to insert a callback that saves.
+    """Returns the lowest and the highest index at which a callback that saves may be inserted.
 
-    The callback that saves must come after callbacks with a state, to save the state that they have
-    after this epoch. It must come before callbacks that replace weights by averages.
+    It must come after the callbacks with a state, to save their state after this epoch. It must
+    come before callbacks that replace weights by averages.
 
     Args:
         callbacks: List of callbacks, without the callback that saves.

@@ -1,14 +1,19 @@
 """Clip policies, which choose the norm at which each example's gradient is clipped.
 
-In every update the private step calls the policy's methods in this order: `clips` before it
-computes gradients, `clip` for the factors that scale them, `measure` when all norms are known, and
-`update` after the noise. To use another policy, pass it as `l2_norm_clip=`. Norms and clips refer
-to gradients before class weights; only `before_weights` and `after_weights` use the weights.
+In every update the private step calls the methods of the policy in this order:
+
+1. `clips` before gradients are computed, and `before_weights` if there are class weights;
+2. `clip` for the factors that scale the gradients;
+3. `after_weights` and `measure` when all norms are known;
+4. `update` after the noise.
+
+Class weights multiply gradients after clipping. All methods except `before_weights` and
+`after_weights` ignore class weights. To use another policy, pass it as `l2_norm_clip=`.
 
 Guarantee, which every policy must keep: after scaling by the factor of `clip`, an example's
 gradient has a norm of at most 1/B. The factor depends only on the example's norm and on numbers
-that are noisy or accounted for. Noise with `gradient_noise_multiplier` covers the gradients and
-`NormStatistics.noisy` together.
+that are noisy or accounted for. The private step adds noise with `gradient_noise_multiplier` to the
+gradients and to `NormStatistics.noisy`. This noise must suffice for both together.
 """
 
 import math
@@ -61,8 +66,9 @@ class ClipPolicy:
 
     Attributes:
         gradient_noise_multiplier: Float, the noise multiplier for the gradients and
-            `NormStatistics.noisy`. It must be large enough that an update costs no more than one
-            Gaussian mechanism with the optimizer's noise multiplier.
+            for `NormStatistics.noisy`. An update must cost no more than one Gaussian mechanism with
+            the optimizer's noise multiplier. So a policy that releases noisy statistics needs a
+            larger number than the optimizer's.
     """
 
     def __init__(self, l2_norm_clip: float) -> None:
@@ -73,7 +79,9 @@ class ClipPolicy:
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
-        """Returns a number for each example, float32 [count], to pass to other methods; or None.
+        """Returns the clip of each example, float32 [count]; None if all examples have the same.
+
+        The result is only passed to other methods of the policy, so its unit is up to the policy.
 
         Args:
             ids: int32 [count], the indices of the examples in the data set. None if the indices are
@@ -83,23 +91,31 @@ class ClipPolicy:
         return None
 
     def before_weights(self, clips: Any, weights: tf.Tensor) -> Any:
-        """Returns the clips to use if class weights multiply the clipped gradients afterwards.
+        """Returns the clips for `clip` if class weights multiply gradients after clipping.
 
-        Here these are the same clips. With individual accounting they are larger, because a small
-        class weight makes the gradient smaller.
+        By default, class weights do not change the clips. A policy may allow larger clips for
+        examples whose gradients will be multiplied by a weight below 1.
 
         Args:
-            clips: The result of `self.clips`.
-            weights: float32 [count], the class weights of the examples, in [0, 1] or NaN.
+            clips: float32 [count] or None, the result of `self.clips`.
+            weights: float32 [count], the class weights, in [0, 1] or NaN.
         """
         return clips
 
     def after_weights(self, squared_norms: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the squared norms that `measure` gets, float32 [n], after class weights."""
+        """Returns the squared norms that `measure` gets, float32 [n].
+
+        By default, these are the norms before clipping and weighting. A policy may return the norms
+        that gradients have after clipping and weighting.
+
+        Args:
+            squared_norms: float32 [n], the squared norm of each gradient.
+            weights: float32 [n], the class weights, in [0, 1] or NaN.
+        """
         return squared_norms
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
-        """Returns the factor of each gradient, float32 [n]; see `mechanism.clip_factors`.
+        """Returns the factors that scale gradients, float32 [n]; see `mechanism.clip_factors`.
 
         The factors of absent rows and of non-finite norms do not matter: `mechanism.zero_invalid`
         sets them to zero afterwards.
@@ -113,21 +129,22 @@ class ClipPolicy:
         return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> NormStatistics:
-        """Returns the statistics of a batch's norms for `update`, a `NormStatistics`.
+        """Returns the statistics of a batch's norms that `update` needs, a `NormStatistics`.
 
-        Arguments are as for `clip`, and `ids` as for `clips`. Rows that are not present must not
-        count. Some norms may be infinite or NaN.
+        Arguments are as for `clip` and `clips`. Rows that are not present must not change the
+        result. Some norms may be infinite or NaN.
         """
         return NormStatistics()
 
     def update(self, measured: NormStatistics) -> None:
-        """Adapts the policy once per update.
+        """Prepares the policy for the next update, for example changes the clip.
 
-        `measured` holds sums over all replicas. The sums in `measured.noisy` already have noise.
+        `measured` holds the sums of the statistics over all replicas. The sums in `measured.noisy`
+        already have noise.
         """
 
     def released(self) -> dict[str, float]:
-        """Returns a dict of numbers by name, for the logs. The guarantee must cover the numbers."""
+        """Returns a dict of numbers to log by name, which the guarantee must cover."""
         return {}
 
     def get_config(self) -> dict:
@@ -147,7 +164,8 @@ class AutomaticClip(ClipPolicy):
     The optimizer's argument `l2_norm_clip="automatic"` chooses this policy.
 
     An update is `1/B sum_i g_i / (|g_i| + stability) + sigma/B xi`. Long and short gradients have
-    nearly the same weight, so there is no clip to choose. The attribute `l2_norm_clip` is 1.
+    nearly the same weight, so there is no clip to choose. The attribute `l2_norm_clip` of this
+    policy is 1, the bound on the norm of a normalized gradient.
 
     Guarantee: the same as for a constant clip of 1, because an example adds at most `|g| / (|g| +
     stability) / B < 1/B`.
@@ -186,21 +204,25 @@ class AdaptiveClip(ClipPolicy):
     divided by the clip.
 
     Guarantee: an update costs the same as one Gaussian mechanism with the optimizer's noise
-    multiplier sigma, and the ledger counts it so. Each update releases two noisy sums: the sum of
-    clipped gradients (noise multiplier z) and the sum of (indicator - 1/2) (noise sigma_b). Here z
-    follows from 1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2. The indicator of an example falls from 1 to 0
-    as its norm rises from 0.95 C to 1.05 C. Multiplied by z/sigma_b, the second sum has noise z
-    too. One example then moves both sums together by at most sqrt(1 + (z / (2 sigma_b))^2) =
-    z/sigma.
+    multiplier sigma, and the ledger counts the update as one. Each update releases two noisy sums:
+
+    - the sum of clipped gradients, with noise multiplier z, where
+      1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2;
+    - the sum of (indicator - 1/2), with noise of standard deviation sigma_b. The indicator of an
+      example falls from 1 to 0 as its norm rises from 0.95 C to 1.05 C.
+
+    After the second sum is multiplied by z/sigma_b, its noise multiplier is z, too. One example
+    then moves both sums together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma.
 
     Args:
         initial: Float from 1e-9 to 1e9, the clip of the first update. It need not be close: at
             `learning_rate=0.2` the clip moves by a factor of 10 in about 23 updates.
         quantile: Float between 0 and 1, the target share of norms that are at most the clip.
         learning_rate: Float > 0, the step size for the logarithm of the clip.
-        noise_multiplier: Optional float sigma_b, the standard deviation of the noise on the count
-            of examples. It must exceed half of the optimizer's noise multiplier. None means a
-            twentieth of the batch size, but at least twice the optimizer's noise multiplier.
+        noise_multiplier: Optional float sigma_b, the standard deviation of the noise on the number
+            of examples with a norm of at most C. It must exceed half of the optimizer's noise
+            multiplier. None means a twentieth of the batch size, but at least twice the optimizer's
+            noise multiplier.
 
     Attributes:
         l2_norm_clip: Float, the current clip.
@@ -240,7 +262,7 @@ class AdaptiveClip(ClipPolicy):
         return min(max(clip, SMALLEST_CLIP), _LARGEST_CLIP)
 
     def init(self, optimizer: Any) -> None:
-        """Adds the clip to the optimizer's variables, and computes the noise of both sums."""
+        """Adds the clip to the optimizer's variables, and computes the noise of the two sums."""
         sigma, noise = optimizer.noise_multiplier, self.noise_multiplier
         if noise is None:
             noise = max(_OF_BATCH * optimizer.batch_size, _OF_SIGMA * sigma)
@@ -263,11 +285,11 @@ class AdaptiveClip(ClipPolicy):
         return tf.fill([count], self._bounded_clip())
 
     def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
-        """Returns the result of `mechanism.clip_factors` for `clips`."""
+        """Returns the factors that clip at the current clip; see `mechanism.clip_factors`."""
         return mechanism.clip_factors(squared_norms, clips, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> NormStatistics:
-        """Returns the sum of (indicator - 1/2), scaled to need the same noise as the gradients."""
+        """Returns the second sum of the guarantee, multiplied by z/sigma_b and divided by B."""
         excess = tf.sqrt(squared_norms) / clips - 1.0
         indicators = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
         # A norm that is not finite counts as above the clip.
@@ -283,7 +305,7 @@ class AdaptiveClip(ClipPolicy):
         )
 
     def released(self) -> dict[str, float]:
-        """Returns the current clip by its name in the logs."""
+        """Returns the current clip for the logs, as `{"l2_norm_clip": clip}`."""
         return {"l2_norm_clip": self.l2_norm_clip}
 
     def get_config(self) -> dict:
@@ -300,10 +322,9 @@ class AdaptiveClip(ClipPolicy):
 class IndividualClip(ClipPolicy):
     """Clips each example at its most recently measured norm, for an `IndividualAccountant`.
 
-    The accountant has a list of fractions of the clip C. Each example has a level: at level n, it
-    is clipped at the n-th fraction, counted from 1. For each example and level, this policy counts
-    the steps that the example spent at that level. It updates the count only when the example's
-    level may change.
+    The accountant has an ascending list of fractions f_1, f_2, ... of the clip C. An example at
+    level n is clipped at the norm f_n C. This policy counts how many steps each example spent at
+    each level. It updates the counts of an example only when the example's level may change.
 
     The norms are functions of the private data, so neither Keras nor `tf.train.Checkpoint` saves
     them. Only `tfdpx.callbacks.Checkpoint` saves the levels and counts that follow from the norms.
@@ -312,7 +333,7 @@ class IndividualClip(ClipPolicy):
         accountant: `tfdpx.accounting.IndividualAccountant`, which reads each example's steps from
             this policy.
         account: The optimizer's `tfdpx.account.Account`.
-        l2_norm_clip: Float, C. Each clip is a fraction of it.
+        l2_norm_clip: Float, C.
     """
 
     def __init__(self, accountant, account, l2_norm_clip):
@@ -339,7 +360,7 @@ class IndividualClip(ClipPolicy):
         self._examples = None  # The fingerprint of the examples.
 
     def check_examples(self, draws):
-        """Raises ValueError unless a plan draws the batches, from the same examples as before."""
+        """Raises ValueError if no plan draws the batches, or earlier draws had other examples."""
         if draws is None:
             raise ValueError(
                 "Individual accounting must know which example is which, and `fit` was given other "
@@ -355,30 +376,33 @@ class IndividualClip(ClipPolicy):
         return tf.gather(self._clips, tf.gather(self._variables["levels"], ids) - 1)
 
     def before_weights(self, clips, weights):
-        """Returns clips divided by weights, and limited to 1, float32 [count]."""
+        """Returns min(1, clip / weight) for each example, float32 [count].
+
+        After weighting, the norm of a gradient is then at most the clip, as a fraction of C.
+        """
         fractions = tf.minimum(clips * _ROUNDED / weights, 1.0)
         return tf.where(weights < 1, fractions, clips)
 
     def after_weights(self, squared_norms, weights):
-        """Returns the squared norms that gradients have after clipping at C and weighting."""
+        """Returns the squares of min(norm, C) * weight for examples with a weight below 1."""
         norms = tf.minimum(tf.sqrt(squared_norms), self.l2_norm_clip) * weights
         is_reduced = tf.math.is_finite(squared_norms) & (weights < 1)
         return tf.where(is_reduced, tf.square(norms), squared_norms)
 
     def clip(self, squared_norms, present, batch_size, clips):
-        """Returns the result of `mechanism.clip_factors`, where `clips` are fractions of C."""
+        """Returns the factors that clip each example at its fraction of C, `clips`, float32 [n]."""
         return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size, clips)
 
     def over_clip(self, squared_norms):
-        """Returns the minimum of 1 and norm / C for each example, float32 [n]."""
+        """Returns min(1, norm / C) for each example, float32 [n]; 1 if the norm is not finite."""
         norms = tf.sqrt(squared_norms) / self.l2_norm_clip
         # A gradient that is not finite counts as longer than C.
         return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
 
     def measure(self, ids, present, squared_norms, clips):
-        """Returns a `NormStatistics` with one tensor, which has a column for each example.
+        """Returns a `NormStatistics` with one float32 tensor in `exact`, [3, replicas * n].
 
-        Its rows are the ids, the presence and the norms of examples.
+        Each column is an example: its id, whether it is present (1 or 0), and its norm over C.
         """
         columns = [
             tf.cast(ids, "float32"),
@@ -410,7 +434,7 @@ class IndividualClip(ClipPolicy):
         self._store_norms(ids, tf.fill([self._count], True), self.over_clip(norms**2), step)
 
     def _store_norms(self, ids, present, norms, until_step):
-        """Counts steps before `until_step` at the old levels, and sets new levels by `norms`."""
+        """Counts the steps before `until_step` at the old levels, then sets levels by `norms`."""
         variables = self._variables
         entries = tf.where(present, tf.cast(ids, "int64"), self._count)
         levels = tf.gather(variables["levels"], entries)
@@ -457,14 +481,14 @@ class IndividualClip(ClipPolicy):
         attach(ledger, self._account.variables())
 
     def state(self):
-        """Returns a dict of arrays for `tfdpx.callbacks.Checkpoint`. They reveal private data."""
+        """Returns a dict of arrays for a `Checkpoint` to save. The arrays reveal private data."""
         arrays = {
             name: value_of(state_variable) for name, state_variable in self._variables.items()
         }
         return {"examples": np.array(self._examples or ""), **arrays}
 
     def restore(self, state):
-        """Restores a result of `state()`; raises ValueError for other examples or other levels."""
+        """Restores a result of `state()`. Raises ValueError if examples or fractions are others."""
         for name, state_variable in self._variables.items():
             if name not in state or state[name].shape != state_variable.shape:
                 raise ValueError(
@@ -489,10 +513,10 @@ class IndividualClip(ClipPolicy):
 
 
 def split_ids(optimizer, data):
-    """Splits a batch into Keras's batch and the indices of its examples, int32 [B] or None.
+    """Returns the batch for Keras, and the indices of the batch's examples, int32 [B] or None.
 
-    With individual accounting the batch must be `(x, y, sample_weight, ids)`, as `fit` makes it;
-    any other batch raises ValueError.
+    Only individual accounting needs the indices. The batch must then be
+    `(x, y, sample_weight, ids)`, as `fit` makes it; any other batch raises ValueError.
     """
     if optimizer.individual is None:
         return data, None

@@ -9,7 +9,7 @@ Keras's `fit` fails, with any optimizer,
 
 - under `MirroredStrategy` with `jit_compile=True`: XLA cannot compile a function that reads
   variables on several devices (`evaluate` fails too);
-- under `MirroredStrategy` with `steps_per_execution` > 1: a loop loses its outputs' placeholders;
+- under `MirroredStrategy` with `steps_per_execution` > 1: TensorFlow cannot trace the loop;
 - under `MultiWorkerMirroredStrategy`: `fit` and `evaluate` convert `PerReplica` values to tensors.
 
 The `fit` of this module works in all of these cases, and on one device. As for Keras's `fit`, build
@@ -94,10 +94,10 @@ def fit(
         examples_per_user: As for `plan.batches`.
         seed: Int, the seed of the draws, for experiments. Private training needs None, which makes
             fresh draws. On several hosts, the chief's seed counts.
-        epochs: Int, the number of the last epoch.
+        epochs: Int, the number of the epoch at which training ends, as for `keras.Model.fit`.
         steps_per_epoch: Int, the number of updates in an epoch. None means all updates that the
             plan has left.
-        initial_epoch: Int, the number of the first epoch.
+        initial_epoch: Int, the number of the epoch at which training begins, counted from 0.
         validation_data: Optional `(x, y)` or `(x, y, sample_weight)` of arrays, or `(x,)` of a
             `tfdpx.RandomAccess`, to evaluate after each epoch. Callbacks may act on the resulting
             metrics only if the optimizer has `public_validation=True`. The arrays must not share
@@ -201,13 +201,19 @@ def fit(
 
 
 def _zeros(spec):
-    """Returns a row of zeros for the `tf.TensorSpec` of a batch; None for any other `spec`."""
+    """Returns zeros [1, ...] with the shape and dtype of a `tf.TensorSpec` [batch, ...].
+
+    If `spec` is anything else, the result is None.
+    """
     is_spec = isinstance(spec, tf.TensorSpec)
     return tf.zeros([1, *spec.shape[1:]], spec.dtype) if is_spec else None
 
 
 def _epoch(model, execute, batches, session, steps, callbacks):
-    """Makes `steps` updates (None: all that are left), and returns the metrics of the epoch."""
+    """Trains for one epoch of `steps` updates, and returns its metrics, a dict.
+
+    With `steps=None`, the epoch has all updates that are left.
+    """
     model.reset_metrics()
     steps = session.left if steps is None else min(steps, session.left)
     for step in range(0, steps, model.steps_per_execution):
@@ -307,10 +313,10 @@ class _Evaluator:
 def agree(strategy, seed, parts):
     """Returns the chief's seed, after checking that all hosts hold equal `parts`.
 
-    Each host computes its share of a batch, so all hosts must hold the same data, seed,
-    weights and settings; otherwise examples are drawn twice in one update, or weights drift apart.
-    Each host sends a digest, and all stop if two differ. Call this on every host. The seed is sent
-    over the hosts' network, like gradients.
+    Each host computes its share of a batch. If hosts had different data, weights or settings, an
+    example could be drawn twice in one update, or weights would drift apart. So each host sends
+    digests of its `parts`, and all hosts stop if two digests differ. Call this function on every
+    host. The seed is sent over the hosts' network, like gradients.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
@@ -346,7 +352,9 @@ def agree(strategy, seed, parts):
 
 
 def share_secret(strategy, session, seed, parts):
-    """Calls `agree` before a training, and gives the chief's secret to the session of every host.
+    """Gives the sessions of all hosts the secret that the chief drew, so all make the same draws.
+
+    First calls `agree`, which checks that all hosts hold equal `parts`.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
@@ -368,9 +376,9 @@ def share_secret(strategy, session, seed, parts):
 
 
 def _gather(strategy, vector):
-    """Gathers `vector`, which may differ among hosts. Call it on every host.
+    """Returns the vectors of all hosts, an array [replicas, length]. Call it on every host.
 
-    Returns an array [replicas, length] that has, for each replica, the vector of its host.
+    Each row is the `vector` [length] of the host that the replica belongs to.
     """
 
     def gather():

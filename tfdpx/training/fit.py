@@ -169,7 +169,7 @@ def training(optimizer, model, request):
 
 
 def weighing(optimizer, model, class_weight):
-    """Context manager in which the steps of a model weight examples by their class.
+    """Context manager in which the steps of a model multiply gradients by class weights.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -187,7 +187,8 @@ def weighing(optimizer, model, class_weight):
 def unplanned_step(optimizer, model, rows, sample_weight, class_weight):
     """Context manager around `train_on_batch`, a step on a batch that no plan drew.
 
-    A callback may call `train_on_batch` inside of a `fit`.
+    A callback may also call `train_on_batch` during a `fit`. The budget of the `fit` then limits
+    this step, too.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -287,8 +288,8 @@ def check_request(optimizer, request, draws):
         draws: The `BatchSampler` of a plan's batches, or None.
 
     Returns:
-        Pair of the number of examples and the probability that an example is in a batch; each None
-        if unknown.
+        Pair of the number of examples, an int, and the probability that an example is in a batch, a
+        float. Either may be None, which means unknown.
 
     Raises:
         ValueError: If a batch breaks an assumption; the message names the argument and the remedy.
@@ -338,7 +339,7 @@ def divide_into_epochs(optimizer, model, session, request):
 
 
 def add_callbacks(model, session, request):
-    """Returns the request with the callbacks of private training put before the user's."""
+    """Returns the request with the callbacks of private training in front of the user's."""
     callbacks, refreshes = request.list_of_callbacks(), norm_refreshes(model, session)
     if not isinstance(request.callbacks, keras.callbacks.CallbackList):
         callbacks = checkpoint.place_checkpoint(callbacks)
@@ -388,7 +389,7 @@ def build(model, request):
 
 
 def check_draws(optimizer, draws):
-    """Raises ValueError unless `optimizer` accounts for the batches of `draws`.
+    """Raises ValueError unless the account of `optimizer` holds for the batches of `draws`.
 
     Args:
         optimizer: The tfdpx optimizer.

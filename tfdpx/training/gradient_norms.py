@@ -47,8 +47,8 @@ def gradient_norms(
         batch_size: Int, the number of examples that are in memory at once.
 
     Returns:
-        float32 array `[n]`. A norm is infinite or NaN where the gradient is not finite. Training
-        counts such an example as zero.
+        float32 array `[n]`. A norm is infinite or NaN if the gradient is not finite. In training,
+        the gradient of such an example is replaced by zero.
 
     Raises:
         UnfitForPrivacy: If `model` cannot be trained privately, for example if a trainable

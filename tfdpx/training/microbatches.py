@@ -1,10 +1,10 @@
 """The microbatches of an update: their size, the function that computes one, and their sums.
 
-A Poisson batch is padded to a capacity that it almost never reaches. Padding comes last and adds
-nothing, so the loop over microbatches stops after the last row that holds an example. Only when the
-step runs is it known which row this is. The last microbatch takes the remaining rows; under XLA all
-microbatches have the same size. The random numbers that a layer draws for a row depend on the row's
-place in the batch. So rows keep their places, and an absent row changes no other row's numbers.
+A Poisson batch has a random number of examples, and is padded to a fixed number of rows. Padding
+comes last. While a step runs, it finds the last row that holds an example, and stops the loop over
+microbatches there. The last microbatch takes the remaining rows; under XLA all microbatches have
+the same size. The random numbers that a layer draws for a row depend on the row's place in the
+batch. So rows keep their places, and an absent row changes no other row's numbers.
 
 The size of microbatches changes only the memory and the time of an update. It changes neither the
 examples of an update nor their clipping, so it does not change the sensitivity.
@@ -57,9 +57,10 @@ class MicrobatchSize(typing.NamedTuple):
         return self.multiple < self.examples
 
     def holds_exactly(self, count):
-        """Returns whether `count` rows surely fill all microbatches, without padding.
+        """Returns whether microbatches for `count` rows need no padding, a bool.
 
-        `count` is an int, or a tensor if the number is unknown; then the result is False.
+        `count` is an int, or a tensor if the number is not known yet. For a tensor, the result is
+        False.
         """
         is_constant = isinstance(count, int) and not self.varies
         return is_constant and (0 < count <= self.examples or count % self.examples == 0)
@@ -142,10 +143,10 @@ def least_time(
     Args:
         seconds_per_example: Float, the seconds that each example adds.
         seconds_per_microbatch: Float, the seconds that each microbatch adds regardless of its size.
-        mean: Float, the mean number of examples in an update. This number is assumed to have a
-            normal distribution.
-        deviation: Float, the standard deviation of this number.
-        largest: Int, the largest size to choose.
+        mean: Float, the mean number of examples in an update. The number of examples is assumed to
+            have a normal distribution.
+        deviation: Float, the standard deviation of the number of examples in an update.
+        largest: Int, the largest microbatch size to choose.
         max_count: Int, the largest number of examples that an update can have.
         varies: Bool, whether the last microbatch may take fewer examples than the others.
     """
@@ -186,8 +187,10 @@ class Batch(typing.NamedTuple):
         choices: Nest of tensors [B, ...], the random choices of each example's views; or None.
         clips: float32 [B], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
         present_of_users: bool [B, k], whether each of a person's examples is present; or None.
-        class_weights: float32 [B], for the losses and metrics that Keras shows; or None.
-        factors: float32 [B] in [0, 1], factors for the clipped gradients.
+        class_weights: float32 [B], the class weights for the losses and metrics that Keras shows;
+            or None.
+        factors: float32 [B] in [0, 1], the numbers that multiply the clipped gradients: class
+            weights divided by the largest one.
     """
 
     data: tuple
@@ -247,7 +250,7 @@ class Outcome(typing.NamedTuple):
 
 
 def compute(optimizer, engine, update, inputs):
-    """Returns the `EngineOutput` of a microbatch, and its sums of clipped gradients.
+    """Returns the `EngineOutput` of a microbatch, and the sums of its clipped gradients.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -273,7 +276,7 @@ class Microbatch:
     Args:
         optimizer: The tfdpx optimizer.
         engine: The per-example engine.
-        specs: `Inputs` of `tf.TensorSpec`s in place of tensors, without `shared`.
+        specs: `Inputs` that hold `tf.TensorSpec`s instead of tensors. Their `shared` is not read.
         size: The `MicrobatchSize` to trace for.
 
     Attributes:
@@ -281,8 +284,8 @@ class Microbatch:
         engine: See the argument.
         update: The `Update` that the microbatches of the current update share.
         graph: The traced `tf.Graph`.
-        inputs: `Inputs` of tensors of `graph`.
-        output: The `EngineOutput` of tensors of `graph`.
+        inputs: `Inputs` that hold the symbolic input tensors of `graph`.
+        output: `EngineOutput` that holds the symbolic output tensors of `graph`.
     """
 
     def __init__(self, optimizer, engine, specs, size):
@@ -308,7 +311,7 @@ class Microbatch:
         return self.inputs.key.op in _dependencies_of(self.graph)
 
     def renew(self):
-        """Returns the same function for another update, with the current weights."""
+        """Returns a copy of this function that uses the current weights, for another update."""
         twin = copy.copy(self)
         # `engine.update()` may differ, if a later trace changed how the engine computes a layer.
         twin.update = self.update.with_tensors(self.update.again().tensors)
@@ -380,9 +383,10 @@ class Totals(typing.NamedTuple):
 
 
 def run(one_microbatch, batch, size, zero):
-    """Runs all microbatches. Returns the sum of their `Totals`, and Keras's logs or None.
+    """Runs all microbatches of a batch.
 
-    There are logs only if all examples are in a single, full microbatch.
+    Returns the sum of their `Totals`, and Keras's logs. The logs are None unless all examples are
+    in a single, full microbatch.
 
     Args:
         one_microbatch: Function `one_microbatch(part, number)`. `part` is the `Batch` of the

@@ -13,10 +13,10 @@ _VIEWS, _MASKS = 0, 1
 
 
 class GradientNorms:
-    """Measures gradient norms before clipping, at the current weights.
+    """Measures the norms of examples' gradients before clipping, at the current weights.
 
-    The norms are computed without noise, so they reveal private data. The function that measures
-    them is traced only once.
+    The norms are computed without noise, so they reveal private data. The graph that computes them
+    is traced only once.
 
     Args:
         model: A compiled `keras.Model`.
@@ -25,8 +25,8 @@ class GradientNorms:
         make_engine: Function `make_engine(views, batch)` that returns the per-example engine.
             `views` is a `Views`, and `batch` an `(x, y, sample_weight)` with the shapes of later
             batches.
-        finish: Optional function `finish(squared_norms, y, y_pred)` that computes the result of a
-            batch, [n]. By default the result is the norms.
+        finish: Optional function `finish(squared_norms, y, y_pred)` that returns the numbers to
+            return for a batch, [n]. By default these are the norms.
     """
 
     def __init__(self, model, examples, batch_size, make_engine, finish=None):
@@ -96,9 +96,9 @@ class Refresh(keras.callbacks.Callback):
 
 
 def norm_refreshes(model, session):
-    """Returns a list with a `Refresh` callback, or an empty list if the optimizer needs none.
+    """Returns a list of callbacks: one `Refresh`, or none if the optimizer needs none.
 
-    The callback must come before all others.
+    `Refresh` must come before all other callbacks.
 
     Args:
         model: The `keras.Model`.

@@ -85,7 +85,7 @@ class OneKernelAdam(PrivateOptimizer):
     """A mixin that makes the update of `keras.optimizers.Adam` in one kernel."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update. Calls Keras's code for `amsgrad`, and if weights are not float32."""
+        """Makes Adam's update; by Keras's code for `amsgrad` or for weights other than float32."""
         if self.amsgrad or variable.dtype != tf.float32:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -120,8 +120,8 @@ class DPAdam(OneKernelAdam, keras.optimizers.Adam):
         learning_rate: Float, a schedule of Keras, or a callable without arguments, as for Adam.
         beta_1: Float, the decay of the first moment.
         beta_2: Float, the decay of the second moment.
-        epsilon: Float, the small constant in Adam's denominator. It is not a privacy budget, which
-            is an argument of the plan.
+        epsilon: Float, the small constant in Adam's denominator, not a privacy budget. The privacy
+            budget is an argument of the plan.
         amsgrad: Bool, whether to divide by the largest second moment so far (AMSGrad).
         weight_decay: Optional float, as for Adam. It reads no data.
 
@@ -154,7 +154,7 @@ class DPAdam(OneKernelAdam, keras.optimizers.Adam):
 class DPAdamW(OneKernelAdam, keras.optimizers.AdamW):
     """Adam on privatized gradients, with decoupled weight decay, which reads no data.
 
-    Guarantee: the same as `DPSGD`, with the same arguments of privacy.
+    The guarantee and the arguments of privacy are the same as for `DPSGD`.
 
     Args:
         learning_rate: See `DPAdam`.

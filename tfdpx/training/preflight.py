@@ -1,4 +1,7 @@
-"""Prepares a step when it is traced: decides how to separate examples, and checks the graph."""
+"""Prepares the private step while it is traced: chooses microbatches, and checks the graph.
+
+The checks make sure that each example's gradient depends only on this example.
+"""
 
 import contextlib
 import dataclasses
@@ -45,8 +48,8 @@ class ModelCache:
         key: Tuple that identifies the compiled model and the shapes.
         engine: The per-example engine.
         sizes: Dict from a `_Kind` of batch to its `MicrobatchSize`.
-        checked: Set of tuples, each of a `_Kind` and of settings of the trace. Microbatches with
-            these have already been compared with batches of one example.
+        checked: Set of tuples, each a `_Kind` and settings of the trace. For these, microbatches
+            have already been compared with batches of one example.
         eager: Dict from a `_Kind` of batch to its `Microbatch`, in eager mode.
     """
 
@@ -112,7 +115,7 @@ class _Preparation:
         self._kind = _Kind(count, _specs(sample_weight) or absence, mode)
 
     def reuse_trace(self):
-        """Returns the `Microbatch` of the last eager step with this kind of batch, or None."""
+        """Returns the `Microbatch` that an earlier eager step traced for such a batch, or None."""
         microbatch = self._cache.eager.get(self._kind)
         return microbatch and microbatch.renew()
 
@@ -128,7 +131,7 @@ class _Preparation:
         raise AssertionError("The last size does not vary.")
 
     def check(self, microbatch):
-        """Raises UnfitForPrivacy if a check finds problems. Otherwise records what was checked."""
+        """Runs the checks that this trace needs; raises UnfitForPrivacy if one finds a problem."""
         cache, model, size = self._cache, self._model, microbatch.size
         with refusing() as problems:
             name = f"The training pass of '{model.name}'"
@@ -146,9 +149,9 @@ class _Preparation:
             cache.eager[self._kind] = microbatch
 
     def _compare(self, microbatch):
-        """Compares a microbatch with batches of one example.
+        """Compares the results of a microbatch with the results for batches of one example.
 
-        Returns a list of texts, one for each difference.
+        Returns a list of strings, one for each difference.
         """
         model, num_views, specs = self._model, self._views.count, microbatch.inputs
         size = microbatch.size
@@ -223,7 +226,7 @@ class _Preparation:
         return (count if is_whole else size.examples) * self._views.count
 
     def _sizes(self):
-        """Yields the `MicrobatchSize`s to try, the best first. The last one never varies."""
+        """Yields the `MicrobatchSize`s to try, the best first. The last has `varies` False."""
         optimizer, kind, cache = self._optimizer, self._kind, self._cache
         # XLA needs microbatches of one size. Without absent examples, a smaller last one gains
         # nothing.
@@ -292,7 +295,7 @@ def _find_cache(optimizer, model, views, batch):
 
 
 def _specs(nest):
-    """Returns a tuple of pairs: for each tensor in `nest`, the shape of a row, and the dtype."""
+    """Returns a tuple of pairs (shape of a row, dtype), one for each tensor in `nest`."""
     tensors = [t for t in tf.nest.flatten(nest) if t is not None]
     return tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
 

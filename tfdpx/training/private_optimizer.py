@@ -1,4 +1,4 @@
-"""The base class of private optimizers: arguments, account, and refused operations.
+"""The base class of private optimizers: their arguments and account, and operations they refuse.
 
 The update itself is in `step`; the optimizers that users name are in `optimizers`.
 """
@@ -93,7 +93,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return fit.unplanned_step(self, model, rows, *weights)
 
     def compiled(self, model: keras.Model) -> None:
-        """Called after `model.compile`: takes over the ledger of the model's weights."""
+        """Called after `model.compile`: includes the ledger of the model's weights from now on."""
         self.account.follow(model)
         if self.session is None:
             reset_between_fits(self)
@@ -163,9 +163,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def independence(self) -> tuple:
         """Tuple of strings, one for each trained model: how its examples are kept separate.
 
-        A string begins with "mapped" if each example is computed by a function of only that
-        example, or with "batched" if every layer is known to treat each example by itself. The rest
-        of the string is the reason.
+        A string begins with "mapped" if tfdpx calls the model on one example at a time, by a
+        vectorized map. It begins with "batched" if tfdpx calls the model on whole batches, because
+        every layer is known to treat each example by itself. The rest of the string is the reason.
         """
         return tuple(dict.fromkeys(cache.engine.mode for cache in self.prepared.values()))
 
@@ -181,7 +181,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             store[name] = array
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads Keras's variables and the saved ledger; later updates count as a separate run."""
+        """Loads Keras's variables and the saved ledger. Later updates count as another run."""
         arrays = {name: store[name] for name in store.keys()}
         ledger = saved.read(arrays)
         if ledger is not None:
@@ -233,7 +233,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return gradient
 
     def all_reduce_sums(self, grads_and_vars: list) -> list:
-        """Returns the pairs unchanged; the private step has already summed over replicas."""
+        """Returns `grads_and_vars` unchanged: the private step has summed over replicas already."""
         for gradient, _ in grads_and_vars:
             gradient.all_reduce_passed = True
         return grads_and_vars

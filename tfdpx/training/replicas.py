@@ -1,7 +1,7 @@
 """How the replicas of `tf.distribute` share a batch in the private step and in `fit`.
 
-For the guarantee, each example must be in the rows of only one replica, and only once in an update.
-Keras's `fit` splits batches in this way on one host, and `tfdpx.distributed.fit` on many hosts.
+For the guarantee, each example may be in an update only once, on a single replica. Keras's `fit`
+splits batches in this way on one host, and `tfdpx.distributed.fit` does so on many hosts.
 Other calls of the step on replicas (`train_on_batch`, `strategy.run`) are refused, because they may
 give all replicas the same rows, or batches of different steps.
 """
@@ -36,7 +36,7 @@ def hosts(strategy):
 
 
 def check_keras_fit(model, data):
-    """Refuses uses of `keras.Model.fit` that are wrong, or that fail, under a strategy.
+    """Refuses a call of `keras.Model.fit` under a strategy if it would be wrong or fail.
 
     Args:
         model: A compiled `keras.Model`.
@@ -153,7 +153,7 @@ def interleave_batches(model, session, batches):
 
 
 def is_interleaved(model, session):
-    """Returns whether replicas take rows in the order of `sampling.shards`, rather than Keras's."""
+    """Returns whether each replica takes every R-th row, as in `sampling.shards`, not a block."""
     is_drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or is_drawn
 
@@ -181,9 +181,10 @@ def select_replica_rows(nest, count, context, in_shards):
 
 
 def scatter_to_replica_slot(tensor):
-    """Returns a tensor [..., replicas * n]: `tensor` [..., n] at this replica's place, else zeros.
+    """Returns `tensor` [..., n] among zeros, as a tensor [..., replicas * n].
 
-    The sum over replicas then holds the tensors of all replicas, one after the other.
+    Replica p places its `tensor` at [..., p * n : (p + 1) * n]. The sum over replicas then holds
+    the tensors of all replicas, one after the other.
     """
     context = tf.distribute.get_replica_context()
     slot = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)

@@ -56,12 +56,12 @@ class StepState:
 
     @property
     def number(self):
-        """Int: the number of the next update, on which its draws and noise depend."""
+        """Int, the number of the next update, which determines the update's draws and noise."""
         return int(value_of(self._before)) + self.updates
 
     @property
     def nonfinite(self):
-        """Int, the number of examples so far without a finite gradient. No epsilon covers it."""
+        """Int, the number of examples so far without a finite gradient, which no epsilon covers."""
         return int(value_of(self._nonfinite))
 
     @property
@@ -70,7 +70,7 @@ class StepState:
         return int(value_of(self._end))
 
     def begin(self, secret, number, most=None):
-        """Uses another secret for the keys of the next updates.
+        """Sets the secret from which the keys of the next updates are derived.
 
         Args:
             secret: Two ints that fit into int64.
@@ -99,7 +99,7 @@ class StepState:
         Args:
             sums: Nest of tensors that are computed from the data.
             examples: Scalar tensor, the number of examples in the update.
-            most: Int, how many examples the update may have; None means the `most` of `begin`.
+            most: Int, how many examples the update may have; None means `most` in the last `begin`.
 
         Returns:
             `sums`, or zeros of the same shapes.
@@ -133,7 +133,7 @@ class StepState:
 
 
 class Session:
-    """Context manager: the updates of an optimizer within it belong to one training.
+    """Context manager in which all updates of an optimizer belong to one training.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -206,7 +206,7 @@ class Session:
         reset_between_fits(self._optimizer)
 
     def renew(self):
-        """Draws a fresh secret and finds the budget's end. Called at the start and after loads."""
+        """Draws a fresh secret and finds the end of the budget, at the start and after loads."""
         self._renewals += 1
         self.begin()
         self.find_end()
@@ -217,7 +217,7 @@ class Session:
         self._state.begin(self._secret("step"), self._optimizer.ledger.steps, most)
 
     def share(self, entropy):
-        """Replaces the secret by the secret of the chief, so all hosts take part in one training.
+        """Replaces the session's secret. Hosts with the same secret take part in one training.
 
         Args:
             entropy: Int of 128 random bits, the same on all hosts.
@@ -236,13 +236,13 @@ class Session:
         return secret_of(entropy, purpose)
 
     def best_weights(self):
-        """Returns a list with the best weights, a list of arrays, of each `EarlyStopping`."""
+        """Returns a list with one list of arrays, the best weights, for each `EarlyStopping`."""
         stopping = [c for c in self._callbacks if type(c) is keras.callbacks.EarlyStopping]
         return [callback.best_weights for callback in stopping if callback.best_weights]
 
     @property
     def number(self):
-        """Int: the number of the next update, on which its draws depend."""
+        """Int, the number of the next update, which determines the update's draws."""
         return self._state.number
 
     @property
@@ -286,7 +286,10 @@ class Session:
         return self.left is None or self.left >= updates
 
     def after_save(self, write):
-        """Calls `write()` when a save contains all updates so far, or now if nothing saves."""
+        """Calls `write()` after the next save.
+
+        If nothing saves, or if the last save contains all updates, the call is made now.
+        """
         if self._saved in (None, self.updates):
             write()
         else:
@@ -311,7 +314,7 @@ def reset_between_fits(optimizer):
 
 
 def start_unmanaged_step(optimizer):
-    """Derives the keys of the next updates from a fresh secret, for updates without a session.
+    """Derives the keys of the next updates from a fresh secret, not from the secret of a session.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -322,7 +325,7 @@ def start_unmanaged_step(optimizer):
 
 
 def most_examples(optimizer):
-    """Returns how many examples an update may have if no plan draws them; None for any number."""
+    """Returns how many examples an update that no plan draws may have; None for any number."""
     if not optimizer.noise_multiplier:
         return None
     # A Poisson sample may be larger than `batch_size`. Its size is limited to a plan's capacity, or

@@ -97,7 +97,7 @@ def _read(optimizer, data, ids):
 
 
 def _draw_views(optimizer, model, views, batch, key, context):
-    """Returns the `Batch` with random choices for its views."""
+    """Returns the batch with random choices for its views, a `Batch`."""
     if views.augment is None:
         return batch
     # Choices are drawn for all replicas, so an example's views do not depend on its replica.
@@ -108,7 +108,7 @@ def _draw_views(optimizer, model, views, batch, key, context):
 
 
 def _weigh_classes(optimizer, model, batch, y_pred):
-    """Returns the `Batch` with its class weights. Only the shape of `y_pred` is read."""
+    """Returns the batch with class weights, a `Batch`. Only the shape of `y_pred` is read."""
     weights, factors = class_factors(optimizer, model, batch.data[1], y_pred)
     if weights is None:
         factors = tf.ones([Rows(batch.data).count])
@@ -259,7 +259,7 @@ def _add_noise(optimizer, reduced, key):
 
 
 def _apply(optimizer, model, gradients):
-    """Applies the private gradients, plus the gradients of regularisers. Returns their penalty."""
+    """Applies private gradients plus those of regularisers. Returns the regularisers' penalty."""
     variables = model.trainable_variables
 
     def apply():

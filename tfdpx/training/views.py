@@ -1,4 +1,4 @@
-"""The rows of a batch: the augmented views of its examples, with targets and weights."""
+"""Makes the rows of a batch: the augmented views of its examples, with targets and weights."""
 
 import tensorflow as tf
 
@@ -12,16 +12,18 @@ class Views:
     """Makes the K rows of each example of a batch, one for each view.
 
     Views come from an augmentation, or from data of shape [B, K, ...]. With neither, the only view
-    is the example itself. In a plan of people, B counts people with k examples each, and a person
-    has k * K rows.
+    is the example itself.
+
+    If the plan's unit is "user", a batch consists of B people with k examples each. The shapes of
+    the data then begin with [B, k] instead of [B], and each person has k * K rows.
 
     Args:
         augment: An augmentation, or None.
         augmult: Int K. 0 means that examples stay as they are.
         x: Nest of tensors [B, ...], or [B, k, ...] for people; only shapes are read.
         of_users: Bool, whether a batch consists of people.
-        moves_targets: Bool, whether targets with the size of the images are augmented too. None
-            refuses such targets.
+        moves_targets: Bool, the argument `augment_targets` of the optimizer: whether to augment
+            targets that have the size of the images. With None, such targets are refused.
 
     Attributes:
         augment: The augmentation, or None. A user's augmentation is wrapped, so it sees one example
@@ -73,7 +75,7 @@ class Views:
         return tf.nest.map_structure(lambda t: split_views(t, k), choices)
 
     def rows(self, x, choices):
-        """Returns `x` as rows, one for each view: [B * K, ...], or [B * k * K, ...] for people."""
+        """Returns the rows of `x`, one per view: [B * K, ...], or [B * k * K, ...] for people."""
         if self.per_user:
             x, choices = self.examples(x), self.examples(choices)
         if self.augment is not None:
@@ -83,7 +85,7 @@ class Views:
         return tf.nest.map_structure(merge_views, x)
 
     def targets(self, y, choices):
-        """Returns targets [B, ...] as rows [B * K, ...]; augments images if `moves_targets`."""
+        """Returns the rows of targets, [B * K, ...]; augments images if `moves_targets`."""
         choices = self.examples(choices)
 
         def rows(t):
@@ -100,7 +102,7 @@ class Views:
         return Rows(y).map(rows)
 
     def target_specs(self, x, y, sample_weight):
-        """Returns a pair: the `tf.TensorSpec`s [None, ...] for rows of targets, and for weights.
+        """Returns two nests of `tf.TensorSpec`s [None, ...]: for rows of targets, and for weights.
 
         Raises:
             ValueError: If `augment_targets` is None although some targets are images, or True
@@ -140,23 +142,23 @@ class Views:
         return bool(self._moves_targets) and self._has_size(t)
 
     def examples(self, nest):
-        """Merges the examples of people: a nest [B, k, ...] becomes [B * k, ...].
+        """Merges the first two axes of a batch of people: [B, k, ...] becomes [B * k, ...].
 
-        If a batch does not consist of people, the nest stays the same.
+        If the batch does not consist of people, the nest is returned unchanged.
         """
         if not self.per_user:
             return nest
         return Rows(nest).map(merge_views)
 
     def example_rows(self, x):
-        """Returns dummy rows with the shapes and dtypes of the model's inputs; reads no data."""
+        """Returns the rows of a made-up example like those of `x`. Reads only shapes and dtypes."""
         return step_context.eagerly(self._example_rows, x)
 
     def _example_rows(self, x):
         return self._rows_of_one(probe_batch(None, x, rows=1))
 
     def row_specs(self, x):
-        """Returns the `tf.TensorSpec`s [None, ...] of rows; unknown lengths stay unknown."""
+        """Returns the `tf.TensorSpec`s [None, ...] of the rows of `x`; lengths may be unknown."""
         if all(t.shape[1:].is_fully_defined() for t in tf.nest.flatten(x)):
             rows = self.example_rows(x)
         else:
