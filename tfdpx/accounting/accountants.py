@@ -70,8 +70,8 @@ def epsilon(
     The share `RESERVED_SHARE` of delta is reserved for two events that the accountants do not
     cover: a step may draw more examples than its batch has rows, and the noise of tfdpx never
     exceeds a largest value (`tfdpx.accounting.gaussian`). At noise multipliers below about 0.45, or
-    deltas below 1e-10, the second event may need more than its share. The excess is then subtracted
-    from delta as well; it is large enough for models of up to a billion weights.
+    deltas below 1e-10, the second event may need more than this share. The missing part is then
+    subtracted from delta as well. This part is large enough for models of up to a billion weights.
 
     `dp_accounting` does the mathematics. The accountants are:
 
@@ -147,15 +147,15 @@ def kept_back(runs: Sequence[Run], delta: float) -> float:
     """Returns the part of delta that is reserved for events that the accountants do not cover.
 
     The reserved part is `delta * RESERVED_SHARE`, half of it for each of the two events that
-    `epsilon` describes. With little noise or a tiny delta it is larger, because the missing tail of
-    the noise then needs more than its half.
+    `epsilon` describes. With little noise or a tiny delta, half of the share is not enough for the
+    second event (bounded noise). The reserved part is then larger.
 
     Args:
         runs: Sequence of tuples `(noise_multiplier, sampling_probability, steps)`.
         delta: Float in (0, 1).
 
     Returns:
-        Float >= 0, which may exceed `delta`. If a run has no noise, it is `delta`.
+        Float >= 0, which may exceed `delta`. If a run has no noise, the result is `delta`.
     """
     if not all(noise for noise, *_ in runs):
         return delta
@@ -178,8 +178,8 @@ def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]
             multipliers and the steps are > 0.
 
     Returns:
-        A pair. First, a float: the epsilon at which delta is 1e-9; at larger epsilons rounding
-        errors matter. Second, the profile: a function from a float64 array of epsilons >= 0 to
+        A pair. First, a float: the epsilon at which delta is 1e-9. At larger epsilons, delta has
+        rounding errors. Second, the profile: a function from a float64 array of epsilons >= 0 to
         an array of deltas, which are never too low.
     """
     if all(probability == 1 for _, probability, _ in runs):
@@ -233,7 +233,7 @@ def _deltas_of(pmf: _DenseLosses):
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:
-    """Returns an accountant of dp_accounting that has composed `runs`.
+    """Returns an accountant of dp_accounting for all runs together.
 
     Args:
         runs: Sequence of tuples `(noise_multiplier, sampling_probability, steps)`. The noise
@@ -252,7 +252,7 @@ _composed_once = functools.lru_cache(maxsize=4)(composed)
 def event_of(
     noise_multiplier: float, sampling_probability: float, steps: int
 ) -> dp_accounting.DpEvent:
-    """Returns the event of dp_accounting that stands for `steps` updates of DP-SGD."""
+    """Returns the `DpEvent` of dp_accounting for `steps` updates of DP-SGD."""
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sampling_probability < 1:
         event = dp_accounting.PoissonSampledDpEvent(sampling_probability, event)
@@ -377,10 +377,10 @@ def _unsampled_loss(loss, probability):
 
 
 def _rdp_accountant(runs):
-    """Returns an RDP accountant; raises ValueError if a run's loss is too small for its precision.
+    """Returns an RDP accountant for runs; raises ValueError if rounding errors would be too large.
 
     dp_accounting computes the divergence of a sampled step as the log of a number near 1. If the
-    typical loss of a step is 1e-5, the rounding error is 0.5%. If it is 1e-7, a positive
+    typical loss of a step is 1e-5, the rounding error is 0.5%. If the typical loss is 1e-7, the
     divergence is rounded to zero.
     """
     for noise_multiplier, probability, _ in runs:
@@ -441,7 +441,7 @@ def _full_batch_accountant(conversion):
 
 
 def typical_loss(noise_multiplier: float, sampling_probability: float) -> float:
-    """Returns the typical privacy loss of one step: the root of its chi-squared divergence."""
+    """Returns the typical privacy loss of a step: the square root of its chi-squared divergence."""
     return sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
 
 

@@ -8,10 +8,9 @@ rate of every attack is at most
     min over epsilon >= 0 of  exp(epsilon) a + delta(epsilon)
                          and  1 - exp(-epsilon) (1 - a - delta(epsilon))
 
-(Dong, Roth, Su 2022, "Gaussian Differential Privacy", Proposition 6.1). As a lower bound on the
-false negative rate, this is the convex hull of two curves: one for adding the example, one for
-removing it. The profile comes from privacy loss distributions; for full batches it has a closed
-form.
+(Dong, Roth, Su 2022, "Gaussian Differential Privacy", Proposition 6.1). The bound holds both for
+adding and for removing the example. The profile comes from privacy loss distributions; for full
+batches it has a closed form.
 """
 
 from __future__ import annotations
@@ -121,9 +120,9 @@ class AttackBounds:
     def mu(self) -> float:
         """Float: the least mu for which the training is at least as private as mu-GDP.
 
-        The Gaussian mechanism with this mu has at least the training's delta, at each epsilon where
-        the training's delta is `mu_from_delta` or more. For training with sampling, no mu is valid
-        at smaller deltas, too.
+        This holds only for deltas of at least `mu_from_delta`: at each epsilon with such a delta,
+        the Gaussian mechanism with this mu has the same delta or a larger one. With sampled
+        batches, no mu would hold for all deltas.
         """
         deltas = np.minimum(self.deltas + self.kept_back, 1.0)
         # Includes one point with a smaller delta, because the curve crosses `mu_from_delta` just
@@ -185,9 +184,10 @@ def attack_bounds(
             sampling.
         delta: Float in (0, 1).
         unit: "example" or "user".
-        selections: Tuple of pairs (epsilon, delta), one for each paid search, and one for each
-            other mechanism with only a known epsilon and delta. Together they count as the worst
-            mechanism with the sum of these epsilons and the sum of these deltas.
+        selections: Tuple of pairs (epsilon, delta), one for each search for hyperparameters
+            (`Ledger.selected`) and for each release by another mechanism (`Ledger.with_release`).
+            All epsilons and all deltas are added up. The bounds hold for every mechanism with these
+            two sums.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -102,10 +102,10 @@ def solve(
         on the side of a smaller epsilon.
 
     Raises:
-        ValueError: If the target is out of range. Also if no value in the range of the search meets
-            the target, or if every noise multiplier, or every number of steps, in this range meets
-            it. The range is [0.1, 1e6] for the noise multiplier, and 1 to 2**22 (2**40 for "rdp")
-            for the steps.
+        ValueError: If the target is out of range, or if no value in the range of the search meets
+            the target. For noise and steps also if all values in this range meet the target. The
+            range of the noise multiplier is [0.1, 1e6]. The range of the steps is 1 to 2**22, or to
+            2**40 for "rdp".
     """
     target, delta = quantities["epsilon"], quantities["delta"]
     check_target(target)

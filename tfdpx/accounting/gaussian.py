@@ -9,8 +9,8 @@ sensitivities, some of them very small. dp_accounting computes one divergence at
 of a number near 1. For a small sensitivity the result is only a rounding error. This module
 subtracts the 1 first, and computes the divergences of many sensitivities at once.
 
-Bounded noise: the noise of tfdpx has no values far from zero, but the accountants assume Gaussian
-noise. `added_delta` bounds how much this difference increases delta.
+Bounded noise: the noise of tfdpx never exceeds a largest value, but the accountants assume Gaussian
+noise. `added_delta` returns a bound on how much delta grows because of this difference.
 """
 
 import math
@@ -219,12 +219,12 @@ def added_delta(
     steps: int,
     largest_radius: float,
 ) -> float:
-    """Returns a bound on the delta that is added because the noise has a largest value.
+    """Returns an upper limit of the delta that must be added because the noise is bounded.
 
-    The accountants assume Gaussian noise without such a limit. Let two data sets differ in one
-    example. For an output that is possible with both data sets, the ratio of the two densities is
-    the same as with Gaussian noise. But some outputs are possible with only one of the data sets.
-    Their probability is added to delta, and this function bounds it.
+    The accountants assume Gaussian noise, which has no largest value. Let two data sets differ in
+    one example. For an output that is possible with both data sets, the ratio of the two densities
+    is the same as with Gaussian noise. But some outputs are possible with only one of the data
+    sets. Their probability must be added to delta, and this function bounds this probability.
 
     The noise consists of n pairs of values, and each pair lies in a disc with a radius of R
     standard deviations. The example shifts the center of a pair by t standard deviations. The
@@ -233,8 +233,8 @@ def added_delta(
         f(t) = exp(-R^2/2) * (exp(t^2/2) * (I0(R t) + L0(R t) + 1) / 2 - 1),
 
     with the modified Bessel function I0 and the modified Struve function L0. Here f(t) is the
-    probability that a normal pair lies in the part of the disc that the shift moves out of the
-    disc. The clipped gradient bounds the shifts: their squares sum to at most T^2 = 1 /
+    probability that a pair of normal values lies in the disc, and outside of it after the shift.
+    The norm of the clipped gradient limits the shifts: their squares sum to at most T^2 = 1 /
     noise_multiplier^2. All coefficients of the power series of f are positive, so
 
         sum f(t_i) <= f(T) + (sqrt(n) - 1) T R exp(-R^2/2) / pi,

@@ -70,15 +70,15 @@ def group_epsilon(
       15.5, and "rdp" gives 145.
 
     As for one row, `RESERVED_SHARE` of delta is reserved for two events that accountants do not
-    cover; for `k > 1`, these may need a larger part of delta. The first event is an update that
-    draws more rows than its batch holds. Its probability, for any update, is at most `delta *
-    5e-5`, both with and without the `k` rows. With this probability, the training may differ from
-    the training that the accountant assumes. The second event is Gaussian noise above 9.49 standard
+    cover; for `k > 1`, these events may need a larger part of delta. The first event is an update
+    that draws more rows than its batch holds. The probability that this happens in any update is at
+    most `delta * 5e-5`, both with and without the `k` rows. The training may then differ from the
+    training that the accountant assumes. The second event is Gaussian noise above 9.49 standard
     deviations, which tfdpx never draws. If `k` is more than twice `noise_multiplier`, delta is
     therefore larger, by at most `tfdpx.accounting.gaussian.added_delta` at `noise_multiplier / k`.
 
     Args:
-        spent: A `tfdpx.PrivacyPlan`, which counts with all of its steps, or a
+        spent: A `tfdpx.PrivacyPlan`, for the epsilon after all steps of the plan, or a
             `tfdpx.accounting.Ledger`. As for one row, the result is an approximation if batches are
             not Poisson samples, and only a lower bound if the ledger is not complete.
         k: Int >= 0, the number of rows of one person; at most the plan's `num_examples`.
@@ -173,10 +173,7 @@ def _losses_of_step(noise, probability, k, grid):
     least, most = np.array(-_TAIL * noise), np.array(k + _TAIL * noise)
 
     def outcomes(losses):
-        """Returns the outcome x for each privacy loss, found by bisection.
-
-        If even `least` has a larger loss, the result is `least`.
-        """
+        """Returns the outcomes x in [least, most] that have these privacy losses, by bisection."""
         low, high = np.full(losses.shape, least), np.full(losses.shape, most)
         for _ in range(60):
             middle = (low + high) / 2
@@ -206,7 +203,7 @@ def _losses_of_step(noise, probability, k, grid):
 
 
 def _bound(runs, k, delta, accountant):
-    """Returns the smaller of the two upper bounds that `group_epsilon` describes for "rdp"."""
+    """Returns the smaller of two upper bounds on epsilon; see "rdp" in `group_epsilon`."""
     target = delta * (1 - accountants.RESERVED_SHARE)
     of_one_row = accountants.composed(runs, accountant)
 
@@ -292,9 +289,10 @@ class Sampling:
     """A way to draw batches, and a neighbouring relation (which data sets epsilon compares).
 
     Args:
-        name: One of `SAMPLINGS`. "poisson" draws each example independently. "shuffle" permutes the
-            data in every epoch, cuts the permutation into batches, and leaves out the remainder.
-            "without_replacement" draws each batch as a random subset of fixed size.
+        name: "poisson", "shuffle" or "without_replacement". "poisson" draws each example
+            independently. "shuffle" permutes the data in every epoch, cuts the permutation into
+            batches, and leaves out the remainder. "without_replacement" draws each batch as a
+            random subset of fixed size.
         neighbours: One of `NEIGHBOURS`, or None for the default of the sampling. With "zero_out",
             an example is replaced by an example without a gradient.
 
@@ -331,14 +329,17 @@ class Sampling:
     def run(
         self, noise_multiplier: float, sampling_probability: float, steps: int
     ) -> tuple[float, float, int]:
-        """Returns a run with Poisson sampling that has the same epsilon as this sampling.
+        """Returns the run with Poisson sampling that has the same epsilon as this sampling.
 
-        For "without_replacement" there is no such run.
+        Do not use this method for "without_replacement", because there is no such run.
 
         Args:
             noise_multiplier: Float >= 0, in units of the clip.
             sampling_probability: Float in (0, 1]: batch size divided by number of examples.
             steps: Int >= 0.
+
+        Returns:
+            Tuple of noise multiplier, sampling probability and number of steps.
         """
         if self.neighbours == "replace_one":
             noise_multiplier = noise_multiplier / 2

@@ -90,11 +90,10 @@ class IndividualAccountant:
 
     Guarantee. Take two data sets that are equal, except that only one of them has the example i.
     The clip of i at a step depends on i, on the steps that drew i, and on earlier weights, which
-    are noisy. Other examples affect this clip only through the weights. (The clip may depend on the
-    steps that drew i: the training without i could simulate such draws, from their distribution
-    for the same weights. Each step is then a sampled Gaussian mechanism with the sensitivity that
-    is counted, and the simulation costs nothing.) By Feldman and Zrnic 2021 (Theorem 3.1) privacy
-    losses at such clips add up:
+    are noisy. Other examples affect this clip only through the weights. (Even without i in the
+    data, one could draw steps for i at random. These draws use no data, so they cost nothing. Each
+    step is then a sampled Gaussian mechanism with the sensitivity that is counted.) By Feldman and
+    Zrnic 2021 (Theorem 3.1) the privacy losses of all steps add up:
 
     - Before the training: if the sum of the RDP of i is at most R(a) in every possible run, then
       the training is (a, R(a))-RDP for adding or removing i. The plan's epsilon is such a
@@ -106,9 +105,9 @@ class IndividualAccountant:
       uses the best order. It describes the finished run, and is not a promise made before the
       training. The bound on the privacy loss is only valid for the conversion "mironov". With the
       improved or the exact conversion, the probability that the privacy loss of a run exceeds
-      epsilon is several times delta, and larger for shorter norms (`docs/individual.md`). Nor does
-      the plan's epsilon bound the privacy loss of a single run. `epsilon` never exceeds the plan's
-      epsilon.
+      epsilon is several times delta, and larger for smaller norms (`docs/individual.md`). The
+      plan's epsilon is not a bound on the privacy loss of a single run, either. `epsilon` never
+      exceeds the plan's epsilon.
 
     Limits. The individual epsilons depend on private data: tell an epsilon only to the person whom
     the example is about, and publish statistics only by `release`. The float32 sum of a batch has a
@@ -254,7 +253,11 @@ class IndividualAccountant:
         return np.minimum(epsilons, ledger.composed_epsilon(delta, self.plan.accountant))
 
     def norms(self) -> np.ndarray:
-        """Returns the present clip of each example as a fraction of C, float64 [num_examples]."""
+        """Returns each example's latest gradient norm divided by the clip, float64 [num_examples].
+
+        The norms are rounded up, and at most 1. Before the first draw of an example, its norm is 1.
+        The next step that draws an example clips its gradient to the example's norm.
+        """
         return self._read().fractions()
 
     def release(

@@ -36,8 +36,9 @@ class Entry:
 
     - "update": model updates of DP-SGD.
     - "release": noisy sums over all examples, for example noisy statistics.
-    - "selection": updates or releases in each run of a search that publishes only its best run
-      (`Ledger.selected`). All entries of a search have the same `run`.
+    - "selection": updates or releases in each run of a search for hyperparameters. The search
+      publishes only its best run, and the ledger counts its cost ("paid search", see
+      `Ledger.selected`). All entries of a search have the same `run`.
     - "mechanism": a release of which only epsilon and delta are known (`Ledger.with_release`).
 
     Args:
@@ -130,7 +131,7 @@ class Entry:
 
     @property
     def is_release(self) -> bool:
-        """Bool: whether this entry used all examples, and is not an update of DP-SGD."""
+        """Bool: whether the entry is a noisy statistic of all examples, not an update of DP-SGD."""
         return self.kind != UPDATE and self.sampling_probability == 1
 
 
@@ -143,10 +144,10 @@ _PLAIN |= dict(poisson_sampled=bool, shuffled=bool, seeded=bool)
 class Ledger:
     """An immutable list of everything that has spent privacy on one data set.
 
-    Its entries are updates, releases, paid searches and other mechanisms. Epsilon is computed as if
-    all updates had drawn their batches by Poisson sampling. If some did not, `is_approximate` is
-    True. Then epsilon is an approximation if a plan shuffled the data. It is not an upper bound if
-    no plan drew the batches.
+    The entries are updates, releases, paid searches (searches for hyperparameters with a counted
+    cost) and other mechanisms. Epsilon is computed as if all updates had drawn their batches by
+    Poisson sampling. If some did not, `is_approximate` is True. If a plan shuffled the data,
+    epsilon is then an approximation. If no plan drew the batches, epsilon is not an upper bound.
 
     Args:
         entries: Tuple of `Entry`, in order of time.
@@ -228,7 +229,7 @@ class Ledger:
 
     @classmethod
     def selected(cls, entries: Sequence[Entry], mean_runs: float, delta: float) -> Ledger:
-        """Returns the ledger of a paid search, which publishes only the best of its runs.
+        """Returns the ledger of a search for hyperparameters that publishes only its best run.
 
         Args:
             entries: Sequence of `Entry`: all updates and releases of one run, including its noisy
@@ -302,7 +303,7 @@ class Ledger:
 
     @property
     def selections(self) -> tuple[tuple[Entry, ...], ...]:
-        """Tuple with an item for each paid search. An item is a tuple of the entries of a run."""
+        """Tuple with an item for each paid search: the tuple of the entries of one of its runs."""
         searches: dict[tuple, list[Entry]] = {}
         for entry in self.entries:
             if entry.kind == SELECTION:
@@ -363,8 +364,9 @@ class Ledger:
     def runs(self) -> tuple[accountants.Run, ...]:
         """Tuple of tuples `(noise_multiplier, sampling_probability, steps)`, for the accountants.
 
-        Paid searches and mechanisms do not compose as Gaussian mechanisms, so they count as entries
-        without noise here. If entries have different units, all count as entries without noise.
+        Paid searches and mechanisms do not compose as Gaussian mechanisms. Their noise multiplier
+        is therefore 0 here, for which accountants return an infinite epsilon. If entries have
+        different units, all noise multipliers are 0.
 
         Raises:
             ValueError: If a sampling probability is unknown.

@@ -68,12 +68,12 @@ class PrivacyPlan:
     With `right_guesses` instead of `epsilon`, the plan limits attacks (`attack_bounds`). Suppose
     that a fair coin decides whether an example is in the data, and that an attacker who knows
     everything else guesses the result. Then the share of right guesses is at most `right_guesses`.
-    This share is an average over draws. With few updates and a small sampling probability, so
-    little noise would be enough for this average that an attacker could recognise almost surely
-    the examples that were drawn. To prevent this, epsilon is also at most the epsilon of full
-    batches with the same share of right guesses, for example 2.02 for 0.6 and 3.25 for 0.65 at
-    delta 1e-5. If this second limit is lower, the share of right guesses is below `right_guesses`,
-    and `summary` says so.
+    This share is an average over the random batches. With few updates and a small sampling
+    probability, most examples are never drawn. Little noise would then be enough for the average,
+    but an attacker could recognise the examples that were drawn. To prevent this, epsilon is also
+    limited to the epsilon that full batches have at the same share of right guesses, for example
+    2.02 for 0.6 and 3.25 for 0.65 at delta 1e-5. If this limit on epsilon is the stricter one, the
+    share of right guesses stays below `right_guesses`, and `summary` says so.
 
     Args:
         num_examples: Int. Number of private examples, or of people for `unit="user"`; public.
@@ -276,10 +276,10 @@ class PrivacyPlan:
         return accountants.composed_epsilon((*runs, run), delta - deltas, accountant) + epsilons
 
     def _cost_of(self, *run):
-        """Returns the larger of two epsilons. Both must be at most the plan's epsilon.
+        """Returns the larger of two epsilons, which must not exceed the plan's epsilon.
 
-        The first is `_epsilon_of` for the run. The second is the epsilon of full batches with the
-        same share of right guesses as the run.
+        The first is the epsilon of the run. The second is only for plans with `right_guesses`: the
+        epsilon that full batches have at the same share of right guesses as the run.
 
         Args:
             *run: The arguments of `_epsilon_of`.
@@ -332,8 +332,8 @@ class PrivacyPlan:
             user_ids: Array of `num_rows` ints or strings, the person of each example, for a plan
                 with `unit="user"`. The plan's `num_examples` is the number of different ids.
             examples_per_user: Int k, only with `user_ids`. Defaults to 4. If a person has more than
-                k examples, each update draws k of them at random. An update takes as long as an
-                update with k views of each example.
+                k examples, each update draws k of them at random. If a person has fewer, the rest
+                is padding, which takes the same time.
             validation_split: Float in [0, 1). As in `fit`, the last part of the arrays is used only
                 for validation, and the plan's `num_examples` does not count it. It is private as
                 well, but no epsilon covers it, so callbacks may act on its metrics only if the
@@ -465,7 +465,7 @@ class PrivacyPlan:
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
         """Returns the plan from a dict that `get_config` returned.
 
-        The epsilon of the plan is at least the epsilon that follows from the other values.
+        If the dict was edited and its epsilon is too low for the other values, epsilon is raised.
 
         Args:
             config: Dict of all arguments.
@@ -508,7 +508,7 @@ def largest_epsilon(right_guesses: float, epsilon: float | None, delta: float | 
 
 
 def _named(ledger):
-    """Returns the ledger with a run number in each entry, so a sum counts each entry only once."""
+    """Returns a ledger in which each entry has a run number, so sums count each entry only once."""
     if not isinstance(ledger, Ledger) or all(entry.run for entry in ledger.entries):
         return ledger
     # The numbers are computed from a digest, because they must be the same on all hosts.

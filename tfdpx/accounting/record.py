@@ -74,7 +74,10 @@ class UpstreamTraining:
 
     @property
     def limit(self) -> float | None:
-        """Float, `epsilon`; None if it is finite but not an upper bound on the privacy spent."""
+        """Float, an upper bound on the privacy spent; None if a part of it is unknown.
+
+        The value is `epsilon`, which is infinite if the training was not private.
+        """
         is_unknown = self.epsilon < math.inf and statement.is_unknown(self.ledger)
         return None if is_unknown else self.epsilon
 
@@ -164,7 +167,8 @@ class Record:
     def problems(self) -> list[str]:
         """List of reasons not to publish the weights.
 
-        - "origin": the run spent nothing, but started from weights without a known finite epsilon.
+        - "origin": the run spent nothing, but the weights with which it started come from a
+          training with an infinite or unknown epsilon.
         - "infinite": epsilon is infinite.
         - "unknown": epsilon is not an upper bound, because a part of the privacy spent is unknown.
         - "seed": the user chose a seed. Anyone who knows the seed can subtract the noise.
@@ -184,10 +188,10 @@ class Record:
 
     @property
     def is_search_paid(self) -> bool:
-        """Bool: whether epsilon covers the search for hyperparameters, if there was a search.
+        """Bool: False if there was a search for hyperparameters that epsilon does not cover.
 
-        Epsilon covers the search if the ledger has a paid search that is not part of the trainings
-        in `seen`.
+        Epsilon covers the search if the ledger has a paid search that does not belong to an earlier
+        training in `seen`.
         """
         earlier = {run for training in self.seen for run in training.ledger.selections}
         return self.searched is None or not earlier.issuperset(self.ledger.selections)
@@ -195,11 +199,11 @@ class Record:
     def ledger_as_drawn(self) -> Ledger:
         """Returns the ledger with upper bounds in place of the entries for shuffled batches.
 
-        In each epoch an example is in one shuffled batch, so an epoch costs at most as much as one
-        update on the full data. An entry of n steps belongs to one `fit`, which may begin within an
-        epoch. Its first step may thus be the last step of an epoch, so this step counts as a whole
-        epoch. The other n - 1 steps count as their number of epochs, rounded up. Entries for
-        batches that no plan drew remain unchanged.
+        An epoch of shuffled batches uses each example once, so it costs at most as much as one
+        update on the full data. An entry of n steps is replaced by such updates. A run may begin
+        within an epoch, so the first step counts as a whole epoch. The other n - 1 steps count as
+        epochs, and their number is rounded up. Entries for batches that no plan drew remain
+        unchanged.
         """
         entries = tuple(
             _as_shuffled(entry) if entry.shuffled else entry for entry in self.ledger.entries

@@ -42,14 +42,17 @@ def read(arrays: Mapping[str, np.ndarray] | None) -> Ledger | None:
 
 
 def without_ledger(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a dict of the arrays of a saved optimizer, without the arrays of the ledger."""
+    """Returns a dict of a saved optimizer's arrays, without those of `read` and `adapted`."""
     return {k: v for k, v in arrays.items() if k not in (LEDGER, ADAPTED)}
 
 
 def adapted(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Returns a dict from names of layers to digests of their noisy statistics.
+    """Returns a dict from the layers that `private_adapt` changed to digests of their statistics.
 
-    `tfdpx.private_adapt` has computed these statistics, and the ledger includes their cost.
+    The keys are names of layers. The cost of the noisy statistics is in the ledger.
+
+    Args:
+        arrays: Dict from names to the arrays of a saved optimizer.
     """
     return json.loads(_text(arrays[ADAPTED])) if ADAPTED in arrays else {}
 

@@ -68,10 +68,10 @@ def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> fl
 
 
 def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean: float) -> float:
-    """Returns the factor by which the noise must grow, so a search stays within an epsilon.
+    """Returns the factor by which the noise must grow for a search to stay within an epsilon.
 
-    It is the smallest factor with this property: if all noise multipliers are multiplied by it,
-    `selection_epsilon` is at most `target`.
+    If all noise multipliers are multiplied by this factor, `selection_epsilon` is at most `target`.
+    No smaller factor is enough.
 
     Args:
         entries: As for `selection_epsilon`.
@@ -102,14 +102,14 @@ def check_mean(mean: Any) -> None:
 
 
 def _left_of(delta, mean):
-    """Returns delta minus the parts (`accountants.RESERVED_SHARE`) that `mean` runs reserve."""
+    """Returns delta without the reserved parts (`accountants.RESERVED_SHARE`) of `mean` runs."""
     return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 
 def _event(entries, mean):
-    """Returns a function that makes the `DpEvent` of a search.
+    """Returns a function from a factor to the `DpEvent` of a search.
 
-    The argument of this function is a factor that multiplies all noise multipliers.
+    All noise multipliers of the entries are multiplied by the factor.
     """
     check_mean(mean)
     for entry in entries:
