@@ -239,7 +239,10 @@ def measure_keras(model, test):
 
 
 def _class_indices(targets, num_outputs):
-    """Converts targets [n, 1], or one-hot [n, classes], to integer labels [n]; others to None."""
+    """Returns the labels, integers [n], of targets [n, 1] or one-hot targets [n, classes].
+
+    Returns None if the targets are not classes.
+    """
     if targets.dtype.kind not in "biuf":
         return None
     if targets.shape[1] == num_outputs > 1:
@@ -251,9 +254,9 @@ def _class_indices(targets, num_outputs):
 
 
 def _logits(outputs, loss):
-    """Converts outputs, logits or probabilities, to logits [n, classes].
+    """Converts a model's outputs to logits [n, classes]. The outputs are logits or probabilities.
 
-    If the outputs have a single column, it belongs to class 1 of two.
+    A single column of outputs belongs to class 1 of the two classes 0 and 1.
     """
     if outputs.shape[1] > 1:
         is_sure = (outputs >= 0).all() and np.allclose(outputs.sum(axis=1), 1, atol=1e-2)
@@ -265,7 +268,7 @@ def _logits(outputs, loss):
 
 
 def _evaluate(model, test):
-    """Evaluates the metrics of `compile`, and returns a dict of results for a record."""
+    """Computes the metrics that `compile` sets, and returns a dict of results for a record."""
     scores = model.evaluate(*test, return_dict=True, verbose=0) if model.compiled else {}
     results = {f"test_{name}": float(score) for name, score in scores.items()}
     return records.plain(results | {"measured_on": "test", "not_protected": words.NOT_PROTECTED})

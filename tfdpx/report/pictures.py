@@ -173,7 +173,7 @@ def attack_curve(bounds, path):
 
 
 def individual_histogram(epsilons, worst, path):
-    """Draws a histogram of individual epsilons (Yu et al. 2022, Figure 1). The picture is private.
+    """Draws a histogram of individual epsilons (Yu et al. 2022, Figure 1), for private use.
 
     Args:
         epsilons: Float array [n] of values up to `worst`.

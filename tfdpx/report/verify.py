@@ -138,7 +138,7 @@ def _files(path):
 
 
 def _answer(name, file, verdict):
-    """Compares a file with the record of the run. Returns "agrees" or a text on the difference.
+    """Compares a file with the record of the run. Returns "agrees" or describes the difference.
 
     The first record that can be read is the record of the run. A damaged file may raise any
     exception.
@@ -187,7 +187,7 @@ def _answer(name, file, verdict):
 
 
 def _misstated(content, record):
-    """Returns a text if the computed numbers in a JSON record contradict its ledger, else None."""
+    """Returns an error if numbers in a JSON record contradict the record's ledger, else None."""
     stated, ours = (json.loads(text)["derived"] for text in (content, record.to_json()))
     names = ours if words.version_of(record) == _OURS else ("epsilon", "delta", "neighbours")
     wrong = [n for n in names if n in stated and not _is_close(stated[n], ours[n])]
@@ -208,9 +208,15 @@ def _is_close(one, other):
 
 
 def _compared(ours, theirs, record):
-    """Compares the text in a file with the text that this version makes from the record.
+    """Compares a file's text with the text that this version of tfdpx makes from the record.
 
-    If another version of tfdpx wrote the text, only epsilon, delta and unit are compared.
+    If another version wrote the file, only epsilon, delta and unit are compared. Returns the
+    result as a sentence.
+
+    Args:
+        ours: Bytes, the text that this version makes.
+        theirs: Bytes, the text in the file.
+        record: `Record`.
     """
     theirs = theirs.replace(b"\r\n", b"\n")
     if words.version_of(record) == _OURS:

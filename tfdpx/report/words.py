@@ -3,7 +3,7 @@
 The sentences are in `templates/sentences.txt`, and this module computes the facts in them. The
 statement is a text to cite. The page, the card and the answer of `verify` are for readers who do
 not know machine learning. `VERSION` grows by one whenever a sentence, the page or the card changes.
-By this number, `verify` knows if it can make the same words again.
+`verify` compares texts word by word only if the version in the record is this `VERSION`.
 """
 
 from __future__ import annotations
@@ -181,16 +181,13 @@ def summary(plan: PrivacyPlan) -> str:
 
 
 def goal_of(plan: PrivacyPlan) -> str | None:
-    """Returns a sentence on the limit of right guesses with which a plan was made.
-
-    Returns None if the plan was made without `right_guesses`.
-    """
+    """Returns a sentence on a plan's argument `right_guesses`; None if the plan has none."""
     asked = plan.right_guesses
     return sentence_on_goal(asked, plan.attack_bounds()) if asked else None
 
 
 def sentence_on_goal(right_guesses: float, bounds: AttackBounds) -> str:
-    """Returns a sentence on the plan's limit of right guesses, and on the resulting epsilon.
+    """Returns a sentence on a plan's argument `right_guesses`, and on the resulting epsilon.
 
     Args:
         right_guesses: Float, as passed to `PrivacyPlan`.
@@ -241,7 +238,10 @@ def _of_one_person(record, rows):
 
 
 def _right(bounds):
-    """Returns right guesses in 100, rounded up to a whole number; above 99, to two decimals."""
+    """Returns the largest share of right guesses in percent, rounded up.
+
+    The percentage is a whole number, except above 99, where it has two decimals.
+    """
     right = math.ceil(1e4 * bounds.right_guesses - 1e-6) / 100
     return right if right > 99 else math.ceil(right)
 
@@ -268,7 +268,7 @@ def _scores(results, split):
 
 
 def _delta(record):
-    """Returns delta as text, rounded up. Without a delta the text is never shown."""
+    """Returns `total_delta` as text, rounded up. If it is None, templates do not show the text."""
     return f"{float(rounded_up(record.total_delta or 0.5, 6)):g}"
 
 
