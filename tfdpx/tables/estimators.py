@@ -181,7 +181,7 @@ class _PrivateEstimator(base.BaseEstimator):
         return account.ledger_of(self.model_.weights)
 
     def _limits(self, arrays):
-        """Returns `lower` and `upper` as float64 arrays, with NaN for limits that must be found."""
+        """Returns `lower` and `upper` as float64 arrays; NaN marks a limit that must be found."""
         pair = self.lower, self.upper
         names = [name for name, values in arrays.items() if values.dtype.kind != "U"]
         if names == [_MATRIX]:
@@ -311,7 +311,10 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     classes: ArrayLike | None = None
 
     def _targets(self, y):
-        """Returns class indices `[rows]`, the number of classes, and None for no scaling."""
+        """Sets `classes_`. Returns class indices `[rows]`, the number of classes, and None.
+
+        None is in the place of the layer that scales the outputs of a regressor.
+        """
         multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if len(self.classes_) < 2 or not np.all(np.isin(y, self.classes_)):
@@ -549,7 +552,7 @@ def _column(name, values):
 
 @dataclasses.dataclass(eq=False)
 class _Linear(FirstOrder):
-    """`FirstOrder` with the softmax cross-entropy, or with the squared error of one number.
+    """The head `FirstOrder` with the softmax cross-entropy, or with the squared error.
 
     This class does not check its arguments, because the estimator has checked them.
     """

@@ -128,10 +128,11 @@ def private_adapt(
 
 
 def releasing(releases, noise_multiplier):
-    """Returns a function that releases arrays: the argument `released` of the functions below.
+    """Returns a function that adds noise to an array and counts the release in `releases`.
 
-    The returned function takes an exact array and its sensitivity. It returns the noisy array, and
-    the standard deviation of the noise.
+    The returned function takes an exact array and the array's sensitivity. It returns the noisy
+    array and the standard deviation of the noise. Other functions of this module take it as the
+    argument `released`.
 
     Args:
         releases: `Releases` in which `STATISTICS` are planned.
@@ -312,12 +313,13 @@ def _counts(x, edges):
 
 
 def narrow(x, lower, upper, released):
-    """Returns the narrowest bounds that hold 80% of a column's values, two float64 [columns].
+    """Returns the narrowest bounds that hold 80% of each column's values, two float64 [columns].
 
-    The values are counted in cells, with noise. The edges of the cells are the range divided by
-    powers of three, on both sides of zero (or of the bound next to zero). A row is in one cell of
-    each of the d columns, so it changes the counts by at most sqrt(d) in L2 norm. If no narrower
-    bounds hold 80% of the rows, the bounds do not change.
+    The range of a column is divided into cells, and the values in each cell are counted, with
+    noise. The cells are smallest near zero: the distance of an edge from zero is a third of the
+    distance of the next edge. (Or from the bound next to zero, if zero is not in the range.) A row
+    is in one cell of each of the d columns, so it changes the counts by at most sqrt(d) in L2 norm.
+    If no narrower bounds hold 80% of the values, the bounds do not change.
 
     Args:
         x: float64 [rows, columns]; NaN is counted separately.

@@ -258,18 +258,19 @@ def choose(
     rare_columns: int = 0,
     unit: str = EXAMPLE,
 ) -> Training:
-    """Chooses a model, its plan, learning rate and clip, unless an argument sets them.
+    """Chooses a model, its plan, learning rate and clip, unless the user has set them.
 
     Args:
         asked: The estimator. Its arguments override the choices of this function.
-        epsilon: Float > 0, the budget; with `asked.right_guesses`, the largest epsilon they allow.
+        epsilon: Float > 0, the budget. If `asked.right_guesses` is set, the largest epsilon that
+            it allows.
         num_rows: Int, the number of rows to train on, or of people.
         spent: The `tfdpx.accounting.Ledger` of the preprocessing.
         is_regression: Bool.
-        rare_columns: Int, the number of columns if a label is rare, else 0. If a label is rare, the
-            clip is about the largest norm of a gradient, so few gradients are clipped. (Automatic
-            clipping would weight all errors alike, and all probabilities would tend to the frequent
-            label.)
+        rare_columns: Int, the number of columns if a label is rare, or 0 if no label is rare. If a
+            label is rare, the clip is about the largest norm of a gradient, so few gradients are
+            clipped. (Automatic clipping would give small and large errors the same weight, and the
+            model would hardly ever predict the rare label.)
         unit: See `PrivacyPlan`.
 
     Raises:
