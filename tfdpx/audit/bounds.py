@@ -82,11 +82,9 @@ def epsilon_lower_bound(
     mechanism has at `delta`, for neighbouring data sets with and without the example.
 
     Args:
-        false_positives: Int, the number of runs without the example that the test took for runs
-            with it.
+        false_positives: Int, the number of wrong answers "with" for runs without the example.
         negatives: Int >= 1, the number of all runs without the example.
-        false_negatives: Int, the number of runs with the example that the test took for runs
-            without it.
+        false_negatives: Int, the number of wrong answers "without" for runs with the example.
         positives: Int >= 1, the number of all runs with the example.
         delta: Float in (0, 1).
         confidence: Float in (0, 1).
@@ -189,7 +187,10 @@ def check_confidence(confidence):
 
 
 def _rates(false_positives, negatives, false_negatives, positives, confidence):
-    """Returns upper bounds on both error rates, which hold together with this confidence."""
+    """Returns upper bounds on the rates of false positives and of false negatives.
+
+    Both bounds hold at the same time, with probability at least `confidence`.
+    """
     check_confidence(confidence)
     confidence_of_each = 1 - (1 - confidence) / 2
     return (
@@ -331,7 +332,7 @@ def _approximate_needed(epsilon, delta):
 
 
 def _largest(refuted):
-    """Returns the largest value up to `_MOST` that `refuted` rejects; 0.0 if there is none.
+    """Returns the largest value up to `_MOST` that is refuted; 0.0 if there is none.
 
     Args:
         refuted: Function from a float to a bool: True up to some value, and False above it.

@@ -51,12 +51,12 @@ class OptimizerReport:
     """The result of `check_optimizer`.
 
     Attributes:
-        epsilon: Float, the epsilon that the accountant computes for one update, if the batch surely
-            contains the canary.
+        epsilon: Float, the epsilon of one update by the accountant, without random sampling: the
+            attacker knows that the canary would be in the batch.
         epsilon_lower_bound: Float. With the given confidence, the true epsilon is at least this.
         delta: Float, the delta of both epsilons.
         confidence: Float. A correct optimizer passes with at least this probability.
-        noise_multiplier: Float, the optimizer's argument.
+        noise_multiplier: Float, the argument of the optimizer.
         noise_multiplier_upper_bound: Float. With the given confidence, the effective noise
             multiplier is at most this.
         trials: Int, the number of updates with canaries, and also the number of updates without
