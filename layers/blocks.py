@@ -119,7 +119,7 @@ class SkipInitRule(Rule):
     """
 
     def per_example_gradients(self):
-        """See `Rule.per_example_gradients`."""
+        """Returns the gradient of `gain` for each example, a list of one float32 tensor [B]."""
         products = tf.cast(self.call.args[0], "float32") * self.output_gradients[0]
         summed = sum_rows(products, self.num_views, range(1, products.shape.rank))
         return [self.layer.scale * summed]
@@ -223,8 +223,8 @@ class ChannelWhitening(keras.layers.Layer):
 
     `mean` has an entry for each feature (each channel at each position). `V D V^T` is the
     covariance matrix of the channels, over all images and positions. With the exponent -0.5, the
-    layer does ZCA whitening. Whitening helps linear classifiers on fixed features: a small privacy
-    budget allows only a few steps of gradient descent, which make more progress if the features
+    layer does ZCA whitening. Whitening helps linear classifiers on fixed features. A small privacy
+    budget allows only a few steps of gradient descent. A step makes more progress if the features
     have about the same variance in all directions.
 
     Call `adapt` before training to compute the statistics. The model stores them without noise, so
@@ -301,10 +301,10 @@ class ChannelWhitening(keras.layers.Layer):
                 a generator, and to all images otherwise.
             features: Optional layer, model or function that computes this layer's inputs,
                 `[n, ..., channels]`, from a batch of images. By default, the images themselves are
-                the inputs. A model that was trained on private data must have been trained
-                privately.
+                the inputs. If `features` is a model that was trained on private data, this
+                training must have been private.
             public: Bool. True declares that `source` contains no private data.
-            batch_size: Positive int, the number of images that `features` is called with.
+            batch_size: Positive int, the number of images in a batch for `features`.
 
         Raises:
             ValueError: If `source` may be private, if an argument is invalid, or if the features

@@ -26,8 +26,8 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
     - `"last"`: only the last layer.
     - `"bias"`: every bias, and the offsets of normalization layers (BiTFiT, Bu et al. 2022,
       arXiv 2210.00036).
-    - `"norm"`: scales and offsets of all layers with "Norm" in the name of their class. Batch
-      normalization is still frozen, and uses the statistics of its pre-training.
+    - `"norm"`: scales and offsets of all layers with "Norm" in the name of their class, except for
+      batch normalization, which stays frozen and uses the statistics of its pre-training.
     - `"lora"`: a product of two low-rank matrices is added to each kernel of the queries and values
       in attention, and only the low-rank matrices are trained. If no layer has a name like "query"
       or "value", every `Dense` and `EinsumDense` layer gets such matrices. If any layer already has

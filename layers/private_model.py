@@ -78,8 +78,8 @@ def make_private_model(
     docs/own_code.md shows how much each change improves the accuracy. If there is nothing to
     change, the function compiles the model itself again and returns it. For arguments that you
     leave out, it uses the values from `tfdpx.suggest`, and prints how well the training will
-    probably work (in the example, the line that begins with "Good"). The moving average of the
-    weights is used, unless you pass `use_ema=False`.
+    probably work (in the example, the line that begins with "Good"). The trained model has the
+    moving average of the weights, unless you pass `use_ema=False`.
 
     Guarantee: the same as for `tfdpx.PrivacyPlan`.
 
@@ -94,9 +94,9 @@ def make_private_model(
         batch_size: Int. Expected number of examples per update.
         l2_norm_clip: As for `tfdpx.DPSGD`, the norm to which gradients are clipped.
         learning_rate: Optional float or schedule. The default for SGD, Adam and AdamW comes from
-            `tfdpx.suggest`. If `model` has a schedule or another optimizer, the default is its
-            learning rate. Gradients are divided by `l2_norm_clip`, so a learning rate for ordinary
-            training is seldom right.
+            `tfdpx.suggest`. If the optimizer of `model` is another one or has a schedule, the
+            default is its learning rate. Gradients are divided by `l2_norm_clip`, so a learning
+            rate for ordinary training is seldom right.
         accountant: As for `tfdpx.PrivacyPlan`.
         groups: As for `tfdpx.layers.replace_batch_norm`.
         without: Strings, the names of changes to leave out.
@@ -182,7 +182,7 @@ def _changes_of(model):
 
 
 def _hidden(model):
-    """Returns a list of the layers that come before the last layer with weights in a model."""
+    """Returns a list of a model's layers before `last_layer(model)`."""
     head = last_layer(model)
     layers = layer_internals.flatten_layers(model)
     return layers[: next(i for i, layer in enumerate(layers) if layer is head)]
@@ -375,7 +375,7 @@ def _group_norm_like(layer, groups):
 
 
 def _call_without_mask(layer, *args, **kwargs):
-    """Calls a cloned layer. A `GroupNorm` is called without `mask` and `training`."""
+    """Calls a layer and returns its outputs. Drops `mask` and `training` for a `GroupNorm`."""
     if isinstance(layer, GroupNorm):
         kwargs = {key: kwargs[key] for key in kwargs if key not in ("mask", "training")}
     return layer(*args, **kwargs)

@@ -166,12 +166,12 @@ class Scattering2D(keras.layers.Layer):
     def _make_filters(self, padded):
         """Computes the filters as NumPy arrays, which become constants of a graph.
 
-        An image at resolution r has only every `2**r`-th pixel of the original. `_wavelets[j, r]`
-        contains the wavelets of scale j for images at resolution r <= j, an array
-        `[L, height / 2**r, width / 2**r]`. `_moduli` multiplies the spectra of such images by this
-        array. If only every `2**j`-th pixel is kept, some frequencies become equal, so `_moduli`
-        then adds up the products at these frequencies. `_averages[r]` contains two `low_pass`
-        matrices at resolution r, one for height and one for width.
+        An image at resolution r has only every `2**r`-th pixel of the original.
+
+        - `_wavelets[j, r]` is an array `[L, height / 2**r, width / 2**r]`: the wavelets of scale j
+          for images at resolution r <= j. `_moduli` multiplies the spectra of images by this array.
+        - `_averages[r]` is a list of two `low_pass` matrices for images at resolution r, one for
+          height and one for width.
 
         Args:
             padded: List of two ints, the height and width of padded images.
@@ -253,7 +253,7 @@ class Scattering2D(keras.layers.Layer):
             rows: Tensor `[rows, height, width]`, where each row is one colour of an image.
 
         Returns:
-            Tensor `[rows, num_paths, width // 2**J, height // 2**J]`.
+            Tensor `[rows, num_paths, width // 2**J, height // 2**J]`, with columns before rows.
         """
         mode = {"reflect": "REFLECT", "zeros": "CONSTANT"}[self.padding]
         for margins in self._paddings:
@@ -276,11 +276,14 @@ class Scattering2D(keras.layers.Layer):
         return tf.concat([feature for order in orders for feature in order], axis=1)
 
     def _spectra(self, maps):
-        """Returns the Fourier transforms of real maps over their last two axes."""
+        """Returns the Fourier transforms of real images `[..., height, width]`."""
         return tf.signal.fft2d(tf.cast(maps, self._complex_dtype))
 
     def _moduli(self, spectra, scale, resolution):
         """Returns `|x * psi|` for all wavelets psi of a scale, at every `2**scale`-th pixel.
+
+        If pixels are dropped, several frequencies become one. The method adds up the products of
+        spectra and wavelets at these frequencies.
 
         Args:
             spectra: Complex tensor `[rows, ..., height, width]`, the Fourier transforms of x.
@@ -331,9 +334,13 @@ def _bytes_at_a_time():
 
 
 def _quarters(maps, split):
-    """Returns the four quarters of spectra `[..., height, width]`.
+    """Returns the four quarters of each spectrum, a list of arrays [..., height / 2, width / 2].
 
-    The sum of the quarters is the spectrum of the images with only every second pixel per axis.
+    The sum of the four is four times the spectrum of the image with every second pixel per axis.
+
+    Args:
+        maps: Array or tensor of spectra [..., height, width].
+        split: `np.split` or `tf.split`.
     """
     return [quarter for half in split(maps, 2, axis=-2) for quarter in split(half, 2, axis=-1)]
 
@@ -413,20 +420,21 @@ def _wavelet(shape, scale, turn, slant):
 
 
 def _positions(size, radius):
-    """Returns positions along an axis relative to the centre of a filter, an int array.
+    """Returns the integers from `-radius` to `radius`, the positions along an axis of a filter.
 
-    The positions cover at most five periods of the padded image, as in Kymatio.
+    They are cut to the range from `-2 * size` to `3 * size - 1`, as in Kymatio. `size` is the size
+    of the padded image along this axis.
     """
     return np.arange(max(-2 * size, -radius), min(3 * size, radius + 1))
 
 
 def at_resolution(spectra, resolution, axes=(-2, -1)):
-    """Returns the part of some spectra that remains at a lower resolution of the images.
+    """Returns the lowest frequencies of spectra, as many as images at `resolution` have.
 
     Args:
         spectra: Array of Fourier transforms, with sizes that are multiples of
             `2**(resolution + 1)` along `axes`.
-        resolution: Int. The images have only every `2**resolution`-th pixel along `axes`.
+        resolution: Int. Images at this resolution have every `2**resolution`-th pixel along `axes`.
         axes: Pair of ints, the axes of height and width.
     """
     for axis in axes:

@@ -162,22 +162,21 @@ register_rowwise(WSConv2D)
 
 
 class Standardized(typing.NamedTuple):
-    """The standardized kernel without its gain, and constants for `WSConv2DRule`.
+    """The standardized kernel u without its gain, and constants for `WSConv2DRule`.
 
-    All attributes are float32 tensors. The docstring of `WSConv2DRule` defines the kernel u, the
-    scale s and the gradient G for u. To convert G to a gradient for the raw kernel, the rule
-    subtracts from G its mean and its component along u, and multiplies the result by s.
+    Let G be a gradient for u. The docstring of `WSConv2DRule` derives two formulas for each filter,
+    with the raw weights w and the scale s:
+
+        gradient for w = s (G - m sum(G) - f u <u, G>)
+        its squared norm = s^2 |G|^2 - s^2 m sum(G)^2 - s^2 f <u, G>^2
+
+    Here m is 1 / fan_in. f is 1, or 0 for filters where epsilon keeps s constant.
 
     Attributes:
-        unit: [kernel height, kernel width, input channels / groups, filters], u.
-        scale: [filters], s.
-        shares: [2, filters], two factors. The first is 1 / fan_in; the sum of G times this factor
-            is the mean of G. The second multiplies the inner product of G and u. It is 1, or 0 for
-            filters where epsilon keeps s constant, because the rule subtracts no component along u
-            there.
-        weights: [3, filters], the factors of three terms in the squared norm of a converted
-            gradient: s^2 for |G|^2, and s^2 times `shares` for the squared sum of G and for the
-            squared inner product.
+        unit: float32 [kernel height, kernel width, input channels / groups, filters], u.
+        scale: float32 [filters], s.
+        shares: float32 [2, filters], m and f.
+        weights: float32 [3, filters], the factors s^2, s^2 m and s^2 f.
     """
 
     unit: tf.Tensor
@@ -186,10 +185,10 @@ class Standardized(typing.NamedTuple):
     weights: tf.Tensor
 
     def to_raw(self, gradients):
-        """Converts gradients for u, multiplied by s, to gradients for the raw kernel.
+        """Converts gradients for the standardized kernel u to gradients for the raw kernel.
 
         Args:
-            gradients: float32 tensor [..., *kernel shape], s times the gradients for u.
+            gradients: float32 tensor [..., *kernel shape], the gradients for u times `scale`.
 
         Returns:
             float32 tensor of the same shape.
@@ -233,7 +232,7 @@ class WSConv2DRule(Conv2DRule):
 
     @classmethod
     def forward(cls, call, watch):
-        """See `Rule.forward`."""
+        """Calls the layer: first the convolution with u, then gain, bias and activation."""
         layer = call.layer
         parts = {"activation": None, "use_bias": False, "use_gain": False}
         if layer.variable_dtype != "float64":
@@ -254,13 +253,13 @@ class WSConv2DRule(Conv2DRule):
 
     @property
     def weights(self):
-        """See `Conv2DRule.weights`."""
+        """Returns the weights of the rows of `statistics` in the squared norm, see `Conv2DRule`."""
         weights = self.standardized.weights
         return weights if self._by_kernels else weights[:1]
 
     @property
     def post_sum_transforms(self):
-        """See `Rule.post_sum_transforms`."""
+        """Returns a dict with a function that converts the clipped sum for u to the raw kernel."""
 
         def to_raw(total, standardized):
             return standardized.to_raw(total * standardized.scale)
@@ -268,7 +267,7 @@ class WSConv2DRule(Conv2DRule):
         return {id(self.layer.kernel): to_raw}
 
     def to_kernel(self, gradients):
-        """See `Conv2DRule.to_kernel`."""
+        """Converts gradients for u, times `filter_scale`, to gradients for the raw kernel."""
         return self.standardized.to_raw(gradients)
 
     def to_sum(self, total):
@@ -277,15 +276,20 @@ class WSConv2DRule(Conv2DRule):
 
     @property
     def unit(self):
-        """See `Conv2DRule.unit`."""
+        """Returns u if `statistics` must include the inner products with u, else None."""
         return self.standardized.unit if self._by_kernels else None
 
     def measured(self, measurements):
-        """Also measures two inner products of each filter. See `Conv2DRule.measured`.
+        """Converts norms of gradients for u to norms of gradients for the raw kernel.
 
-        An inner product of a filter is a sum over positions of inner products with a vector of norm
-        one. Its rounding error is at most the relative error of such a sum, times M, the sum of the
-        absolute values of its terms (`tfdpx.per_example.rounding`).
+        In the result, `squares` has three columns [B, 3]: the sums over all filters of the three
+        terms of the squared norm in `Standardized`. The result also has bounds on the rounding
+        errors of `sum(G)` and `<u, G>`. If these are computed as sums over positions, a term of the
+        sum is an inner product with a vector of norm one. So the error is at most the relative
+        error of the sum, times the sum of the absolute values of its terms.
+
+        Args:
+            measurements: `rounding.Measured` of the gradients for u times `filter_scale`.
         """
         fan_in = math.prod(self.kernel_shape[:3])
         by_axis = self.window.taps + self.kernel_shape[2]
@@ -312,7 +316,7 @@ class WSConv2DRule(Conv2DRule):
 
     @property
     def _by_kernels(self):
-        """Returns whether the inner products are computed from per-example kernel gradients.
+        """Returns whether `sum(G)` and `<u, G>` are computed from per-example kernel gradients.
 
         Otherwise they are computed as sums over positions. Kernel gradients give more exact results
         if the clipped sum also uses kernel gradients, or if the fan-in is small.
@@ -344,7 +348,10 @@ class WSConv2DRule(Conv2DRule):
         return self.window.convolve(self.inputs, self.standardized.unit)
 
     def _patch_sums(self):
-        """Returns the sum of the pixels in each patch, float32 [B * K, H', W', 1 or filters]."""
+        """Returns the sum of the inputs in each patch, float32 [B * K, H', W', 1 or filters].
+
+        Without groups, all filters have the same patches, so the last axis has size 1.
+        """
         shape, groups = self.inputs.shape, self.groups
         by_group = tf.concat([tf.shape(self.inputs)[:3], [groups, -1]], axis=0)
         images = tf.reduce_sum(tf.reshape(self.inputs, by_group), axis=-1)
