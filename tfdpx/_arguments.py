@@ -21,11 +21,11 @@ ELSEWHERE = {
 
 
 def refuse_elsewhere(function, names):
-    """Raises TypeError if an argument has a name of another library. The error tells the remedy.
+    """Raises TypeError for an argument that other libraries have, and names tfdpx's equivalent.
 
     Args:
         function: String, the name of the function that was called.
-        names: Strings, the names of the arguments that the function does not have.
+        names: Strings, the names of arguments that were passed but that the function lacks.
     """
     for name in names:
         if name in ELSEWHERE:
@@ -111,7 +111,7 @@ def exactly_one_missing(values, spelling="`{}`"):
 def check_image_shape(input_shape, with_size=False):
     """Raises ValueError unless `input_shape` is `(height, width, channels)`.
 
-    Height and width may be None, for images of any size. If `with_size` is True, they may not.
+    Height and width may be None, for images of any size, unless `with_size` is True.
     """
     require(
         len(input_shape) == 3 and input_shape[-1] is not None,
@@ -130,7 +130,7 @@ def check_image_shape(input_shape, with_size=False):
 
 
 def agreed(name, value, plan):
-    """Returns the value of an argument that an optimizer and its plan both have.
+    """Returns the value of a setting that an optimizer may get as an argument or from its plan.
 
     Args:
         name: String, the name of the argument, for example "batch_size".

@@ -1,7 +1,7 @@
 """Installs the hook of tfdpx into Keras as soon as both are imported, but never imports Keras.
 
 `import tfdpx` therefore does not wait for TensorFlow to load, and `tfdpx.accounting` works without
-TensorFlow. If Keras is imported after tfdpx, that import installs the wrappers of
+TensorFlow. If Keras is imported after tfdpx, the import of Keras installs the wrappers of
 `tfdpx._keras.hook`. The layers and optimizers of tfdpx are imported when Keras loads a file and
 first looks up a class by its name.
 """
@@ -44,7 +44,7 @@ class _AfterKeras:
     """
 
     def find_spec(self, name, path=None, target=None):
-        """Returns the other finders' spec of `keras`; None for any other module."""
+        """Returns the spec of `keras`, as other finders find it; None for any other module."""
         if name != "keras":
             return None
         other_finders = [finder.find_spec for finder in sys.meta_path if finder is not self]

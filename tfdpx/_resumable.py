@@ -18,8 +18,9 @@ def begin(path, settings, holder, remedy, free=(), **more):
     Args:
         path: `pathlib.Path` of the file of settings. Its folder is created if needed.
         settings: Dict of JSON values.
-        holder: String, the beginning of the error, for example "The folder X holds a sweep".
-        remedy: String, the end of the error.
+        holder: String, the beginning of the error for other settings, for example "The folder X
+            holds a sweep".
+        remedy: String, the end of this error.
         free: Collection of strings, the names of settings that a resume may change.
         **more: JSON values to save with the settings of new work. A resume ignores them.
 
@@ -54,17 +55,17 @@ def begun(path):
 
 
 def save(path, settings, **more):
-    """Writes the settings and `more` to the file `path`, and returns a dict of its content."""
+    """Writes a file of settings, as `begin` does for new work. Returns the content, a dict."""
     record = json.loads(json.dumps({"format": _FORMAT, "settings": settings, **more}))
     files.write(path, files.sealed(record))
     return record
 
 
 def check_same(began, settings, holder, remedy, free=()):
-    """Raises ValueError if a setting differs from its value at the beginning. The error names it.
+    """Raises ValueError if a setting is not as it was when the work began. The error names it.
 
     Args:
-        began: Dict, the settings at the beginning of the work.
+        began: Dict, the settings when the work began.
         settings: Dict, the settings now.
         holder: String, the beginning of the error.
         remedy: String, the end of the error.

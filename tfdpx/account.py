@@ -2,9 +2,9 @@
 
 An account belongs to weights, not to an optimizer, because the weights are published. The account
 survives when a model is compiled again, trained by another optimizer, saved, or copied by
-`copy_weights`. An account lists entries of a `tfdpx.accounting.Ledger`. If it receives two entries
-of the same run, one was recorded earlier, and the later one includes its updates. So only the entry
-with more updates remains. Entries of different runs compose.
+`copy_weights`. An account lists entries of a `tfdpx.accounting.Ledger`. Of two entries of the same
+run, one was recorded later and includes the updates of the other. So only the entry with more
+updates remains. Entries of different runs are composed to one epsilon.
 
 Each variable carries a mark that tells whether the origin of its values is known
 (`tfdpx._keras.origins`). The origin is known if an initializer of Keras filled the variable after
@@ -49,7 +49,7 @@ os.register_at_fork(after_in_child=_begin_process)
 
 
 class _PrivacySpend:
-    """The entries of a ledger that was loaded or copied. No optimizer adds to these entries."""
+    """Entries of a ledger that was loaded or copied, to which no optimizer adds updates."""
 
     def __init__(self, ledger):
         self._entries = {}
@@ -111,7 +111,7 @@ class Account(_PrivacySpend):
         return run in self._runs
 
     def open(self, sampling_probability, poisson_sampled, seeded, shuffled=False):
-        """Opens the entry of the ledger that counts the next updates.
+        """Begins the entry of the ledger in which the next updates are counted.
 
         Args:
             sampling_probability: Float in (0, 1], the probability that an example is in a batch;
@@ -141,7 +141,7 @@ class Account(_PrivacySpend):
         return last and {name: last[name] for name in _OPENED}
 
     def _settle(self):
-        """Adds the updates since the last call of this method to the open entry."""
+        """Adds the updates since the last call of this method to the entry that `open` began."""
         new_updates = self._state.updates - self._counted
         if new_updates <= 0:
             return
@@ -161,7 +161,7 @@ class Account(_PrivacySpend):
         return super().entries()
 
     def follow(self, model):
-        """Makes the ledger include all that any optimizer has spent, or will spend, on `model`."""
+        """Makes the ledger include all past and future spending of any optimizer on `model`."""
         self._models.add(model)
         for mark in map(mark_of, model.weights):
             mark.followers.add(self)
@@ -175,7 +175,7 @@ class Account(_PrivacySpend):
                 self._adapted.add(layer)
 
     def variables(self):
-        """Returns a list of the `keras.Variable`s that `follow` has added and that still exist."""
+        """Returns a list of the weights of models passed to `follow`, if they still exist."""
         return [v for mark in self._followed if (v := mark.owner()) is not None]
 
     def trains(self, variables):
@@ -348,7 +348,7 @@ def attach(ledger, variables):
 
 
 def are_initialized(variables):
-    """Returns whether an initializer of Keras filled each variable while tfdpx watched.
+    """Returns whether all values come from initializers of Keras, after `import tfdpx`.
 
     Args:
         variables: List of `keras.Variable`.
@@ -436,7 +436,7 @@ def _is_complete(marks):
 
 
 def _tell_others(account, marks):
-    """Tells all other accounts of the marked weights that `account` has spent more on these."""
+    """Tells the other accounts of some weights, given by their marks, that `account` spent more."""
     for other in set().union(*(mark.followers for mark in marks)) - {account}:
         # With a plan's `spent=`, this runs while a step is traced.
         step_context.eagerly(other.on_spent)

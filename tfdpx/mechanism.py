@@ -115,7 +115,7 @@ def clip_factors(squared_norms, l2_norm_clip, batch_size, fractions=None):
 def zero_invalid(factors, squared_norms, present):
     """Returns the clip factors, with 0 for each example that must not contribute.
 
-    Absent examples must not contribute, nor examples with a norm or a factor that is not finite.
+    These are absent examples, and examples with a norm or a factor that is not finite.
     For example, a factor is infinite if a clip policy has divided by a norm of zero.
 
     Args:

@@ -57,7 +57,7 @@ LARGEST_RADIUS = math.sqrt(2.0 * (_RADIUS_BITS + 1) * math.log(2.0))
 
 
 def fold_in(seed, *numbers):
-    """Returns a new seed that depends on `seed`, on `numbers` and on the order of these.
+    """Returns a new seed that depends on `seed` and on `numbers`, including their order.
 
     The new seed has 128 secret bits, too; `tf.random.experimental.stateless_fold_in` would halve
     them.
@@ -140,12 +140,12 @@ def normal(shape, seed, stddev=1.0):
 
 
 def _seeds(seed, count):
-    """Returns int64 [count, 2, 2]: for each chunk, a seed for the radii and one for the angles."""
+    """Returns seeds for `count` chunks, int64 [count, 2, 2]: of the radii, and of the angles."""
     return tf.reshape(words([4 * count], fold_in(seed, _KEY), tf.int64), [count, 2, 2])
 
 
 def _in_a_loop(pairs, seeds, stddev):
-    """Returns the results of `_box_muller` for each pair of seeds, computed in a loop.
+    """Returns the results of `_box_muller` for all pairs of seeds, computed in a loop.
 
     The loop is for XLA, which does not fuse a loop with the operations that read its result.
     Without a loop, XLA would draw the same random bits again in each of these operations.

@@ -1,4 +1,4 @@
-"""Private estimators with the interface of scikit-learn. After `fit` they have a privacy ledger.
+"""Private estimators with the interface of scikit-learn, each with a privacy ledger after `fit`.
 
     from tfdpx.sklearn import PrivateClassifier, cross_validate
 
@@ -7,8 +7,8 @@
     print(classifier.ledger_.statement())
 
 Only these estimators are private. Other steps of a pipeline may learn from private rows as well,
-for example a `StandardScaler` or a `OneHotEncoder` without `categories`. They add no noise, and no
-ledger counts them. See docs/data_scientists.md.
+for example a `StandardScaler` or a `OneHotEncoder` without `categories`. These steps add no noise,
+and no ledger counts them. See docs/data_scientists.md.
 """
 
 from tfdpx.tables.estimators import PrivateClassifier, PrivateRegressor, cross_validate

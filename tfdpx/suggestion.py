@@ -51,8 +51,8 @@ class Suggestion:
         ema_momentum: Float, the momentum of the weights' moving average, with `use_ema=True`.
         batch_size: Int, the expected batch size that is suggested for a new plan.
         steps: Int, the number of updates with `batch_size`, at the same epsilon and delta.
-        signal: Float, the largest possible length of the sum of all updates, divided by the length
-            of the sum of their noises:
+        signal: Float, the largest possible length of the sum of all updates without noise, divided
+            by the length of the sum of all noise:
             `batch_size * sqrt(steps) / (noise_multiplier * sqrt(weights))`.
         outlook: "good", "hard" or "hopeless", which depends only on the signal.
         advice: String, a sentence about the outlook. It names remedies, some as code.
@@ -74,10 +74,10 @@ def suggest(plan: PrivacyPlan, model: keras.Model | int, optimizer: str = SGD) -
     No example is read, so the suggestion costs no privacy. The suggestion follows a rule that was
     fitted to simulated trainings of networks of 650 to 10 million weights. The inputs had values
     around zero, or were mostly dark images such as MNIST. `experiments/settings` has the results,
-    and docs/choosing.md tells how good the rule is for networks and images that it was not fitted
-    to. Centre the values of your images around zero. For bright images in [0, 1], which are not
-    centred, the best learning rate of `DPSGD` is a third of the suggested one. Try half and twice
-    the learning rate on public data as well.
+    and docs/choosing.md tells how good the rule is for other networks and images. Centre the values
+    of your images around zero. For bright images in [0, 1], which are not centred, the best
+    learning rate of `DPSGD` is a third of the suggested one. Try half and twice the learning rate
+    on public data as well.
 
     Args:
         plan: A `tfdpx.PrivacyPlan`, for the training.
@@ -129,11 +129,11 @@ def learning_rate(
 ) -> float:
     """Returns the learning rate that the rule of `suggest` gives.
 
-    With DP-SGD, the noise of all updates together moves each weight by about
-    `rate * noise * sqrt(steps)`. With DP-Adam, it moves each weight by about `rate * sqrt(steps)`:
-    Adam divides each gradient by the root of its mean square, which is mostly noise. The rule gives
-    the same distance in all small networks, and a smaller one in large networks. If there is little
-    noise, a largest value limits the rate of DP-SGD.
+    The rule chooses the distance by which the noise of all updates together moves a weight. The
+    distance is the same for all small networks, and smaller for large networks. With DP-SGD, the
+    distance is about `rate * noise * sqrt(steps)`. With DP-Adam, it is about `rate * sqrt(steps)`,
+    because Adam divides each gradient by the root of its mean square, which is mostly noise. If
+    there is little noise, the rate of DP-SGD is limited by a largest value.
 
     Args:
         noise: Float, the noise multiplier divided by the batch size.

@@ -476,7 +476,7 @@ def _random_views(source, scale, dtype):
 
 
 def _check_untouched(model):
-    """Raises ValueError unless a model is new. Otherwise its weights could contain private data."""
+    """Raises ValueError unless the weights are new. Other weights could contain private data."""
     ledger = account.ledger_of(model.weights)
     layers = layer_internals.flatten_layers(model)
     adapted = [x.name for x in layers if layer_internals.adapted_statistics(x) is not None]

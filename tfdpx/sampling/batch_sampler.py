@@ -1,8 +1,9 @@
-"""Makes data sets that sample the batches of a privacy plan, with new batches in every pass.
+"""Makes data sets that draw the batches of a privacy plan, with new batches in every pass.
 
-A draw is determined by a random key and the number of a step. Epsilon is valid only if every update
-draws a fresh batch. So a `fit` that trains on a data set registers its `Session` here. The key then
-comes from the session's secret, or from the user's seed, and the step is the number of the update.
+The batch of a step is determined by a random key and the number of the step. Epsilon is valid only
+if every update draws a fresh batch. So a `fit` sets the attribute `session` of the `BatchSampler`
+that it trains on. The key then comes from the secret of the session, or from the user's seed, and
+the number of the step is the number of the update.
 """
 
 import functools
@@ -34,7 +35,7 @@ class BatchSampler:
     step `start`, or in a session at the session's next update.
 
     Args:
-        purpose: Int that changes the key. So these draws differ from other uses of the same seed.
+        purpose: Int that is mixed into the key, so draws for other purposes differ with one seed.
         draw: Function `draw(key, step, replica)` that returns the indices of the drawn examples,
             int64 [n]. `key` is an int64 tensor [2]; `step` and `replica` are scalar int64 tensors.
         examples: `Examples`, `RandomAccess` or `Users` to draw from.
@@ -52,9 +53,10 @@ class BatchSampler:
         held_out: Tuple of arrays for validation, or None.
         class_weight: `ClassWeights`, or None. `dataset` multiplies the sample weights by them.
             `fitted` does not, because the private step applies them after clipping.
-        fitted: The data set that `fit` trains on in place of `dataset`. It declares no length,
-            because earlier updates shorten it. If the examples have no weights, the third part of a
-            batch holds flags [rows] of dtype `FLAGS`: 1 for a row with an example, 0 for padding.
+        fitted: The data set that `fit` trains on in place of `dataset`. Its length is unknown,
+            because it ends at the last update of the plan. If the examples have no weights, the
+            third part of a batch holds flags [rows] of dtype `FLAGS`: 1 for a row with an example,
+            0 for padding.
         with_ids: `fitted` with a fourth part: the index of the example in each row, int32 [rows],
             which is 0 for padding.
         optimizer: The argument `optimizer`.
@@ -89,7 +91,7 @@ class BatchSampler:
         self._seed = seed if seed is None or is_secret else noise.make_seed(seed)
 
     def dataset(self):
-        """Returns a `tf.data.Dataset` of the drawn batches, which `sampler_of` recognises."""
+        """Returns a `tf.data.Dataset` of the drawn batches, which `sampler_of` maps to `self`."""
         dataset = self._pipeline(self._weighted)
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
         if fixed and not self._shards.is_split:
@@ -130,7 +132,7 @@ class BatchSampler:
         return rows, *self.examples.batch(rows, self._shards.rows, *more)
 
     def _pipeline(self, part):
-        """Returns a data set with an element `part(rows, x, y, sample_weight)` for each step."""
+        """Returns a data set of the results of `part(rows, x, y, sample_weight)`, one per step."""
         if self._shards.is_split:
             key = self._key()
             steps = self._shards.steps(*self._range())
@@ -178,7 +180,7 @@ class BatchSampler:
 
 
 def finished(dataset):
-    """Returns the data set with prefetching of one batch and the options that a sampler needs."""
+    """Returns the data set with prefetching of one batch, and without `tf.data`'s optimizations."""
     options = tf.data.Options()
     # The pipeline is so short that optimizing it takes longer than running it as it is.
     options.autotune.enabled = False
@@ -201,7 +203,7 @@ def sampler_of(data):
 
 
 def is_seeded(data):
-    """Returns whether a data set, or a data set that it was made from, draws with a user's seed."""
+    """Returns whether the draws of a data set, or of one that it transforms, use a user's seed."""
     sampler = sampler_of(data)
     if sampler is not None and sampler.is_seeded:
         return True

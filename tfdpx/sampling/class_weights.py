@@ -55,7 +55,7 @@ class WeightTable:
             self.assign(*former_arrays)
 
     def assign(self, *arrays: np.ndarray) -> None:
-        """Sets the classes and their weights; `arrays` are the result of `ClassWeights.arrays`."""
+        """Writes the result of `ClassWeights.arrays`, classes and their weights, to the table."""
         for part, array in zip(self._variables, arrays, strict=True):
             part.assign(array)
 
@@ -96,7 +96,7 @@ class WeightTable:
 
 
 def _look_up(classes, weights, labels):
-    """Returns the weights of `labels`, float32 [n], or 1 if `classes` lacks a label."""
+    """Returns the weight of each label, float32 [n]; 1 for a label that is not in `classes`."""
     places = tf.minimum(tf.searchsorted(classes, labels), tf.size(classes) - 1)
     return tf.where(tf.gather(classes, places) == labels, tf.gather(weights, places), 1.0)
 

@@ -28,8 +28,8 @@ class RandomAccess:
 
     Pass it in place of arrays to any function that draws batches, for example
     `plan.batches(RandomAccess(source))`. Memory holds only the batches that are being prepared.
-    Several threads read and decode the examples of a batch. The threads run in parallel in the code
-    of Pillow, NumPy or TensorFlow. With the same seed, the draws are the same as for arrays in the
+    Several threads read the examples of a batch. They run in parallel while Pillow, NumPy or
+    TensorFlow decode the examples. With the same seed, the draws are the same as for arrays in the
     same order.
 
     Args:
@@ -293,7 +293,7 @@ def as_examples(x, y=None, sample_weight=None, *, num_examples=None):
 
 
 def _tensors(name, arrays):
-    """Returns `arrays` with each array as a tensor. `name` is the argument to blame in errors."""
+    """Returns a nest of arrays as tensors. `name` is the name of the argument for errors."""
     if isinstance(arrays, dict):
         return {key: _tensors(name, array) for key, array in arrays.items()}
     if isinstance(arrays, tuple):
@@ -320,7 +320,7 @@ def _tensors(name, arrays):
 
 
 def _take(capacity, rows, *arrays):
-    """Returns the rows of each array, padded with zeros to `capacity`."""
+    """Returns the entries `rows` of each array, padded with zeros to `capacity` entries."""
 
     def take(array):
         padding = tf.zeros([capacity - tf.shape(rows)[0], *array.shape[1:]], array.dtype)

@@ -53,14 +53,15 @@ def check_dense(name, nest, columns=None):
 
 
 def unfit_column(table, names=None):
-    """Returns the name and the kind of the first column of a table that is not all numbers.
+    """Finds the first column of a table that does not hold only numbers.
 
     Args:
         table: Array or data frame [rows, columns]. An array of another rank counts as one column.
         names: Names of the columns. None means the names in a data frame, or the column numbers.
 
     Returns:
-        Pair of a name and "dates", "texts" or "objects"; (None, None) if all columns are numbers.
+        Pair of the name of the column, and "dates", "texts" or "objects", the kind of its values.
+        (None, None) if all columns hold only numbers.
     """
     names, table = getattr(table, "columns", names), np.asarray(table)
     if table.dtype.kind in "biuf":
@@ -116,7 +117,7 @@ def refuse_repeat(name, dataset):
 
     Args:
         name: String, the name of the argument, for the message.
-        dataset: `tf.data.Dataset` that is read once.
+        dataset: `tf.data.Dataset` that tfdpx will read once to its end.
 
     Raises:
         ValueError: If the data set is infinite or contains `repeat`.
@@ -133,19 +134,20 @@ def refuse_repeat(name, dataset):
 def same_rows(data):
     """Checks that all tensors of a batch have the same number of rows, and returns the batch.
 
-    With fewer targets than inputs, a target would be used for several examples, by broadcasting
-    or, under XLA, by indices beyond the end. One example would then change several gradients.
+    If a batch had fewer targets than inputs, TensorFlow could use one target for several inputs: by
+    broadcasting, or under XLA by reading past the last target. One example would then change
+    several gradients.
 
     Args:
         data: Nested structure of tensors [B, ...] and None.
 
     Returns:
-        `data`. Lengths that are unknown during tracing are compared when the step runs (under XLA,
-        when it is compiled). If such lengths differ, the step raises
-        `tf.errors.InvalidArgumentError`.
+        `data`. If some numbers of rows are unknown during tracing, they are compared when the step
+        runs, or under XLA when it is compiled. The step raises `tf.errors.InvalidArgumentError` if
+        they differ.
 
     Raises:
-        ValueError: If lengths that are known during tracing differ.
+        ValueError: If numbers of rows that are known during tracing differ.
     """
     tensors = _leaves(data)
     if any(not tensor.shape.rank for tensor in tensors if tensor.shape.rank is not None):

@@ -59,10 +59,10 @@ def row_digests(arrays: Sequence[Any]) -> np.ndarray:
 
 
 def warn_of_repeated_rows(plan: Any, arrays: Sequence[np.ndarray]) -> None:
-    """Warns if more rows are equal than chance explains. The warning states these rows' epsilon.
+    """Warns if more rows are equal than chance explains, and states the epsilon of equal rows.
 
-    The number of rows and the epsilon in the warning are computed from private data without noise,
-    so they are only for the user.
+    The warning is only for the user, because it tells numbers that are computed from private data
+    without noise.
 
     Args:
         plan: The `PrivacyPlan` of the training, with a nonzero noise multiplier.
@@ -92,8 +92,8 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
     of the product, as if only every second value counted. Two kinds of values are left out: NaN,
     and a value that equals the one before it (blank images, padded texts).
 
-    Consider all rows that occur at least c times. If more than a twentieth of these rows could
-    occur that often by chance, chance explains c equal rows.
+    Chance does not explain c equal rows if it accounts for less than a twentieth of all rows that
+    occur at least c times.
 
     Args:
         arrays: Arrays with the same number of rows.
@@ -121,7 +121,10 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
 
 
 def _frequencies(table, row):
-    """Returns the frequencies of some values of a row in their columns, floats in (0, 1]."""
+    """Returns how frequent some values of a row are in their columns, floats in (0, 1].
+
+    `table` is an array [rows, columns], and `row` is the index of the row.
+    """
     values = table[row]
     is_new = np.append(True, values[1:] != values[:-1])[: len(values)] & (values == values)
     places = np.flatnonzero(is_new)

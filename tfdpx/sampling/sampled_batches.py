@@ -318,7 +318,8 @@ def batches_in_order(examples, *, capacity, input_context):
         input_context: As in `poisson_sampler`.
 
     Returns:
-        A `tf.data.Dataset` as from `BatchSampler.dataset`, with the shares of this host's replicas.
+        A `tf.data.Dataset` with one element for each step and each replica of this host: the
+        replica's share of the global batch, `(x, y, sample_weight)`, padded with zeros.
     """
     shards = ReplicaShards(capacity, input_context)
 

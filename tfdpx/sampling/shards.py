@@ -50,7 +50,9 @@ class ReplicaShards:
         self.replicas = range(host * replicas_per_host, (host + 1) * replicas_per_host)
 
     def steps(self, first, last):
-        """Returns a data set of int64 pairs (step, replica) for steps [first, last) of this host.
+        """Returns a data set of int64 pairs (step, replica) for the replicas of this host.
+
+        The steps go from `first` to `last` (exclusive).
 
         The data set calls no Python function, because the hosts of a TPU run in other processes.
         """
@@ -82,10 +84,10 @@ class ReplicaShards:
 
 
 def interleave_shards(tensor, count):
-    """Returns a tensor [n, ...] with its rows ordered by share. There are `count` shares.
+    """Returns a tensor [n, ...] with its rows ordered by share.
 
-    Each share has every `count`-th row. For example, with `count=2`, six rows get the order 0, 2,
-    4, 1, 3, 5.
+    There are `count` shares, and each has every `count`-th row. For example, with `count=2`, six
+    rows get the order 0, 2, 4, 1, 3, 5.
     """
     if count == 1:
         return tensor

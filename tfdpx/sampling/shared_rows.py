@@ -2,12 +2,12 @@
 
 The ledger of an estimator of `tfdpx.sklearn` covers only its last `fit`. So this module counts the
 fits of all estimators in this process. Rows are recognised by keyed digests. Digests and counts
-stay in memory: they are neither pickled nor written to a file. A row is not recognised if a step
-before the estimator changes it differently in each fit.
+stay in memory: they are neither pickled nor written to a file. A row is not recognised if the steps
+of a pipeline before the estimator change the row, and do so differently in each fit.
 
-A search of scikit-learn is recognised by its copies. The search makes one copy of its estimator,
-called the base, and never fits the base. Each candidate is a copy of the base, and the search drops
-the base at its end.
+A search of scikit-learn, for example `GridSearchCV`, is recognised by the copies that it makes. It
+makes one copy of its estimator, called the base, and never fits the base. Each candidate is a copy
+of the base. When the search ends, it drops the base.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ _lock = threading.RLock()  # Reentrant: a search may end while its thread counts
 
 @dataclasses.dataclass(eq=False)
 class _Fit:
-    """A private fit. `said` is the cost stated in the last warning that counted this fit, or 0."""
+    """A private fit.
+
+    Attributes:
+        runs: Tuple of `accountants.Run`, the updates and releases of the fit.
+        delta: Float, the delta of the fit.
+        said: Float, the total cost of fits in the last warning that included this fit, or 0.
+        cost: Float, the privacy cost, which adds up over fits.
+    """
 
     runs: tuple[accountants.Run, ...]
     delta: float
@@ -52,17 +59,17 @@ class _Fit:
 
 
 class _History(NamedTuple):
-    """The fits that used a row, the number of copies of the row in each fit, and the total cost."""
+    """The history of a row: pairs (fit, number of the row's copies in it), and their total cost."""
 
     cost: float = 0.0
     fits: tuple[tuple[_Fit, int], ...] = ()
 
 
 class _Rows(dict[int, _History]):
-    """A dict from the digest of a row to its history. Rows with the same fits share a history."""
+    """A dict from digests of rows to `_History`. Rows of the same fits share one `_History`."""
 
     def add(self, fit, rows):
-        """Adds a fit to the histories of rows, a list of pairs (digest, number of copies)."""
+        """Adds a fit to the histories of its rows, a list of pairs (digest, number of copies)."""
         added: dict[tuple, _History] = {}
         for row, times in rows:
             cost, fits = old = self.get(row, _NEW)
@@ -82,7 +89,7 @@ _all_rows = _Rows()
 
 
 def _is_news(history, growth=1.0):
-    """Returns whether a row's fits cost more than `growth` times the cost in the last warning."""
+    """Returns whether the cost of a history exceeds `growth` times the cost in the last warning."""
     return len(history.fits) > 1 and history.cost > growth * max(f.said for f, _ in history.fits)
 
 
@@ -95,9 +102,9 @@ def _remember(history):
 def _epsilon(history, growth=1.0, *, once=False):
     """Returns the epsilon and the delta of a row over all fits of its history.
 
-    A fit may contain several copies of the row. The noise of the fit then counts as a sum of equal
-    parts, one for each copy, as in `tfdpx.accounting.group_epsilon`. With `once`, every fit counts
-    as if it contained only one copy. The number of steps is multiplied by `growth`.
+    If a fit contains several copies of the row, epsilon protects all copies together, as in
+    `tfdpx.accounting.group_epsilon`. With `once=True`, each fit counts as if it contained one copy.
+    The number of steps of all fits is multiplied by `growth`.
     """
     steps: dict[tuple[float, float], float] = collections.Counter()
     for fit, times in history.fits:
@@ -110,7 +117,7 @@ def _epsilon(history, growth=1.0, *, once=False):
 
 
 def _text(history):
-    """Returns epsilon and delta of a history as text."""
+    """Returns the epsilon and delta of a history as a string."""
     (total, delta), (if_once, _) = _epsilon(history), _epsilon(history, once=True)
     often = f" ({rounded_up(if_once)} if equal rows in one fit are different people)"
     return f"epsilon={rounded_up(total)} at delta={delta:g}" + often * (total > if_once)
@@ -120,9 +127,9 @@ class Copies:
     """Keeps track of the copies of an estimator, and of the fits of these copies.
 
     Attributes:
-        role: "search" if the estimator is the base of a search; then one warning at the end of the
-            search covers all its fits. "silent" if the caller itself states the cost of all fits.
-            Otherwise "new", or "other" as soon as the estimator is used.
+        role: String. "new" at first. "search" if the estimator is the base of a search: one warning
+            at the end of the search then covers all fits. "silent" if the caller states the cost of
+            all fits, so no warning is needed. Otherwise "other".
     """
 
     def __init__(self, source: Any = lambda: None):
@@ -144,16 +151,22 @@ class Copies:
                 )
 
     def with_others(self) -> str:
-        """Returns a text on the epsilon and delta of all fits on the same rows.
+        """Returns a string, the epsilon and delta of the search and of other fits on its rows.
 
-        The text is empty if there are no fits other than those of the search.
+        The string is empty if there are no other fits.
         """
         with _lock:
             _, _, search, total = self._totals()
             return _text(total) if total.cost > search.cost else ""
 
     def _totals(self):
-        """Returns the histories of all fits, the numbers of copies, and two sums as histories."""
+        """Returns four values.
+
+        1. The list of the histories of the search's rows, over all fits in this process.
+        2. A dict from each fit of the search to the largest number of copies of a row.
+        3. The `_History` of the row with the largest cost, over the fits of the search.
+        4. As 3, over all fits in this process.
+        """
         near, every = (rows.histories(self.rows) for rows in (self.rows, _all_rows))
         times: dict[_Fit, int] = {}
         for fit, number in (pair for history in near for pair in history.fits):
@@ -188,7 +201,7 @@ def copies_of(estimator: Any) -> Copies:
 
 
 def on_use(estimator: Any) -> None:
-    """Records that scikit-learn uses an estimator, and does not only copy it."""
+    """Records that an estimator is used other than by copying it, so it is no base of a search."""
     if copies_of(estimator).role == "new":
         copies_of(estimator).role = "other"
 

@@ -105,7 +105,7 @@ class Users:
         return tf.reshape(tensor, [rows // self.per_user, self.per_user, *rest])
 
     def _chosen(self, rows, key):
-        """Chooses k examples of each person: int64 [n, k]. Also returns if they exist, bool [n, k].
+        """Returns the indices of k examples of each person, and whether each exists, two [n, k].
 
         The examples are chosen without replacement by Floyd's algorithm.
         """
@@ -167,7 +167,9 @@ def _like(flags, tensor):
 
 
 def numbered(user_ids, count):
-    """Converts ids to numbers from 0, int64 [count]. Also returns the number of different ids.
+    """Returns the number of each example's person, int64 [count], and the number of people.
+
+    People are numbered from 0.
 
     Args:
         user_ids: As for `Users`.
@@ -228,9 +230,10 @@ def _kind(value):
 
 
 def spelling(value):
-    """Returns the normalized spelling of an id, which is the same for ids that look alike.
+    """Returns an id in a spelling that is the same for all ids that look alike.
 
-    It has no control characters, only single spaces, and composed letters.
+    A string in this spelling has no control characters, single spaces between words, and accents
+    composed with their letters. Other ids are returned unchanged.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")

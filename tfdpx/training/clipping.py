@@ -79,7 +79,7 @@ class ClipPolicy:
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
-        """Returns the clip of each example, float32 [count]; None if all examples have the same.
+        """Returns the clip of each example, float32 [count]; None if no other method needs it.
 
         The result is only passed to other methods of the policy, so its unit is up to the policy.
 
