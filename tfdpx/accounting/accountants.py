@@ -64,8 +64,8 @@ def epsilon(
     - no example changes the sum of a step by more than `l2_norm_clip` in l2 norm;
     - Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip` is added to that sum.
 
-    Both data sets are trained with the same arguments, so the arguments are public. This includes
-    the number of examples, from which `sampling_probability` follows (see `tfdpx.PrivacyPlan`).
+    The arguments are the same for both data sets, so they count as public. The number of examples,
+    from which `sampling_probability` follows, is therefore public, too (see `tfdpx.PrivacyPlan`).
 
     The share `RESERVED_SHARE` of delta is reserved for two events that the accountants do not
     cover: a step may draw more examples than its batch has rows, and the noise of tfdpx never

@@ -162,12 +162,12 @@ def divergences(
 
 
 def _divergence(squares, probability, order):
-    """Returns the divergences at one order; see `divergences`.
+    """Returns the divergences at one order, by the formula in the docstring of `divergences`.
 
     Args:
-        squares: float64 array [n] of values > 0: 1 / s^2.
-        probability: Float in (0, 1), q.
-        order: Int >= 2, a.
+        squares: float64 array [n] of values > 0, which are 1 / s^2 in the formula.
+        probability: Float in (0, 1), the sampling probability q.
+        order: Int >= 2, the order a.
 
     Returns:
         float64 array [n].

@@ -85,8 +85,8 @@ class IndividualAccountant:
     the norm of the example's gradient when the example was last drawn, divided by the clip C and
     rounded up to a multiple of `rounding`. When a step draws the example, the optimizer clips its
     gradient to C times this fraction (to C at the first draw). The accountant counts exactly this
-    fraction as spent, and then stores the new norm (Yu et al. 2022, Algorithm 1). So the account is
-    right even if norms change. If a norm grows, the example loses some signal once.
+    fraction as spent, and then stores the new norm (Yu et al. 2022, Algorithm 1). So the count is
+    right even if norms change. If a norm grows, the gradient is still clipped to the old norm once.
 
     Guarantee. Take two data sets that are equal, except that only one of them has the example i.
     The clip of i at a step depends on i, on the steps that drew i, and on earlier weights, which
@@ -343,8 +343,8 @@ class Losses:
     """Computes privacy losses of steps in a form that can be summed over steps.
 
     The privacy loss of a step for an example is a list of numbers: its Renyi divergences at several
-    orders. For full batches with "improved", the privacy loss is only one number, the square of mu.
-    Its sum over steps is exact even if the fractions are chosen during the training (Smith and
+    orders. For full batches with "improved", the privacy loss is only one number, mu^2. The sum of
+    mu^2 over steps is exact even if the fractions are chosen during the training (Smith and
     Thakurta 2022, arXiv:2210.17520).
 
     Args:
@@ -403,7 +403,9 @@ class Losses:
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 `Losses` is frozen and compared by value.
     def _logs(self, noise_multiplier, sampling_probability):
-        """Returns float64 [grid, orders]: log(exp((a - 1) RDP) - 1) for the fractions in `_GRID`.
+        """Returns the values that `interpolated` interpolates, float64 [grid, orders].
+
+        They are log(exp((a - 1) RDP) - 1) at each order a, for each fraction in `_GRID`.
 
         Args:
             noise_multiplier: Float > 0.

@@ -303,7 +303,7 @@ class Ledger:
 
     @property
     def selections(self) -> tuple[tuple[Entry, ...], ...]:
-        """Tuple with an item for each paid search: the tuple of the entries of one of its runs."""
+        """Tuple with one item for each paid search: a tuple of the entries of one run."""
         searches: dict[tuple, list[Entry]] = {}
         for entry in self.entries:
             if entry.kind == SELECTION:

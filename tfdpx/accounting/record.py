@@ -140,7 +140,10 @@ class Record:
 
     @property
     def is_private(self) -> bool:
-        """Bool: whether epsilon is finite. It need not be a bound (`statement.is_unknown`)."""
+        """Bool: whether epsilon is finite. A finite epsilon need not be an upper bound.
+
+        `tfdpx.accounting.statement.is_unknown` tells whether it is one.
+        """
         return self.epsilon < math.inf
 
     @property
