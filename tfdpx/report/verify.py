@@ -232,7 +232,7 @@ def _compared(ours, theirs, record):
 
 
 def _note_unchecked(folder, files, verdict):
-    """Adds the files of a folder that were not checked to `verdict.unchecked`."""
+    """Adds sentences to `verdict.unchecked` about the files of a folder that were not checked."""
     if MODEL not in files:
         verdict.unchecked.append(f"Weights: there is no {MODEL}")
     compared = {folder / name for name in page.pictures_of(folder) if page.FILE in files}

@@ -52,7 +52,7 @@ def in_one_line(value: Any) -> str:
 def template(
     name: str, finalize: Callable[[Any], str] | None = in_one_line, autoescape: bool = False
 ) -> Any:
-    """Returns a template of jinja2.
+    """Returns a jinja2 template.
 
     Args:
         name: String, a file in `templates/`.
