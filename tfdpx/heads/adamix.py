@@ -49,14 +49,14 @@ class AdaMix(Head):
 
     This is Algorithm 2 of the paper, for features with a norm near one. Let N be the number of all
     examples, public and private, and let `G_public` and `G_private` be the sums of their gradients.
-    The fit repeats `steps` times
+    The fit makes T = `steps` steps:
 
         w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_0)).
 
     - w_0 are the initial weights, which minimize the loss of the public examples.
     - Private gradients are clipped to tau, the 90th percentile of the norms of the public gradients
       at w.
-    - The noise has the standard deviation `noise_multiplier tau`.
+    - The noise has the standard deviation sigma tau, where sigma is `noise_multiplier`.
     - The columns of U are the left singular vectors of `G_public` with the largest singular values.
 
     Without public examples this is NoisyGD (Algorithm 1, but without its projection onto a ball).
@@ -361,9 +361,10 @@ class PublicSet:
         """Returns the subspace onto which private gradients are projected.
 
         Its columns are the left singular vectors of the sum of the public gradients with the
-        largest singular values ("Adaptive subspace projection"). They are a little shorter than 1;
-        otherwise rounding could make a projected gradient longer. There are at most m - 1 columns:
-        the gradient of a softmax sums to zero over the m classes, so its rank is at most m - 1.
+        largest singular values ("Adaptive subspace projection"). They are scaled to norms a little
+        below 1; otherwise rounding could make a projected gradient longer. There are at most m - 1
+        columns: the gradient of a softmax sums to zero over the m classes, so its rank is at most
+        m - 1.
 
         Args:
             kernel: float64 array `[d, m]`, at which the gradients are computed.
