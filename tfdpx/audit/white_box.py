@@ -51,8 +51,8 @@ class OptimizerReport:
     """The result of `check_optimizer`.
 
     Attributes:
-        epsilon: Float, the epsilon of one update by the accountant, without random sampling: the
-            attacker knows that the canary would be in the batch.
+        epsilon: Float, the epsilon of one update, computed by the accountant. Random sampling does
+            not reduce it, because the attacker chooses the batches.
         epsilon_lower_bound: Float. With the given confidence, the true epsilon is at least this.
         delta: Float, the delta of both epsilons.
         confidence: Float. A correct optimizer passes with at least this probability.
@@ -120,10 +120,10 @@ def check_optimizer(
     Guarantee: a correct optimizer fails with probability at most `1 - confidence`. Passing does not
     prove privacy. The check does not cover how batches are sampled (see `check_sampling`), whether
     the loss and the layers keep examples independent (see `tfdpx.checks`), or other outputs of a
-    run. With `individual=`, it covers only examples that are clipped to the whole clip. With an
-    `AdaptiveClip`, it covers the gradients and their noise, but not the released count of examples.
-    Weight decay, weight regularisers, constraints and averages of weights read no data, and are not
-    checked.
+    run. With `individual=`, it covers only examples with the clip `l2_norm_clip`, not those with a
+    smaller clip. With an `AdaptiveClip`, it covers the gradients and their noise, but not the
+    released count of examples. Weight decay, weight regularisers, constraints and averages of
+    weights read no data, and are not checked.
 
     Args:
         model: A built `keras.Model`, compiled or not. Its distribution strategy must have one host.
@@ -409,10 +409,11 @@ class Canaries:
 
 
 def _observed(private):
-    """Returns a subclass of a private optimizer that subtracts noisy sums from the weights.
+    """Returns a subclass of a private optimizer with updates that show the noisy sum of gradients.
 
     All methods of the private optimizer run as usual. Only the `update_step` of Keras's optimizer
-    is replaced. So the noisy sum, in units of the clip, can be read from the change of the weights.
+    is replaced by a method that subtracts the noisy sum, in units of the clip, from the weights.
+    So the sum can be read from the change of the weights.
 
     Args:
         private: A class of private optimizers.
