@@ -266,10 +266,10 @@ class IndividualAccountant:
         """Releases the mean and quantiles of the individual epsilons with noise.
 
         The result may be published. `release_statistics` in
-        `tfdpx.accounting.individual_statistics` describes the guarantee. That function needs a
-        public upper limit of the individual epsilons; it is the ledger's epsilon here. The cost of
-        the release is added to the ledger of the weights, so a `PrivacyBudget` of a later training
-        includes it.
+        `tfdpx.accounting.individual_statistics` describes the guarantee. As the public upper limit
+        of the individual epsilons, this method uses the ledger's epsilon. The cost of the release
+        is added to the ledger of the weights, so a `PrivacyBudget` of a later training includes
+        this cost.
 
         Args:
             delta: Float in (0, 1), for the individual epsilons and for the release. Defaults to the

@@ -1,7 +1,8 @@
-"""Computes the privacy cost of a search with a random number of runs that releases only the best.
+"""Computes the privacy cost of a search for hyperparameters that releases only its best run.
 
-The method is from Papernot and Steinke 2021 (arXiv:2110.03620), "Hyperparameter Tuning with Renyi
-Differential Privacy". dp_accounting does the mathematics. A search must meet three conditions:
+The number of runs is random. The method is from Papernot and Steinke 2021 (arXiv:2110.03620),
+"Hyperparameter Tuning with Renyi Differential Privacy". dp_accounting does the mathematics. A
+search must meet three conditions:
 
 - `draw_runs` draws the number of runs.
 - All runs draw their hyperparameters independently from the same distribution.

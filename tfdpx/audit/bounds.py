@@ -275,13 +275,13 @@ def _steinke(correct, guesses, canaries, epsilon, delta):
 
 
 def _least_mass(needed, correct, guesses, canaries, tail):
-    """Returns the least possible sum of p_0, ..., p_r. If it exceeds 1, `tail` is impossible.
+    """Returns the least possible sum of p_0, ..., p_r. If the sum exceeds 1, `tail` is impossible.
 
-    p_c is the probability of c right guesses, and `tail` an assumed probability of at least
-    `correct` right guesses. The inequality of Mahloujifar et al. for the set T = {i, i+1, ...}
-    gives the smallest p_{i-1} that is possible with p_i, p_{i+1}, ...; the loop computes these
-    values from i = `correct` down to 1. The sum is smallest if the whole tail has exactly `correct`
-    right guesses.
+    Here p_c is the probability of c right guesses, and `tail` is an assumed probability of at least
+    `correct` right guesses. The sum is smallest if more than `correct` right guesses never happen,
+    so the loop starts with p_c = `tail` at c = `correct`. For each smaller c, the inequality of
+    Mahloujifar et al. with the set T = {c + 1, c + 2, ...} gives the smallest possible p_c from
+    p_{c+1}, p_{c+2}, ...
 
     Args:
         needed: Function from the left-hand side of the inequality to the least argument of f with

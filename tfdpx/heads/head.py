@@ -303,8 +303,8 @@ class Head(abc.ABC):
     def to_layer(self, name: str | None = None) -> keras.layers.Dense:
         """Returns a `keras.layers.Dense` with the fitted weights, to put on the backbone.
 
-        The ledger belongs to these weights: if a tfdpx optimizer trains them later, its ledger
-        includes the cost of this fit.
+        The ledger belongs to these weights: if a tfdpx optimizer trains them later, the optimizer's
+        ledger includes the cost of this fit.
 
         Args:
             name: Optional string, the name of the layer.
