@@ -27,9 +27,9 @@ def LinearOnFeatures(
     Args:
         num_classes: Positive integer, the number of outputs.
         input_shape: `(height, width, channels)` of one image, all fixed.
-        extractors: List of `keras.Model`, each from images `[batch, height, width, channels]` to
-            features `[batch, ...]`, where all sizes except the batch size are fixed. The function
-            freezes these models: it sets `trainable` to False.
+        extractors: List of `keras.Model`s that compute features `[batch, ...]` from images `[batch,
+            height, width, channels]`. All sizes of features except the batch size must be fixed.
+            The function freezes these models: it sets `trainable` to False.
         name: String, the name of the model.
 
     Returns:
@@ -103,7 +103,7 @@ def ScatterLinear(
     The features are the square root of the Morlet scattering transform of the image. They are
     whitened with statistics of *generated* images (`tfdpx.synthetic`) and scaled to norm one. Only
     the last layer is trained. The features of an image do not depend on other private data, so they
-    spend no privacy.
+    cost no privacy.
 
     With a small privacy budget or few examples, these features are better than features that are
     learned privately. A private training adds noise to each trained weight. If features have norm

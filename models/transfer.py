@@ -59,10 +59,11 @@ def backbone(
         input_shape: `(height, width, channels)` of the images; height and width may be None. Gray
             images are repeated for all channels of the network.
         weights: String or None, only if `model` is a string. `"imagenet"` downloads the weights of
-            keras.applications, which count as public. A path loads a file that was saved by
-            `save_weights` of the network without its classifier. None gives random weights. If the
-            file has no ledger, `optimizer.ledger.is_complete` is False, unless you declare by
-            `tfdpx.checks.mark_public(model)` that the weights contain no private data.
+            keras.applications, which count as public. None gives random weights. A path loads a
+            file that was saved by `save_weights` of the network without its classifier. If the file
+            has no ledger (a record of its privacy loss), `optimizer.ledger.is_complete` is False,
+            until you declare by `tfdpx.checks.mark_public(model)` that the weights contain no
+            private data.
         batch_norm: `"freeze"` freezes each `keras.layers.BatchNormalization`, also in the model
             that you pass as `model`. `"replace"` replaces it by `tfdpx.layers.replace_batch_norm`;
             the moving statistics are then lost, so the network must be trained further.
@@ -121,7 +122,9 @@ def backbone(
 
 
 def whitened(model: keras.Model, largest: float, generator: Any = "synthetic") -> keras.Model:
-    """Adds a whitening of the features to a model, with statistics of generated images.
+    """Returns a model with an added last layer that whitens the features.
+
+    The statistics for the whitening are computed from generated images.
 
     Args:
         model: `keras.Model` from images `[batch, height, width, channels]` of fixed size to
@@ -398,11 +401,11 @@ def without_batch_statistics(model, batch_norm):
 
 
 def _remembering(model):
-    """Returns a model with the same layers. If it is saved, the file tells which layers are frozen.
+    """Returns a plain functional model with the same layers, to save which layers are frozen.
 
-    The backbones of keras_cv and keras-hub do not save which layers are frozen, so they are rebuilt
-    as plain functional models. A model without batch normalization is returned unchanged, because
-    some backbones have layers that cannot be loaded in another model.
+    If a backbone of keras_cv or keras-hub is saved, the file does not tell which layers are frozen.
+    The file of a plain functional model does. A model without batch normalization is returned
+    unchanged, because some backbones have layers that cannot be loaded in another model.
     """
     inside = hasattr(model, "inputs") and not isinstance(model, keras.Sequential)
     if not inside or not batch_norms(model):

@@ -39,7 +39,7 @@ def define_flags(values):
 
 
 def main(argv, values=flags.FLAGS):
-    """Adds up the runs that the flags name. A `UserError` is printed as one line."""
+    """Adds up the privacy losses of the runs in --workdir. Prints a `UserError` as one line."""
     with in_one_line("tfdpx.train.account", argv), checking_flags():
         if not values.workdir:
             raise ValueError(
@@ -51,7 +51,7 @@ def main(argv, values=flags.FLAGS):
 
 
 def _of_runs(values):
-    """Prints one statement for all runs in --workdir. Returns the last line of output, a dict."""
+    """Prints one statement for all runs in --workdir. Returns a dict, the last line to print."""
     runs, unread = {}, {}
     for path in values.workdir:
         more, left_out = _read(path)
@@ -137,7 +137,7 @@ def _together(read, delta, same_data):
 
 
 def _is_same(one, other):
-    """Returns whether two `DatasetId` name the same data set. Versions and classes may differ."""
+    """Returns whether two `DatasetId`s have the same name. Versions and classes may differ."""
     if one.identifier is not None or other.identifier is not None:
         return one.identifier == other.identifier
     first, second = (re.split("[:/]", data.name)[0] for data in (one, other))
@@ -145,7 +145,10 @@ def _is_same(one, other):
 
 
 def _overlap(one, other):
-    """Returns whether two `DatasetId` may share examples. Parts with different classes do not."""
+    """Returns whether the data sets of two `DatasetId`s may share examples.
+
+    For example, "digits:0-4" and "digits:5-9" share none, as their classes differ.
+    """
     parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
     first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
     return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]

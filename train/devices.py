@@ -137,7 +137,7 @@ def check_batch_size(strategy, batch_size):
 
 @contextlib.contextmanager
 def chief_first(strategy, settings):
-    """Context manager that makes the chief run its block before the other hosts run theirs.
+    """Context manager in which the chief, the first host, runs the block before the other hosts.
 
     For example, the chief can write files that the other hosts then read.
 

@@ -106,7 +106,7 @@ def check(settings, plan, image_shape):
 
 
 def checkpoints(folder, write=True):
-    """Returns two `tfdpx.callbacks.Checkpoint`: one for the whole run, one for its head steps.
+    """Returns two `Checkpoint`s: for the whole run, and for its first `head_steps` updates.
 
     Args:
         folder: `pathlib.Path` of the checkpoints.

@@ -42,8 +42,8 @@ def losses_and_labels(model, examples):
 def release(accountant, noise_multiplier):
     """Returns the individual epsilons, and noisy statistics that can be published.
 
-    The statistics are computed from the epsilons and then released, which increases every epsilon.
-    This function therefore reads the epsilons before the release.
+    The release of the statistics also costs privacy, which increases every epsilon. The returned
+    epsilons do not include this increase: they are read before the release.
 
     Args:
         accountant: The `IndividualAccountant` of the run.

@@ -39,9 +39,9 @@ class Objects:
         names: Tuple of the names to show in errors and help.
         by_flags: Names of the arguments that the run sets from other flags. Users cannot set them
             here.
-        trial: Dict of arguments, or None. `problems` adds them to the user's arguments and builds
-            an object, to find errors early. If it is None, because building takes long, the
-            arguments are checked when the run builds the object.
+        trial: Dict of arguments, or None. To find errors early, `problems` builds an object with
+            these and the user's arguments. With None, `problems` builds no object, for example if
+            that takes long. Some errors are then found only when the run builds the object.
     """
 
     flag: str
@@ -384,7 +384,11 @@ AUGMENTATIONS = _Augmentations(
 
 
 def view_scale(text: str | None) -> float:
-    """Returns the factor by which training images must be larger than the model's input."""
+    """Returns the factor by which training images must be larger than the model's input.
+
+    Args:
+        text: String, the value of `--augment`.
+    """
     if not (text or "").startswith("ResizeCropFlip"):
         return 1.0
     return AUGMENTATIONS.make(_SEVERAL.split(text)[0], image_shape=(1, 1)).scale

@@ -11,7 +11,7 @@ updates.
 If epsilon and the noise are both missing, the program prints a table with two groups of rows: for
 limits of 55 to 80 right guesses of an attacker in 100, and for epsilons from 0.5 to 20. A row has
 the noise multiplier, the number of updates, a learning rate to test first, and the epsilon of a
-person with 2 or 4 examples (or with --rows_per_user). No row promises an accuracy.
+person with 2 or 4 examples, or with as many as --rows_per_user. No row promises an accuracy.
 
 --sampling and --neighbours replace Poisson sampling and the usual neighbouring data sets; the
 program refuses combinations that no accountant covers. If there is a single answer, the program
@@ -104,7 +104,8 @@ def main(argv, values=flags.FLAGS):
 def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
     """Prints the missing quantity of a plan, or a table of plans for several budgets.
 
-    A table is the answer if the budget is not set and does not follow from noise and length.
+    The function prints a table if epsilon and `right_guesses` are missing, and the noise or the
+    number of updates is missing, too.
 
     Args:
         received: Dict with `num_examples`, `noise_multiplier`, `batch_size`, `steps`, `epochs`,
@@ -113,14 +114,14 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
         accountant: "pld" or "rdp"; None chooses the tightest one for the sampling.
         weights: Int, the number of trained weights of the network, from which the learning rate
             follows. None means `defaults.WEIGHTS`.
-        rows_per_user: Int, the largest number of examples of one person. The answer then has the
-            epsilon of all these examples together. With None, the answer has the epsilon of
-            several numbers of examples, `GROUPS`.
+        rows_per_user: Int, the largest number k of examples of one person. The answer then also has
+            the epsilon that protects k examples together. With None, the answer has such an epsilon
+            for each k in `GROUPS`.
 
     Returns:
         Dict of JSON values: the answer; or, for a table, the lists `plans_by_right_guesses` and
-        `plans`, with a dict for each row. All values of a dict are None if no plan stays within the
-        epsilon of its row.
+        `plans`, with a dict for each row. If no plan can stay within the limit of a row, the
+        other values of this row are None.
 
     Raises:
         ValueError: If a value is out of range, if no value is left to compute, or if no plan stays
@@ -170,7 +171,7 @@ def plan(received, sampling, accountant=None, weights=None, rows_per_user=None):
 
 
 def answer(values, sampling, accountant, weights=None, people=GROUPS):
-    """Computes the quantity that was left out, like `tfdpx.PrivacyPlan`.
+    """Computes the missing quantity of a plan.
 
     Args:
         values: Dict like `received` of `plan`. Exactly one of these four is missing: the noise, the
@@ -179,7 +180,8 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
         sampling: `tfdpx.accounting.groups.Sampling`.
         accountant: "pld" or "rdp".
         weights: As for `plan`.
-        people: Tuple of ints, numbers of examples of one person for which to compute epsilon.
+        people: Tuple of ints. For each int k, the answer also has the epsilon that protects k
+            examples of one person together.
 
     Returns:
         Dict of JSON values. `solved` is the name of the computed quantity.
@@ -237,7 +239,7 @@ def answer(values, sampling, accountant, weights=None, people=GROUPS):
 
 
 def _bounds(run, delta, sampling):
-    """Returns `AttackBounds` on one example; None for batches of a fixed size."""
+    """Returns `AttackBounds` for attacks on one example; None for batches of a fixed size."""
     if sampling.name == "without_replacement":
         return None
     return attack.attack_bounds((sampling.run(*run),), delta, EXAMPLE)

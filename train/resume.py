@@ -34,7 +34,8 @@ _FLAGS = ("data_dir", "strategy", "tpu", "cpu_devices")
 def working_folder(path, is_chief):
     """Context manager that creates the folder of a run. In its block, Ctrl-C ends the program.
 
-    The message tells how to resume the run. If the block fails, new empty folders are removed.
+    After Ctrl-C, the program prints how to resume the run. If the block fails, new empty folders
+    are removed.
 
     Args:
         path: String, the path of the folder.
@@ -136,7 +137,7 @@ class SavingInterruption(keras.callbacks.Callback):
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Installs the handler of Ctrl-C, unless the process (a background job) ignores Ctrl-C."""
+        """After the first update, installs the handler of Ctrl-C. Background jobs ignore Ctrl-C."""
         del batch, logs
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not self._asked:
             signal.signal(signal.SIGINT, self._ask)

@@ -183,7 +183,7 @@ def _run_on_images(asked, preset, workdir, strategy):
 
 
 def describe(settings):
-    """Returns a dict of the size and the epsilon of a run on images. Reads no data.
+    """Returns a dict of settings, sizes and epsilon of a run on images, without reading data.
 
     Args:
         settings: A `settings.Settings`.

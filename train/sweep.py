@@ -25,7 +25,7 @@ The guarantee of a run covers only that run. It covers neither the choice of a r
 nor the release of several runs. With --private_tuning=M, epsilon covers the choice (Papernot and
 Steinke 2021): the program makes a random number of runs, M on average, each at a random point of
 the grid. All runs use the same images, noise, sampling and number of updates. The score of a run is
-the number of training images that it classifies correctly, with noise. One image changes this
+the number of training images that it classifies correctly, plus noise. One image changes this
 number by at most 1, so no image has to be held out. The best run stays in the folder `best/`, and
 the others are deleted. All runs together stay within --epsilon:
 
@@ -282,7 +282,10 @@ def _parse_values(flag, name, text):
 
 
 def grid_runs(grid, shared):
-    """Returns a `Run` for each point of a grid. Runs hold out images unless settings set a split.
+    """Returns a `Run` for each point of a grid.
+
+    A run is measured on held-out training images, unless `grid` or `shared` sets `eval_split`, or
+    sets `validation` to 0.
 
     Args:
         grid: Dict as from `parse`. It may also have values of "seed".
@@ -317,7 +320,7 @@ def execute(runs, workdir, shared, jobs=1, lock=None):
 
     Each run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`. If a run fails, or
     is killed for lack of memory, the others continue. An interrupted run resumes from its last
-    checkpoint. A failed run is returned, and the next call repeats it.
+    checkpoint. The next call repeats failed runs.
 
     Args:
         runs: List of `Run`.
@@ -509,8 +512,8 @@ def _tune(values, workdir):
         The report, a dict.
 
     Raises:
-        UserError: If a setting is not allowed, if points have different images or releases, or if
-            a run fails or makes other releases than planned.
+        UserError: If a setting is not allowed, if points differ in images, noise, sampling or
+            number of updates, or if a run fails or was not trained as planned.
     """
     for name in ("seeds", "jobs"):
         if values[name].present:
@@ -567,7 +570,7 @@ def _tune(values, workdir):
 
 
 def _check(points):
-    """Raises UserError unless all points have valid settings, and the same images and releases."""
+    """Raises UserError unless all points have valid settings, and the same images and plan."""
     for name, allowed in _NEEDED.items():
         for point in points:
             if getattr(point, name) not in allowed:

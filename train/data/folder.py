@@ -1,9 +1,9 @@
 """Reads folders of images, one folder for each class, and checks that the images can be read.
 
 These facts count as public: the size and the colours of the images, which are chosen from the
-files; the names of the classes; and the numbers of training and test images. A hash of the image's
-bytes decides whether an image is for training or for testing; with `user`, a hash of the person's
-name. So adding or removing an image moves no other image between training and test.
+files; the names of the classes; and the numbers of training and test images. A hash decides whether
+an image is for training or for testing. It is the hash of the image's bytes or, with `user`, of the
+person's name. So adding or removing an image moves no other image between training and test.
 """
 
 import collections
@@ -164,12 +164,12 @@ def read(path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=Fals
             images.
         skip_broken: Bool. If True, files that cannot be read are left out. If False, they are an
             error.
-        user: String, the way to find the person of an image, see `people_of`. "none" protects
-            single images. None protects single images, too, but raises an error if several images
-            seem to be of one person.
+        user: String, the way to find the person of an image, see `people_of`. With the string
+            "none", or with None, single images are protected instead of people. None also raises an
+            error if several images seem to be of one person.
 
     Returns:
-        `Source`. All images get the same shape, which is chosen from the files.
+        `tfds.Source`. All images get the same shape, which is chosen from the files.
 
     Raises:
         UserError: If the folder has fewer than two classes, broken images, or a class without
@@ -396,7 +396,7 @@ def _refuse(error):
 
 
 def _parts(path):
-    """Returns the folders of training images and of test images; None without test images."""
+    """Returns two paths: the folder of training images, and the folder of test images or None."""
     folders = {folder.name.lower(): folder for folder in _folders(path)}
     train = next((folders[name] for name in _TRAIN if name in folders), None)
     test = next((folders[name] for name in _TEST if name in folders), None)

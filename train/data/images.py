@@ -37,8 +37,8 @@ class ImageData:
         eval_split: `"test"`, or `"validation"` for held-out training images.
         class_names: Tuple with a name for each class.
         centre: Grey level that the model maps to 0, or a tuple with one for each channel.
-        deviation: Grey level above `centre` that the model maps to 1, minus `centre`; a number, or
-            a tuple with one for each channel.
+        deviation: Divisor of grey levels after the model has subtracted `centre`; a number, or a
+            tuple with one for each channel.
         notes: Tuple of sentences to print about the images, for example how their size was chosen.
         left_out: Number of images that were left out because they could not be read.
         train_users: Array with the person of each training example; None without people.
@@ -134,7 +134,8 @@ def load(
             the same one; for a folder, a size is chosen.
         center_crop: Int, the side in pixels of the square that is cut out of the middle of an
             image. Before that, the shorter side of the image is scaled to `image_size` or, if this
-            is None, to `center_crop`. None squeezes the whole image into the square.
+            is None, to `center_crop`. With None, nothing is cut off: the whole image is resized,
+            which may change its aspect ratio.
         train_scale: Float >= 1, the factor by which training images are larger than the model's
             input. Views of the right size are then cut from them.
         takes: `(height, width, channels)` of the images that a model takes. A value is None if any
@@ -258,7 +259,7 @@ def load_for(settings, data_dir, download, takes=None, in_memory=tfds.IN_MEMORY_
         settings: A `settings.Settings`.
         data_dir: See `load`.
         download: See `load`.
-        takes: See `load`. None if the model takes any images.
+        takes: See `load`. None if the model takes images of any shape.
         in_memory: See `load`.
     """
     # Without privacy, the people in the images are irrelevant.

@@ -156,7 +156,7 @@ def load(settings):
 
 
 def _usable(source, names, bounded, categorical):
-    """Checks that columns can be used. Returns two dicts by column: their kinds, and values.
+    """Returns a dict from each column to its kind, and a dict from each column to its values.
 
     Args:
         source: `pyarrow.Table`.
@@ -313,7 +313,7 @@ def _kind_of(name, column):
 
 
 def _values(column, kind):
-    """Converts a `pyarrow.ChunkedArray` to an array of `Rows`."""
+    """Converts a `pyarrow.ChunkedArray` to an array `[rows]`, as in `Rows.columns`."""
     if kind == CATEGORY:
         return np.array([text or MISSING for text in column.cast("string").to_pylist()])
     return column.cast("float64", safe=False).to_numpy(zero_copy_only=False)

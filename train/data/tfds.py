@@ -143,7 +143,6 @@ class Records:
     """Reads the examples of a split from storage.
 
     Attributes:
-        count: Int.
         count: Int, the number of examples.
         read: Function from a list of row numbers to a list of pairs: an image and its label. An
             image is the bytes of a file, or a uint8 array `[height, width, channels]`.
@@ -159,7 +158,7 @@ class Records:
     people: np.ndarray | None = None
 
     def labels(self):
-        """Returns the labels, an int64 array `[count]`. Reads the images in parts to find them."""
+        """Returns the labels, int64 `[count]`. If they are unknown, reads all images in parts."""
         if self.stored_labels is not None:
             return self.stored_labels
         parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
