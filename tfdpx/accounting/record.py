@@ -1,8 +1,8 @@
 """Defines the record of a run: its data, privacy loss, earlier trainings, and results.
 
 The record is saved as `record.json` in the folder of the run. The archive `model.keras` contains
-the same record, together with a digest of the weights, in an entry that Keras ignores. If Keras
-loads the archive and saves it again, the record is lost.
+the same record in an entry that Keras ignores. If Keras loads the archive and saves it again, the
+record is lost.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Record:
         results: Dict of JSON values, for example accuracies.
         date: String, the time of the run in ISO 8601.
         versions: Dict from names of packages to versions, both strings.
-        weights: String, a digest of the model's weights. None outside of a `.keras` file.
+        weights: String, a digest of the model's weights. None if no model was saved.
     """
 
     program: str
@@ -128,7 +128,7 @@ class Record:
     results: dict[str, Any] = dataclasses.field(default_factory=dict)
     date: str = dataclasses.field(default_factory=lambda: _now())
     versions: dict[str, str] = dataclasses.field(default_factory=lambda: _versions())
-    weights: str | None = dataclasses.field(default=None, compare=False)
+    weights: str | None = None
 
     @property
     def epsilon(self) -> float:
@@ -223,8 +223,8 @@ class Record:
 
     @property
     def fingerprint(self) -> str:
-        """String, a digest of the record, which is the same in `record.json` and `model.keras`."""
-        content = plain(dataclasses.asdict(dataclasses.replace(self, weights=None)))
+        """String, a digest of the record and, with the record, of the model's weights."""
+        content = plain(dataclasses.asdict(self))
         digits = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
         return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
@@ -303,17 +303,20 @@ class Record:
                 "the budget, so restore it from a copy."
             ) from error
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike) -> Record:
         """Writes the record to a JSON file or into a `.keras` archive, completely or not at all.
 
         Args:
             path: String or path-like: an existing archive that ends in ".keras", or the JSON file
                 to write or replace.
+
+        Returns:
+            The record that was written: into an archive, with the digest of the archive's weights.
         """
         path = pathlib.Path(path)
         if path.suffix != ".keras":
             files.write(path, self.to_json(), mode=0o644)
-            return
+            return self
         content = io.BytesIO()
         with zipfile.ZipFile(path) as old, zipfile.ZipFile(content, "w") as new:
             for entry in old.infolist():
@@ -322,6 +325,7 @@ class Record:
             record = dataclasses.replace(self, weights=_weights_digest(old))
             new.writestr(_ENTRY, record.to_json())
         files.write(path, content.getvalue(), mode=0o644)
+        return record
 
 
 def read(path: str | os.PathLike) -> Record | None:

@@ -7,7 +7,6 @@ runs no script.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import html
 import os
 import pathlib
@@ -38,7 +37,6 @@ def page(record: Record, pictures: dict[str, bytes]) -> bytes:
         record: `tfdpx.accounting.record.Record`.
         pictures: Dict from names of files to the bytes of PNG files, see `pictures_of`.
     """
-    record = dataclasses.replace(record, weights=None)  # Only the model file has this digest.
     names = (record.inputs or {}).get("class_names") or []
     classes = {"classes": names[:_MOST_CLASSES], "number of classes": len(names) or None}
     tables = {

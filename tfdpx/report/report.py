@@ -164,7 +164,7 @@ def write(
     if model is not None:
         with files.replacing(folder / MODEL, mode=0o644) as fresh:
             model.save(fresh)
-            record.save(fresh)
+            record = record.save(fresh)
     _write_record(record, folder)
     with _after_the_record(folder):
         _draw(record, folder, measured, [row for row in curve if "accuracy" in row], examples)
@@ -183,7 +183,7 @@ def rewrite(folder: pathlib.Path, *, results: Mapping[str, Any], **facts: Any) -
     old = records.read(folder / records.FILE)
     changed = {**facts, "results": {**old.results, **results}}
     record = words.worded(dataclasses.replace(old, **changed))
-    record.save(folder / MODEL)
+    record = record.save(folder / MODEL)
     _write_record(record, folder)
     write_page(folder)
     return record

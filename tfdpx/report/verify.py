@@ -104,7 +104,7 @@ def check(path: pathlib.Path) -> Verdict:
         verdict.unchecked.append("The other files of the run: only this one was given")
     if MODEL in files:
         verdict.unchecked.append(
-            f"How {MODEL} computes, its architecture: only its weights were compared"
+            f"The rest of {MODEL}, for example its architecture: only its weights were compared"
         )
     if verdict.record:
         verdict.problems += words.listed("problems", verdict.record)
@@ -167,7 +167,7 @@ def _answer(name, file, verdict):
         verdict.against = name
     if record.fingerprint != held.fingerprint:
         ours, theirs = dataclasses.asdict(held), dataclasses.asdict(record)
-        differing = [key for key in ours if ours[key] != theirs[key] and key != "weights"]
+        differing = [key for key in ours if ours[key] != theirs[key]]
         return (
             f"and {verdict.against} are of different runs, or one was edited: they differ in "
             f"{', '.join(differing)}"

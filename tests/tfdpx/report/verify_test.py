@@ -76,8 +76,8 @@ def make_anew(folder, **changed):
     """Renews all files of a run from a changed record, without pictures."""
     record = dataclasses.replace(records.read(folder / records.FILE), **changed)
     record = record if "versions" in changed else words.worded(record)
-    for name in ("model.keras", records.FILE):
-        record.save(folder / name)
+    record = record.save(folder / "model.keras")
+    record.save(folder / records.FILE)
     for name in page.pictures_of(folder):
         (folder / name).unlink()
     (folder / STATEMENT).write_text(words.statement(record))
@@ -132,6 +132,12 @@ def digest_taken_out(folder):
         archive.writestr("tfdpx_record.json", record.to_json())
 
 
+def digest_renewed(folder):
+    """Puts other weights in, and renews the digest in the record next to them."""
+    rewrite(folder / "model.keras", add_one)
+    records.read(folder / records.FILE).save(folder / "model.keras")
+
+
 def unfinished(folder):
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint" / "settings.json").write_text('{"format": "tfdpx.Settings/1"}')
@@ -142,6 +148,7 @@ def unfinished(folder):
 TAMPERED = {
     "weights": (lambda f: rewrite(f / "model.keras", add_one), "model.keras .*weights are not"),
     "weights without digest": (digest_taken_out, "model.keras .*weights are not those"),
+    "weights with their digest": (digest_renewed, "model.keras and record.json .* in weights"),
     "a byte of the layers": (flip_a_bit_of_the_layers, "Its entry config.json is not"),
     "noise in the record": (
         lambda f: edit(f / records.FILE, '"noise_multiplier": 0.82', '"noise_multiplier": 1.82'),
@@ -273,6 +280,10 @@ def test_known_limits_of_what_is_noticed(folder):
     assert status == 0 and last["epsilon"] < 0.1 and last["unit"] == "person"
     assert "for each person" in first and "a forger could make all files again" in first
     assert last["fingerprint"] != before["fingerprint"]
+    # Other weights under the same texts have another fingerprint, too.
+    digest_renewed(folder)
+    make_anew(folder)
+    assert ask(folder)[0] == 0 and ask(folder)[2]["fingerprint"] != last["fingerprint"]
     # A lone record with a renewed digest; weights of other kinds next to it are only named.
     alone = folder / "alone"
     alone.mkdir()
@@ -280,7 +291,8 @@ def test_known_limits_of_what_is_noticed(folder):
     edit_record(alone / records.FILE, lambda content: content.update(unit="scan"))
     (alone / "model.h5").write_bytes(b"weights")
     status, first, last, text = ask(alone)
-    assert status == 0 and "all their scans" in text
+    assert status == 0 and first.startswith("YES, of the texts: ask for the model.")
+    assert "all their scans" in text and "people. Compare this number" in text
     assert "Other files or folders: model.h5." in text and "there is no model.keras" in text
 
 
