@@ -170,8 +170,8 @@ def kept_back(runs: Sequence[Run], delta: float) -> float:
 def privacy_profile(runs: tuple[Run, ...]) -> tuple[float, Callable[[Any], Any]]:
     """Returns the privacy profile of runs: the least delta as a function of epsilon.
 
-    The profile is the larger of two deltas, for adding and for removing an example. It comes from
-    privacy loss distributions and, for full batches, from an exact formula.
+    The profile is the larger of two deltas, for adding and for removing an example. It is computed
+    from privacy loss distributions, or by an exact formula if all batches are full.
 
     Args:
         runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`. The noise

@@ -1,10 +1,10 @@
-"""Accounting for groups of rows, and for other ways of sampling than Poisson sampling.
+"""Accounting for groups of rows, and for batches that are not Poisson samples.
 
 `group_epsilon` returns the epsilon that protects a person with several rows of the data. `Sampling`
 covers other ways to draw batches and other neighbouring relations; it refuses combinations that no
-accountant covers. The noise multiplier is always relative to the clip. If neighbouring data sets
-differ by replacing an example, the sum changes by up to twice the clip. Relative to this change,
-the noise multiplier is only half as large.
+accountant covers. The noise multiplier is always the standard deviation of the noise divided by the
+clip. If neighbouring data sets differ by replacing an example, the sum changes by up to twice the
+clip. Epsilon is then computed with half of the noise multiplier.
 """
 
 from __future__ import annotations

@@ -90,10 +90,11 @@ class IndividualAccountant:
 
     Guarantee. Take two data sets that are equal, except that only one of them has the example i.
     The clip of i at a step depends on i, on the steps that drew i, and on earlier weights, which
-    are noisy. Other examples affect this clip only through the weights. (Even without i in the
-    data, one could draw steps for i at random. These draws use no data, so they cost nothing. Each
-    step is then a sampled Gaussian mechanism with the sensitivity that is counted.) By Feldman and
-    Zrnic 2021 (Theorem 3.1) the privacy losses of all steps add up:
+    are noisy. Other examples affect this clip only through the weights. (The clip may depend on the
+    steps that drew i. Without i in the data, such steps could be simulated: they are drawn at
+    random from their distribution for the same weights, which costs no privacy. Each step is then a
+    sampled Gaussian mechanism with the sensitivity that is counted.) By Feldman and Zrnic 2021
+    (Theorem 3.1) the privacy losses of all steps add up:
 
     - Before the training: if the sum of the RDP of i is at most R(a) in every possible run, then
       the training is (a, R(a))-RDP for adding or removing i. The plan's epsilon is such a

@@ -303,7 +303,7 @@ class Ledger:
 
     @property
     def selections(self) -> tuple[tuple[Entry, ...], ...]:
-        """Tuple with one item for each paid search: a tuple of the entries of one run."""
+        """Tuple of tuples of `Entry`: for each paid search, the entries of one of its runs."""
         searches: dict[tuple, list[Entry]] = {}
         for entry in self.entries:
             if entry.kind == SELECTION:

@@ -313,7 +313,7 @@ class PrivateClassifier(base.ClassifierMixin, _PrivateEstimator):
     def _targets(self, y):
         """Sets `classes_`. Returns class indices `[rows]`, the number of classes, and None.
 
-        None is in the place of the layer that scales the outputs of a regressor.
+        The third value is None because only a regressor has a layer that rescales its outputs.
         """
         multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y if self.classes is None else self.classes)
