@@ -348,7 +348,7 @@ def attach(ledger, variables):
 
 
 def are_initialized(variables):
-    """Returns whether all values come from initializers of Keras, after `import tfdpx`.
+    """Returns whether initializers of Keras filled all variables after `import tfdpx`.
 
     Args:
         variables: List of `keras.Variable`.
@@ -436,7 +436,7 @@ def _is_complete(marks):
 
 
 def _tell_others(account, marks):
-    """Tells the other accounts of some weights, given by their marks, that `account` spent more."""
+    """Tells all other accounts of the weights with these marks that `account` has spent more."""
     for other in set().union(*(mark.followers for mark in marks)) - {account}:
         # With a plan's `spent=`, this runs while a step is traced.
         step_context.eagerly(other.on_spent)

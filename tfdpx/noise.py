@@ -140,7 +140,7 @@ def normal(shape, seed, stddev=1.0):
 
 
 def _seeds(seed, count):
-    """Returns seeds for `count` chunks, int64 [count, 2, 2]: of the radii, and of the angles."""
+    """Returns two seeds for each chunk, for its radii and its angles, int64 [count, 2, 2]."""
     return tf.reshape(words([4 * count], fold_in(seed, _KEY), tf.int64), [count, 2, 2])
 
 

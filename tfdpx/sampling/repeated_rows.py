@@ -89,8 +89,8 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
 
     If the columns were independent, the probability of a row would be the product of the
     frequencies of its values. Columns depend on each other, so this function takes the square root
-    of the product, as if only every second value counted. Two kinds of values are left out: NaN,
-    and a value that equals the one before it (blank images, padded texts).
+    of the product, as if half of the columns were copies of the rest. Two kinds of values are left
+    out: NaN, and a value that equals the one before it (blank images, padded texts).
 
     Chance does not explain c equal rows if it accounts for less than a twentieth of all rows that
     occur at least c times.
@@ -121,7 +121,7 @@ def largest_repeat(arrays: Sequence[np.ndarray]) -> int:
 
 
 def _frequencies(table, row):
-    """Returns how frequent some values of a row are in their columns, floats in (0, 1].
+    """Returns, for some values of a row, which share of all rows has the value: floats in (0, 1].
 
     `table` is an array [rows, columns], and `row` is the index of the row.
     """

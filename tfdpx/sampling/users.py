@@ -105,7 +105,7 @@ class Users:
         return tf.reshape(tensor, [rows // self.per_user, self.per_user, *rest])
 
     def _chosen(self, rows, key):
-        """Returns the indices of k examples of each person, and whether each exists, two [n, k].
+        """Returns k examples of each person: their indices, int64 [n, k], and if they exist, bool.
 
         The examples are chosen without replacement by Floyd's algorithm.
         """

@@ -115,8 +115,8 @@ def steps_taken(optimizer, plan=None):
 
     Args:
         optimizer: A tfdpx optimizer.
-        plan: Optional `PrivacyPlan`. If there is one, only updates with the plan's noise and
-            sampling count.
+        plan: Optional `PrivacyPlan`. If there is one, only updates with its noise and its sampling
+            probability are counted.
     """
     return (
         optimizer.ledger.steps
@@ -189,7 +189,7 @@ class StopAtBudget(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs=None):
-        """Raises BudgetExceeded if the budget does not pay for the first `steps_per_execution`."""
+        """Raises BudgetExceeded if the first `steps_per_execution` updates exceed the budget."""
         self._is_spent = False
         first = model_internals.initial_epoch(self.model) or 0
         if first < self.params["epochs"]:  # A run that resumes after its last epoch makes no step.

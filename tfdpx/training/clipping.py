@@ -75,7 +75,7 @@ class ClipPolicy:
         self.l2_norm_clip = l2_norm_clip
 
     def init(self, optimizer: Any) -> None:
-        """Prepares the policy for an optimizer. It may add variables, which Keras then saves."""
+        """Prepares the policy for `optimizer`, and may add variables to it, which Keras saves."""
         self.gradient_noise_multiplier = optimizer.noise_multiplier
 
     def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
@@ -289,7 +289,7 @@ class AdaptiveClip(ClipPolicy):
         return mechanism.clip_factors(squared_norms, clips, batch_size)
 
     def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> NormStatistics:
-        """Returns the second sum of the guarantee, multiplied by z/sigma_b and divided by B."""
+        """Returns the second sum in the class's guarantee, times z/sigma_b and divided by B."""
         excess = tf.sqrt(squared_norms) / clips - 1.0
         indicators = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
         # A norm that is not finite counts as above the clip.
@@ -384,13 +384,16 @@ class IndividualClip(ClipPolicy):
         return tf.where(weights < 1, fractions, clips)
 
     def after_weights(self, squared_norms, weights):
-        """Returns the squares of min(norm, C) * weight for examples with a weight below 1."""
+        """Returns the squared norms, float32 [n], after clipping at C and weighting.
+
+        Norms of examples with a weight of 1 do not change.
+        """
         norms = tf.minimum(tf.sqrt(squared_norms), self.l2_norm_clip) * weights
         is_reduced = tf.math.is_finite(squared_norms) & (weights < 1)
         return tf.where(is_reduced, tf.square(norms), squared_norms)
 
     def clip(self, squared_norms, present, batch_size, clips):
-        """Returns the factors that clip each example at its fraction of C, `clips`, float32 [n]."""
+        """Returns the factors, float32 [n], that clip example i at the norm `clips[i] * C`."""
         return mechanism.clip_factors(squared_norms, self.l2_norm_clip, batch_size, clips)
 
     def over_clip(self, squared_norms):
@@ -488,7 +491,7 @@ class IndividualClip(ClipPolicy):
         return {"examples": np.array(self._examples or ""), **arrays}
 
     def restore(self, state):
-        """Restores a result of `state()`. Raises ValueError if examples or fractions are others."""
+        """Restores a result of `state()`, which must be of the same examples and fractions."""
         for name, state_variable in self._variables.items():
             if name not in state or state[name].shape != state_variable.shape:
                 raise ValueError(

@@ -76,7 +76,7 @@ class MicrobatchSize(typing.NamedTuple):
 
 
 def make_size(examples, varies):
-    """Returns the `MicrobatchSize` for a number of examples in a full microbatch."""
+    """Returns the `MicrobatchSize` for `examples` examples in a full microbatch."""
     return MicrobatchSize(examples, -(-examples // _PARTS_OF_PASS) if varies else examples)
 
 

@@ -25,8 +25,8 @@ class GradientNorms:
         make_engine: Function `make_engine(views, batch)` that returns the per-example engine.
             `views` is a `Views`, and `batch` an `(x, y, sample_weight)` with the shapes of later
             batches.
-        finish: Optional function `finish(squared_norms, y, y_pred)` that returns the numbers to
-            return for a batch, [n]. By default these are the norms.
+        finish: Optional function `finish(squared_norms, y, y_pred)` that computes the results for
+            a batch, [n], from the squared norms. By default, the results are the norms.
     """
 
     def __init__(self, model, examples, batch_size, make_engine, finish=None):

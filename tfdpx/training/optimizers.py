@@ -85,7 +85,7 @@ class OneKernelAdam(PrivateOptimizer):
     """A mixin that makes the update of `keras.optimizers.Adam` in one kernel."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes Adam's update; by Keras's code for `amsgrad` or for weights other than float32."""
+        """Makes Adam's update. For `amsgrad`, and for weights not in float32, Keras makes it."""
         if self.amsgrad or variable.dtype != tf.float32:
             super().update_step(gradient, variable, learning_rate)
             return

@@ -48,8 +48,8 @@ class ModelCache:
         key: Tuple that identifies the compiled model and the shapes.
         engine: The per-example engine.
         sizes: Dict from a `_Kind` of batch to its `MicrobatchSize`.
-        checked: Set of tuples, each a `_Kind` and settings of the trace. For these, microbatches
-            have already been compared with batches of one example.
+        checked: Set of tuples, each of a `_Kind` and settings of a trace. Traces with these
+            settings have passed the comparison of microbatches with batches of one example.
         eager: Dict from a `_Kind` of batch to its `Microbatch`, in eager mode.
     """
 
@@ -61,7 +61,7 @@ class ModelCache:
 
 
 def prepare(optimizer, model, views, batch):
-    """Returns the traced `Microbatch` of this step, after checking that the model is fit.
+    """Checks that a model can be trained privately, and returns the traced `Microbatch` of a step.
 
     Each trace of the step traces the microbatch and checks its graph. All other checks run once for
     a model and the shapes of its batches.

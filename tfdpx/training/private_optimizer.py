@@ -93,7 +93,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return fit.unplanned_step(self, model, rows, *weights)
 
     def compiled(self, model: keras.Model) -> None:
-        """Called after `model.compile`: includes the ledger of the model's weights from now on."""
+        """Called after `model.compile`: `ledger` then includes all spending on the weights."""
         self.account.follow(model)
         if self.session is None:
             reset_between_fits(self)

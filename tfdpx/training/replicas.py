@@ -28,7 +28,7 @@ def is_tpu(strategy):
 
 
 def hosts(strategy):
-    """Returns the number of hosts that feed their replicas, an int."""
+    """Returns the number of hosts of a `tf.distribute.Strategy`, an int."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         cluster = strategy.cluster_resolver.cluster_spec()
         return max(sum(cluster.num_tasks(job) for job in cluster.jobs), 1)
@@ -153,7 +153,7 @@ def interleave_batches(model, session, batches):
 
 
 def is_interleaved(model, session):
-    """Returns whether each replica takes every R-th row, as in `sampling.shards`, not a block."""
+    """Returns whether a replica takes every R-th row of a batch, rather than a block of rows."""
     is_drawn = session is not None and session.draws is not None
     return step_context.driver(model) == "tfdpx" or is_drawn
 

@@ -296,7 +296,7 @@ class Session:
             self._unsaved.append(write)
 
     def call_after_save(self):
-        """Calls the functions that waited for this save."""
+        """Called after a save: calls the functions that were passed to `after_save`."""
         self._saved, functions, self._unsaved = self.updates, self._unsaved, []
         for write in functions:
             write()
