@@ -268,8 +268,8 @@ class Record:
     def to_json(self) -> bytes:
         """Returns the record as the bytes of a JSON file.
 
-        For readers, the file also has values that are computed from the record. It contains a
-        digest that detects accidental changes.
+        For readers, the file also has values that are computed from the record. A digest in the
+        file detects accidental changes.
         """
         content = {"format": _FORMAT, **plain(dataclasses.asdict(self))}
         return files.sealed(content | {"derived": plain(self._derived())}, indent=1)

@@ -77,8 +77,8 @@ class Head(abc.ABC):
     """The base class of private linear classifiers on fixed features.
 
     A head is a composition of Gaussian mechanisms on the full data. Each subclass is a dataclass
-    that implements one algorithm. Its fields are the arguments of the algorithm, and `_checks` has
-    a function that checks the value of each argument. The subclass declares its releases
+    that implements one algorithm. Its fields are the arguments of the algorithm. `_checks` has, for
+    each argument, a function that checks the value. The subclass declares its releases
     (`_releases`, `_sizes`) and computes the weights from them (`_fit`).
 
     Args:

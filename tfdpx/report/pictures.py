@@ -173,7 +173,7 @@ def attack_curve(bounds, path):
 
 
 def individual_histogram(epsilons, worst, path):
-    """Draws a histogram of individual epsilons (Yu et al. 2022, Figure 1), for private use.
+    """Draws a histogram of individual epsilons (Yu et al. 2022, Figure 1). Do not publish it.
 
     Args:
         epsilons: Float array [n] of values up to `worst`.
@@ -191,7 +191,7 @@ def individual_histogram(epsilons, worst, path):
 
 
 def individual_groups(groups, path):
-    """Draws the mean epsilon of each group (Yu et al. 2022, Figure 6). The picture is private.
+    """Draws the mean epsilon of each group (Yu et al. 2022, Figure 6). Do not publish the picture.
 
     Args:
         groups: List of dicts with `name` and `mean_epsilon`, in the order to draw.
