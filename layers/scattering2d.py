@@ -446,9 +446,9 @@ def at_resolution(spectra, resolution, axes=(-2, -1)):
 def low_pass(size, scales, resolution):
     """Returns a matrix that computes the Gaussian averages of an image along one axis.
 
-    A product with the matrix computes averages, keeps every `2**(J - r)`-th of them, and drops the
-    first and the last, which belong to the padding. To average over an image, multiply along both
-    axes.
+    A product with the matrix gives the averages around every `2**(J - r)`-th pixel, except for the
+    first and the last of these pixels, which belong to the padding. To average over an image,
+    multiply along both axes.
 
     Args:
         size: Int, the padded height or width.

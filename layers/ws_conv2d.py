@@ -259,7 +259,7 @@ class WSConv2DRule(Conv2DRule):
 
     @property
     def post_sum_transforms(self):
-        """Returns a dict with a function that converts the clipped sum for u to the raw kernel."""
+        """Returns a dict from the kernel's id to a function that converts the clipped sum for u."""
 
         def to_raw(total, standardized):
             return standardized.to_raw(total * standardized.scale)

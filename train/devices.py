@@ -167,12 +167,12 @@ def chief_first(strategy, settings):
 def on_one_device(model):
     """Returns a copy of a Functional or Sequential model that belongs to no strategy.
 
-    The copy has no optimizer. (If Keras clones a compiled model, it may also compile the clone.
-    So this function clones an uncompiled model.)
+    The copy has the same weights. It is not compiled and has no optimizer.
 
     Args:
         model: `keras.Model`, built under any strategy.
     """
+    # Keras may also compile the clone of a compiled model.
     bare = keras.Model(model.inputs, model.outputs, name=model.name)
     copy = keras.models.clone_model(bare)
     lora.enable_as(bare, copy)

@@ -90,7 +90,7 @@ def print_attack_bounds(bounds, neighbours):
         neighbours: String, the kind of neighbouring data sets for which the bounds hold.
 
     Returns:
-        Dict with the bounds as `attack_bounds`, which is None if no bounds are known.
+        Dict with one entry, `attack_bounds`: a dict of the bounds, or None if none are known.
     """
     who = "person" if bounds and bounds.unit == USER else "example"
     values = bounds and bounds.to_dict()

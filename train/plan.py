@@ -8,10 +8,11 @@ Leave out one of --epsilon (or --right_guesses), --noise_multiplier, --batch_siz
 largest number of updates. If you leave out more, it assumes the usual batch size and number of
 updates.
 
-If epsilon and the noise are both missing, the program prints a table with two groups of rows: for
-limits of 55 to 80 right guesses of an attacker in 100, and for epsilons from 0.5 to 20. A row has
-the noise multiplier, the number of updates, a learning rate to test first, and the epsilon of a
-person with 2 or 4 examples, or with as many as --rows_per_user. No row promises an accuracy.
+If epsilon is missing, and the noise or the number of updates as well, the program prints a table.
+The table has two groups of rows: for limits of 55 to 80 right guesses of an attacker in 100, and
+for epsilons from 0.5 to 20. A row has the noise multiplier, the number of updates, a learning rate
+to test first, and the epsilon of a person with 2 or 4 examples, or with as many as --rows_per_user.
+No row promises an accuracy.
 
 --sampling and --neighbours replace Poisson sampling and the usual neighbouring data sets; the
 program refuses combinations that no accountant covers. If there is a single answer, the program
@@ -260,7 +261,14 @@ def _print_answer(record, sampling):
 
 
 def _epsilon(sampling, run, delta, accountant):
-    """Returns epsilon by "pld", "rdp" or "gdp" (exact); None if it cannot be computed."""
+    """Returns the epsilon of a run by one accountant. None if it cannot compute this epsilon.
+
+    Args:
+        sampling: `tfdpx.accounting.groups.Sampling`.
+        run: Tuple of the noise multiplier, the sampling probability and the number of updates.
+        delta: Float.
+        accountant: "pld", "rdp" or "gdp". The result of "gdp" is exact.
+    """
     try:
         if accountant == "gdp" and sampling.name != "without_replacement":
             return accountants.epsilon(*sampling.run(*run), delta, accountant)

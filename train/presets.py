@@ -19,7 +19,7 @@ EPSILON = 8.0
 
 # fmt: off
 def _table(names, rows):
-    """Returns a dict from each key of `rows` to a dict, from `names` to the values of the row."""
+    """Converts rows to dicts: `_table("a b", {"x": (1, 2)})` is `{"x": {"a": 1, "b": 2}}`."""
     return {key: dict(zip(names.split(), row, strict=True)) for key, row in rows.items()}
 
 

@@ -137,7 +137,7 @@ class SavingInterruption(keras.callbacks.Callback):
             raise KeyboardInterrupt(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch, logs=None):
-        """After the first update, installs the handler of Ctrl-C. Background jobs ignore Ctrl-C."""
+        """Installs the handler of Ctrl-C, except in background jobs, which ignore Ctrl-C."""
         del batch, logs
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not self._asked:
             signal.signal(signal.SIGINT, self._ask)

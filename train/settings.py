@@ -32,7 +32,12 @@ PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 
 
 class Check(NamedTuple):
-    """A condition on the value of a setting, and the words of an error that follow "must"."""
+    """A condition on the value of a setting.
+
+    Attributes:
+        holds: Function from a value to a bool, whether the condition holds.
+        text: String, the words after "must" in the error, for example "be at least 1".
+    """
 
     holds: Callable[[Any], bool]
     text: str

@@ -591,7 +591,11 @@ def _check(points):
 
 
 def _entries(settings, num_examples, mean):
-    """Returns the ledger entries of one run: an `Entry` for its updates, and one for its score."""
+    """Returns two `Entry`s of the ledger of one run: for its updates, and for its noisy score.
+
+    The noise is so large that a tuning with `mean` runs on average stays within the epsilon of
+    `settings`.
+    """
     plan = settings.privacy_plan(num_examples)
     once = dict(steps=1, epsilon=settings.epsilon, delta=settings.delta)
     entries = [

@@ -45,7 +45,7 @@ def of(name, num_examples=None):
 
 
 def called(name):
-    """Returns the name of a data set in records: the value of `--dataset` without the path."""
+    """Returns the name for a data set in a record: the value of `--dataset` without the path."""
     parsed = tfds.Name.parse(name)
     if parsed.path is None:
         return parsed.full
@@ -53,7 +53,7 @@ def called(name):
 
 
 def overlap(data, name):
-    """Returns whether a recorded data set may share examples with a value of `--dataset`.
+    """Returns whether a recorded data set may share examples with the data set `name`.
 
     For example, one folder may be inside the other. All versions and sizes of a public data set
     count as the same data.

@@ -66,7 +66,7 @@ class ImageData:
 
     @property
     def largest_grey(self):
-        """The largest grey level that the format allows; the largest in the images is private."""
+        """The largest grey level of the format, not of the images, as that would be private."""
         return 255 if isinstance(self.centre, tuple) else 2 * self.centre
 
     @property
