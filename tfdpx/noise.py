@@ -109,8 +109,8 @@ def normal(shape, seed, stddev=1.0):
     matter for privacy:
 
     - The tail is cut off. A radius is computed from 64 random bits and never exceeds
-      `LARGEST_RADIUS`, which is 9.49 `stddev`. A true pair of normals exceeds it with a probability
-      of 2**-65. `tfdpx.accounting.gaussian` bounds the delta that this adds.
+      `LARGEST_RADIUS`, which is 9.49 `stddev`. The radius of a true pair of normals is larger with
+      a probability of 2**-65. `tfdpx.accounting.gaussian` bounds the delta that this adds.
     - Radius and angle are rounded to float32, so the values are discrete, with steps of about 1e-7
       of the radius. Epsilon is computed for real numbers, so the guarantee does not hold against an
       adversary who reads the last bits of a float32 (Mironov 2012, "On Significance of the Least

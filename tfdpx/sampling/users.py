@@ -38,8 +38,9 @@ class Users:
         examples: `Examples` or `RandomAccess`.
         user_ids: Array [number of examples] of ints or strings, the person of each example.
         per_user: Int k, the largest number of examples of a person in an update.
-        class_weight: Optional `tfdpx.sampling.class_weights.ClassWeights`. They multiply the
-            weights of examples, because a person has a single gradient for examples of all classes.
+        class_weight: Optional `tfdpx.sampling.class_weights.ClassWeights`. They multiply the sample
+            weights, and not clipped gradients, because a person has a single gradient for examples
+            of all classes.
 
     Attributes:
         examples: The argument `examples`.

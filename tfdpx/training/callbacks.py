@@ -65,7 +65,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
         ValueError: By `fit`, if the optimizer or the batches do not belong to the plan, or if
             another plan of the same training has another delta.
-        BudgetExceeded: By `fit`, if the plan does not pay for the first execution of steps.
+        BudgetExceeded: By `fit`, if the first `steps_per_execution` updates exceed the budget.
     """
 
     def __init__(self, plan: PrivacyPlan, allow_approximate: bool = False) -> None:

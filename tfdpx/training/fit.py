@@ -10,7 +10,7 @@
 
 Epsilon is exact if the data are arrays, or an unchanged data set from `plan.batches`: each draw is
 then used once. With a plan, other data are refused unless the user accepts an epsilon that is not
-an upper bound. Such an epsilon is called approximate everywhere.
+an upper bound. All of tfdpx calls such an epsilon "approximate".
 """
 
 from __future__ import annotations

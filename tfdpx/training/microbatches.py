@@ -213,8 +213,8 @@ class Inputs(typing.NamedTuple):
         present: bool [n], whether a row holds an example; None if all do.
         key: int64 [2], the key for the random numbers that layers draw. Every microbatch has a
             different key.
-        weights: float32 [n] in [0, 1], factors for the clipped gradients. NaN marks an example as
-            one without a finite gradient.
+        weights: float32 [n] in [0, 1], the numbers that multiply the clipped gradients. If a weight
+            is NaN, the example counts as one without a finite gradient.
         clips: float32 [n], the result of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
         shared: List of the tensors of a `tfdpx.per_example.engine.Update`.
         row_weights: float32 [n * K], the weight of a row in its example's gradient; None means
@@ -235,7 +235,7 @@ class Outcome(typing.NamedTuple):
 
     Attributes:
         losses: float32 [n * K], the loss of each row.
-        tracked: List of float32 [n * K], as in `RowLosses`.
+        tracked: List of float32 [n * K], numbers for the model's metrics; see `RowLosses`.
         y_pred: The model's output, a nest of tensors [n * K, ...].
         squared_norms: float32 [n], the squared norm of each example's gradient.
         sums: List of float32 tensors, one for each trained variable: the sum of clipped gradients,
