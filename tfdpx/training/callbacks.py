@@ -43,7 +43,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     updates of this optimizer, of earlier optimizers, and those in the file that the weights came
     from.
 
-    Training stops before it would exceed the plan's number of steps. Steps add up over calls of
+    Training stops before it would exceed the number of steps of `plan`. Steps add up over calls of
     `fit`, restarts and new optimizers. If the weights had updates with other noise or another
     sampling probability than the plan's, a warning says so. Training then stops before the epsilon
     of all updates together exceeds the plan's. If no plan draws the data, up to

@@ -48,8 +48,8 @@ class ModelCache:
         key: Tuple that identifies the compiled model and the shapes.
         engine: The per-example engine.
         sizes: Dict from a `_Kind` of batch to its `MicrobatchSize`.
-        checked: Set of tuples, each of a `_Kind` and settings of a trace. Traces with these
-            settings have passed the comparison of microbatches with batches of one example.
+        checked: Set of tuples. Each identifies a `_Kind` of batch and a trace whose microbatches
+            have been compared with batches of one example.
         eager: Dict from a `_Kind` of batch to its `Microbatch`, in eager mode.
     """
 
