@@ -148,7 +148,8 @@ def save(features, head, ledger, num_examples, workdir, results, searched=None):
         num_examples: Int, the number of examples that `ledger` covers.
         workdir: `pathlib.Path`.
         results: Dict of further results for the record.
-        searched: Optional string, a phrase on how arguments were chosen on the same examples.
+        searched: Optional string, the trials on the same examples from which the head's arguments
+            were chosen, for example "30 trials".
     """
     settings, data = features.settings, features.data
     x, y = features.test

@@ -50,9 +50,9 @@ def release(accountant, noise_multiplier):
         noise_multiplier: Float, the noise multiplier of the statistics; None for no statistics.
 
     Returns:
-        Three values: the individual epsilons without the release, a private float64 array [n]; a
-        dict of statistics for the record; and the `Ledger` of the release. Without a noise
-        multiplier, the dict and the ledger are empty.
+        Three values: the individual epsilons of the training, a private float64 array [n]; a dict
+        of statistics for the record; and the `Ledger` of the release. Without a noise multiplier,
+        the dict and the ledger are empty.
     """
     epsilons = accountant.epsilon()
     if noise_multiplier is None:
@@ -72,7 +72,8 @@ def write(epsilons, worst, norms, model, data, workdir):
 
     Args:
         epsilons: float64 array [n], returned by `release`.
-        worst: Float, the epsilon of the training without the release, an upper bound on `epsilons`.
+        worst: Float, an upper bound on `epsilons`: the epsilon of the training, without the release
+            of statistics.
         norms: Float array [n], the last gradient norm of each example divided by the clip.
         model: The trained `keras.Model`.
         data: `images.ImageData`.

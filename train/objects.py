@@ -269,7 +269,7 @@ OPTIMIZERS = Objects(
 
 
 def _step(learning_rate, steps, decay_steps: tuple | int):
-    """Returns a schedule in which the learning rate falls to a tenth several times.
+    """Returns a schedule that divides the learning rate by ten at each of `decay_steps`.
 
     Args:
         learning_rate: Float, the first rate.

@@ -154,7 +154,8 @@ class SavingInterruption(keras.callbacks.Callback):
 def resumed(preset, flag_values):
     """Returns the settings of the unfinished run that --resume continues, or None.
 
-    Other flags, for example --data_dir, get the values of that run unless the user sets them.
+    The function also sets flags that are not settings, for example --data_dir, to the values of
+    that run, unless the user sets them.
 
     Args:
         preset: String, the value of --preset, or None.

@@ -4,7 +4,7 @@
   moves with the folder. If that file cannot be written, the folder is identified by a keyed hash of
   its path.
 - A table is identified by a keyed hash of its columns and rows. The hash stays the same if the
-  table is saved in another file, or in another order.
+  table is saved in another file, or if its rows and columns have another order.
 
 Both hashes use the same key, which is stored only in a file in the owner's home folder. With hashes
 that have no key, anyone could guess a path or rows, and confirm the guess by the hash.
