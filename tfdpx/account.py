@@ -289,7 +289,7 @@ def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.
     """Copies weights together with their account, so epsilon is still known for the copy.
 
     In contrast, `target.set_weights(source.get_weights())` copies only the values. The ledger of
-    `target` is then incomplete.
+    `target` is then incomplete. The account includes statistics that `private_adapt` released.
 
     Args:
         source: A built model or layer.
@@ -313,6 +313,13 @@ def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.
     for variable, other in zip(source.weights, target.weights, strict=True):
         other.assign(variable)
     pass_on(source.weights, target.weights)
+    layers = map(layer_internals.flatten_layers, (source, target))
+    for layer, copy in zip(*layers, strict=False):
+        if isinstance(copy, keras.layers.Normalization) and copy.built:
+            copy.finalize_state()  # It computes with copies of its weights.
+        ledger, both = ledger_of_statistics(layer), (layer, copy)
+        if ledger is not None and _are_equal(*map(layer_internals.adapted_statistics, both)):
+            declare_statistics(copy, ledger)
 
 
 def arrays_of(ledger, adapted=()):
@@ -411,9 +418,14 @@ def ledger_of_statistics(layer):
     if ledger is None:
         return None
     present = step_context.eagerly(layer_internals.adapted_statistics, layer)
-    same = values is not None and present is not None
-    same = same and all(np.array_equal(a, b) for a, b in zip(values, present, strict=True))
-    return ledger if same else None
+    return ledger if _are_equal(values, present) else None
+
+
+def _are_equal(statistics, others):
+    """Returns whether two results of `adapted_statistics` are equal, and neither is None."""
+    if statistics is None or others is None:
+        return False
+    return all(np.array_equal(a, b) for a, b in zip(statistics, others, strict=True))
 
 
 def _is_declared(layer):

@@ -211,6 +211,27 @@ def test_a_layer_in_the_model_counts_without_the_plan_and_the_plan_without_the_l
     assert model.optimizer.ledger.epsilon(1e-3) == pytest.approx(plan.epsilon, rel=1e-3)
 
 
+@pytest.mark.parametrize("is_public", [False, True])
+def test_a_clone_without_batch_norm_keeps_statistics_and_their_cost(is_public):
+    x = np.random.default_rng(0).normal(5, 3, size=(64, 2)).astype("float32")
+    layer = layers.Normalization()
+    if is_public:
+        layer.adapt(x)
+        tfdpx.checks.mark_public(layer)
+        spent = tfdpx.accounting.Ledger()
+    else:
+        spent = private_adapt(layer, x, noise_multiplier=30.0, lower=-9.0, upper=20.0)
+    model = keras.Sequential([layer, layers.BatchNormalization(), layers.Dense(3)])
+    model.build([None, 2])
+    clone = tfdpx.layers.replace_batch_norm(model)
+    np.testing.assert_allclose(clone.layers[0](x), layer(x), rtol=1e-6)
+    plan = tfdpx.PrivacyPlan(64, 16, steps=3, noise_multiplier=4.0, delta=1e-3, spent=spent)
+    clone.compile(tfdpx.DPSGD(0.1, plan=plan), "mse")
+    clone.fit(x, np.ones([64, 3]), verbose=0)
+    assert clone.optimizer.ledger.is_complete
+    assert clone.optimizer.ledger.steps == 3 + spent.steps
+
+
 def test_two_columns_of_the_same_categories_both_count():
     """The layers hold equal vocabularies, but each has a cost."""
     x = np.array([["yes", "no"], ["no", "yes"]] * 200)
