@@ -186,3 +186,12 @@ def test_the_right_guesses_of_a_run_are_told_with_the_limit_that_binds():
         "at most 2.02" in text
     )
     assert "they recognise at most" in text  # The rate at 1% false alarms is next to it.
+
+
+def test_the_number_of_examples_is_of_the_last_plan_if_earlier_updates_had_another():
+    first, last = Entry(1.5, 0.2, 20, run=1), Entry(1.5, 0.25, 4, run=2)
+    text = flat(Ledger((first, last)).statement(1e-5, num_examples=400))
+    assert "(N = 400 examples in the last plan)" in text
+    assert "Earlier updates were drawn by another plan, perhaps from other data." in text
+    alone = Ledger((last, Entry(1.5, 0.25, 4, run=3))).statement(1e-5, num_examples=400)
+    assert "(N = 400 examples)" in flat(alone) and "another plan" not in flat(alone)
