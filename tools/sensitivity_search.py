@@ -49,7 +49,7 @@ def main():
     ratios["updates"] = adversarial.largest_ratio_of_updates()
     ratios["updates on two replicas"] = adversarial.ratio_on_two_replicas()
     print(json.dumps({"largest_ratio": max(ratios.values()), "pairs_tried": tried, "by": ratios}))
-    sys.exit(max(ratios.values()) > BOUND)
+    sys.exit(int(max(ratios.values()) > BOUND))
 
 
 if __name__ == "__main__":
