@@ -76,7 +76,7 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
 
 
 def train_only(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
-    """Freezes all variables of a model except for some.
+    """Freezes all variables of a model except for `variables`.
 
     Args:
         model: A built `keras.Model`.

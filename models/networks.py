@@ -411,7 +411,7 @@ def LeNet(
     followed by tanh and 2x2 average pooling. Dense layers with 120, 84 and `num_classes` outputs
     follow. Like most later versions, it leaves out three parts of the original: the trainable
     subsampling, the sparse connections of channels, and the radial basis outputs. Tanh bounds the
-    activations, so the gradients of examples with large values are not much larger than others.
+    activations, so large values in an example do not lead to large gradients.
 
     Args:
         num_classes: Positive integer, the number of outputs.

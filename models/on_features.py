@@ -27,9 +27,9 @@ def LinearOnFeatures(
     Args:
         num_classes: Positive integer, the number of outputs.
         input_shape: `(height, width, channels)` of one image, all fixed.
-        extractors: List of `keras.Model`s that compute features `[batch, ...]` from images `[batch,
-            height, width, channels]`. All sizes of features except the batch size must be fixed.
-            The function freezes these models: it sets `trainable` to False.
+        extractors: List of `keras.Model`s. Each computes features `[batch, ...]` from images
+            `[batch, height, width, channels]`. All sizes of the features except the batch size must
+            be fixed. The function freezes these models: it sets `trainable` to False.
         name: String, the name of the model.
 
     Returns:
