@@ -271,7 +271,7 @@ class WSConv2DRule(Conv2DRule):
         return self.standardized.to_raw(gradients)
 
     def to_sum(self, total):
-        """Returns `total` unchanged. `post_sum_transforms` converts it to the raw kernel."""
+        """Returns the sum of gradients unchanged: `post_sum_transforms` converts it."""
         return total
 
     @property

@@ -86,7 +86,7 @@ def solve(
     accountant: str,
     epsilon_of: Callable[..., float] = accountants.epsilon,
 ) -> Any:
-    """Returns the value of one quantity for which epsilon is as large as the target allows.
+    """Computes one quantity so that epsilon is as close to its target as possible, but not above.
 
     Args:
         unknown: The quantity to compute: "noise_multiplier", "steps", "batch_size",

@@ -132,17 +132,17 @@ def release_statistics(
 
 
 def _quantiles(share_below, shares, bound, steps):
-    """Returns noisy quantiles.
+    """Returns noisy quantiles of private values.
 
     Args:
-        share_below: Function from m thresholds, a float array [m], to the noisy shares of values
-            below them, a float array [m].
-        shares: Float array [m] of values in (0, 1).
+        share_below: Function that takes thresholds, a float array [m], and returns the noisy share
+            of the private values below each threshold, a float array [m].
+        shares: Float array [m] of values in (0, 1), for example 0.5 for the median.
         bound: Float, the upper limit of the values.
         steps: Int, the number of calls of `share_below`.
 
     Returns:
-        Float array [m] of values in [0, bound], the quantiles of `shares`.
+        Float array [m] of values in [0, bound], a quantile for each of `shares`.
     """
     from sklearn import isotonic  # Imported here, because it would double the time of the import.
 

@@ -1,4 +1,4 @@
-"""Checks of a model without running it: overridden methods, precision, unfit layers."""
+"""Checks that do not run the model: its methods, its precision, and layers that keep statistics."""
 
 import keras
 

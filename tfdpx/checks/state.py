@@ -165,7 +165,7 @@ def _operations(graph, outer=None, path="", caller=None):
 
 
 def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
-    """Yields texts if computing the metrics changes state other than the metrics.
+    """Yields an error message for each kind of state, except metrics, that metrics change.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -173,7 +173,7 @@ def problems_of_metrics(model, data, y_pred, rows, may_be_absent):
             read.
         y_pred: The model's output, a nest of symbolic tensors [rows, ...].
         rows: Int, the number of rows, or None for any number.
-        may_be_absent: Bool, whether some rows may be absent.
+        may_be_absent: Bool, whether some rows may be padding.
     """
     inputs, predictions = Rows(data), Outputs(y_pred)
 

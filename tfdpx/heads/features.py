@@ -176,11 +176,11 @@ def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
 
 
 def first_positives(targets: np.ndarray, most: int) -> np.ndarray:
-    """Returns targets with only the first labels of each example; further labels become zero.
+    """Returns targets that keep the first labels of each example and are zero elsewhere.
 
-    If the targets are zeros and ones, the first `most` ones remain. Soft labels remain as long as
-    the sum of their squares is at most `most`. (If the labels of an example sum to one, all of them
-    remain.) Each row of the result has a norm of at most sqrt(most), which bounds the sensitivity.
+    A row of zeros and ones keeps its first `most` ones. A row of soft labels keeps the first labels
+    with squares that sum to at most `most`, so a row that sums to one keeps all of them. Each row
+    of the result has a norm of at most sqrt(most), which bounds the sensitivity.
 
     Args:
         targets: Array `[n, num_classes]` of values in [0, 1].

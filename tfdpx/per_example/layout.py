@@ -1,7 +1,8 @@
 """Runs a model on dummy rows to find out which calls of its layers can be captured.
 
-If a call is captured (see `capture`), the layer's rule forms the gradients of its variables. All
-other variables are left to the map (see `engine`), which forms whole gradients.
+If a call is captured (see `capture`), the layer's rule forms the gradients of its variables. The
+gradients of all other variables are formed one example at a time by `tf.vectorized_map` (see
+`engine`).
 
 The model runs on a batch of two rows and on a batch of three. A tensor has a batch axis if the
 length of its first axis is the number of rows in both runs. If the model is known to treat each row

@@ -190,7 +190,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._states = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if `save_freq` is an int n and n or more updates followed the last save."""
+        """Saves if `save_freq` is an int, and at least so many updates followed the last save."""
         if self.save_freq != "epoch" and self._session.updates - self._saved >= self.save_freq:
             self.save()
 

@@ -11,9 +11,10 @@ Class weights multiply gradients after clipping. All methods except `before_weig
 `after_weights` ignore class weights. To use another policy, pass it as `l2_norm_clip=`.
 
 Guarantee, which every policy must keep: after scaling by the factor of `clip`, an example's
-gradient has a norm of at most 1/B. The factor depends only on the example's norm and on numbers
-that are noisy or accounted for. The private step adds noise with `gradient_noise_multiplier` to the
-gradients and to `NormStatistics.noisy`. This noise must suffice for both together.
+gradient has a norm of at most 1/B, where B is the declared batch size. The factor depends only on
+the example's norm and on numbers that are noisy or accounted for. The private step adds noise with
+`gradient_noise_multiplier` to the gradients and to `NormStatistics.noisy`. This noise must suffice
+for both together.
 """
 
 import math

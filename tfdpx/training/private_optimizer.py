@@ -123,7 +123,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return self.state.key()
 
     def trains(self, model: keras.Model) -> None:
-        """Called when a step is traced: records that its updates count for the model's weights."""
+        """Records that this optimizer trains `model`: its ledger counts for the model's weights."""
         self.account.follow(model)
         if self.plan is not None and self.plan.spent.entries:
             account.attach(self.plan.spent, model.variables)

@@ -158,7 +158,7 @@ class Views:
         return self._rows_of_one(probe_batch(None, x, rows=1))
 
     def row_specs(self, x):
-        """Returns the `tf.TensorSpec`s [None, ...] of the rows of `x`; lengths may be unknown."""
+        """Returns the `tf.TensorSpec`s [None, ...] of the rows of `x`; other axes may be None."""
         if all(t.shape[1:].is_fully_defined() for t in tf.nest.flatten(x)):
             rows = self.example_rows(x)
         else:
