@@ -15,8 +15,8 @@ ELSEWHERE = {
     "get_epsilon": "Write `model.optimizer.ledger.epsilon(delta)`.",
     "virtual_step": "Write `microbatch_size`; one step is one update.",
     "random_state": "Write `seed`; noise of a known seed gives no privacy.",
-    "class_weight": "Leave it out: a noisy count finds rare labels. Choose by `predict_proba`.",
-    "sample_weight": "Leave it out: clipping would undo it. Or leave rows out.",
+    "class_weight": "Leave it out: estimators count labels with noise. Choose a threshold instead.",
+    "sample_weight": "Leave it out: clipping would undo it. To give a row no weight, remove it.",
 }
 
 
