@@ -91,7 +91,9 @@ $(INSTALLED): setup.py
 	  exit 1; \
 	fi; \
 	echo "Installing into $(VENV), once; it takes some minutes." >&2; \
-	"$$python" -m venv --clear $(VENV)
+	[ -z "$${SYSTEM_PYTHON:-}" ] && $(PYTHON) -m pip --version >/dev/null 2>&1 || \
+	  "$$python" -m venv --clear $(VENV)
+	@# An interrupted installation goes on, but for one with another SYSTEM_PYTHON.
 	@# The pip that Python 3.10 brings searched for half an hour without an answer.
 	@$(PYTHON) -m pip install --quiet --upgrade pip
 	@PYTHONWARNINGS=ignore $(PYTHON) -m pip install --quiet -e '.[test]'

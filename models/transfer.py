@@ -84,6 +84,7 @@ def backbone(
         ValueError: If there is no network with this name, the weights do not match the network, the
             model does not take images of this size, the range of pixels cannot be detected, or
             another argument is invalid.
+        OSError: If the weights cannot be downloaded.
 
     Example:
     >>> import keras, tfdpx
@@ -165,7 +166,16 @@ def _application(name, shape, weights):
     hint = " Write one by save_weights of a network that has include_top=False."
     require(is_valid, "weights", weights, must, hint)
     public = weights if weights == "imagenet" else None
-    network = constructors[name](include_top=False, weights=public, input_shape=shape)
+    try:
+        network = constructors[name](include_top=False, weights=public, input_shape=shape)
+    except Exception as error:
+        if "URL fetch failure" not in str(error):
+            raise
+        raise OSError(
+            f"Cannot download weights='imagenet' of model={name!r}: on a machine with internet, "
+            f'run `keras.applications.{name}(weights="imagenet").save("m.keras")`, copy the file, '
+            'and pass `model=keras.saving.load_model("m.keras")`.'
+        ) from error
     if public:
         account.mark_known(network.variables)
     elif weights is not None:

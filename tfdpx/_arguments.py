@@ -68,6 +68,12 @@ def shortened(value):
     return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
 
 
+def first_names(names, most=3):
+    """Returns the text of at most `most` names, which tells how many others there are."""
+    others = len(names) - most
+    return ", ".join(names[:most]) + (f", ... ({others} more)" if others > 0 else "")
+
+
 def is_integer(value, least):
     """Returns whether `value` is a Python or NumPy integer >= `least`, and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least

@@ -24,7 +24,7 @@ from tfdpx.suggestion import (
     batch_and_steps,
     suggest,
 )
-from tfdpx.train.errors import UserError
+from tfdpx.train.errors import UserError, with_flags
 from tfdpx.train.objects import AUTO, LINEAR_ON_FEATURES, OF_FILE, OPTIMIZERS
 
 # With more images, a network takes less time than full batches of features, and is more accurate.
@@ -92,7 +92,7 @@ def complete(settings, num_examples, replicas=1, sketch=None):
         if settings.warm_start and settings.trainable == "all":
             rate *= TRAINED_SHARE  # `suggest` does not know that the network will get a warm start.
         chosen["learning_rate"] = float(f"{rate:.2g}")
-        reason = f"{reason}. {suggestion.advice}"
+        reason = f"{reason}. {with_flags(suggestion.advice)}"
         if str(settings.init_from).endswith(".keras") and suggestion.outlook != GOOD:
             reason += (
                 " Fixed features have few weights: leave --init_from out, and give --features="

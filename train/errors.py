@@ -13,6 +13,14 @@ from absl import app, flags, logging
 from tfdpx._arguments import ELSEWHERE
 from tfdpx._files import DiskError
 
+# Patterns of the code in `Suggestion.advice`, and the flags that do the same.
+_FLAGS_OF_CODE = (
+    (r"`tfdpx\.make_private_model\([^`]*`, ", ""),
+    (r'`tfdpx\.layers\.trainable\(model, "(\w+)"\)`', r"--trainable=\1 with --init_from"),
+    (r"`tfdpx\.synthetic\.warm_start\(model\)`", "--warm_start"),
+    (r"`tfdpx\.models\.ScatterLinear\([^`]*`", "--model=scatter_linear"),
+)
+
 
 class UserError(Exception):
     """Raised for errors that the user can fix, for example a wrong flag or path, or missing data.
@@ -43,7 +51,7 @@ def in_one_line(program, argv=()):
     # `absl.app` sets the level INFO, and then TensorFlow Datasets prints each file that it opens.
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
-    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {with_flags(str(message))}\n"
     try:
         if len(argv) > 1:
             raise UserError(
@@ -84,6 +92,13 @@ def _parse_flags(argv):
             text = f"Flag --{name} must be {valid_values(name)}. Received: --{name}={value}."
             text += " Leave out commas and signs." * bool(re.search(r"\d[,%]", value))
     sys.exit(printable(f"tfdpx.train.{pathlib.Path(argv[0]).stem}: {' '.join(text.split())}"))
+
+
+def with_flags(advice):
+    """Returns the text of `Suggestion.advice` with the flags of `classify` instead of code."""
+    for code, flag in _FLAGS_OF_CODE:
+        advice = re.sub(code, flag, advice)
+    return advice
 
 
 def valid_values(name):

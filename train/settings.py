@@ -271,7 +271,8 @@ class Settings:
             or s.sampling != "poisson"), "user individual validation sampling",
             "Flag --user needs Poisson sampling, and no --individual or --validation."),
         (lambda s: s.kind == HEADS and s.has_people, "user head", "Heads protect single "
-            "images: leave out --head, or give --user=none if every person has one image."),
+            "images: leave out --head (with --init_from, give --trainable=last, which protects "
+            "people), or give --user=none if every person has one image."),
         (lambda s: s.classes and s.target_lower is not None, "classes target_lower",
             "Flag --classes is for labels, and --target_lower for numbers: leave one of them out."),
         (lambda s: s.kind == TABLES and not s.target, "dataset target",

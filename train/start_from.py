@@ -76,6 +76,12 @@ class Start:
             settings = dataclasses.replace(settings, model=OF_FILE)
             self.image_shape, note = _described(self._model, path, settings.pixels)
             self.notes = [note]
+        elif path and settings.model in (AUTO, OF_FILE, None):
+            raise UserError(
+                "A .weights.h5 file has weights and no architecture: build its network in Keras, "
+                "load_weights, and save it as a .keras file, or, without --head, name a network "
+                f"of tfdpx by --model. Received: --init_from={path} --model={settings.model}."
+            )
         elif (settings.pixels and not settings.features) or settings.batch_norm:
             raise UserError(
                 "Flags --pixels and --batch_norm belong to a network of --init_from that is taken "
@@ -149,11 +155,6 @@ class Start:
         if self._model is not None:
             model = self._as_it_is(shape, None, "last")
             return keras.Model(model.inputs, keras.layers.UnitNormalization()(model.output))
-        if self.files:
-            raise UserError(
-                "Flag --head needs a whole model, a .keras file. Received: "
-                f"--init_from={self.settings.init_from}."
-            )
         inputs, outputs = scattering_features(shape)
         body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(outputs))
         return _of_bytes(body, shape, _SCATTER, 1 / largest)
@@ -417,6 +418,13 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
             )
         file = file / MODEL
     if not (file.name.endswith(suffixes) and file.is_file()):
+        if path in dir(keras.applications) and not file.exists():
+            raise UserError(
+                f"Flag --{flag} must name a file. Received: --{flag}={path}, a network of Keras: "
+                f'on a machine with internet, run keras.applications.{path}(weights="imagenet")'
+                f'.save("m.keras"), copy the file, and give --{flag}=m.keras '
+                "--init_data=imagenet2012."
+            )
         reason = "a file of another kind" if file.exists() else "which does not exist"
         raise UserError(
             f"Flag --{flag} must name a run folder, or a file that ends in "

@@ -190,6 +190,13 @@ def test_weights_of_imagenet_are_asked_for_and_public(monkeypatch, tmp_path):
     model.compile(tfdpx.DPSGD(0.1, batch_size=2, noise_multiplier=1.0), "mse")
     assert model.optimizer.ledger.is_complete
 
+    def offline(**arguments):
+        raise Exception("URL fetch failure on https://storage.googleapis.com")
+
+    monkeypatch.setattr(keras.applications, "MobileNet", offline)
+    with pytest.raises(OSError, match=r"'imagenet' of model='MobileNet'.*\.save\(\"m.keras\"\)"):
+        backbone("MobileNet", 32)
+
 
 def test_private_gradients_are_those_of_batches_of_one():
     # With resizing and preprocessing, of images of another size.

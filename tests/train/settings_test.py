@@ -108,6 +108,14 @@ def test_other_choices():
         resolve(model="small_cnn", epsilon=1.0), 1437, sketch=lambda name: 3 * 10**6
     )
     assert sketched.learning_rate < values.learning_rate / 2 and "Hopeless" in text
+    network = tfdpx.models.SmallCNN(10, (8, 8, 1))
+    remedies = (
+        "--trainable=last with --init_from, --warm_start, --model=scatter_linear, more examples"
+    )
+    text = defaults.complete(
+        resolve(model="small_cnn", epsilon=0.1), 1437, sketch=lambda name: network
+    )[1]
+    assert remedies in text and "`" not in text
     # An individual clip lies below a constant.
     assert chosen(model="small_cnn", individual=True)[0].l2_norm_clip == 1.0
     # Replicas share a batch evenly.

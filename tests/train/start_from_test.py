@@ -93,6 +93,8 @@ def test_files_that_do_not_fit(trained, tmp_path):
         (junk, {}, "Cannot read --init_from"),
         (path, dict(batch_norm="freeze"), "Flags --pixels and --batch_norm belong"),
         (path, dict(pixels="0..1"), "Flags --pixels and --batch_norm belong to.*--model=small_cnn"),
+        (weights, dict(model="auto", pixels="0..1"), "no architecture.*--init_from=.*--model=auto"),
+        ("ResNet50", {}, r"ResNet50\(weights=.*--init_from=m.keras --init_data"),
         (path, dict(model="auto", precision="mixed_bfloat16"), "--precision=mixed_bfloat16"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -12,8 +12,10 @@ read a metric.
 import tensorflow as tf
 
 from tfdpx import mechanism
+from tfdpx._arguments import first_names
 from tfdpx._keras import layer_internals, metric_internals, tensorflow_internals
 from tfdpx.checks.errors import UnfitForPrivacy
+from tfdpx.per_example.random_layers import BATCH_NORM_REMEDY
 from tfdpx.per_example.rows import Outputs, Rows
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
@@ -55,7 +57,7 @@ _RAISING = (
 )
 
 
-# Texts of the problems of a graph. The fields are the graph's subject and a list of names.
+# Texts of the problems of a graph. The fields are the graph's subject and its first names.
 _PROBLEMS = {
     "python": (
         "{} runs Python inside the graph: {}. What that keeps or mixes cannot be checked. Write it "
@@ -68,9 +70,8 @@ _PROBLEMS = {
     ),
     "writes": (
         "{} changes state: {}. This state would hold data without noise. Do not assign to "
-        "variables, metrics, tables or queues in training, and replace layers that do "
-        "(BatchNormalization: `tfdpx.layers.replace_batch_norm(model)`; in the code of a class, "
-        "write `tfdpx.layers.GroupNorm(16)`)."
+        "variables, metrics, tables or queues in training. Replace layers that do "
+        f"{BATCH_NORM_REMEDY}"
     ),
     "raises": (
         "{} has operations that fail for some values: {}. Such a failure would reveal that an "
@@ -118,7 +119,7 @@ def problems_of_graph(graph, layer, subject, unread=(), metrics=None):
             names_by_problem["writes"] += names or [f"{name} ({kind})"]
     for problem, names in names_by_problem.items():
         if names:
-            yield _PROBLEMS[problem].format(subject, sorted(set(names)))
+            yield _PROBLEMS[problem].format(subject, first_names(sorted(set(names))))
 
 
 def _keeps_state(operation, resources):

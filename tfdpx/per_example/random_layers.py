@@ -16,11 +16,19 @@ import contextlib
 import keras
 import tensorflow as tf
 
+from tfdpx._arguments import first_names
 from tfdpx._keras import layer_internals
 from tfdpx._keras.tensorflow_internals import mark_states
 
 # Keras takes the two numbers of a state modulo this.
 _WORDS = 2**31 - 2
+
+# The remedy for layers that keep statistics of a batch, for the errors about them.
+BATCH_NORM_REMEDY = (
+    "(BatchNormalization: `tfdpx.layers.replace_batch_norm(model)`; in the code of a class, write "
+    "`tfdpx.layers.GroupNorm(16)`), or keep pre-trained statistics: set `trainable = False` on "
+    "each BatchNormalization layer (`training=False` in the call is not enough)."
+)
 
 
 class UnmappedState(ValueError):
@@ -151,8 +159,6 @@ def check_assigned(scope, allowed, name, layer=None):
         )
     names = sorted(paths[i] for i in unmapped_ids if i in paths)
     raise UnmappedState(
-        f"{name} changes state in training: {names}. This state would hold data without noise. "
-        "Replace layers that keep statistics of a batch (BatchNormalization: "
-        "`tfdpx.layers.replace_batch_norm(model)`; in the code of a class, write "
-        "`tfdpx.layers.GroupNorm(16)`)."
+        f"{name} changes state in training: {first_names(names)}. This state would hold data "
+        f"without noise. Replace layers that keep statistics of a batch {BATCH_NORM_REMEDY}"
     )

@@ -33,7 +33,14 @@ def refused(model, match):
 UNFIT = [
     (
         lambda: [layers.BatchNormalization(), layers.Dense(3)],
-        "batch_normalization.*replace_batch_norm",
+        "batch_normalization.*replace_batch_norm.*`training=False` in the call is not enough",
+    ),
+    (
+        lambda: [
+            keras.Sequential([layers.BatchNormalization(name=name) for name in "abc"]),
+            layers.Dense(3),
+        ],
+        r"training: \S*a/moving_mean, \S*a/moving_variance, \S*b/moving_mean, ... \(3 more\)",
     ),
     (lambda: [layers.Dense(3, activity_regularizer="l2")], "activity_regularizer"),
     (lambda: [AddsALoss(name="adds"), layers.Dense(3)], "add_loss.*adds"),

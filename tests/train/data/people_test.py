@@ -129,7 +129,7 @@ def test_a_run_stops_before_it_trains_if_several_images_seem_to_be_of_one_person
     assert not (tmp_path / "run").exists()
     assert settings.resolve(None, dict(dataset=dataset, user="none")).has_people is False
     head = dict(dataset=dataset, head="least_squares", epsilon=8.0, init_from=tmp_path)
-    with pytest.raises(UserError, match="Heads protect single images: leave out --head, or give"):
+    with pytest.raises(UserError, match="single images: leave out --head .*--trainable=last.*, or"):
         settings.resolve(None, {**head, "user": "parent_folder"})
     with pytest.raises(UserError, match="not with --head, .* If every .* add --user=none"):
         images.load_for(settings.resolve(None, head), None, False)
