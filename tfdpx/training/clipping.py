@@ -198,7 +198,7 @@ class AutomaticClip(ClipPolicy):
 class AdaptiveClip(ClipPolicy):
     """A clip that follows a quantile of the norms: `DPSGD(l2_norm_clip=tfdpx.AdaptiveClip())`.
 
-    After each update the clip C becomes `C exp(-learning_rate (b - quantile))` (Andrew et al. 2019,
+    After each update the clip C becomes `C exp(-learning_rate (b - quantile))` (Andrew et al. 2021,
     arXiv:1905.03871), where b is the noisy share of the examples with a norm of at most C. The clip
     is a variable of the optimizer: Keras's files, `Checkpoint` and copies keep it, and the logs
     show it as `l2_norm_clip`. The optimizer's learning rate needs no change, because the update is
