@@ -252,7 +252,9 @@ def test_folds_add_up(data, capsys):
     report = folds_are_counted(data)
     text = capsys.readouterr().out
     assert text.startswith("4 private fits at epsilon=1; a row is in 3 of them. Together: epsilon=")
-    assert epsilons(text)[-1] == pytest.approx(report["ledger"].epsilon(1e-5), rel=0.01)
+    # With fits of other tests on these rows, a second line follows.
+    first = text.splitlines()[0]
+    assert epsilons(first)[-1] == pytest.approx(report["ledger"].epsilon(1e-5), rel=0.01)
     assert np.mean(report["test_score"]) > 0.55 and report["ledger"].num_examples == 300
 
 

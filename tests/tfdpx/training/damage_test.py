@@ -131,6 +131,7 @@ def test_it_holds_nothing_but_the_state_of_the_run(whole):
         assert np.array_equal(norms["levels"], np.round(norms["levels"]))  # Rounded up, not raw.
     record = files.opened(members["record.json"], "tfdpx.Checkpoint/3")
     facts = {"plan", "number of examples", "optimizer", "individual accounting"}
+    facts.add("number of the optimizer's variables, which model, momentum and schedule decide")
     assert set(record) == facts | {"format", "epoch", "updates", "run", "digests"}
 
 

@@ -151,7 +151,7 @@ def test_folders_and_options_that_do_not_fit(tmp_path):
         ("folder:{}/file", {}, f"There is no folder {tmp_path}/file"),
         ("folder:{}/set/cat", {}, "at least two classes, as PATH/CLASS/NAME.*with classes: none"),
         ("folder:{}/one", {}, "classes: cat Not used, in no folder of a class: 1 .1.png"),
-        ("{}/set", {}, r"folder:PATH \(for a folder of images\)"),
+        ("{}/set", {}, "needs the kind of data before a path: write --dataset=folder:/"),
         ("digits", dict(test_fraction=0.3), "belong to --dataset=folder:PATH"),
         ("folder:{}/set", dict(image_size=12, takes=(12, 16, 3)), "images of 12x16.*_size=12"),
         (
