@@ -418,7 +418,7 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
             )
         file = file / MODEL
     if not (file.name.endswith(suffixes) and file.is_file()):
-        if path in dir(keras.applications) and not file.exists():
+        if path[:1].isupper() and hasattr(keras.applications, path) and not file.exists():
             raise UserError(
                 f"Flag --{flag} must name a file. Received: --{flag}={path}, a network of Keras: "
                 f'on a machine with internet, run keras.applications.{path}(weights="imagenet")'
