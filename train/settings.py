@@ -343,7 +343,7 @@ class Settings:
 
     @property
     def ranges(self):
-        """The values of `bounds` as a dict: from a column, or "*", to a pair of floats."""
+        """Dict of `bounds`: its keys are columns or "*", and its values are pairs of floats."""
         ranges = {}
         for text in self.bounds or ():
             try:
