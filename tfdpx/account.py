@@ -423,9 +423,9 @@ def ledger_of_statistics(layer):
 
 def _are_equal(statistics, others):
     """Returns whether two results of `adapted_statistics` are equal, and neither is None."""
-    if statistics is None or others is None:
+    if statistics is None or others is None or len(statistics) != len(others):
         return False
-    return all(np.array_equal(a, b) for a, b in zip(statistics, others, strict=True))
+    return all(map(np.array_equal, statistics, others))
 
 
 def _is_declared(layer):

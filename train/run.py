@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import account
+from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.report import measure, report
 from tfdpx.sklearn import PrivateClassifier, PrivateRegressor
@@ -143,6 +144,8 @@ def _run_on_images(asked, preset, workdir, strategy):
 
     # Report: write the record of the privacy loss and the results, and the files made from it.
     ledger = before + ledger_at_rates(optimizer, plan)
+    if (workdir / records.FILE).exists():  # This run ended before, while it wrote its page.
+        ledger += records.read(workdir / records.FILE).ledger
     epsilons, released, of_statistics = None, {}, Ledger()
     if settings.individual:
         epsilons, released, of_statistics = individual.release(

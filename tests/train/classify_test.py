@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import keras
@@ -106,6 +107,7 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
         f"{sys.orig_argv[0]} -m tfdpx.train.classify --workdir='{workdir}' --resume"
     )
     assert (workdir / "checkpoint").stat().st_mode & 0o077 == 0
+    shutil.copytree(workdir / "checkpoint", tmp_path / "old")
     assert "--resume" in refusal(classify, workdir=workdir, **NETWORK)
     for arguments, message in [
         (dict(l2_norm_clip=0.5, **NETWORK), "l2_norm_clip"),
@@ -134,6 +136,11 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
     for a, b in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(a, b)
     assert recorded(workdir)["epsilon"] == recorded(finished.workdir)["epsilon"]
+    # An old checkpoint in the folder of a finished run makes updates again, and all count.
+    shutil.copytree(tmp_path / "old", workdir / "checkpoint")
+    with flagsaver.flagsaver(workdir=str(workdir), resume=True):
+        classify.main(["classify"])
+    assert recorded(workdir)["epsilon"] > recorded(finished.workdir)["epsilon"]
 
 
 OUT_OF_RANGE = [
